@@ -1,0 +1,167 @@
+"""Streams of input tensors out of whatever users keep their data in."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.rng import generator
+
+Batches = Tensor | Iterable[Any]
+"""A tensor of examples, or an iterable of batches: x, (x, y, ...), or anything that a picker takes apart."""
+
+Picker = str | int | Callable[[Any], Tensor] | None
+"""How the inputs are found in a batch: a key, a position, a function, or None for x and (x, y)."""
+
+
+def pick_inputs(batch: Any, picker: Picker = None) -> Tensor:
+    """The input tensor of one batch.
+
+    >>> pick_inputs((torch.zeros(2, 3), torch.ones(2))).shape
+    torch.Size([2, 3])
+    >>> pick_inputs({"image": torch.zeros(2, 3), "label": torch.ones(2)}, "image").shape
+    torch.Size([2, 3])
+    """
+    if callable(picker):
+        inputs = picker(batch)
+    elif picker is not None:
+        try:
+            inputs = batch[picker]
+        except (KeyError, IndexError, TypeError) as error:
+            raise BatchbayesError(
+                expected=f"a batch with inputs at {picker!r}",
+                got=_describe(batch),
+                fix="name what is there in inputs=",
+            ) from error
+    elif isinstance(batch, list | tuple) and batch:
+        inputs = batch[0]
+    else:
+        inputs = batch
+    if not isinstance(inputs, Tensor) or inputs.ndim == 0:
+        raise BatchbayesError(
+            expected="a batch that is a tensor (N, ...), or a tuple that starts with one",
+            got=_describe(batch),
+            fix='say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x',
+        )
+    return inputs
+
+
+def _describe(batch: object) -> str:
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} with keys {sorted(map(str, batch))}"
+    if isinstance(batch, Tensor):
+        return f"a tensor of shape {tuple(batch.shape)}"
+    return f"a {type(batch).__name__}"
+
+
+def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Tensor]:
+    """One pass over the inputs, each batch checked; a tensor of examples is a single batch."""
+    if isinstance(batches, Tensor):
+        batches = [batches]
+    try:
+        iterator = iter(batches)
+    except TypeError as error:
+        raise BatchbayesError(
+            expected="a tensor or an iterable of batches",
+            got=f"a {type(batches).__name__}",
+            fix="pass a DataLoader, a list of batches or a tensor",
+        ) from error
+    return (require_finite(pick_inputs(batch, picker), "the inputs") for batch in iterator)
+
+
+def require_finite(values: Tensor, what: str) -> Tensor:
+    """Pass finite values through; NaN or infinity would spread silently into every statistic."""
+    if values.is_floating_point() and not torch.isfinite(values).all():
+        bad = int((~torch.isfinite(values)).sum())
+        raise BatchbayesError(
+            expected=f"finite numbers in {what}",
+            got=f"{bad} of {values.numel()} that are NaN or infinite",
+            fix="drop or fill those rows; if the inputs are clean, look for NaN in the network's weights",
+        )
+    return values
+
+
+def mini_batches(
+    batches: Batches, batch_size: int | None, *, picker: Picker = None, seed: int = 0
+) -> tuple[int, Iterator[Tensor]]:
+    """The batch size M, and a stream of training mini-batches of exactly M examples.
+
+    A tensor gives batches drawn without replacement, each from a fresh shuffle. Batches of other sizes are cut and
+    joined, and what is left at the end of a pass is dropped, as in training. A list or a generator is read once; a
+    DataLoader is read again and again, so its stream ends only if the reader stops.
+    """
+    if isinstance(batches, Tensor):
+        if batch_size is None:
+            raise BatchbayesError(
+                expected="batch_size= beside a tensor of training inputs",
+                got="none",
+                fix="pass the batch size that the network was trained with, or a DataLoader",
+            )
+        examples = require_finite(batches, "the training inputs")
+        _require_size(len(examples), batch_size)
+        return batch_size, _shuffled(examples, batch_size, seed)
+
+    first_pass = input_stream(batches, picker)
+    first = next(first_pass, None)
+    if first is None:
+        raise BatchbayesError(
+            expected="at least one training batch",
+            got="an empty iterable",
+            fix="check the loader or the generator",
+        )
+    size = batch_size or getattr(batches, "batch_size", None) or len(first)
+    passes: Iterator[Iterator[Tensor]] = iter([chain([first], first_pass)])
+    if not isinstance(batches, Sequence) and iter(batches) is not batches:
+        passes = chain(passes, _endlessly(lambda: input_stream(batches, picker)))
+    return size, _regrouped(passes, size)
+
+
+def _endlessly(make: Callable[[], Iterator[Tensor]]) -> Iterator[Iterator[Tensor]]:
+    while True:
+        yield make()
+
+
+def _require_size(available: int, batch_size: int) -> None:
+    if batch_size < 2:
+        raise BatchbayesError(
+            expected="batches of two or more examples",
+            got=f"a batch size of {batch_size}",
+            fix="a batch of one has no batch statistics: raise batch_size, or use a loader with larger batches",
+        )
+    if available < batch_size:
+        raise BatchbayesError(
+            expected=f"at least {batch_size} training examples, one batch",
+            got=str(available),
+            fix="pass more training data, or lower batch_size",
+        )
+
+
+def _shuffled(examples: Tensor, batch_size: int, seed: int) -> Iterator[Tensor]:
+    shuffle = generator(seed, "mini-batches")
+    while True:
+        yield examples[torch.randperm(len(examples), generator=shuffle)[:batch_size].to(examples.device)]
+
+
+def _regrouped(passes: Iterator[Iterator[Tensor]], batch_size: int) -> Iterator[Tensor]:
+    _require_size(batch_size, batch_size)
+    for one_pass in passes:
+        held: list[Tensor] = []
+        seen = 0
+        for inputs in one_pass:
+            seen += len(inputs)
+            held.append(inputs)
+            while sum(map(len, held)) >= batch_size:
+                joined = held[0] if len(held) == 1 else torch.cat(held)
+                held = [joined[batch_size:]]
+                yield joined[:batch_size]
+        _require_size(seen, batch_size)
+
+
+def chunks(data: Batches, chunk_size: int | None, picker: Picker = None) -> Iterator[Tensor]:
+    """Cut a tensor or each batch of an iterable into pieces that bound the memory of a forward pass."""
+    for inputs in input_stream(data, picker):
+        per_example = max(1, inputs[0].numel()) if len(inputs) else 1
+        yield from inputs.split(chunk_size or max(1, min(256, 2**22 // per_example)))

@@ -1,0 +1,117 @@
+"""Likelihoods: what a network's output says about the target. A likelihood knows nothing of the method.
+
+A likelihood is called on outputs with a leading axis of draws, (S, N, ...), and gives p(y | f) of each. It also
+starts the running summary that turns draws into a predictive one block at a time.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, distributions
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.predictive import (
+    CategoricalPredictive,
+    GaussianPredictive,
+    RunningCategorical,
+    RunningGaussian,
+    RunningSummary,
+)
+
+P_co = TypeVar("P_co", covariant=True)
+
+
+class Likelihood(Protocol[P_co]):
+    """p(y | f), and how draws of f are summed up."""
+
+    def __call__(self, outputs: Tensor) -> distributions.Distribution: ...
+
+    def summary(self) -> RunningSummary[P_co]: ...
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Classes: the outputs are logits along `class_axis` of (N, K, ...), as in torch's cross-entropy."""
+
+    class_axis: int = 1
+
+    def __call__(self, outputs: Tensor) -> distributions.Categorical:
+        return distributions.Categorical(logits=self.logits(outputs), validate_args=False)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Move the classes last: (S, N, K, ...) -> (S, N, ..., K)."""
+        axis = self.class_axis + 1 if self.class_axis >= 0 else self.class_axis
+        if outputs.ndim < 3 or not -outputs.ndim < axis < outputs.ndim:
+            raise BatchbayesError(
+                expected=f"a network output (N, K, ...) with classes along axis {self.class_axis}",
+                got=f"an output of shape {tuple(outputs.shape[1:])}",
+                fix="use bb.gaussian() for regression, or name the axis as in bb.categorical(class_axis=-1)",
+            )
+        return outputs.movedim(axis, -1)  # (S, N, ..., K)
+
+    def summary(self) -> RunningSummary[CategoricalPredictive]:
+        return RunningCategorical(self.logits)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Real targets with noise of one precision tau: y ~ N(f, 1/tau), in the units of the outputs."""
+
+    precision: float
+
+    def __call__(self, outputs: Tensor) -> distributions.Normal:
+        scale = torch.as_tensor(self.precision**-0.5, dtype=outputs.dtype, device=outputs.device)
+        return distributions.Normal(outputs, scale, validate_args=False)
+
+    def summary(self) -> RunningSummary[GaussianPredictive]:
+        return RunningGaussian(self)
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian:
+    """Real targets with noise that the network predicts: it returns means, then as many log variances.
+
+    Both stand along `axis` of (N, 2 D, ...): the first half are means, the second half log variances.
+    """
+
+    axis: int = 1
+
+    def __call__(self, outputs: Tensor) -> distributions.Normal:
+        axis = self.axis + 1 if self.axis >= 0 else self.axis
+        if outputs.ndim < 3 or not -outputs.ndim < axis < outputs.ndim or outputs.shape[axis] % 2:
+            raise BatchbayesError(
+                expected="an even number of outputs, means and then log variances",
+                got=f"an output of shape {tuple(outputs.shape[1:])}",
+                fix="use bb.gaussian(precision=...) if the network predicts means alone",
+            )
+        mean, log_variance = outputs.chunk(2, dim=axis)  # (S, N, D, ...) each
+        return distributions.Normal(mean, (0.5 * log_variance).exp(), validate_args=False)
+
+    def summary(self) -> RunningSummary[GaussianPredictive]:
+        return RunningGaussian(self)
+
+
+def categorical(class_axis: int = 1) -> Categorical:
+    """Classification, and segmentation: logits (N, K, ...) -> probabilities (N, ..., K)."""
+    return Categorical(class_axis)
+
+
+def gaussian(precision: float) -> Gaussian:
+    """Regression with observation noise of variance 1 / precision.
+
+    >>> gaussian(precision=4.0)(torch.zeros(1, 2, 1)).stddev[0, 0]
+    tensor([0.5000])
+    """
+    if not (precision > 0 and precision < float("inf")):
+        raise BatchbayesError(
+            expected="a positive, finite precision tau",
+            got=str(precision),
+            fix="pass tau = 1 / noise variance",
+        )
+    return Gaussian(float(precision))
+
+
+def heteroscedastic_gaussian(axis: int = 1) -> HeteroscedasticGaussian:
+    """Regression by a network that returns means and log variances, stacked along `axis`."""
+    return HeteroscedasticGaussian(axis)

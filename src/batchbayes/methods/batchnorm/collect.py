@@ -1,0 +1,95 @@
+"""Collecting statistics: what a training-mode forward pass would normalise by, without its side effects."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from batchbayes.batches import require_finite
+from batchbayes.errors import BatchbayesError
+from batchbayes.functional import Network, evaluation_mode, inputs_seen, statistics_in_place
+from batchbayes.methods.batchnorm.sites import Site
+from batchbayes.methods.batchnorm.statistics import batch_statistics, pack
+
+
+def collect_omegas(
+    network: Network, sites: Sequence[Site], batches: Iterable[Tensor], *, dropout: bool = False
+) -> Iterator[Tensor]:
+    """Omega of each mini-batch, (D,): layer l sees inputs normalised by this batch's own statistics."""
+    layers = {site.name: site.layer for site in sites}
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def see(name: str, inputs: Tensor) -> None:
+        seen[name] = batch_statistics(inputs)
+
+    for batch in batches:
+        seen.clear()
+        with (
+            torch.no_grad(),
+            evaluation_mode(network.module, dropout=dropout),
+            statistics_in_place(layers.values(), [(None, None)] * len(layers)),
+            inputs_seen(layers, see),
+        ):
+            network.module(batch.to(network.device()))
+        missing = [site.name for site in sites if site.name not in seen]
+        if missing:
+            raise BatchbayesError(
+                expected="the same batch-norm layers to run for every batch",
+                got=f"a batch for which these did not: {', '.join(missing)}",
+                fix="leave these layers out with sites=",
+            )
+        omega = pack(sites, [seen[site.name] for site in sites])
+        yield require_finite(omega, "the batch statistics")
+
+
+class _ReachedError(Exception):
+    """The layer that a pass was for has seen its input: the rest of the network need not run."""
+
+
+def population_omega(network: Network, sites: Sequence[Site], passes: Iterable[Iterable[Tensor]]) -> Tensor:
+    """Omega of the whole training set taken as one batch, (D,), in bounded memory.
+
+    Layer l depends on the population statistics of all layers before it, so there is one pass over the data for each
+    site, which stops at that site.
+    """
+    layers, device = [site.layer for site in sites], network.device()
+    known: list[tuple[Tensor, Tensor]] = []
+    for site, batches in zip(sites, passes, strict=True):
+        pooled = PooledMoments()
+
+        def see(_: str, inputs: Tensor, pooled: PooledMoments = pooled) -> None:
+            pooled.add(inputs)
+            raise _ReachedError
+
+        for batch in batches:
+            with (
+                torch.no_grad(),
+                evaluation_mode(network.module),
+                statistics_in_place(layers[: len(known)], known),
+                inputs_seen({site.name: site.layer}, see),
+                suppress(_ReachedError),
+            ):
+                network.module(batch.to(device))
+        known.append(pooled.statistics())
+    return require_finite(pack(sites, known), "the population statistics")
+
+
+class PooledMoments:
+    """Mean and biased variance of each channel over many batches, merged in float64 (Chan's update)."""
+
+    def __init__(self) -> None:
+        self._count, self._like = 0, torch.zeros(())
+        self._mean = self._deviation = torch.zeros((), dtype=torch.float64)
+
+    def add(self, inputs: Tensor) -> None:
+        """Take in one batch (N, C, ...)."""
+        mean, variance = batch_statistics(inputs.cpu().double())
+        count = inputs.numel() // inputs.shape[1]
+        total, shift = self._count + count, mean - self._mean
+        self._deviation = self._deviation + variance * count + shift.square() * (self._count * count / total)
+        self._mean, self._count, self._like = self._mean + shift * (count / total), total, inputs[:0]
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """(mean, biased variance), in the dtype and on the device of the inputs."""
+        return self._mean.to(self._like), (self._deviation / self._count).to(self._like)

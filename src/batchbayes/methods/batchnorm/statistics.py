@@ -1,0 +1,69 @@
+r"""Omega: the one vector that all batch-norm noise lives in.
+
+For each site in turn it holds the means of the C channels, then their log standard deviations. The standard
+deviation is what the layer divides by, $\sqrt{\mathrm{var} + \epsilon}$ with the biased variance: so a channel that
+never fires has a finite logarithm, and the layer's output is exactly linear in exp(-log std).
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.batchnorm.sites import Site
+
+
+def batch_statistics(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel of (N, C, ...), as the layer computes them in training.
+
+    >>> batch_statistics(torch.tensor([[0.0], [2.0]]))
+    (tensor([1.]), tensor([1.]))
+    """
+    values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
+    variance, mean = torch.var_mean(values, [d for d in range(inputs.ndim) if d != 1], correction=0)
+    return mean, variance
+
+
+def pack(sites: Sequence[Site], statistics: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """(mean, variance) of each site -> omega (D,), on the CPU."""
+    parts = []
+    for site, (mean, variance) in zip(sites, statistics, strict=True):
+        parts += [mean.cpu(), 0.5 * (variance.cpu() + site.epsilon).log()]
+    return torch.cat(parts)
+
+
+def unpack(sites: Sequence[Site], omega: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Omega (D,) -> (mean, variance) of each site. A variance may be as low as -epsilon: the layer adds it back."""
+    statistics, start = [], 0
+    for site in sites:
+        mean, log_std = omega[start : start + 2 * site.channels].view(2, site.channels)
+        statistics.append((mean, (2 * log_std).exp() - site.epsilon))
+        start += 2 * site.channels
+    return statistics
+
+
+def size(sites: Sequence[Site]) -> int:
+    """D, the length of omega: two numbers a channel."""
+    return 2 * sum(site.channels for site in sites)
+
+
+def is_mean(sites: Sequence[Site]) -> Tensor:
+    """Mask (D,): which numbers of omega are means (the others are log standard deviations)."""
+    parts = [torch.arange(2).repeat_interleave(site.channels) == 0 for site in sites]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+
+
+def running_omega(sites: Sequence[Site]) -> Tensor:
+    """Omega of the network's own running statistics."""
+    statistics = []
+    for site in sites:
+        mean, variance = site.layer.running_mean, site.layer.running_var
+        if mean is None or variance is None:
+            raise BatchbayesError(
+                expected='running statistics for center="running"',
+                got=f"none (track_running_stats=False) in {site.name}",
+                fix='use center="batches"',
+            )
+        statistics.append((mean.detach(), variance.detach()))
+    return pack(sites, statistics)

@@ -1,0 +1,257 @@
+"""Predictives: what S drawn functions say together about N examples, and the running sums that build them.
+
+The sums are kept in float64 and do not grow with S. Axes: S (draws), N (examples), the rest, classes last.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor, distributions
+
+from batchbayes.errors import BatchbayesError
+
+P_co = TypeVar("P_co", covariant=True)
+
+
+class RunningSummary(Protocol[P_co]):
+    """Takes blocks of draws (s, n, ...) for one chunk of examples, and gives their predictive."""
+
+    needs_draws: bool
+
+    def add(self, outputs: Tensor) -> None: ...
+
+    def finish(self, draws: Tensor | None) -> P_co: ...
+
+
+@dataclass(frozen=True, eq=False)
+class CategoricalPredictive:
+    """Class probabilities averaged over draws, and how the uncertainty splits.
+
+    Total `entropy` = `expected_entropy` (aleatoric: the drawn functions agree that it is ambiguous)
+    + `mutual_information` (epistemic: they disagree).
+    """
+
+    log_probs: Tensor
+    """log of the mean probability, (N, ..., K)."""
+    expected_entropy: Tensor
+    """Mean over draws of the entropy, (N, ...), in nats."""
+    epistemic_variance: Tensor
+    """Variance over draws of each probability, (N, ..., K)."""
+    num_samples: int
+    _draws: Tensor | None = None
+
+    @property
+    def probs(self) -> Tensor:
+        """Mean probability over draws, (N, ..., K)."""
+        return self.log_probs.exp()
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the mean probability, (N, ...), in nats."""
+        return -(self.probs * self.log_probs.clamp_min(-1e30)).sum(-1)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Between the label and the drawn function, (N, ...), in nats; zero where all draws agree."""
+        return (self.entropy - self.expected_entropy).clamp_min(0)
+
+    @property
+    def draws(self) -> Tensor:
+        """Network outputs of every draw, (S, N, ...), if they were kept."""
+        return _kept(self._draws)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """log p(y | x) of integer labels (N, ...), averaged over draws inside the log; one number a label."""
+        classes = self.log_probs.shape[-1]
+        if targets.shape != self.log_probs.shape[:-1] or targets.is_floating_point():
+            raise BatchbayesError(
+                expected=f"integer labels of shape {tuple(self.log_probs.shape[:-1])}",
+                got=f"{targets.dtype} of shape {tuple(targets.shape)}",
+                fix="pass class numbers, not one-hot rows or probabilities",
+            )
+        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+            raise BatchbayesError(
+                expected=f"labels from 0 to {classes - 1}",
+                got=f"labels from {int(targets.min())} to {int(targets.max())}",
+                fix="renumber the labels, or leave out what should be ignored",
+            )
+        return self.log_probs.gather(-1, targets.long().cpu().unsqueeze(-1)).squeeze(-1)
+
+    @classmethod
+    def concatenate(cls, pieces: Sequence[Self]) -> Self:
+        """Join predictives of consecutive examples."""
+        return cls(
+            torch.cat([p.log_probs for p in pieces]),
+            torch.cat([p.expected_entropy for p in pieces]),
+            torch.cat([p.epistemic_variance for p in pieces]),
+            pieces[0].num_samples,
+            _joined([p._draws for p in pieces]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianPredictive:
+    """A mixture over draws of Gaussians: one component N(f_s, noise) for each drawn function."""
+
+    mean: Tensor
+    """Mean over draws, in the shape of the network's (mean) output, (N, ...)."""
+    epistemic_variance: Tensor
+    """Variance over draws of the drawn means (divided by S), (N, ...)."""
+    noise_variance: Tensor
+    """Mean over draws of the observation noise: 1/tau, or what the network predicts, (N, ...)."""
+    num_samples: int
+    likelihood: Callable[[Tensor], distributions.Normal]
+    _draws: Tensor | None = None
+
+    @property
+    def variance(self) -> Tensor:
+        """Total variance: epistemic + observation noise, (N, ...)."""
+        return self.epistemic_variance + self.noise_variance
+
+    @property
+    def std(self) -> Tensor:
+        """Square root of the total variance, (N, ...)."""
+        return self.variance.sqrt()
+
+    @property
+    def draws(self) -> Tensor:
+        """Network outputs of every draw, (S, N, ...), if they were kept."""
+        return _kept(self._draws)
+
+    def components(self) -> distributions.Normal:
+        """The S components of the mixture, as a float64 distribution over (S, N, ...)."""
+        return self.likelihood(self.draws.double())
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        r"""Density of the mixture, $\log \frac1S \sum_s N(y; f_s, \sigma_s^2)$, in the shape of the targets."""
+        shaped = self._shaped_like_mean(targets).to(torch.float64)
+        total = self.components().log_prob(shaped).logsumexp(0) - math.log(self.num_samples)
+        return total.reshape(targets.shape).to(self.mean.dtype)
+
+    def cdf(self, values: Tensor) -> Tensor:
+        """P(y <= values) under the mixture, in the shape of the values."""
+        shaped = self._shaped_like_mean(values).to(torch.float64)
+        return self.components().cdf(shaped).mean(0).reshape(values.shape).to(self.mean.dtype)
+
+    def quantile(self, probability: float) -> Tensor:
+        """The exact quantile of the mixture, (N, ...), by bisection between the components' quantiles."""
+        if not 0 < probability < 1:
+            raise BatchbayesError(
+                expected="a probability between 0 and 1, both excluded", got=str(probability), fix="try 0.975"
+            )
+        mixture = self.components()
+        each = mixture.icdf(torch.tensor(probability, dtype=torch.float64))  # (S, N, ...)
+        low, high = each.amin(0), each.amax(0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = mixture.cdf(middle).mean(0) < probability
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return ((low + high) / 2).to(self.mean.dtype)
+
+    def _shaped_like_mean(self, values: Tensor) -> Tensor:
+        """Targets (N,) for outputs (N, 1) are meant column-wise; any other mismatch would broadcast silently."""
+        shape = self.mean.shape
+        if values.shape == shape:
+            return values.cpu()
+        if values.shape == shape[:-1] and shape[-1] == 1:
+            return values.cpu().unsqueeze(-1)
+        raise BatchbayesError(
+            expected=f"targets of shape {tuple(shape)}",
+            got=f"shape {tuple(values.shape)}",
+            fix="reshape the targets like the network's output",
+        )
+
+    @classmethod
+    def concatenate(cls, pieces: Sequence[Self]) -> Self:
+        """Join predictives of consecutive examples."""
+        return cls(
+            torch.cat([p.mean for p in pieces]),
+            torch.cat([p.epistemic_variance for p in pieces]),
+            torch.cat([p.noise_variance for p in pieces]),
+            pieces[0].num_samples,
+            pieces[0].likelihood,
+            _joined([p._draws for p in pieces]),
+        )
+
+
+Predictive = CategoricalPredictive | GaussianPredictive
+
+
+def _joined(pieces: list[Tensor | None]) -> Tensor | None:
+    """Draws of all examples, (S, N, ...), unless those of some were not kept."""
+    kept = [draws for draws in pieces if draws is not None]
+    return torch.cat(kept, dim=1) if len(kept) == len(pieces) else None
+
+
+def _kept(draws: Tensor | None) -> Tensor:
+    if draws is None:
+        raise BatchbayesError(
+            expected="a predictive that kept its draws",
+            got="one that kept running sums only",
+            fix="call predict(..., keep_draws=True), with fewer examples at a time if memory is short",
+        )
+    return draws
+
+
+class RunningCategorical:
+    """Sums of p, p^2 and entropy over draws; the mean probability is right down to exp(-745)."""
+
+    needs_draws = False
+
+    def __init__(self, logits: Callable[[Tensor], Tensor]) -> None:
+        self._logits, self._count, self._dtype = logits, 0, torch.float32
+        self._probs = self._squares = self._entropy = torch.zeros((), dtype=torch.float64)
+
+    def add(self, outputs: Tensor) -> None:
+        log_probs = self._logits(outputs).double().log_softmax(-1)  # (s, n, ..., K)
+        probs = log_probs.exp()
+        self._dtype, self._count = outputs.dtype, self._count + len(outputs)
+        self._probs = self._probs + probs.sum(0)
+        self._squares = self._squares + probs.square().sum(0)
+        self._entropy = self._entropy - (probs * log_probs).sum((0, -1))
+
+    def finish(self, draws: Tensor | None) -> CategoricalPredictive:
+        mean = self._probs / self._count
+        variance = (self._squares / self._count - mean.square()).clamp_min(0)
+        return CategoricalPredictive(
+            mean.log().to(self._dtype),
+            (self._entropy / self._count).to(self._dtype),
+            variance.to(self._dtype),
+            self._count,
+            draws,
+        )
+
+
+class RunningGaussian:
+    """Mean and sum of squared deviations over draws, merged block by block (Chan's update), and mean noise."""
+
+    needs_draws = True  # for the density and the quantiles of the mixture
+
+    def __init__(self, likelihood: Callable[[Tensor], distributions.Normal]) -> None:
+        self._likelihood, self._count, self._dtype = likelihood, 0, torch.float32
+        self._mean = self._deviation = self._noise = torch.zeros((), dtype=torch.float64)
+
+    def add(self, outputs: Tensor) -> None:
+        components = self._likelihood(outputs.double())
+        block, count = components.mean, len(outputs)  # (s, n, ...)
+        center = block.mean(0)
+        total = self._count + count
+        shift = center - self._mean
+        self._deviation = self._deviation + (block - center).square().sum(0)
+        self._deviation = self._deviation + shift.square() * (self._count * count / total)
+        self._mean = self._mean + shift * (count / total)
+        self._noise = self._noise + components.variance.expand_as(block).sum(0)
+        self._dtype, self._count = outputs.dtype, total
+
+    def finish(self, draws: Tensor | None) -> GaussianPredictive:
+        return GaussianPredictive(
+            self._mean.to(self._dtype),
+            (self._deviation / self._count).to(self._dtype),
+            (self._noise / self._count).to(self._dtype),
+            self._count,
+            self._likelihood,
+            draws,
+        )

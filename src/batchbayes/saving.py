@@ -1,0 +1,113 @@
+"""Posteriors on disk: safetensors with a JSON header. Never pickle.
+
+The header says what the file is (format version, method, sites, batch size) and fingerprints the batch-norm layout of
+the network it belongs to; a file is refused by any other network, with what differs.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.files import atomic_path
+from batchbayes.functional import Network, as_network
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
+from batchbayes.methods.batchnorm.sites import Site, all_sites, layout
+from batchbayes.methods.batchnorm.statistics import size
+from batchbayes.posterior import Posterior
+
+FORMAT = 1
+
+
+def save(posterior: Posterior, path: str | os.PathLike[str]) -> None:
+    """Write a posterior to a file, whole or not at all. The network's weights are not in it.
+
+    >>> import tempfile, torch, batchbayes as bb
+    >>> network = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4))
+    >>> posterior = bb.mcbn(network, torch.randn(64, 2), batch_size=8, num_samples=4)
+    >>> path = Path(tempfile.mkdtemp()) / "posterior.safetensors"
+    >>> save(posterior, path)
+    >>> load(path, network)
+    BatchNormPosterior(mcbn on Sequential: 1 sites, 8 statistics, 4 rows, batch size 8, centred on batches)
+    """
+    header, tensors = posterior.state()
+    document = json.dumps({"format": FORMAT, **header})
+    with atomic_path(path) as partial:
+        save_file(
+            {k: t.detach().cpu().clone().contiguous() for k, t in tensors.items()},
+            partial,
+            {"batchbayes": document},
+        )
+
+
+def load(path: str | os.PathLike[str], model: nn.Module) -> BatchNormPosterior | QueryInBatchPosterior:
+    """Read a posterior, and attach it to the network that it was fitted to."""
+    header, tensors = _read(Path(path))
+    network = as_network(model, header.get("output"))
+    sites = _matching_sites(header, network.module)
+    try:
+        return _posterior(header, tensors, network, sites)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, BatchbayesError):
+            raise
+        raise _damaged(path, f"a header that does not fit its tensors ({error})") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise BatchbayesError(expected="a posterior file", got=f"nothing at {path}", fix="check the path")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["batchbayes"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise _damaged(path, f"a file that is something else, or damaged ({error})") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        found = header.get("format") if isinstance(header, dict) else header
+        raise BatchbayesError(
+            expected=f"posterior format {FORMAT}",
+            got=f"format {found!r}",
+            fix="update batchbayes, or fit again",
+        )
+    return header, tensors
+
+
+def _damaged(path: str | os.PathLike[str], got: str) -> BatchbayesError:
+    return BatchbayesError(expected=f"a posterior written by save() at {path}", got=got, fix="fit and save it again")
+
+
+def _matching_sites(header: dict[str, Any], module: nn.Module) -> tuple[Site, ...]:
+    saved, own = [tuple(row) for row in header["layout"]], [tuple(row) for row in layout(module)]
+    if saved != own:
+        missing, extra = [row for row in saved if row not in own], [row for row in own if row not in saved]
+        parts = [f"{len(own)} batch-norm layers where the file has {len(saved)}"] if len(own) != len(saved) else []
+        parts += [f"no layer {n} with {c} channels and epsilon {e:g}" for n, c, e in missing[:3]]
+        parts += [f"an unknown layer {n} with {c} channels and epsilon {e:g}" for n, c, e in extra[:3]]
+        raise BatchbayesError(
+            expected="the network that the posterior was fitted to",
+            got=f"{type(module).__name__}: {'; '.join(parts) or 'the same layers in another order'}",
+            fix="build the same network, load its weights, and pass that",
+        )
+    by_name = {site.name: site for site in all_sites(module)}
+    return tuple(by_name[name] for name in header["sites"])
+
+
+def _posterior(
+    header: dict[str, Any], tensors: dict[str, Tensor], network: Network, sites: tuple[Site, ...]
+) -> BatchNormPosterior | QueryInBatchPosterior:
+    if header["kind"] == "batchnorm":
+        center, deviations = tensors["center"], tensors["deviations"]
+        if center.shape != (size(sites),) or deviations.shape[1:] != center.shape:
+            raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
+        return BatchNormPosterior(
+            network, sites, center, deviations, header["batch_size"], header["method"], header["centered_on"]
+        )
+    if header["kind"] == "batchnorm-query":
+        return QueryInBatchPosterior(network, sites, tensors["companions"], header["method"])
+    raise ValueError(f"unknown kind {header['kind']!r}")
