@@ -1,0 +1,89 @@
+"""MCBN on two public CIFAR-10 networks: accuracy, NLL, ECE and detection of SVHN, at two batch sizes and two centres.
+
+    python benchmarks/cifar_mcbn.py DATA_FOLDER > docs/results/cifar-mcbn.md
+
+The statistics come from training images with the random crop and flip that these networks were trained with.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.data.cifar10 import crop_and_flip, load_cifar10, standardise
+from batchbayes.data.folder import data_file
+from batchbayes.data.svhn import load_svhn
+from batchbayes.metrics import (
+    accuracy,
+    area_under_roc,
+    count_by_score,
+    equal_width_reliability,
+    expected_calibration_error,
+)
+from batchbayes.models.cifar_resnet import CifarResNet
+from batchbayes.rng import generator
+
+
+def pretrained(depth: int, folder: str) -> nn.Module:
+    """One of the public networks."""
+    from safetensors.torch import load_file
+
+    network = CifarResNet(depth)
+    network.load_state_dict(load_file(data_file(f"weights/resnet{depth}_cifar10_akamaster.safetensors", folder)))
+    return network.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def augmented_batches(images: torch.Tensor, batch_size: int, seed: int):
+    """An endless stream of training mini-batches with the training-time transforms."""
+    random = generator(seed, "augmentation")
+    while True:
+        rows = torch.randperm(len(images), generator=random)[:batch_size]
+        yield standardise(crop_and_flip(images[rows], random))
+
+
+def row(name: str, posterior: bb.Posterior, test, labels, unseen, draws: int) -> str:
+    """One line of the table."""
+    known = bb.predict(posterior, test, bb.categorical(), num_samples=draws)
+    other = bb.predict(posterior, unseen, bb.categorical(), num_samples=draws)
+    is_other = torch.arange(len(test) + len(unseen)) >= len(test)
+
+    def auroc(score: str) -> float:
+        both = torch.cat([getattr(known, score), getattr(other, score)])
+        return area_under_roc(count_by_score(both, is_other))
+
+    confidence, answer = known.probs.max(-1)
+    ece = expected_calibration_error(equal_width_reliability(confidence.clamp_max(1), answer == labels))
+    nll = -known.log_prob(labels).mean()
+    information = "" if draws == 1 else f"{auroc('mutual_information'):.4f}"
+    return (
+        f"| {name} | {accuracy(known.probs, labels):.4f} | {nll:.4f} | {ece:.4f} | {auroc('entropy'):.4f} "
+        f"| {information} | {known.mutual_information.mean():.4f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--draws", type=int, default=32)
+    arguments = parser.parse_args()
+    train, _ = load_cifar10("train", arguments.folder)
+    test, labels = load_cifar10("test", arguments.folder, arguments.images)
+    test, unseen = standardise(test), standardise(load_svhn(arguments.folder, arguments.images))
+    print(f"{arguments.images} CIFAR-10 test images, {len(unseen)} SVHN images, {arguments.draws} draws\n")
+    print("| network, method | accuracy | NLL | ECE | AUROC entropy | AUROC MI | mean MI |")
+    print("|---|---|---|---|---|---|---|")
+    for depth in (20, 32):
+        network = pretrained(depth, arguments.folder)
+        print(row(f"ResNet-{depth} deterministic", bb.deterministic(network), test, labels, unseen, 1), flush=True)
+        for batch_size in (128, 32):
+            for center in ("batches", "running"):
+                batches = augmented_batches(train, batch_size, seed=0)
+                posterior = bb.mcbn(network, batches, num_samples=arguments.draws, center=center)
+                name = f"ResNet-{depth} MCBN M={batch_size} centre {center}"
+                print(row(name, posterior, test, labels, unseen, arguments.draws), flush=True)
+
+
+if __name__ == "__main__":
+    main()

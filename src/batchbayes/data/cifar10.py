@@ -1,0 +1,49 @@
+"""CIFAR-10 (Krizhevsky, 2009): 50,000 + 10,000 colour images of 32x32, ten classes.
+
+Read from lossless mosaics, `data_batch_1.webp` ... `test_batch.webp`, and `labels.npz` with `train` and `test`.
+"""
+
+import os
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchbayes.data.folder import data_file, mosaic
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+# The ImageNet constants that the public ResNet-20 and ResNet-32 were trained with.
+MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+
+
+def load_cifar10(
+    split: Literal["train", "test"], folder: str | os.PathLike[str] | None = None, limit: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Images (N, 3, 32, 32) as bytes, and labels (N,)."""
+    names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
+    if limit is not None:
+        names = names[: -(-limit // 10_000)]
+    images = np.concatenate([mosaic(data_file(f"cifar10/{name}.webp", folder), 32, 32) for name in names])[:limit]
+    with np.load(data_file("cifar10/labels.npz", folder)) as labels:
+        targets = labels[split][: len(images)]
+    return torch.from_numpy(images.transpose(0, 3, 1, 2).copy()), torch.from_numpy(targets.astype(np.int64))
+
+
+def standardise(images: Tensor) -> Tensor:
+    """Bytes -> what the networks take."""
+    return (images.float() / 255 - MEAN) / STD
+
+
+def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+    """The training-time transforms: a random crop on black padding and a random mirror image, for each image."""
+    count, _, height, width = images.shape
+    padded = torch.nn.functional.pad(images, [padding] * 4)
+    top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=generator)
+    rows = top[:, None] + torch.arange(height)  # (N, H)
+    columns = left[:, None] + torch.arange(width)  # (N, W)
+    mirrored = torch.rand(count, generator=generator) < 0.5
+    columns[mirrored] = columns[mirrored].flip(1)
+    return padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

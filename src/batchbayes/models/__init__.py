@@ -1,0 +1,1 @@
+"""Networks as plain modules; there is no Bayesian code in them."""

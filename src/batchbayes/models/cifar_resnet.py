@@ -1,0 +1,51 @@
+"""The CIFAR-10 residual networks of He et al., "Deep Residual Learning for Image Recognition", 2016, section 4.2.
+
+Names of modules follow the public weights of akamaster/pytorch_resnet_cifar10, so that these load strictly.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters: every second pixel, new channels zero."""
+
+    def __init__(self, channels_in: int, channels: int) -> None:
+        super().__init__()
+        stride = channels // channels_in
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self._stride, self._new = stride, (channels - channels_in) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self._new:
+            x = F.pad(x[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, self._new, self._new))
+        return F.relu(x + y)
+
+
+class CifarResNet(nn.Module):
+    """6 n + 2 layers: three stages of n blocks with 16, 32 and 64 channels; logits (N, classes)."""
+
+    def __init__(self, depth: int = 20, classes: int = 10) -> None:
+        super().__init__()
+        blocks = (depth - 2) // 6
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = self._stage(16, 16, blocks)
+        self.layer2 = self._stage(16, 32, blocks)
+        self.layer3 = self._stage(32, 64, blocks)
+        self.linear = nn.Linear(64, classes)
+
+    @staticmethod
+    def _stage(channels_in: int, channels: int, blocks: int) -> nn.Sequential:
+        return nn.Sequential(
+            ResidualBlock(channels_in, channels), *(ResidualBlock(channels, channels) for _ in range(blocks - 1))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.linear(x.mean((2, 3)))
