@@ -75,7 +75,7 @@ def test_one_point_has_its_own_optimum_as_constant():
 def test_errors_of_zero_have_no_best_log_likelihood():
     with pytest.raises(ValueError, match="0 of 3"):
         metrics.best_constant_precision(torch.zeros(3), torch.zeros(3), "log_likelihood")
-    with pytest.raises(ValueError, match="Choose one"):
+    with pytest.raises(ValueError, match="choose one"):
         metrics.best_constant_precision(torch.zeros(3), torch.ones(3), "pll")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchbayes.checks import refuse
+from batchbayes.errors import BatchbayesError
 
 _STARS = ((1e-4, "****"), (1e-3, "***"), (1e-2, "**"), (0.05, "*"))
 _TINY = 1e-300
@@ -113,4 +114,6 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
         value *= step
         if abs(step - 1) < 1e-15:
             return value
-    refuse("fewer degrees of freedom", f"{2 * max(a, b)}", "Use the normal distribution for so many values.")
+    raise BatchbayesError(
+        "fewer degrees of freedom", f"{2 * max(a, b)}", "use the normal distribution for so many values"
+    )

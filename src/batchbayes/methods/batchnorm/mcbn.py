@@ -153,7 +153,7 @@ def drift_message(posterior: BatchNormPosterior, batch: Tensor) -> str | None:
     Batches that the network was not trained on (as a rule: without the training-time transforms) shift the statistics
     of every draw the same way. Networks that never saw training data have nothing to compare with.
     """
-    if posterior.centered_on == "running" or any(is_untrained(site) for site in posterior.sites):
+    if posterior.centered_on == "running" or not all(is_settled(site) for site in posterior.sites):
         return None
     network, sample = posterior.network, batch[:DRIFT_EXAMPLES].to(posterior.network.device())
     own = network(sample)
@@ -173,7 +173,13 @@ def drift_message(posterior: BatchNormPosterior, batch: Tensor) -> str | None:
     )
 
 
-def is_untrained(site: Site) -> bool:
-    """Whether a site has no running statistics, or still has those it was made with."""
-    mean, variance = site.layer.running_mean, site.layer.running_var
-    return mean is None or variance is None or not (mean.any() or (variance != 1).any())
+def is_settled(site: Site) -> bool:
+    """Whether a site's running statistics tell of its training data.
+
+    They do not while they are those that it was made with, nor in the first few batches of a moving average. A counter
+    at zero beside other statistics is one that a file of weights left out.
+    """
+    mean, variance, seen = site.layer.running_mean, site.layer.running_var, site.layer.num_batches_tracked
+    if mean is None or variance is None or not (mean.any() or (variance != 1).any()):
+        return False
+    return seen is None or int(seen) == 0 or int(seen) * (site.layer.momentum or 1.0) >= 5

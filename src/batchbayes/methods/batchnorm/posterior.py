@@ -68,23 +68,33 @@ class BatchNormPosterior:
     def at_batch_size(self, batch_size: float) -> Self:
         r"""The posterior as if it had been fitted on mini-batches of another size m.
 
-        Deviations shrink as $1/\sqrt m$. A centre taken from batches moves too: the biased variance of a batch
-        misses the variance of the batch mean, $E[\mathrm{var}_m] = \mathrm{var} - \mathrm{Var}(\mathrm{mean}_m)$,
-        which for independent values is $\frac{m-1}{m}\mathrm{var}$.
+        Deviations scale as $1/\sqrt m$. A centre taken from batches moves too, because the statistics of a batch are
+        biased by their own noise: $E[\mathrm{var}_m] = \mathrm{var} - \mathrm{Var}(\mathrm{mean}_m)$ (for independent
+        values $\frac{m-1}{m}\mathrm{var}$), and the mean of a logarithm lies below the logarithm of the mean.
         """
         if not 1 < batch_size < float("inf"):
             raise BatchbayesError(expected="a finite batch size above 1", got=str(batch_size), fix="pass 2 or more")
         ratio = self.batch_size / batch_size
-        center = self.center
-        if self.centered_on == "batches" and len(self.deviations) > 1:
-            mean = is_mean(self.sites)
-            spread = self.deviations[:, mean].var(0, correction=1)  # Var(mean_M) of each channel
-            divided = (2 * center[~mean]).exp()
-            smallest = 1e-3 * divided  # a variance cannot go below zero
-            moved = 0.5 * torch.maximum(divided + spread * (1 - ratio), smallest).log()
-            center = center.clone()
-            center[~mean] = moved
-        return replace(self, center=center, deviations=self.deviations * ratio**0.5, batch_size=float(batch_size))
+        return replace(
+            self,
+            center=self.center + self._center_shift(ratio),
+            deviations=self.deviations * ratio**0.5,
+            batch_size=float(batch_size),
+        )
+
+    def _center_shift(self, ratio: float) -> Tensor:
+        """How the mean of omega moves, (D,), when the variance of the deviations grows by `ratio`."""
+        shift = torch.zeros_like(self.center)
+        if self.centered_on != "batches" or len(self.deviations) < 2:
+            return shift
+        mean = is_mean(self.sites)
+        noise = self.deviations.var(0)
+        mean_noise, log_noise = noise[mean], noise[~mean]  # variances of a batch mean and of a batch log std
+        log_std = self.center[~mean]
+        variance = (2 * log_std + 2 * log_noise).exp()  # of a log-normal: E[var_M], epsilon included
+        moved = torch.maximum(variance + mean_noise * (1 - ratio), 0.01 * variance)  # it cannot fall below zero
+        shift[~mean] = 0.5 * moved.log() - ratio * log_noise - log_std
+        return shift
 
     def state(self) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Header and tensors for a file."""

@@ -67,13 +67,6 @@ def find_sites(network: Network, example: Tensor, select: Select = None) -> tupl
             got=f"{type(network.module).__name__} with none among its {len(list(network.module.modules()))} modules",
             fix="use a network that was trained with batch norm; layer norm and group norm carry no batch noise",
         )
-    lazy = [name for name, site in every.items() if site.channels == 0]
-    if lazy:
-        raise BatchbayesError(
-            expected="initialised batch-norm layers",
-            got=f"lazy ones: {_some(lazy)}",
-            fix="run the network once first",
-        )
     calls = _calls(network, example, every)
     chosen = _selected(list(calls), every, select)
     twice = [name for name in chosen if calls[name] > 1]

@@ -1,0 +1,125 @@
+"""Networks of every kind that MCBN must work on, each with its inputs, and posteriors of every kind."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import batchbayes as bb
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """A subclass with the activation inside its forward, as timm has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(super().forward(x))
+
+
+class Residual(nn.Module):
+    """A skip connection around a batch-norm branch."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.norm(self.conv(x)))
+
+
+def head(channels: int, classes: int = 3) -> list[nn.Module]:
+    return [nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(channels, classes)]
+
+
+def vectors(**options: bool) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8, **options), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 6),
+        nn.BatchNorm1d(6, **options), nn.Tanh(), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+def sequences() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(2, 5, 3), nn.BatchNorm1d(5), nn.ReLU(), *head(5))
+
+
+def images() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), Residual(4), nn.Conv2d(4, 5, 3, bias=False),
+        nn.BatchNorm2d(5, eps=1e-3), nn.ReLU(), *head(5),
+    )  # fmt: skip
+
+
+def volumes() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(1, 3, 3), nn.BatchNorm3d(3), nn.ReLU(), *head(3))
+
+
+def synchronised() -> nn.Module:
+    return nn.SyncBatchNorm.convert_sync_batchnorm(images())
+
+
+def activated() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), BatchNormAct2d(4), nn.Conv2d(4, 3, 3), BatchNormAct2d(3), *head(3))
+
+
+def parallel() -> nn.Module:
+    return nn.DataParallel(images())
+
+
+def compiled() -> nn.Module:
+    return torch.compile(images(), backend="eager")  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to build a network, and the shape of one of its inputs."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    tracks: bool = True
+
+    def network(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """A network with real running statistics and affine parameters that are not the identity."""
+        torch.manual_seed(1)
+        network = self.build().to(dtype)
+        for name, parameter in network.named_parameters():
+            if "weight" in name and parameter.ndim == 1:
+                nn.init.uniform_(parameter, 0.5, 1.5)
+        network.train()
+        with torch.no_grad():
+            for batch in self.batches(20, dtype=dtype, seed=9):
+                network(batch)
+        return network.eval()
+
+    def batches(self, count: int, size: int = 8, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
+        """Mini-batches of inputs with a mean and a scale."""
+        random = torch.Generator().manual_seed(seed)
+        return [torch.randn(size, *self.shape, generator=random, dtype=dtype) * 1.5 + 0.3 for _ in range(count)]
+
+
+NETWORKS = {
+    "BatchNorm1d (N, C)": Case(vectors, (4,)),
+    "BatchNorm1d (N, C, L)": Case(sequences, (2, 7)),
+    "BatchNorm2d": Case(images, (2, 8, 8)),
+    "BatchNorm3d": Case(volumes, (1, 5, 5, 5)),
+    "SyncBatchNorm": Case(synchronised, (2, 8, 8)),
+    "subclass with activation": Case(activated, (2, 8, 8)),
+    "affine=False": Case(lambda: vectors(affine=False), (4,)),
+    "track_running_stats=False": Case(lambda: vectors(track_running_stats=False), (4,), tracks=False),
+    "DataParallel": Case(parallel, (2, 8, 8)),
+    "torch.compile": Case(compiled, (2, 8, 8)),
+}
+
+Fit = Callable[[nn.Module, list[Tensor]], bb.Posterior]
+
+POSTERIORS: dict[str, Fit] = {
+    "mcbn": lambda network, batches: bb.mcbn(network, batches),
+    "mcbn, centre running": lambda network, batches: bb.mcbn(network, batches, center="running"),
+    "mcbn, first site": lambda network, batches: bb.mcbn(network, batches, sites=1),
+    "mcbn, query in its batch": lambda network, batches: bb.mcbn(network, batches, include_query=True),
+    "deterministic": lambda network, batches: bb.deterministic(network),
+    "population": lambda network, batches: bb.population(network, batches),
+}
+"""Every method, by the name in its contract test. A new method joins here, and the laws run for it."""
+
+NOISELESS = {"deterministic", "population"}

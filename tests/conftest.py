@@ -1,0 +1,18 @@
+import pytest
+import shared
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed():
+    """Small networks are fastest, and repeatable, on one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def data_folder():
+    """The folder of real data sets and public weights; the test is skipped where it is absent."""
+    if shared.FOLDER is None:
+        pytest.skip(shared.REASON)
+    return shared.FOLDER

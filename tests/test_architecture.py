@@ -1,0 +1,82 @@
+"""The shape of the code: who may import whom, and what an import costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
+
+# From the inside out: a module may import those of its own layer and of the layers above it in this list.
+LAYERS = [
+    {"errors", "rng", "files", "progress", "checks"},
+    {"functional", "batches", "posterior", "predictive", "likelihoods", "predict"},
+    {"methods", "scores", "metrics", "training", "models", "data"},
+    {"saving", "plots"},
+    {"demo"},
+    {"cli"},
+]
+# Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.
+ALONE = {"methods", "models", "data", "scores", "training"}
+
+
+def modules():
+    paths = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+    parts = [path.relative_to(SOURCE).with_suffix("").parts for path in paths]
+    return [pytest.param(path, names, id="/".join(names)) for path, names in zip(paths, parts, strict=True)]
+
+
+def imported(path):
+    """Modules of ours that a file imports, as tuples of names below the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        yield from (tuple(n.split(".")[1:]) for n in names if n.split(".")[0] == "batchbayes" and "." in n)
+
+
+def layer(name):
+    return next(i for i, names in enumerate(LAYERS) if name in names)
+
+
+@pytest.mark.parametrize(("path", "parts"), modules())
+def test_imports_point_inwards(path, parts):
+    for target in imported(path):
+        assert layer(target[0]) <= layer(parts[0]), f"{'/'.join(parts)} imports {'/'.join(target)}"
+        if parts[0] in ALONE and layer(target[0]) == layer(parts[0]):
+            assert target[0] == parts[0], f"{'/'.join(parts)} imports {'/'.join(target)}"
+        if parts[0] == target[0] == "methods" and len(parts) > 2:
+            assert target[1] == parts[1], f"{'/'.join(parts)} imports another family's {'/'.join(target)}"
+
+
+@pytest.mark.parametrize(("path", "parts"), modules())
+def test_modes_buffers_and_hooks_belong_to_functional(path, parts):
+    text = path.read_text()
+    if parts != ("functional",):
+        for word in ("register_forward", "_forward_hooks", ".train()", ".running_mean =", "functional_call"):
+            allowed = word == ".train()" and parts[0] in ("training", "experiments", "demo")
+            assert allowed or word not in text, f"{'/'.join(parts)} has {word}"
+
+
+@pytest.mark.parametrize(("path", "parts"), modules())
+def test_nothing_is_unpickled_or_evaluated(path, parts):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+            assert not names & {"pickle", "marshal", "shelve", "dill", "joblib"}
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in {"eval", "exec", "torch.load", "pickle.load", "pickle.loads"}
+
+
+def test_importing_brings_no_heavy_package():
+    script = (
+        "import torch, numpy, safetensors.torch, sys; before = set(sys.modules); import batchbayes; "
+        "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["batchbayes"]

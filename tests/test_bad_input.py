@@ -1,0 +1,196 @@
+"""Bad input: its own message each, and a network that is left as it was."""
+
+import pytest
+import torch
+from cases import NETWORKS
+from references import left_alone
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import batchbayes as bb
+
+X = torch.linspace(-1, 1, 64 * 4).view(64, 4).sin()
+
+
+@pytest.fixture
+def network():
+    return NETWORKS["BatchNorm1d (N, C)"].network()
+
+
+def with_nan(network):
+    with torch.no_grad():
+        network[4].weight[0, 0] = float("nan")
+    return network
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "message"),
+    [
+        ([X[:1]] * 3, {}, "a batch of one has no batch statistics"),
+        (X, {"batch_size": 1}, "a batch of one has no batch statistics"),
+        (X, {}, "expected batch_size= beside a tensor"),
+        (X, {"batch_size": 65}, "expected at least 65 training examples, one batch; got 64"),
+        ([X[:8]], {"batch_size": 16}, "expected at least 16 training examples, one batch; got 8"),
+        (
+            DataLoader(TensorDataset(X), batch_size=100),
+            {},
+            "expected at least 100 training examples, one batch; got 64",
+        ),
+        ([], {}, "expected at least one training batch; got an empty iterable"),
+        (iter(()), {}, "expected at least one training batch; got an empty iterable"),
+        ([X[:8], X[8:16] / 0], {}, "finite numbers in the inputs"),
+        (X.clone().fill_(float("nan")), {"batch_size": 8}, "64 \\* 4|256 of 256 that are NaN"),
+        ([X[:8]] * 4, {}, "zero spread at every site over 4 mini-batches of 8"),
+        ([{"image": X[:8]}], {}, "got a dict with keys \\['image'\\].*say where the inputs are"),
+        ([{"image": X[:8]}], {"inputs": "picture"}, "inputs at 'picture'; got a dict with keys \\['image'\\]"),
+        (3, {}, "expected a tensor or an iterable of batches; got a int"),
+        ([X[:8], X[8:16]], {"num_samples": 0}, "at least one draw"),
+        ([X[:8], X[8:16]], {"center": "middle"}, "center="),
+        ([X[:8], X[8:16]], {"sites": "layer9.*"}, "choose among 1, 5"),
+        ([X[:8], X[8:16]], {"sites": 0}, "choose among 1, 5"),
+        ([X[:8], X[8:16]], {"output": "logits"}, "a single Tensor|drop output="),
+    ],
+)
+def test_each_has_its_message(network, batches, options, message):
+    with left_alone(network), pytest.raises(bb.BatchbayesError, match=message):
+        bb.predict(bb.mcbn(network, batches, **options), X, bb.categorical())
+
+
+def test_no_batch_norm():
+    network = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    with pytest.raises(bb.BatchbayesError, match=r"got Sequential with none among its 3 modules.*layer norm"):
+        bb.mcbn(network, X, batch_size=8)
+
+
+def test_nan_in_the_weights(network):
+    with pytest.raises(bb.BatchbayesError, match=r"the weights \(4.weight\)"):
+        bb.mcbn(with_nan(network), X, batch_size=8)
+
+
+def test_nan_in_the_weights_after_fitting(network):
+    posterior = bb.mcbn(network, X, batch_size=8)
+    with_nan(network)
+    with pytest.raises(bb.BatchbayesError, match="the network's output in draw 0"):
+        bb.predict(posterior, X, bb.categorical())
+
+
+def test_nan_in_the_test_inputs(network):
+    posterior = bb.mcbn(network, X, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match="finite numbers in the inputs"):
+        bb.predict(posterior, X / 0, bb.categorical())
+
+
+def test_not_a_network():
+    with pytest.raises(bb.BatchbayesError, match=r"expected a torch.nn.Module; got function"):
+        bb.mcbn(lambda x: x, X, batch_size=8)  # type: ignore[arg-type]
+
+
+def test_no_running_statistics():
+    network = NETWORKS["track_running_stats=False"].network()
+    with pytest.raises(bb.BatchbayesError, match='center="batches"'):
+        bb.mcbn(network, X, batch_size=8, center="running")
+    with pytest.raises(bb.BatchbayesError, match="use population"):
+        bb.deterministic(network)
+    with pytest.raises(bb.BatchbayesError, match="outside sites="):
+        bb.mcbn(network, X, batch_size=8, sites=1)
+
+
+def test_population_from_a_generator(network):
+    with pytest.raises(bb.BatchbayesError, match="read several times; got a generator"):
+        bb.population(network, iter([X]))
+
+
+def test_outputs_that_differ_between_draws(network):
+    class Changing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.calls = nn.BatchNorm1d(4), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.norm(x)[:, : 2 + self.calls % 2]
+
+    posterior = bb.mcbn(Changing(), X, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match=r"from every draw; got \(64, [23]\) from draw 1"):
+        bb.predict(posterior, X, bb.categorical())
+
+
+def test_outputs_with_another_number_of_rows():
+    network = nn.Sequential(nn.BatchNorm1d(4), nn.Flatten(0))
+    posterior = bb.mcbn(network, X, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match="one row an example"):
+        bb.predict(posterior, X, bb.gaussian(1.0))
+
+
+class Several(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.norm, self.kind = nn.BatchNorm1d(4), kind
+
+    def forward(self, x):
+        y = self.norm(x)
+        return {"tuple": (y, y[:, :2]), "dict": {"logits": y, "features": x}, "list of none": [None, y]}[self.kind]
+
+
+@pytest.mark.parametrize(("kind", "output"), [("tuple", 1), ("dict", "logits"), ("list of none", 1), ("tuple", -1)])
+def test_outputs_are_picked_by_name(kind, output):
+    posterior = bb.mcbn(Several(kind), X, batch_size=8, output=output)
+    assert bb.predict(posterior, X, bb.categorical()).probs.shape[0] == 64
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "message"),
+    [
+        ("tuple", None, r"got a tuple of 2 \(Tensor, Tensor\).*name the output"),
+        ("dict", None, r"keys \['features', 'logits'\].*name the output"),
+        ("dict", "probs", r"named 'probs'; got a dict with keys"),
+        ("tuple", 5, "named 5"),
+        ("list of none", 0, "a tensor as output 0; got a single NoneType"),
+    ],
+)
+def test_outputs_that_cannot_be_picked(kind, output, message):
+    posterior = bb.mcbn(Several(kind), X, batch_size=8, output=output)
+    with pytest.raises(bb.BatchbayesError, match=message):
+        bb.predict(posterior, X, bb.categorical())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_fit_leaves_the_network_as_it_was(network, error):
+    def batches():
+        yield X[:8]
+        yield X[8:16]
+        raise error
+
+    network.train()
+    with left_alone(network), pytest.raises(error):
+        bb.mcbn(network, batches())
+
+
+@pytest.mark.parametrize("fit", [bb.mcbn, bb.population])
+def test_an_interrupt_inside_the_forward_pass_leaves_the_network_as_it_was(fit):
+    class Interrupted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.calls = nn.BatchNorm1d(4), []
+
+        def forward(self, x):
+            y = self.norm(x) if len(self.calls) % 2 else self.norm(x) + 0
+            self.calls.append(0)
+            if len(self.calls) > 3:
+                raise KeyboardInterrupt
+            return y
+
+    network = Interrupted()
+    network.calls += [0] * 3
+    with left_alone(network), pytest.raises(KeyboardInterrupt):
+        fit(network, [X[:8], X[8:16]])
+
+
+def test_predicting_nothing(network):
+    posterior = bb.mcbn(network, X, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match="at least one example"):
+        bb.predict(posterior, [], bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match="at least one draw"):
+        bb.predict(posterior, X, bb.categorical(), num_samples=0)
+    with pytest.raises(bb.BatchbayesError, match="engine="):
+        bb.predict(posterior, X, bb.categorical(), engine="quantum")  # type: ignore[arg-type]

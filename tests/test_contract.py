@@ -1,0 +1,66 @@
+"""Every law for every posterior, on a network with branches, several sites."""
+
+import contract
+import pytest
+import torch
+from cases import NETWORKS, NOISELESS, POSTERIORS
+
+import batchbayes as bb
+
+CASE = "BatchNorm2d"
+
+
+@pytest.fixture(params=POSTERIORS)
+def method(request):
+    return request.param
+
+
+@pytest.fixture
+def case():
+    return NETWORKS[CASE]
+
+
+@pytest.fixture
+def x(case):
+    return case.batches(1, size=5, seed=4)[0]
+
+
+@pytest.fixture
+def posterior(method, case):
+    return POSTERIORS[method](case.network(), case.batches(12))
+
+
+def test_draws_depend_on_seed_and_index_only(posterior, method, x):
+    contract.check_draws_depend_on_seed_and_index_only(posterior, x, method not in NOISELESS)
+
+
+def test_neighbours_do_not_matter(posterior, x):
+    contract.check_neighbours_do_not_matter(posterior, x)
+
+
+def test_network_is_left_alone(method, case, x):
+    contract.check_network_left_alone(POSTERIORS[method], case.network(), case.batches(4), x)
+
+
+def test_survives_a_file(posterior, case, x, tmp_path):
+    contract.check_survives_a_file(posterior, posterior.network.module, x, tmp_path)
+
+
+def test_survives_a_new_process(posterior, x, tmp_path):
+    contract.check_survives_a_new_process(posterior, CASE, x, tmp_path)
+
+
+def test_uncertainty_adds_up(posterior, method, x):
+    contract.check_uncertainty_adds_up(posterior, x, method not in NOISELESS)
+
+
+def test_it_is_a_posterior(posterior):
+    assert isinstance(posterior, bb.Posterior)
+
+
+def test_zero_noise_gives_the_deterministic_network(case, x):
+    """Law 5: the spread of center="running" shrinks to the network itself as the batch size grows."""
+    network = case.network()
+    posterior = bb.mcbn(network, case.batches(12), center="running").at_batch_size(1e14)
+    with torch.no_grad():
+        torch.testing.assert_close(posterior.draw(0, 0)(x), network(x), rtol=1e-5, atol=1e-5)
