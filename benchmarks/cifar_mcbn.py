@@ -8,10 +8,9 @@ The statistics come from training images with the random crop and flip that thes
 import argparse
 
 import torch
-from torch import nn
 
 import batchbayes as bb
-from batchbayes.data.cifar10 import crop_and_flip, load_cifar10, standardise
+from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
 from batchbayes.data.folder import data_file
 from batchbayes.data.svhn import load_svhn
 from batchbayes.metrics import (
@@ -21,25 +20,7 @@ from batchbayes.metrics import (
     equal_width_reliability,
     expected_calibration_error,
 )
-from batchbayes.models.cifar_resnet import CifarResNet
-from batchbayes.rng import generator
-
-
-def pretrained(depth: int, folder: str) -> nn.Module:
-    """One of the public networks."""
-    from safetensors.torch import load_file
-
-    network = CifarResNet(depth)
-    network.load_state_dict(load_file(data_file(f"weights/resnet{depth}_cifar10_akamaster.safetensors", folder)))
-    return network.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def augmented_batches(images: torch.Tensor, batch_size: int, seed: int):
-    """An endless stream of training mini-batches with the training-time transforms."""
-    random = generator(seed, "augmentation")
-    while True:
-        rows = torch.randperm(len(images), generator=random)[:batch_size]
-        yield standardise(crop_and_flip(images[rows], random))
+from batchbayes.models.pretrained import cifar_resnet
 
 
 def row(name: str, posterior: bb.Posterior, test, labels, unseen, draws: int) -> str:
@@ -75,7 +56,8 @@ def main() -> None:
     print("| network, method | accuracy | NLL | ECE | AUROC entropy | AUROC MI | mean MI |")
     print("|---|---|---|---|---|---|---|")
     for depth in (20, 32):
-        network = pretrained(depth, arguments.folder)
+        weights = data_file(f"weights/resnet{depth}_cifar10_akamaster.safetensors", arguments.folder)
+        network = cifar_resnet(depth, weights)
         print(row(f"ResNet-{depth} deterministic", bb.deterministic(network), test, labels, unseen, 1), flush=True)
         for batch_size in (128, 32):
             for center in ("batches", "running"):

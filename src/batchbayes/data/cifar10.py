@@ -4,6 +4,7 @@ Read from lossless mosaics, `data_batch_1.webp` ... `test_batch.webp`, and `labe
 """
 
 import os
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from batchbayes.data.folder import data_file, mosaic
+from batchbayes.rng import generator
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -47,3 +49,11 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) 
     mirrored = torch.rand(count, generator=generator) < 0.5
     columns[mirrored] = columns[mirrored].flip(1)
     return padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def augmented_batches(images: Tensor, batch_size: int, seed: int = 0) -> Iterator[Tensor]:
+    """An endless stream of training mini-batches, drawn without replacement, with the training-time transforms."""
+    random = generator(seed, "augmentation")
+    while True:
+        rows = torch.randperm(len(images), generator=random)[:batch_size]
+        yield standardise(crop_and_flip(images[rows], random))
