@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format third-party clean
 
 demo: .venv/demo.stamp  ## train two small networks, fit MCBN to both, write two figures to demo/
 	$(BIN)/batchbayes demo --out demo
@@ -20,8 +20,11 @@ format: .venv/dev.stamp  ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+third-party: .venv-third-party/stamp  ## MCBN on networks of timm and segmentation-models-pytorch
+	OMP_NUM_THREADS=1 .venv-third-party/bin/python benchmarks/third_party.py
+
 clean:
-	rm -rf .venv demo .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-third-party demo .pytest_cache .ruff_cache .hypothesis
 
 .venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
@@ -33,3 +36,10 @@ clean:
 .venv/dev.stamp: .venv/pyvenv.cfg pyproject.toml constraints.txt
 	$(INSTALL) -e '.[dev]'
 	touch $@ .venv/demo.stamp
+
+# An environment of its own: the torchvision that these networks import breaks other packages.
+.venv-third-party/stamp: pyproject.toml constraints.txt constraints-third-party.txt
+	$(PYTHON) -m venv .venv-third-party
+	.venv-third-party/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-c constraints-third-party.txt -e . timm segmentation-models-pytorch
+	touch $@

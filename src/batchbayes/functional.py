@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,9 +95,11 @@ def evaluation_mode(module: nn.Module, *, dropout: bool = False) -> Iterator[Non
     Compiled code is specialised to the modes and buffers it has seen, and each draw changes buffers: running it
     eagerly avoids a recompilation a draw.
     """
-    changed = [m for m in module.modules() if m.training != (dropout and isinstance(m, _DropoutNd))]
-    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in module.modules())
+    modules = list(module.modules())
+    changed = [m for m in modules if m.training != (dropout and isinstance(m, _DropoutNd))]
+    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in modules)
     with ExitStack() as stack:
+        stack.enter_context(_attributes_kept(modules))
         if compiled:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
@@ -106,6 +109,36 @@ def evaluation_mode(module: nn.Module, *, dropout: bool = False) -> Iterator[Non
         finally:
             for m in changed:
                 m.training = not m.training
+
+
+_REGISTRIES = frozenset(vars(nn.Module()))
+"""What torch itself keeps in a module: parameters, buffers, children, hooks, the mode."""
+
+
+@contextmanager
+def _attributes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put back what modules note down in attributes of their own while they run.
+
+    Some attention layers memoise what they derive from their weights while in evaluation mode, and forget it when
+    `train()` is called. We flip modes without that call, so a note of ours would outlive the weights it came from.
+    """
+    kept: list[tuple[nn.Module, dict[str, object]]] = []
+    contents: list[tuple[Any, Any]] = []
+    for m in modules:
+        plain = {name: vars(m)[name] for name in vars(m).keys() - _REGISTRIES}
+        kept.append((m, plain))
+        contents += [(value, value.copy()) for value in plain.values() if type(value) in (dict, list, set)]
+    try:
+        yield
+    finally:
+        for m, plain in kept:
+            attributes = vars(m)
+            for name in attributes.keys() - plain.keys() - _REGISTRIES:
+                del attributes[name]
+            attributes.update(plain)
+        for container, content in contents:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(content)
 
 
 @contextmanager

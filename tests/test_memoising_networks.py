@@ -1,0 +1,75 @@
+"""Networks that note things down while they run in evaluation mode, as timm's LeViT and EfficientFormer do."""
+
+import torch
+from torch import Tensor, nn
+
+import batchbayes as bb
+
+
+class MemoisingScale(nn.Module):
+    """Derives a scale from its weight: each time in training, once in evaluation mode until `train()` is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.memory: dict[str, Tensor] = {}
+        self.shapes: list[torch.Size] = []
+
+    def train(self, mode: bool = True) -> "MemoisingScale":
+        super().train(mode)
+        self.memory = {}
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.shapes.append(inputs.shape)
+        self.latest = inputs
+        if self.training:
+            return inputs * self.weight.exp()
+        if "scale" not in self.memory:
+            self.memory["scale"] = self.weight.exp()
+        return inputs * self.memory["scale"]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), MemoisingScale(), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+def test_fitting_and_predicting_leave_no_notes_behind() -> None:
+    model, inputs = network(), torch.randn(40, 2)
+    scale = model[1]
+    assert isinstance(scale, MemoisingScale)
+    memory, before = scale.memory, set(vars(scale))
+    posterior = bb.mcbn(model, inputs, batch_size=8, num_samples=4)
+    bb.predict(posterior, inputs, bb.categorical(), num_samples=4)
+    assert scale.memory is memory
+    assert memory == {}
+    assert scale.shapes == []
+    assert set(vars(scale)) == before
+
+
+def test_notes_that_were_there_stay() -> None:
+    model, inputs = network().eval(), torch.randn(40, 2)
+    scale = model[1]
+    assert isinstance(scale, MemoisingScale)
+    model(inputs)
+    noted, latest = scale.memory["scale"], scale.latest
+    bb.mcbn(model, inputs, batch_size=8, num_samples=4)
+    assert scale.memory["scale"] is noted
+    assert scale.latest is latest
+    assert scale.shapes == [(40, 3)]
+
+
+def test_a_second_fit_sees_weights_that_training_has_moved() -> None:
+    model, inputs = network(), torch.randn(40, 2)
+    scale = model[1]
+    assert isinstance(scale, MemoisingScale)
+    bb.mcbn(model, inputs, batch_size=8, num_samples=4)
+    with torch.no_grad():
+        scale.weight.add_(1.0)
+    moved = bb.mcbn(model, inputs, batch_size=8, num_samples=4)
+    fresh_model = network()
+    fresh_model.load_state_dict(model.state_dict())
+    fresh = bb.mcbn(fresh_model, inputs, batch_size=8, num_samples=4)
+    assert torch.equal(moved.center, fresh.center)
+    assert torch.equal(moved.deviations, fresh.deviations)
