@@ -2,15 +2,15 @@
 
 from collections import OrderedDict
 
-import torch
 from torch import Tensor, nn
 
 
 class ConvNet(nn.Module):
-    """Two blocks of convolution -> batch norm -> ReLU -> 2 x 2 pooling, a third without pooling, a mean over positions.
+    """Three blocks of convolution -> batch norm -> ReLU with 2 x 2 pooling between them, then a mean over positions.
 
     The mean makes it fit images of any size from 4 x 4 on: 8 x 8 digits as well as 28 x 28 ones.
 
+    >>> import torch
     >>> network = ConvNet(num_classes=10, width=8)
     >>> network(torch.zeros(2, 1, 8, 8)).shape, network(torch.zeros(2, 1, 28, 28)).shape
     (torch.Size([2, 10]), torch.Size([2, 10]))

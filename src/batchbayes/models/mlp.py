@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError
@@ -14,6 +14,7 @@ class MLP(nn.Module):
 
     A linear layer before batch norm has no bias: the batch mean would take it away again.
 
+    >>> import torch
     >>> MLP(in_features=3, hidden_widths=[50, 50], out_features=1)(torch.zeros(4, 3)).shape
     torch.Size([4, 1])
     """
@@ -32,7 +33,7 @@ class MLP(nn.Module):
                 nn.Sequential(
                     OrderedDict(linear=nn.Linear(before, after, bias=False), norm=nn.BatchNorm1d(after), relu=nn.ReLU())
                 )
-                for before, after in zip(widths, widths[1:], strict=False)
+                for before, after in pairwise(widths)
             )
         )
         self.output = nn.Linear(widths[-1], out_features)

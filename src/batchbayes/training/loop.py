@@ -51,7 +51,7 @@ def train(network: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, confi
     examples than `batch_size` they are one batch, both as in the MCBN paper. The order of the data and any dropout
     follow `config.seed`; the global generators are left as they were.
 
-    >>> from batchbayes.models import MLP
+    >>> from batchbayes.models.mlp import MLP
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> losses = train(MLP(1, [8], 1), x, x, nn.functional.mse_loss, TrainingConfig(epochs=20, batch_size=16))
     >>> losses[-1] < losses[0]
