@@ -13,7 +13,10 @@ NOISE_STD = 0.1
 
 
 def true_function(x: Tensor) -> Tensor:
-    r"""A wave on a slope, $f(x) = 0.3 x + 0.5 \sin 2x$: of about unit variance over the support."""
+    r"""A wave on a slope, $f(x) = 0.3 x + 0.5 \sin 2x$: with a standard deviation of 0.8 over the support.
+
+    It is steep across the gap, where the MCBN band is wide; for x sin x / 3, which is nearly flat there, it is narrow.
+    """
     return 0.3 * x + 0.5 * (2 * x).sin()
 
 
