@@ -1,0 +1,55 @@
+"""Handwritten digits, 8 x 8 pixels, bundled with scikit-learn: 1,797 images, no download."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchbayes.rng import generator
+
+BRIGHTEST = 16.0
+"""Pixels count ink from 0 to 16."""
+
+
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """Images (N, 1, 8, 8) with ink from 0 to 1, and their labels (N,)."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+def load_digits(seed: int = 0, test_share: float = 0.3) -> Digits:
+    """The digits in a random split; needs scikit-learn."""
+    from sklearn.datasets import load_digits as bundled
+
+    pixels, labels = bundled(return_X_y=True)
+    images = torch.from_numpy(np.asarray(pixels, dtype=np.float32)).reshape(-1, 1, 8, 8) / BRIGHTEST
+    order = torch.randperm(len(images), generator=generator(seed, "digits"))
+    test, train = order.split([round(test_share * len(order)), len(order) - round(test_share * len(order))])
+    targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
+    return Digits(images[train], targets[train], images[test], targets[test])
+
+
+def inverted(images: Tensor) -> Tensor:
+    """Ink for paper and paper for ink.
+
+    >>> inverted(torch.tensor([0.0, 0.25]))
+    tensor([1.0000, 0.7500])
+    """
+    return 1 - images
+
+
+def pixel_shuffled(images: Tensor, seed: int = 0) -> Tensor:
+    """The pixels of each image in a random order of its own: the same ink, no shape.
+
+    >>> images = torch.arange(8.0).reshape(1, 1, 2, 4)
+    >>> pixel_shuffled(images).shape, int(pixel_shuffled(images).sum())
+    (torch.Size([1, 1, 2, 4]), 28)
+    """
+    flat = images.flatten(1)  # (N, pixels)
+    order = torch.rand(flat.shape, generator=generator(seed, "pixels")).argsort(1)
+    return flat.gather(1, order).reshape(images.shape)

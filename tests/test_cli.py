@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+import batchbayes
+from batchbayes import BatchbayesError, cli, demo
+
+
+def test_demo_gets_the_folder_and_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Path, int]] = []
+    monkeypatch.setattr(demo, "run_demo", lambda out, seed: calls.append((out, seed)))
+    assert cli.main(["demo"]) == 0
+    assert cli.main(["demo", "--out", "elsewhere", "--seed", "7"]) == 0
+    assert calls == [(Path("demo"), 0), (Path("elsewhere"), 7)]
+
+
+def failing(error: BaseException):
+    def run(out: Path, seed: int) -> None:
+        raise error
+
+    return run
+
+
+def test_bad_input_is_one_line_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "run_demo", failing(BatchbayesError(expected="a", got="b", fix="c")))
+    assert cli.main(["demo"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == "batchbayes demo: expected a; got b. Do this: c.\n"
+    assert printed.out == ""
+
+
+def test_debug_shows_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "run_demo", failing(BatchbayesError(expected="a", got="b", fix="c")))
+    with pytest.raises(BatchbayesError):
+        cli.main(["demo", "--debug"])
+
+
+def test_other_errors_are_bugs_and_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "run_demo", failing(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["demo"])
+
+
+def test_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(demo, "run_demo", failing(KeyboardInterrupt()))
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "batchbayes demo: interrupted\n"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"batchbayes {batchbayes.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--seed", "x"]])
+def test_misuse_ends_with_2_and_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: batchbayes")
