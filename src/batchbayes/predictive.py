@@ -36,8 +36,10 @@ class CategoricalPredictive:
 
     log_probs: Tensor
     """log of the mean probability, (N, ..., K)."""
-    expected_entropy: Tensor
-    """Mean over draws of the entropy, (N, ...), in nats."""
+    entropy: Tensor
+    """Entropy of the mean probability, (N, ...), in nats."""
+    mutual_information: Tensor
+    """Between the label and the drawn function, (N, ...), in nats; zero where all draws agree."""
     epistemic_variance: Tensor
     """Variance over draws of each probability, (N, ..., K)."""
     num_samples: int
@@ -49,14 +51,9 @@ class CategoricalPredictive:
         return self.log_probs.exp()
 
     @property
-    def entropy(self) -> Tensor:
-        """Entropy of the mean probability, (N, ...), in nats."""
-        return -(self.probs * self.log_probs.clamp_min(-1e30)).sum(-1)
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """Between the label and the drawn function, (N, ...), in nats; zero where all draws agree."""
-        return (self.entropy - self.expected_entropy).clamp_min(0)
+    def expected_entropy(self) -> Tensor:
+        """Mean over draws of the entropy, (N, ...), in nats."""
+        return self.entropy - self.mutual_information
 
     @property
     def draws(self) -> Tensor:
@@ -85,7 +82,8 @@ class CategoricalPredictive:
         """Join predictives of consecutive examples."""
         return cls(
             torch.cat([p.log_probs for p in pieces]),
-            torch.cat([p.expected_entropy for p in pieces]),
+            torch.cat([p.entropy for p in pieces]),
+            torch.cat([p.mutual_information for p in pieces]),
             torch.cat([p.epistemic_variance for p in pieces]),
             pieces[0].num_samples,
             _joined([p._draws for p in pieces]),
@@ -216,9 +214,12 @@ class RunningCategorical:
     def finish(self, draws: Tensor | None) -> CategoricalPredictive:
         mean = self._probs / self._count
         variance = (self._squares / self._count - mean.square()).clamp_min(0)
+        entropy = -torch.special.xlogy(mean, mean).sum(-1)
+        information = entropy - self._entropy / self._count
         return CategoricalPredictive(
             mean.log().to(self._dtype),
-            (self._entropy / self._count).to(self._dtype),
+            entropy.to(self._dtype),
+            torch.where(information > 1e-12, information, 0.0).to(self._dtype),  # below is rounding, not disagreement
             variance.to(self._dtype),
             self._count,
             draws,

@@ -158,7 +158,7 @@ def drift_message(posterior: BatchNormPosterior, batch: Tensor) -> str | None:
     network, sample = posterior.network, batch[:DRIFT_EXAMPLES].to(posterior.network.device())
     own = network(sample)
     draws = torch.stack([posterior.draw(0, s)(sample) for s in range(min(DRIFT_DRAWS, len(posterior.deviations)))])
-    if len(draws) < 2:
+    if len(draws) < 8:  # too few to tell the noise
         return None
     spread = draws.var(0).mean()  # mean over examples and outputs, as below
     shift = (draws.mean(0) - own).square().mean() - spread / len(draws)  # less what the mean's own noise explains

@@ -1,0 +1,57 @@
+r"""How a network's outputs move with omega, for each example, by one backward pass an output.
+
+A layer that normalises by $(\mu + d\mu, \log s + d\log s)$ instead of $(\mu, \log s)$ does what it would do to the
+input $h - d\mu - (h - \mu)\, d\log s$, to first order. So the gradient g of an output with respect to the layer's
+input gives both derivatives: $-\sum g$ and $-\sum g (h - \mu)$ over the positions of a channel. In evaluation mode
+examples do not mix, so one backward pass of the sum over examples gives them for every example at once. Only inputs are
+touched: it works for subclasses with an activation inside.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from batchbayes.functional import Network, inputs_seen, statistics_in_place
+from batchbayes.methods.batchnorm.sites import Site
+
+
+def tangents_by_reverse_mode(
+    network: Network,
+    sites: Sequence[Site],
+    statistics: Sequence[tuple[Tensor, Tensor]],
+    inputs: Tensor,
+    directions: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Outputs at `statistics` (n, ...), and their derivatives along Q directions of omega, (Q, n, ...)."""
+    seen: list[Tensor] = []
+
+    def see(_: str, h: Tensor) -> Tensor:
+        # A node of the graph that this layer alone uses: the input itself may go elsewhere too (a shortcut).
+        seen.append(h.view_as(h) if h.requires_grad else h.detach().requires_grad_())
+        return seen[-1]
+
+    layers = {site.name: site.layer for site in sites}
+    with torch.enable_grad(), statistics_in_place(layers.values(), statistics), inputs_seen(layers, see):
+        outputs = network(inputs)
+    flat = outputs.reshape(len(inputs), -1)  # (n, K)
+    means = [mean for mean, _ in statistics]
+    centred = [
+        (h.detach() - mean.view(-1, *[1] * (h.ndim - 2))).flatten(2) if h.ndim > 2 else h.detach() - mean
+        for h, mean in zip(seen, means, strict=True)
+    ]  # (n, C, P) or (n, C)
+    directions = directions.to(flat)
+    tangents = flat.new_empty(len(directions), *flat.shape)  # (Q, n, K)
+    for k in range(flat.shape[1]):
+        gradients = torch.autograd.grad(flat[:, k].sum(), seen, retain_graph=k + 1 < flat.shape[1])
+        row = torch.cat([part for g, c in zip(gradients, centred, strict=True) for part in _derivatives(g, c)], 1)
+        tangents[:, :, k] = -(directions @ row.T)  # row: (n, D)
+    return outputs.detach(), tangents.view(len(directions), *outputs.shape)
+
+
+def _derivatives(gradient: Tensor, centred: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of g and of g (h - mean) over positions, (n, C) each."""
+    if gradient.ndim == 2:
+        return gradient, gradient * centred
+    flat = gradient.flatten(2)  # (n, C, P)
+    return flat.sum(2), torch.einsum("ncp,ncp->nc", flat, centred)
