@@ -11,7 +11,7 @@ demo: .venv/demo.stamp  ## train two small networks, fit MCBN to both, write two
 test: .venv/dev.stamp  ## everything that CI checks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
 check: test

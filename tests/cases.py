@@ -117,6 +117,10 @@ POSTERIORS: dict[str, Fit] = {
     "mcbn, centre running": lambda network, batches: bb.mcbn(network, batches, center="running"),
     "mcbn, first site": lambda network, batches: bb.mcbn(network, batches, sites=1),
     "mcbn, query in its batch": lambda network, batches: bb.mcbn(network, batches, include_query=True),
+    "stochastic BN": lambda network, batches: bb.stochastic_bn(network, batches),
+    "stochastic BN, moving average": lambda n, b: bb.stochastic_bn(n, b, estimator="moving-average"),
+    "stochastic BN, correlated": lambda network, batches: bb.stochastic_bn(network, batches, covariance="correlated"),
+    "central limit theorem": lambda network, batches: bb.clt_bn(network, batches, batch_size=8),
     "deterministic": lambda network, batches: bb.deterministic(network),
     "population": lambda network, batches: bb.population(network, batches),
 }

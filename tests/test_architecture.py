@@ -12,8 +12,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
 # From the inside out: a module may import those of its own layer and of the layers above it in this list.
 LAYERS = [
     {"errors", "rng", "files", "progress", "checks"},
-    {"functional", "batches", "posterior", "predictive", "likelihoods", "predict"},
-    {"methods", "scores", "metrics", "training", "models", "data"},
+    {"scores", "metrics"},
+    {"functional", "batches", "posterior", "predictive", "likelihoods", "linear", "predict"},
+    {"methods", "training", "models", "data"},
     {"saving", "plots"},
     {"demo"},
     {"cli"},

@@ -7,9 +7,11 @@ predictive.probs, predictive.mutual_information
 
 from batchbayes.errors import BatchbayesError, BatchbayesWarning
 from batchbayes.likelihoods import categorical, gaussian, heteroscedastic_gaussian
+from batchbayes.linear import check_linearity
 from batchbayes.methods.batchnorm.baselines import deterministic, population
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.stochastic_bn import clt_bn, stochastic_bn
 from batchbayes.posterior import Posterior
 from batchbayes.predict import predict
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -26,6 +28,8 @@ __all__ = [
     "Posterior",
     "Predictive",
     "categorical",
+    "check_linearity",
+    "clt_bn",
     "deterministic",
     "gaussian",
     "heteroscedastic_gaussian",
@@ -34,4 +38,5 @@ __all__ = [
     "population",
     "predict",
     "save",
+    "stochastic_bn",
 ]

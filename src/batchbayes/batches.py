@@ -101,7 +101,7 @@ def mini_batches(
                 fix="pass the batch size that the network was trained with, or a DataLoader",
             )
         examples = require_finite(batches, "the training inputs")
-        _require_size(len(examples), batch_size)
+        require_size(len(examples), batch_size)
         return batch_size, _shuffled(examples, batch_size, seed)
 
     first_pass = input_stream(batches, picker)
@@ -124,7 +124,8 @@ def _endlessly(make: Callable[[], Iterator[Tensor]]) -> Iterator[Iterator[Tensor
         yield make()
 
 
-def _require_size(available: int, batch_size: int) -> None:
+def require_size(available: float, batch_size: int) -> None:
+    """Refuse batches of one, and data sets smaller than a batch."""
     if batch_size < 2:
         raise BatchbayesError(
             expected="batches of two or more examples",
@@ -134,7 +135,7 @@ def _require_size(available: int, batch_size: int) -> None:
     if available < batch_size:
         raise BatchbayesError(
             expected=f"at least {batch_size} training examples, one batch",
-            got=str(available),
+            got=f"{available:g}",
             fix="pass more training data, or lower batch_size",
         )
 
@@ -146,7 +147,7 @@ def _shuffled(examples: Tensor, batch_size: int, seed: int) -> Iterator[Tensor]:
 
 
 def _regrouped(passes: Iterator[Iterator[Tensor]], batch_size: int) -> Iterator[Tensor]:
-    _require_size(batch_size, batch_size)
+    require_size(batch_size, batch_size)
     for one_pass in passes:
         held: list[Tensor] = []
         seen = 0
@@ -157,7 +158,7 @@ def _regrouped(passes: Iterator[Iterator[Tensor]], batch_size: int) -> Iterator[
                 joined = held[0] if len(held) == 1 else torch.cat(held)
                 held = [joined[batch_size:]]
                 yield joined[:batch_size]
-        _require_size(seen, batch_size)
+        require_size(seen, batch_size)
 
 
 def chunks(data: Batches, chunk_size: int | None, picker: Picker = None) -> Iterator[Tensor]:

@@ -1,5 +1,6 @@
 """The one error and the one warning that batchbayes raises about what it was given."""
 
+import sys
 import warnings
 
 
@@ -21,5 +22,8 @@ class BatchbayesWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Issue a `BatchbayesWarning` that points at the caller of the public function, not at our insides."""
-    warnings.warn(message, BatchbayesWarning, stacklevel=3)
+    """Issue a `BatchbayesWarning` that points at the first line outside of batchbayes, not at our insides."""
+    depth, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("batchbayes."):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, BatchbayesWarning, stacklevel=depth)

@@ -29,7 +29,14 @@ class Network:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         with evaluation_mode(self.module):
-            return pick_output(self.module(inputs), self.output)
+            outputs = pick_output(self.module(inputs), self.output)
+        if outputs.shape[:1] != inputs.shape[:1]:
+            raise BatchbayesError(
+                expected=f"outputs of shape ({len(inputs)}, ...), one row an example",
+                got=f"shape {tuple(outputs.shape)}",
+                fix="wrap the network so that its output has one row an example",
+            )
+        return outputs
 
     def device(self) -> torch.device:
         """Where the network lives (its first parameter or buffer); the CPU if it has neither."""

@@ -1,6 +1,7 @@
 """Prediction: S drawn functions on N examples, in chunks of both, summed up as they come."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import torch
@@ -9,14 +10,26 @@ from torch import Tensor
 from batchbayes.batches import Batches, Picker, chunks, require_finite
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood
+from batchbayes.linear import (
+    is_linearisable,
+    linear_outputs,
+    measure_linearity,
+    plan_linear,
+    require_linearisable,
+    warn_unless_trusted,
+)
 from batchbayes.posterior import Posterior
 from batchbayes.progress import Progress
 
 P = TypeVar("P")
-Engine = Literal["sample"]
+Engine = Literal["sample", "linear", "auto"]
 
 KEPT_DRAWS_LIMIT = 2**24
 """Draws that a summary needs later are kept unasked up to this many numbers (64 MiB in float32)."""
+
+
+LINEAR_CHUNK = 64
+"""Examples in one pass of the linear engine, which keeps the activations of all layers."""
 
 
 @torch.no_grad()
@@ -40,7 +53,10 @@ def predict(
         likelihood: `categorical()`, `gaussian(precision=...)` or `heteroscedastic_gaussian()`.
         num_samples: the number of draws S. Memory does not grow with it, unless the draws are kept.
         seed: draw s depends on the seed and s only.
-        engine: "sample" runs the network once a draw: exact.
+        engine: "sample" runs the network once a draw: exact. "linear" takes the network as linear in its batch
+            statistics: any number of draws for the price of a few passes; a few exact draws check it, and it warns
+            where they differ. "auto" is linear where that check passes, and exact elsewhere; `predictive.engine`
+            says which.
         inputs: where the inputs are in a batch, if not first: a key, a position or a function.
         chunk_size: examples in one forward pass; by default up to 256, fewer if they are large.
         keep_draws: keep the outputs of every draw as `predictive.draws` (S, N, ...). By default they are kept only
@@ -58,22 +74,57 @@ def predict(
     """
     if num_samples < 1:
         raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
-    if engine != "sample":
-        raise BatchbayesError(expected='engine="sample"', got=repr(engine), fix="use that one")
-    device, pieces, room = posterior.network.device(), [], KEPT_DRAWS_LIMIT
+    device, pieces, room, draws = posterior.network.device(), [], KEPT_DRAWS_LIMIT, None
+    most = chunk_size or (None if engine == "sample" else LINEAR_CHUNK)
     with Progress("predicting", _work(data, num_samples)) as shown:
-        for chunk in chunks(data, chunk_size, inputs):
+        for chunk in chunks(data, most, inputs):
+            chunk = chunk.to(device)
+            draws = draws or choose_engine(posterior, chunk, engine, num_samples, seed)
             summary, kept = likelihood.summary(), []
-            for outputs in _sampled(posterior, chunk.to(device), num_samples, seed):
+            for outputs in draws.outputs(chunk):
                 summary.add(outputs)
                 room -= outputs.numel()
                 if keep_draws or (keep_draws is None and summary.needs_draws and room >= 0):
                     kept.append(outputs)
-                shown.advance(len(chunk))
-            pieces.append(summary.finish(torch.cat(kept) if len(kept) == num_samples else None))
-    if not pieces:
+                shown.advance(len(outputs) * len(chunk))
+            joined = torch.cat(kept) if kept else None
+            pieces.append(summary.finish(joined if joined is not None and len(joined) == num_samples else None))
+    if draws is None:
         raise BatchbayesError(expected="at least one example to predict", got="none", fix="check the data")
-    return type(pieces[0]).concatenate(pieces)
+    return replace(type(pieces[0]).concatenate(pieces), engine=draws.name)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """An engine at work: what it is called, and how it turns a chunk (n, ...) into blocks of draws (s, n, ...)."""
+
+    name: str
+    outputs: Callable[[Tensor], Iterator[Tensor]]
+
+
+def choose_engine(posterior: Posterior, chunk: Tensor, engine: Engine, num_samples: int, seed: int) -> Draws:
+    """The engine that was asked for; "auto" tries the linear one on the first chunk."""
+    exact = Draws("sample", lambda inputs: sampled_outputs(posterior, inputs, num_samples, seed))
+    if engine == "sample":
+        return exact
+    if engine not in ("linear", "auto"):
+        raise BatchbayesError(
+            expected='engine="sample", "linear" or "auto"', got=repr(engine), fix="choose one of them"
+        )
+    if engine == "auto" and not is_linearisable(posterior):
+        return Draws(f"sample: {type(posterior).__name__} has no linear engine", exact.outputs)
+    linear = require_linearisable(posterior)
+    found = measure_linearity(linear, chunk, num_draws=8, max_examples=16, seed=seed)
+    if not found.trusted and engine == "auto":
+        return Draws(f"sample: not linear enough ({found})", exact.outputs)
+    warn_unless_trusted(found)
+    plan = plan_linear(linear, linear.function(linear.center)(chunk[:1]).numel(), num_samples, seed)
+    return Draws(f"{plan} ({found})", lambda inputs: checked(linear_outputs(linear, inputs, plan)))
+
+
+def checked(blocks: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Pass finite blocks of draws through."""
+    return (require_finite(block, "the network's output") for block in blocks)
 
 
 def _work(data: Batches, num_samples: int) -> int | None:
@@ -82,16 +133,16 @@ def _work(data: Batches, num_samples: int) -> int | None:
     return len(examples) * num_samples if hasattr(examples, "__len__") else None  # type: ignore[arg-type]
 
 
-def _sampled(posterior: Posterior, chunk: Tensor, num_samples: int, seed: int) -> Iterator[Tensor]:
+def sampled_outputs(posterior: Posterior, chunk: Tensor, num_samples: int, seed: int) -> Iterator[Tensor]:
     """The exact engine: one forward pass a draw, outputs (1, N, ...) one after another, on the CPU."""
     shape = None
     for index in range(num_samples):
         outputs = posterior.draw(seed, index)(chunk).cpu()
-        if len(outputs) != len(chunk) or outputs.shape != (shape or outputs.shape):
+        if outputs.shape != (shape or outputs.shape):
             raise BatchbayesError(
-                expected=f"outputs of one shape ({len(chunk)}, ...) from every draw",
+                expected=f"outputs of one shape {tuple(shape or ())} from every draw",
                 got=f"{tuple(outputs.shape)} from draw {index}",
-                fix="make the network return one row an example, whatever its batch statistics are",
+                fix="make the shape of the network's output independent of its batch statistics",
             )
         shape = outputs.shape
         yield require_finite(outputs, f"the network's output in draw {index}").unsqueeze(0)  # (1, N, ...)

@@ -44,6 +44,8 @@ class CategoricalPredictive:
     """Variance over draws of each probability, (N, ..., K)."""
     num_samples: int
     _draws: Tensor | None = None
+    engine: str = "sample"
+    """How the draws were made, and how far that was checked."""
 
     @property
     def probs(self) -> Tensor:
@@ -103,6 +105,8 @@ class GaussianPredictive:
     num_samples: int
     likelihood: Callable[[Tensor], distributions.Normal]
     _draws: Tensor | None = None
+    engine: str = "sample"
+    """How the draws were made, and how far that was checked."""
 
     @property
     def variance(self) -> Tensor:

@@ -106,7 +106,15 @@ def _posterior(
         if center.shape != (size(sites),) or deviations.shape[1:] != center.shape:
             raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
         return BatchNormPosterior(
-            network, sites, center, deviations, header["batch_size"], header["method"], header["centered_on"]
+            network,
+            sites,
+            center,
+            deviations,
+            header["batch_size"],
+            header["method"],
+            header["centered_on"],
+            header["noise"],
+            tensors.get("influence"),
         )
     if header["kind"] == "batchnorm-query":
         return QueryInBatchPosterior(network, sites, tensors["companions"], header["method"])

@@ -47,7 +47,7 @@ def test_statistics_are_those_of_a_training_pass(name):
 def test_rows_are_drawn_once_each_before_any_comes_again():
     case = NETWORKS["BatchNorm1d (N, C)"]
     posterior = bb.mcbn(case.network(), case.batches(7), num_samples=7)
-    drawn = torch.stack([posterior.omega(3, s) for s in range(14)])
+    drawn = torch.stack([posterior.deviation(3, s) for s in range(14)])
     assert len(torch.unique(drawn[:7], dim=0)) == 7
     assert len(torch.unique(drawn, dim=0)) == 7
 

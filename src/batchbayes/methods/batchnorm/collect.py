@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
@@ -93,3 +95,53 @@ class PooledMoments:
     def statistics(self) -> tuple[Tensor, Tensor]:
         """(mean, biased variance), in the dtype and on the device of the inputs."""
         return self._mean.to(self._like), (self._deviation / self._count).to(self._like)
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleMoments:
+    """What single examples contribute to the statistics of a site, (C,) each, in float64.
+
+    An example contributes a_i, the mean of its values, and q_i, their mean squared distance from the population mean:
+    a batch mean is the mean of M a_i, a batch variance nearly that of M q_i. For (N, C) inputs Var(q_i) is
+    mu_4 - sigma^4; in convolutions it accounts for the correlation between the positions of an image.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    """E[q_i]."""
+    mean_var: Tensor
+    """Var(a_i)."""
+    square_var: Tensor
+    """Var(q_i)."""
+
+
+def example_moments(network: Network, sites: Sequence[Site], batches: Iterable[Tensor]) -> list[ExampleMoments]:
+    """Population moments up to the fourth of every site, in one pass, the network running as it is."""
+    layers = {site.name: site.layer for site in sites}
+    count, sums = 0, {name: torch.zeros((), dtype=torch.float64) for name in layers}
+
+    def see(name: str, inputs: Tensor) -> None:
+        values = inputs.detach().cpu().double()
+        values = (values if values.ndim > 2 else values.unsqueeze(2)).flatten(2) - _origin(layers[name])  # (n, C, P)
+        a, b = values.mean(2), values.square().mean(2)  # (n, C)
+        sums[name] = sums[name] + torch.stack([a, b, a * a, a * b, b * b]).sum(1)  # (5, C)
+
+    for batch in batches:
+        count += len(batch)
+        with torch.no_grad(), evaluation_mode(network.module), inputs_seen(layers, see):
+            network.module(batch.to(network.device()))
+    return [_moments(sums[name] / count, _origin(layer)) for name, layer in layers.items()]
+
+
+def _origin(layer: _BatchNorm) -> Tensor:
+    """Moments are taken about the running mean, (C, 1), so that little is lost to rounding."""
+    assert layer.running_mean is not None
+    return layer.running_mean.detach().cpu().double()[:, None]
+
+
+def _moments(expected: Tensor, origin: Tensor) -> ExampleMoments:
+    """From E[a], E[b], E[a^2], E[ab], E[b^2] of values about `origin`, with q = b - 2 m a + m^2 and m = E[a]."""
+    a, b, aa, ab, bb = expected
+    var_a, cov, var_b = aa - a * a, ab - a * b, bb - b * b
+    square_var = (var_b - 4 * a * cov + 4 * a * a * var_a).clamp_min(0)
+    return ExampleMoments(origin[:, 0] + a, b - a * a, var_a.clamp_min(0), square_var)

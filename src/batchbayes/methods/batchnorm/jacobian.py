@@ -34,7 +34,7 @@ def tangents_by_reverse_mode(
     layers = {site.name: site.layer for site in sites}
     with torch.enable_grad(), statistics_in_place(layers.values(), statistics), inputs_seen(layers, see):
         outputs = network(inputs)
-    flat = outputs.reshape(len(inputs), -1)  # (n, K)
+    flat = outputs.detach().reshape(len(inputs), -1)  # (n, K)
     means = [mean for mean, _ in statistics]
     centred = [
         (h.detach() - mean.view(-1, *[1] * (h.ndim - 2))).flatten(2) if h.ndim > 2 else h.detach() - mean
@@ -43,7 +43,9 @@ def tangents_by_reverse_mode(
     directions = directions.to(flat)
     tangents = flat.new_empty(len(directions), *flat.shape)  # (Q, n, K)
     for k in range(flat.shape[1]):
-        gradients = torch.autograd.grad(flat[:, k].sum(), seen, retain_graph=k + 1 < flat.shape[1])
+        one = torch.zeros_like(flat)
+        one[:, k] = 1
+        gradients = torch.autograd.grad(outputs, seen, one.view_as(outputs), retain_graph=k + 1 < flat.shape[1])
         row = torch.cat([part for g, c in zip(gradients, centred, strict=True) for part in _derivatives(g, c)], 1)
         tangents[:, :, k] = -(directions @ row.T)  # row: (n, D)
     return outputs.detach(), tangents.view(len(directions), *outputs.shape)

@@ -8,32 +8,35 @@ from torch import Tensor
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.functional import Function, Network, reference_tensor, statistics_in_place
+from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
 from batchbayes.methods.batchnorm.sites import Site, layout, layout_hash
 from batchbayes.methods.batchnorm.statistics import is_mean, unpack
-from batchbayes.rng import dealt
+from batchbayes.rng import dealt, generator
 
 Center = Literal["batches", "running"]
+Noise = Literal["rows", "correlated", "factorised"]
+"""How draws deviate: by an observed row, a Gaussian combination of rows, or independently in each statistic."""
 
 
 @dataclass(frozen=True, eq=False)
 class BatchNormPosterior:
-    """Functions that differ in the statistics by which the batch-norm sites normalise.
-
-    `deviations` holds one row for each observed mini-batch, all sites jointly, as a difference from the mean row. A
-    draw is `center` plus a deviation; what kind of deviation is what tells the methods apart.
-    """
+    """Functions that differ in the statistics by which the batch-norm sites normalise: a draw is centre + deviation."""
 
     network: Network
     sites: tuple[Site, ...]
     center: Tensor
     """Omega that the draws scatter around, (D,)."""
     deviations: Tensor
-    """Observed deviations, (R, D); a single row of zeros for a posterior without noise."""
+    """One row for each observed mini-batch, all sites jointly, less the mean row, (R, D); for factorised noise a single
+    row of standard deviations; for a posterior without noise a single row of zeros."""
     batch_size: float
     """M: the deviations scale as 1 / sqrt(M)."""
     method: str
     centered_on: str
     """Where the centre came from: the mean over "batches", the "running" statistics or the "population"."""
+    noise: Noise = "rows"
+    influence: Tensor | None = None
+    """Gram matrix, (R, R), of what the rows do to the outputs of some training inputs: which directions matter."""
 
     def __repr__(self) -> str:
         return (
@@ -42,28 +45,56 @@ class BatchNormPosterior:
             f"centred on {self.centered_on})"
         )
 
-    def omega(self, seed: int, index: int) -> Tensor:
-        """The statistics of draw `index`, (D,): every row is drawn once before any is drawn again."""
-        return self.center + self.deviations[dealt(seed, index, len(self.deviations))]
+    def coefficients(self, seed: int, index: int) -> Tensor:
+        """How draw `index` combines the rows, (R,); for factorised noise how far each statistic is off, (D,).
+
+        Every observed row is drawn once before any is drawn again.
+        """
+        rows, size = self.deviations.shape
+        if self.noise == "rows":
+            chosen = torch.zeros(rows, dtype=self.center.dtype)
+            chosen[dealt(seed, index, rows)] = 1
+            return chosen
+        normal = torch.randn(
+            size if self.noise == "factorised" else rows, generator=generator(seed, "draw", index), dtype=torch.float64
+        ).to(self.center.dtype)
+        return normal if self.noise == "factorised" else normal / max(1, rows - 1) ** 0.5
+
+    def deviation(self, seed: int, index: int) -> Tensor:
+        """Omega of draw `index` less the centre, (D,)."""
+        if self.noise == "rows":
+            return self.deviations[dealt(seed, index, len(self.deviations))]
+        coefficients = self.coefficients(seed, index)
+        return coefficients * self.deviations[0] if self.noise == "factorised" else coefficients @ self.deviations
 
     def draw(self, seed: int, index: int) -> Function:
         """One network: the user's own, normalised by the statistics of draw `index`."""
-        return self.function(self.omega(seed, index))
+        return self.function(self.center + self.deviation(seed, index))
 
     def function(self, omega: Tensor) -> Function:
         """The network that normalises by these statistics."""
-        layers = [site.layer for site in self.sites]
-        statistics = []
-        for layer, (mean, variance) in zip(layers, unpack(self.sites, omega), strict=True):
-            like = reference_tensor(layer)
-            like = like if like.numel() else reference_tensor(self.network.module)
-            statistics.append((mean.to(like), variance.to(like)))
+        layers, statistics = [site.layer for site in self.sites], self._statistics(omega)
 
         def drawn(inputs: Tensor) -> Tensor:
             with statistics_in_place(layers, statistics):
                 return self.network(inputs)
 
         return drawn
+
+    def _statistics(self, omega: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """(mean, variance) for each layer, in its dtype and on its device."""
+        placed = []
+        for site, (mean, variance) in zip(self.sites, unpack(self.sites, omega), strict=True):
+            like = reference_tensor(site.layer)
+            like = like if like.numel() else reference_tensor(self.network.module)
+            placed.append((mean.to(like), variance.to(like)))
+        return placed
+
+    def noise_variance(self) -> Tensor:
+        """Variance of each statistic over draws, (D,)."""
+        if self.noise == "factorised":
+            return self.deviations[0].square()
+        return self.deviations.square().sum(0) / max(1, len(self.deviations) - 1)
 
     def at_batch_size(self, batch_size: float) -> Self:
         r"""The posterior as if it had been fitted on mini-batches of another size m.
@@ -74,27 +105,54 @@ class BatchNormPosterior:
         """
         if not 1 < batch_size < float("inf"):
             raise BatchbayesError(expected="a finite batch size above 1", got=str(batch_size), fix="pass 2 or more")
+        if not self.deviations.any():
+            raise BatchbayesError(
+                expected="a posterior with noise", got=f"{self.method}, which has none", fix="fit mcbn or stochastic_bn"
+            )
         ratio = self.batch_size / batch_size
         return replace(
             self,
-            center=self.center + self._center_shift(ratio),
+            center=self.center + self.center_shift(batch_size),
             deviations=self.deviations * ratio**0.5,
             batch_size=float(batch_size),
         )
 
-    def _center_shift(self, ratio: float) -> Tensor:
-        """How the mean of omega moves, (D,), when the variance of the deviations grows by `ratio`."""
+    def center_shift(self, batch_size: float) -> Tensor:
+        """How the centre moves, (D,), when the posterior is taken to another batch size."""
         shift = torch.zeros_like(self.center)
-        if self.centered_on != "batches" or len(self.deviations) < 2:
+        if self.centered_on != "batches":
             return shift
-        mean = is_mean(self.sites)
-        noise = self.deviations.var(0)
+        ratio, mean, noise = self.batch_size / batch_size, is_mean(self.sites), self.noise_variance()
         mean_noise, log_noise = noise[mean], noise[~mean]  # variances of a batch mean and of a batch log std
         log_std = self.center[~mean]
         variance = (2 * log_std + 2 * log_noise).exp()  # of a log-normal: E[var_M], epsilon included
         moved = torch.maximum(variance + mean_noise * (1 - ratio), 0.01 * variance)  # it cannot fall below zero
         shift[~mean] = 0.5 * moved.log() - ratio * log_noise - log_std
         return shift
+
+    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Directions (Q, D) and weights (S, Q): draw s deviates from the centre by weights[s] @ directions."""
+        if self.noise == "factorised":
+            directions = torch.stack([self.deviation(seed, s) for s in range(num_samples)])
+            return directions, torch.eye(num_samples, dtype=directions.dtype)
+        return self.deviations, torch.stack([self.coefficients(seed, s) for s in range(num_samples)])
+
+    def leading_axes(self, rank: int) -> tuple[Tensor, float]:
+        """The combinations of rows that move outputs most, orthonormal columns (R, rank), and the share they keep."""
+        if self.influence is None:
+            raise BatchbayesError(
+                expected="a posterior fitted by mini-batches, with a known influence on the outputs",
+                got=f"{self.method} with {self.noise} noise",
+                fix='use engine="sample"',
+            )
+        values, vectors = torch.linalg.eigh(self.influence.double())
+        share = values.clamp_min(0)[-rank:].sum() / values.clamp_min(0).sum()
+        return vectors[:, -rank:].flip(1).to(self.center.dtype), float(share)
+
+    def tangents(self, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs at the centre (n, ...), and their exact derivatives along directions of omega, (Q, n, ...)."""
+        statistics = self._statistics(self.center)
+        return tangents_by_reverse_mode(self.network, self.sites, statistics, inputs, directions)
 
     def state(self) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Header and tensors for a file."""
@@ -103,10 +161,12 @@ class BatchNormPosterior:
             "kind": "batchnorm",
             "method": self.method,
             "centered_on": self.centered_on,
+            "noise": self.noise,
             "batch_size": self.batch_size,
             "output": self.network.output,
             "sites": [site.name for site in self.sites],
             "layout": layout(module),
             "layout_hash": layout_hash(module),
         }
-        return header, {"center": self.center, "deviations": self.deviations}
+        tensors = {"center": self.center, "deviations": self.deviations}
+        return header, tensors if self.influence is None else {**tensors, "influence": self.influence}

@@ -1,0 +1,143 @@
+"""Fitting, as far as it is the same for all methods that read mini-batches: prepare, gather rows, look for trouble."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes.batches import Batches, Picker, mini_batches, require_finite
+from batchbayes.errors import BatchbayesError, warn
+from batchbayes.functional import Network, as_network
+from batchbayes.methods.batchnorm.collect import collect_omegas
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
+from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
+from batchbayes.methods.batchnorm.statistics import is_mean, running_omega
+from batchbayes.predict import sampled_outputs
+from batchbayes.progress import progress
+
+DRIFT_LIMIT = 1.0
+"""How many standard deviations of a draw the mean prediction may lie from the network's own, unremarked."""
+SAMPLE_OUTPUTS = 4096
+"""Outputs of a training input at which the influence of the rows is measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A network, its sites, and a stream of training mini-batches of one size."""
+
+    network: Network
+    sites: tuple[Site, ...]
+    batch_size: int
+    first: Tensor
+    stream: Iterator[Tensor]
+
+
+def prepare(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    num_samples: int,
+    seed: int,
+    batch_size: int | None,
+    training_batch_size: int | None,
+    sites: Select,
+    inputs: Picker,
+    output: str | int | None,
+) -> Prepared:
+    """Check the network and the data; the stream ends after `num_samples` mini-batches, or with the data."""
+    if num_samples < 1:
+        raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
+    network = as_network(model, output)
+    for name, parameter in network.module.named_parameters():
+        require_finite(parameter.detach(), f"the weights ({name})")
+    size, stream = mini_batches(batches, batch_size, picker=inputs, seed=seed)
+    if training_batch_size is not None and training_batch_size != size:
+        warn(
+            f"the statistics are those of batches of {size}, but the network was trained with batches of "
+            f"{training_batch_size}: the spread is off by a factor of {(training_batch_size / size) ** 0.5:.2f}. "
+            f"Pass batch_size={training_batch_size}."
+        )
+    first = next(stream)
+    found = find_sites(network, first[:2].to(network.device()), sites)
+    return Prepared(network, found, size, first, islice(chain([first], stream), num_samples))
+
+
+def gather_rows(prepared: Prepared, num_samples: int, *, dropout: bool = False) -> Tensor:
+    """Omega of each mini-batch, (R, D); refused if they are all the same though several were asked for."""
+    omegas = collect_omegas(prepared.network, prepared.sites, prepared.stream, dropout=dropout)
+    rows = torch.stack(list(progress(omegas, "batch statistics", num_samples)))
+    mean = is_mean(prepared.sites)
+    relative = rows - rows.mean(0)
+    relative[:, mean] /= rows.mean(0)[~mean].exp()  # shifts of the mean, in standard deviations
+    if num_samples > 1 and relative.abs().max() < 100 * torch.finfo(rows.dtype).eps:
+        raise BatchbayesError(
+            expected="mini-batches with different statistics",
+            got=f"zero spread at every site over {len(rows)} mini-batches of {prepared.batch_size}",
+            fix="pass several batches of different examples: when one batch is the whole training set, "
+            "every draw is the same network",
+        )
+    return rows
+
+
+def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
+    """The posterior of observed rows; warns if its mean prediction lies beside the network's own."""
+    if center not in ("batches", "running"):
+        raise BatchbayesError(expected='center="batches" or "running"', got=repr(center), fix="choose one of them")
+    mean = rows.mean(0)
+    middle = mean if center == "batches" else running_omega(prepared.sites)
+    size = float(prepared.batch_size)
+    posterior = BatchNormPosterior(prepared.network, prepared.sites, middle, rows - mean, size, method, center)
+    if len(rows) < 2:
+        return posterior
+    sample = prepared.first[: min(32, max(2, prepared.batch_size // 4))].to(prepared.network.device())
+    with torch.no_grad():
+        own = _thinned(prepared.network(sample)[None].cpu())[0]
+        drawn = torch.cat([_thinned(draw) for draw in sampled_outputs(posterior, sample, len(rows), seed=0)])
+    if message := drift_message(posterior, own, drawn):
+        warn(message)
+    moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
+    order = posterior.combinations(len(rows), seed=0)[1].double()  # draws -> rows: a permutation
+    return replace(posterior, influence=(order.T @ (moved @ moved.T) @ order).to(rows.dtype))
+
+
+def _thinned(outputs: Tensor) -> Tensor:
+    """Outputs (s, n, ...) -> (s, n, outputs), evenly thinned out where they are many."""
+    flat = outputs.reshape(*outputs.shape[:2], -1)
+    return flat[..., torch.linspace(0, flat.shape[-1] - 1, min(SAMPLE_OUTPUTS, flat.shape[-1])).long()]
+
+
+def drift_message(posterior: BatchNormPosterior, own: Tensor, drawn: Tensor) -> str | None:
+    """What to say when the mean prediction lies beside the network's own by more than the noise; else None.
+
+    Batches that the network was not trained on (as a rule: without the training-time transforms) shift the statistics
+    of every draw the same way. Networks that never saw training data have nothing to compare with, and a handful of
+    draws cannot tell what the noise is.
+    """
+    settled = all(is_settled(site) for site in posterior.sites)
+    if posterior.centered_on == "running" or not settled or len(drawn) < 8:
+        return None
+    spread = drawn.var(0).mean()  # mean over examples and outputs, as below
+    shift = (drawn.mean(0) - own).square().mean() - spread / len(drawn)  # less what the mean's own noise explains
+    ratio = float((shift.clamp_min(0) / spread).sqrt())
+    if ratio <= DRIFT_LIMIT:
+        return None
+    return (
+        f"the mean prediction lies {ratio:.1f} standard deviations of a draw from the network's own: the batches do "
+        "not look like those it was trained on. Do they pass through the same transforms as in training (crops, flips, "
+        'scaling)? If so, or if they cannot be had, use center="running", which keeps the network\'s own answer and '
+        "takes only the spread from the batches."
+    )
+
+
+def is_settled(site: Site) -> bool:
+    """Whether a site's running statistics tell of its training data.
+
+    They do not while they are those that it was made with, nor in the first few batches of a moving average. A counter
+    at zero beside other statistics is one that a file of weights left out.
+    """
+    mean, variance, seen = site.layer.running_mean, site.layer.running_var, site.layer.num_batches_tracked
+    if mean is None or variance is None or not (mean.any() or (variance != 1).any()):
+        return False
+    return seen is None or int(seen) == 0 or int(seen) * (site.layer.momentum or 1.0) >= 5
