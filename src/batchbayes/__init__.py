@@ -9,6 +9,7 @@ from batchbayes.errors import BatchbayesError, BatchbayesWarning
 from batchbayes.likelihoods import categorical, gaussian, heteroscedastic_gaussian
 from batchbayes.linear import check_linearity
 from batchbayes.methods.batchnorm.baselines import deterministic, population
+from batchbayes.methods.batchnorm.batch_size import tune_batch_size
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.stochastic_bn import clt_bn, stochastic_bn
@@ -39,4 +40,5 @@ __all__ = [
     "predict",
     "save",
     "stochastic_bn",
+    "tune_batch_size",
 ]

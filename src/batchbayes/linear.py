@@ -22,7 +22,9 @@ from batchbayes.functional import Function
 from batchbayes.metrics.ranking import rank_correlation
 from batchbayes.posterior import Posterior
 
-SHARE = 0.9
+Mode = Literal["reverse", "forward"]
+
+SHARE = 0.95
 """Forward mode takes as many directions as keep this share of the variance of the outputs."""
 STEP = 0.1
 """Of the finite differences, in standard deviations: small beside the curvature, large beside float32 rounding."""
@@ -51,7 +53,7 @@ class Linearisable(Posterior, Protocol):
 class LinearPlan:
     """Which tangents to compute, and how draws are combined from them."""
 
-    mode: Literal["reverse", "forward"]
+    mode: Mode
     directions: Tensor
     """(Q, D)"""
     weights: Tensor
@@ -93,14 +95,17 @@ def _rank(posterior: Linearisable, most: int) -> int:
 
 def linear_outputs(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> Iterator[Tensor]:
     """Outputs of all draws on one chunk of inputs, in blocks (s, n, ...), on the CPU."""
-    if plan.mode == "reverse":
-        outputs, tangents = posterior.tangents(inputs, plan.directions)
-    else:
-        outputs, tangents = tangents_by_differences(posterior, inputs, plan.directions)
-    outputs, tangents = outputs.cpu(), tangents.cpu()
+    outputs, tangents = (t.cpu() for t in tangents_along(posterior, inputs, plan.directions, plan.mode))
     flat = tangents.reshape(len(tangents), -1)  # (Q, n * K)
     for weights in plan.weights.to(flat).split(max(1, BLOCK // max(1, outputs.numel()))):
         yield outputs + (weights @ flat).view(len(weights), *outputs.shape)  # (s, n, ...)
+
+
+def tangents_along(posterior: Linearisable, inputs: Tensor, directions: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
+    """Outputs at the centre (n, ...), and their derivatives along directions, (Q, n, ...)."""
+    if mode == "reverse":
+        return posterior.tangents(inputs, directions)
+    return tangents_by_differences(posterior, inputs, directions)
 
 
 @torch.no_grad()

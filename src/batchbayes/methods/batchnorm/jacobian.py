@@ -35,11 +35,7 @@ def tangents_by_reverse_mode(
     with torch.enable_grad(), statistics_in_place(layers.values(), statistics), inputs_seen(layers, see):
         outputs = network(inputs)
     flat = outputs.detach().reshape(len(inputs), -1)  # (n, K)
-    means = [mean for mean, _ in statistics]
-    centred = [
-        (h.detach() - mean.view(-1, *[1] * (h.ndim - 2))).flatten(2) if h.ndim > 2 else h.detach() - mean
-        for h, mean in zip(seen, means, strict=True)
-    ]  # (n, C, P) or (n, C)
+    centred = [h.detach() - m.view(-1, *[1] * (h.ndim - 2)) for h, (m, _) in zip(seen, statistics, strict=True)]
     directions = directions.to(flat)
     tangents = flat.new_empty(len(directions), *flat.shape)  # (Q, n, K)
     for k in range(flat.shape[1]):
@@ -52,8 +48,8 @@ def tangents_by_reverse_mode(
 
 
 def _derivatives(gradient: Tensor, centred: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of g and of g (h - mean) over positions, (n, C) each."""
+    """Sums of g and of g (h - mean) over positions, (n, C) each; (n, C, ...) in whatever memory format it came."""
     if gradient.ndim == 2:
         return gradient, gradient * centred
-    flat = gradient.flatten(2)  # (n, C, P)
-    return flat.sum(2), torch.einsum("ncp,ncp->nc", flat, centred)
+    positions = tuple(range(2, gradient.ndim))
+    return gradient.sum(positions), (gradient * centred).sum(positions)

@@ -1,5 +1,6 @@
 """The batch-norm posterior: a centre in omega, deviations from it, and the batch size they belong to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -10,7 +11,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.functional import Function, Network, reference_tensor, statistics_in_place
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
 from batchbayes.methods.batchnorm.sites import Site, layout, layout_hash
-from batchbayes.methods.batchnorm.statistics import is_mean, unpack
+from batchbayes.methods.batchnorm.statistics import is_mean, site_of, unpack
 from batchbayes.rng import dealt, generator
 
 Center = Literal["batches", "running"]
@@ -96,35 +97,40 @@ class BatchNormPosterior:
             return self.deviations[0].square()
         return self.deviations.square().sum(0) / max(1, len(self.deviations) - 1)
 
-    def at_batch_size(self, batch_size: float) -> Self:
-        r"""The posterior as if it had been fitted on mini-batches of another size m.
+    def at_batch_size(self, batch_size: float | Sequence[float]) -> Self:
+        r"""The posterior as if it had been fitted on mini-batches of another size m (or one m for each site).
 
         Deviations scale as $1/\sqrt m$. A centre taken from batches moves too, because the statistics of a batch are
         biased by their own noise: $E[\mathrm{var}_m] = \mathrm{var} - \mathrm{Var}(\mathrm{mean}_m)$ (for independent
         values $\frac{m-1}{m}\mathrm{var}$), and the mean of a logarithm lies below the logarithm of the mean.
         """
-        if not 1 < batch_size < float("inf"):
-            raise BatchbayesError(expected="a finite batch size above 1", got=str(batch_size), fix="pass 2 or more")
+        sizes = torch.as_tensor(batch_size, dtype=torch.float64)
+        if sizes.shape not in ((), (len(self.sites),)) or not ((sizes > 1) & sizes.isfinite()).all():
+            raise BatchbayesError(
+                expected=f"a finite batch size above 1, or {len(self.sites)} of them",
+                got=str(batch_size),
+                fix="pass 2 or more",
+            )
         if not self.deviations.any():
             raise BatchbayesError(
                 expected="a posterior with noise", got=f"{self.method}, which has none", fix="fit mcbn or stochastic_bn"
             )
-        ratio = self.batch_size / batch_size
+        each = sizes.expand(len(self.sites))[site_of(self.sites)]  # (D,)
         return replace(
             self,
-            center=self.center + self.center_shift(batch_size),
-            deviations=self.deviations * ratio**0.5,
-            batch_size=float(batch_size),
+            center=self.center + self.center_shift(each),
+            deviations=self.deviations * (self.batch_size / each).sqrt().to(self.deviations),
+            batch_size=float(sizes.log().mean().exp()) if sizes.ndim else float(sizes),
         )
 
-    def center_shift(self, batch_size: float) -> Tensor:
-        """How the centre moves, (D,), when the posterior is taken to another batch size."""
+    def center_shift(self, batch_sizes: Tensor) -> Tensor:
+        """How the centre moves when each statistic is taken to another batch size; both (D,)."""
         shift = torch.zeros_like(self.center)
         if self.centered_on != "batches":
             return shift
-        ratio, mean, noise = self.batch_size / batch_size, is_mean(self.sites), self.noise_variance()
+        mean, noise = is_mean(self.sites), self.noise_variance()
         mean_noise, log_noise = noise[mean], noise[~mean]  # variances of a batch mean and of a batch log std
-        log_std = self.center[~mean]
+        log_std, ratio = self.center[~mean], (self.batch_size / batch_sizes[~mean]).to(shift)
         variance = (2 * log_std + 2 * log_noise).exp()  # of a log-normal: E[var_M], epsilon included
         moved = torch.maximum(variance + mean_noise * (1 - ratio), 0.01 * variance)  # it cannot fall below zero
         shift[~mean] = 0.5 * moved.log() - ratio * log_noise - log_std

@@ -54,6 +54,11 @@ def is_mean(sites: Sequence[Site]) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 
 
+def site_of(sites: Sequence[Site]) -> Tensor:
+    """Which site each number of omega belongs to, (D,)."""
+    return torch.arange(len(sites)).repeat_interleave(torch.tensor([2 * site.channels for site in sites]))
+
+
 def running_omega(sites: Sequence[Site]) -> Tensor:
     """Omega of the network's own running statistics."""
     statistics = []

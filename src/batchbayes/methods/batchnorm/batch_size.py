@@ -1,0 +1,222 @@
+r"""The batch size as a variational parameter, chosen after training.
+
+MCBN takes its noise from the mini-batches of training, so that a network trained with large batches is left with hardly
+any (Mukhoti et al., "On Batch Normalisation for Approximate Bayesian Inference", 2021, who propose to choose the batch
+size by the ELBO). Deviations scale as $1/\sqrt M$, so we can: the Jacobians of the linear engine are computed once, and
+serve for every M. The objective is the held-out score, or the ELBO
+$N\,E[\log p(y \mid x, \omega)] - \mathrm{KL}(q_M \| p)$ with the prior that weight decay implies.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from batchbayes.batches import Picker
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Gaussian, Likelihood
+from batchbayes.linear import measure_linearity, warn_unless_trusted
+from batchbayes.methods.batchnorm.family import LinearFamily, linear_family
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
+from batchbayes.methods.batchnorm.statistics import site_of
+from batchbayes.scores import gaussian_crps
+from batchbayes.search import maximise
+
+Objective = Literal["held-out", "elbo"]
+Score = Literal["log-likelihood", "crps"]
+GRID = 25
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSizeCurve:
+    """The objective at each batch size of a grid, per example; higher is better. All (G,)."""
+
+    batch_sizes: Tensor
+    values: Tensor
+    kl: Tensor
+    """KL divergence per example, which `values` has subtracted; zero for a held-out objective."""
+
+
+@dataclass(frozen=True, eq=False)
+class TunedBatchSize:
+    """A posterior at the batch size that the objective likes best."""
+
+    posterior: BatchNormPosterior
+    value: float
+    """The objective at the optimum."""
+    curve: BatchSizeCurve
+    likelihood: Any
+    """The likelihood; a Gaussian one has the noise precision that is best at the optimum."""
+    batch_sizes: tuple[float, ...]
+    """The optimum of each site, in order; all the same unless tuned per site."""
+
+    @property
+    def batch_size(self) -> float:
+        """The optimum, continuous; of several their geometric mean."""
+        return self.posterior.batch_size
+
+
+def tune_batch_size(
+    posterior: BatchNormPosterior,
+    batches: Iterable[Any],
+    likelihood: Likelihood[Any],
+    *,
+    objective: Objective = "held-out",
+    score: Score = "log-likelihood",
+    per_site: bool = False,
+    penalty: float = 0.01,
+    num_examples: int | None = None,
+    weight_decay: float | None = None,
+    num_samples: int = 64,
+    seed: int = 0,
+    inputs: Picker = None,
+) -> TunedBatchSize:
+    """Choose the batch size after training, on labelled data.
+
+    Args:
+        posterior: any batch-norm posterior with noise; it is not changed.
+        batches: pairs (x, y): held-out data for "held-out", training data for "elbo".
+        likelihood: `categorical()`, or `gaussian(precision)`, whose precision is tuned along.
+        objective: "held-out" maximises the score of data that the network has not seen; "elbo" needs no such data.
+        score: "log-likelihood" of the mixture over draws, or, for regression, "crps" of the moment-matched Gaussian.
+        per_site: one batch size for each batch-norm layer.
+        penalty: what keeps these together: this times the variance of their logarithms is subtracted.
+        num_examples: the size of the training set, for the ELBO.
+        weight_decay: as in torch's optimisers, for the prior of the ELBO.
+        num_samples: draws in the objective.
+        seed: of the draws.
+        inputs: where the inputs are in a batch; the targets are its last element.
+
+    >>> import batchbayes as bb
+    >>> network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    >>> x, y = torch.randn(200, 2), torch.randint(0, 3, (200,))
+    >>> posterior = bb.mcbn(network, x, batch_size=50)
+    >>> tuned = tune_batch_size(posterior, [(x, y)], bb.categorical())
+    >>> tuned.posterior.batch_size == tuned.batch_size
+    True
+    """
+    _check_options(objective, score, per_site, likelihood, num_examples, weight_decay)
+    if not posterior.deviations.any():
+        raise BatchbayesError(expected="a posterior with noise", got=posterior.method, fix="fit mcbn or stochastic_bn")
+    index = site_of(posterior.sites)
+    groups = index if per_site else torch.zeros_like(index)
+    family = linear_family(posterior, batches, groups, num_samples=num_samples, seed=seed, inputs=inputs)
+
+    def kl(log_size: float, precision: float) -> float:
+        if num_examples is None or weight_decay is None:
+            return 0.0
+        sizes = torch.tensor([math.exp(log_size)], dtype=torch.float64)
+        options = {"num_examples": num_examples, "weight_decay": weight_decay, "precision": precision}
+        return float(kl_to_implied_prior(posterior, sizes, **options)) / num_examples  # type: ignore[arg-type]
+
+    goal = Goal(family, likelihood, objective, score, kl if objective == "elbo" else lambda *_: 0.0)
+    with torch.no_grad():
+        curve = goal.curve()
+        log_sizes, value = goal.optimum(curve)
+    if per_site:
+        log_sizes, value = goal.optimum_per_group(log_sizes, penalty)
+    sizes = tuple(float(size) for size in log_sizes.exp()) if per_site else (float(log_sizes[0].exp()),)
+    tuned = posterior.at_batch_size(sizes if per_site else sizes[0])
+    warn_unless_trusted(measure_linearity(tuned, family.inputs, num_draws=8, max_examples=32, seed=seed))
+    best = goal.best_likelihood(log_sizes)
+    return TunedBatchSize(tuned, value, curve, best, sizes if per_site else sizes * len(posterior.sites))
+
+
+@dataclass(frozen=True, eq=False)
+class Goal:
+    """What is maximised, as a function of log batch sizes; per example."""
+
+    family: LinearFamily
+    likelihood: Likelihood[Any]
+    objective: Objective
+    score: Score
+    kl: Callable[[float, float], float]
+    """Of (log batch size, noise precision)."""
+
+    def expected(self, log_sizes: Tensor, likelihood: Any) -> Tensor:
+        """Mean over examples of the score, or of the expected log-likelihood; differentiable."""
+        outputs, targets = self.family.outputs(log_sizes), self.family.targets
+        if self.score == "crps":
+            mean, variance = outputs.mean(0), outputs.var(0, correction=0) + 1 / likelihood.precision
+            return -gaussian_crps(mean, variance.sqrt(), targets).mean()
+        log_prob = likelihood(outputs).log_prob(targets)  # (S, n, ...)
+        if self.objective == "elbo":
+            return log_prob.mean()
+        return (log_prob.logsumexp(0) - math.log(len(log_prob))).mean()
+
+    def best_likelihood(self, log_sizes: Tensor) -> Any:
+        """The likelihood with its best noise precision, searched in log tau around the best constant one."""
+        if not isinstance(self.likelihood, Gaussian):
+            return self.likelihood
+        with torch.no_grad():
+            error = (self.family.outputs(log_sizes).mean(0) - self.family.targets).square().mean()
+            middle = -float(error.log())
+
+            def value(log_precision: float) -> float:
+                return float(self.expected(log_sizes, Gaussian(math.exp(log_precision))))
+
+            return Gaussian(math.exp(maximise(value, middle - 2, middle + 6, steps=25)[0]))
+
+    def value(self, log_size: float) -> float:
+        """The objective with one batch size for all."""
+        log_sizes = torch.full((len(self.family.spread),), log_size)
+        likelihood = self.best_likelihood(log_sizes)
+        return float(self.expected(log_sizes, likelihood)) - self._kl(log_size, likelihood)
+
+    def _kl(self, log_size: float, likelihood: Any) -> float:
+        return self.kl(log_size, likelihood.precision if isinstance(likelihood, Gaussian) else 1.0)
+
+    def curve(self) -> BatchSizeCurve:
+        """The objective over the whole range."""
+        grid = torch.linspace(float(self.family.knots[0]), float(self.family.knots[-1]), GRID)
+        values = torch.tensor([self.value(float(u)) for u in grid])
+        likelihoods = [self.best_likelihood(u.expand(len(self.family.spread))) for u in grid]
+        divergence = torch.tensor([self._kl(float(u), q) for u, q in zip(grid, likelihoods, strict=True)])
+        return BatchSizeCurve(grid.exp(), values, divergence)
+
+    def optimum(self, curve: BatchSizeCurve) -> tuple[Tensor, float]:
+        """The best point between the neighbours of the best one on the curve."""
+        grid, best = curve.batch_sizes.log(), int(curve.values.argmax())
+        low, high = float(grid[max(0, best - 1)]), float(grid[min(GRID - 1, best + 1)])
+        log_size, value = maximise(self.value, low, high, steps=20)
+        return torch.full((len(self.family.spread),), log_size), value
+
+    def optimum_per_group(self, start: Tensor, penalty: float, steps: int = 80) -> tuple[Tensor, float]:
+        """Climb from one batch size for all to one for each group."""
+        likelihood = self.best_likelihood(start)
+        log_sizes = start.clone().requires_grad_()
+        optimiser = torch.optim.Adam([log_sizes], lr=0.1, maximize=True)
+        with torch.enable_grad():
+            for _ in range(steps):
+                optimiser.zero_grad()
+                (self.expected(log_sizes, likelihood) - penalty * log_sizes.var(correction=0)).backward()
+                optimiser.step()
+                with torch.no_grad():
+                    log_sizes.clamp_(self.family.knots[0], self.family.knots[-1])
+        found = log_sizes.detach()
+        return found, float(self.expected(found, self.best_likelihood(found)))
+
+
+def _check_options(
+    objective: str, score: str, per_site: bool, likelihood: Any, num_examples: int | None, weight_decay: float | None
+) -> None:
+    if objective not in ("held-out", "elbo") or score not in ("log-likelihood", "crps"):
+        raise BatchbayesError(
+            expected='objective "held-out" or "elbo" and score "log-likelihood" or "crps"',
+            got=f"{objective!r} and {score!r}",
+            fix="choose among these",
+        )
+    if objective == "elbo" and (num_examples is None or weight_decay is None or per_site or score == "crps"):
+        raise BatchbayesError(
+            expected="num_examples= and weight_decay= for the ELBO, and the log-likelihood of one batch size",
+            got=f"num_examples={num_examples}, weight_decay={weight_decay}, per_site={per_site}, score={score!r}",
+            fix="pass the size of the training set and the weight decay of its optimiser",
+        )
+    if score == "crps" and not isinstance(likelihood, Gaussian):
+        raise BatchbayesError(
+            expected='a gaussian likelihood for score="crps"', got=type(likelihood).__name__, fix="drop score="
+        )

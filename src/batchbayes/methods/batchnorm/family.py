@@ -1,0 +1,117 @@
+"""One posterior at every batch size: its outputs on some labelled data, from Jacobians that are computed once."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes.batches import Picker, pick_inputs, require_finite
+from batchbayes.errors import BatchbayesError
+from batchbayes.linear import plan_linear, tangents_along
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+
+LARGEST = 2**27
+"""Numbers that a family may hold (512 MiB in float32): beyond it the first examples alone serve."""
+CHUNK = 64
+KNOTS = 13
+"""Batch sizes at which the move of the centre is computed; between them it is interpolated."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearFamily:
+    """Outputs of S draws as a function of log batch sizes, one for each of G groups of sites, linear in the noise."""
+
+    log_size: float
+    """log M of the posterior that it was made from."""
+    middle: Tensor
+    """Outputs at the centre, (n, ...)."""
+    spread: Tensor
+    """What the deviations of each group do to them, (G, S, n, ...)."""
+    knots: Tensor
+    """Evenly spaced log batch sizes, (J,): the range of the family."""
+    shifts: Tensor | None
+    """What the move of the centre of each group does at each knot, (G, J, n, ...); None if the centre stays."""
+    inputs: Tensor
+    targets: Tensor
+
+    def outputs(self, log_sizes: Tensor) -> Tensor:
+        """Outputs of all draws, (S, n, ...), at these log batch sizes (G,). Differentiable in them."""
+        moved = self.middle
+        if self.shifts is not None:
+            distance = (log_sizes[:, None] - self.knots).abs() / (self.knots[1] - self.knots[0])
+            moved = moved + torch.einsum("gj,gj...->...", (1 - distance).clamp_min(0).to(self.shifts), self.shifts)
+        scale = (0.5 * (self.log_size - log_sizes)).exp().to(self.spread)
+        return moved + torch.einsum("g,gs...->s...", scale, self.spread)
+
+
+def linear_family(
+    posterior: BatchNormPosterior,
+    batches: Iterable[Any],
+    groups: Tensor,
+    *,
+    num_samples: int,
+    seed: int,
+    inputs: Picker = None,
+) -> LinearFamily:
+    """Compute the Jacobians on labelled batches (x, y); `groups` (D,) numbers the group of each statistic."""
+    x, y = _labelled(batches, inputs)
+    device, count = posterior.network.device(), int(groups.max()) + 1
+    with torch.no_grad():
+        outputs = posterior.function(posterior.center)(x[:1].to(device))
+    plan = plan_linear(posterior, outputs.numel(), num_samples, seed)
+    if count > 1 and plan.mode == "forward":
+        raise BatchbayesError(
+            expected="few enough outputs for one batch size a site",
+            got=f"{outputs.numel()} outputs an example",
+            fix="tune one batch size for the whole network",
+        )
+    masks = (groups == torch.arange(count)[:, None]).to(plan.directions)  # (G, D)
+    knots = torch.linspace(math.log(2.0), math.log(max(4096.0, 4 * posterior.batch_size)), KNOTS)
+    moves = torch.stack([posterior.center_shift(knot.exp().expand_as(posterior.center)) for knot in knots])  # (J, D)
+    parts = [plan.directions, *([moves] if moves.any() else [])]
+    directions = torch.cat([mask * part for part in parts for mask in masks])  # (G * Q + G * J, D)
+    most = max(1, LARGEST // (outputs.numel() * max(len(directions), count * num_samples)))
+    middle, rows = [], []
+    for chunk in x[:most].split(CHUNK):
+        value, along = tangents_along(posterior, chunk.to(device), directions, plan.mode)
+        middle.append(value.cpu())
+        rows.append(along.cpu())
+    tangents, cut = torch.cat(rows, dim=1), count * len(plan.directions)  # (G * Q + G * J, n, ...)
+    shape = tangents.shape[1:]
+    spread = torch.einsum("sq,gq...->gs...", plan.weights.to(tangents), tangents[:cut].view(count, -1, *shape))
+    shifts = tangents[cut:].view(count, KNOTS, *shape) if len(parts) > 1 else None
+    log_size = math.log(posterior.batch_size)
+    return LinearFamily(log_size, torch.cat(middle), spread, knots, shifts, x[:most], _fitting(y[:most], shape))
+
+
+def _labelled(batches: Iterable[Any], picker: Picker) -> tuple[Tensor, Tensor]:
+    """All inputs and all targets of pairs (x, y)."""
+    x, y = [], []
+    for batch in batches:
+        if not isinstance(batch, list | tuple) or len(batch) < 2 or not isinstance(batch[-1], Tensor):
+            raise BatchbayesError(
+                expected="labelled batches (x, y)",
+                got=f"a {type(batch).__name__}",
+                fix="pass a list or loader of pairs",
+            )
+        x.append(require_finite(pick_inputs(batch, picker), "the inputs"))
+        y.append(require_finite(batch[-1], "the targets"))
+    if not x:
+        raise BatchbayesError(expected="at least one labelled batch", got="none", fix="pass [(x, y)]")
+    joined = torch.cat(x), torch.cat(y)
+    if len(joined[0]) != len(joined[1]):
+        raise BatchbayesError(
+            expected="as many targets as inputs", got=f"{len(joined[1])} and {len(joined[0])}", fix="check the batches"
+        )
+    return joined
+
+
+def _fitting(targets: Tensor, outputs: torch.Size) -> Tensor:
+    """Real targets (n,) for outputs (n, 1) are meant column-wise."""
+    targets = targets.cpu()
+    if targets.is_floating_point() and outputs[-1] == 1 and targets.shape == outputs[:-1]:
+        return targets.unsqueeze(-1)
+    return targets
