@@ -32,6 +32,8 @@ BLOCK = 2**22
 """Numbers in one block of draws."""
 BACKWARD_COST = 1.4
 """A backward pass, in forward passes."""
+AFFORDABLE = 16
+"""Reverse mode is exact: up to this cost, in forward passes, it is taken even where forward mode is cheaper."""
 
 
 class Linearisable(Posterior, Protocol):
@@ -70,10 +72,12 @@ class LinearPlan:
 def plan_linear(posterior: Linearisable, num_outputs: int, num_samples: int, seed: int) -> LinearPlan:
     """Choose the cheaper mode for a network with so many outputs an example."""
     directions, weights = posterior.combinations(num_samples, seed)
-    rank = _rank(posterior, len(directions)) if num_outputs > 1 and _has_axes(posterior) else None
-    if rank is None or num_outputs * BACKWARD_COST <= rank:
-        return LinearPlan("reverse", directions, weights)
-    return forward_plan(posterior, rank, num_samples, seed)
+    cost = num_outputs * BACKWARD_COST
+    if cost > AFFORDABLE and getattr(posterior, "influence", None) is not None:
+        rank = _rank(posterior, len(directions))
+        if rank < cost:
+            return forward_plan(posterior, rank, num_samples, seed)
+    return LinearPlan("reverse", directions, weights)
 
 
 def forward_plan(posterior: Linearisable, rank: int, num_samples: int, seed: int) -> LinearPlan:
@@ -82,10 +86,6 @@ def forward_plan(posterior: Linearisable, rank: int, num_samples: int, seed: int
     axes, share = posterior.leading_axes(rank)  # (Q, r)
     scale = len(directions) ** 0.5
     return LinearPlan("forward", axes.T @ directions / scale, weights @ axes * (scale / share**0.5), share)
-
-
-def _has_axes(posterior: Linearisable) -> bool:
-    return getattr(posterior, "influence", None) is not None
 
 
 def _rank(posterior: Linearisable, most: int) -> int:
@@ -167,6 +167,8 @@ def measure_linearity(
     exact = torch.stack([posterior.draw(seed, s)(sample).cpu() for s in range(num_draws)])  # (S, n, ...)
     plan = plan_linear(posterior, middle[0].numel(), num_draws, seed)
     drawn = torch.cat(list(linear_outputs(posterior, sample, plan)))
+    if torch.equal(exact, middle.expand_as(exact)):  # no noise
+        return Linearity(1.0, 1.0, 0.0)
     spread, linear_spread = exact.flatten(2).var(0).mean(-1), drawn.flatten(2).var(0).mean(-1)  # (n,)
     correlation = rank_correlation(spread, linear_spread) if len(sample) > 2 else float("nan")
     missed = (exact - drawn).square().sum() / (exact - middle).square().sum()

@@ -122,7 +122,7 @@ def tune_batch_size(
     sizes = tuple(float(size) for size in log_sizes.exp()) if per_site else (float(log_sizes[0].exp()),)
     tuned = posterior.at_batch_size(sizes if per_site else sizes[0])
     warn_unless_trusted(measure_linearity(tuned, family.inputs, num_draws=8, max_examples=32, seed=seed))
-    best = goal.best_likelihood(log_sizes)
+    best = goal.best_likelihood(family.outputs(log_sizes))
     return TunedBatchSize(tuned, value, curve, best, sizes if per_site else sizes * len(posterior.sites))
 
 
@@ -137,9 +137,9 @@ class Goal:
     kl: Callable[[float, float], float]
     """Of (log batch size, noise precision)."""
 
-    def expected(self, log_sizes: Tensor, likelihood: Any) -> Tensor:
-        """Mean over examples of the score, or of the expected log-likelihood; differentiable."""
-        outputs, targets = self.family.outputs(log_sizes), self.family.targets
+    def expected(self, outputs: Tensor, likelihood: Any) -> Tensor:
+        """Mean over examples of the score of draws (S, n, ...), or of their expected log-likelihood; differentiable."""
+        targets = self.family.targets
         if self.score == "crps":
             mean, variance = outputs.mean(0), outputs.var(0, correction=0) + 1 / likelihood.precision
             return -gaussian_crps(mean, variance.sqrt(), targets).mean()
@@ -148,57 +148,54 @@ class Goal:
             return log_prob.mean()
         return (log_prob.logsumexp(0) - math.log(len(log_prob))).mean()
 
-    def best_likelihood(self, log_sizes: Tensor) -> Any:
+    def best_likelihood(self, outputs: Tensor) -> Any:
         """The likelihood with its best noise precision, searched in log tau around the best constant one."""
         if not isinstance(self.likelihood, Gaussian):
             return self.likelihood
+
+        def value(log_precision: float) -> float:
+            return float(self.expected(outputs, Gaussian(math.exp(log_precision))))
+
         with torch.no_grad():
-            error = (self.family.outputs(log_sizes).mean(0) - self.family.targets).square().mean()
-            middle = -float(error.log())
+            middle = -float((outputs.mean(0) - self.family.targets).square().mean().log())
+            return Gaussian(math.exp(maximise(value, middle - 2, middle + 6, steps=16)[0]))
 
-            def value(log_precision: float) -> float:
-                return float(self.expected(log_sizes, Gaussian(math.exp(log_precision))))
-
-            return Gaussian(math.exp(maximise(value, middle - 2, middle + 6, steps=25)[0]))
-
-    def value(self, log_size: float) -> float:
-        """The objective with one batch size for all."""
-        log_sizes = torch.full((len(self.family.spread),), log_size)
-        likelihood = self.best_likelihood(log_sizes)
-        return float(self.expected(log_sizes, likelihood)) - self._kl(log_size, likelihood)
-
-    def _kl(self, log_size: float, likelihood: Any) -> float:
-        return self.kl(log_size, likelihood.precision if isinstance(likelihood, Gaussian) else 1.0)
+    def evaluate(self, log_size: float) -> tuple[float, float]:
+        """The objective with one batch size for all, and the KL divergence in it."""
+        outputs = self.family.outputs(torch.full((len(self.family.spread),), log_size))
+        likelihood = self.best_likelihood(outputs)
+        divergence = self.kl(log_size, likelihood.precision if isinstance(likelihood, Gaussian) else 1.0)
+        return float(self.expected(outputs, likelihood)) - divergence, divergence
 
     def curve(self) -> BatchSizeCurve:
         """The objective over the whole range."""
         grid = torch.linspace(float(self.family.knots[0]), float(self.family.knots[-1]), GRID)
-        values = torch.tensor([self.value(float(u)) for u in grid])
-        likelihoods = [self.best_likelihood(u.expand(len(self.family.spread))) for u in grid]
-        divergence = torch.tensor([self._kl(float(u), q) for u, q in zip(grid, likelihoods, strict=True)])
-        return BatchSizeCurve(grid.exp(), values, divergence)
+        values, divergences = zip(*(self.evaluate(float(u)) for u in grid), strict=True)
+        return BatchSizeCurve(grid.exp(), torch.tensor(values).double(), torch.tensor(divergences).double())
 
     def optimum(self, curve: BatchSizeCurve) -> tuple[Tensor, float]:
         """The best point between the neighbours of the best one on the curve."""
         grid, best = curve.batch_sizes.log(), int(curve.values.argmax())
         low, high = float(grid[max(0, best - 1)]), float(grid[min(GRID - 1, best + 1)])
-        log_size, value = maximise(self.value, low, high, steps=20)
+        refined = maximise(lambda u: self.evaluate(u)[0], low, high, steps=12)
+        log_size, value = max(refined, (float(grid[best]), float(curve.values[best])), key=lambda found: found[1])
         return torch.full((len(self.family.spread),), log_size), value
 
     def optimum_per_group(self, start: Tensor, penalty: float, steps: int = 80) -> tuple[Tensor, float]:
         """Climb from one batch size for all to one for each group."""
-        likelihood = self.best_likelihood(start)
+        likelihood = self.best_likelihood(self.family.outputs(start))
         log_sizes = start.clone().requires_grad_()
         optimiser = torch.optim.Adam([log_sizes], lr=0.1, maximize=True)
         with torch.enable_grad():
             for _ in range(steps):
                 optimiser.zero_grad()
-                (self.expected(log_sizes, likelihood) - penalty * log_sizes.var(correction=0)).backward()
+                value = self.expected(self.family.outputs(log_sizes), likelihood)
+                (value - penalty * log_sizes.var(correction=0)).backward()
                 optimiser.step()
                 with torch.no_grad():
                     log_sizes.clamp_(self.family.knots[0], self.family.knots[-1])
-        found = log_sizes.detach()
-        return found, float(self.expected(found, self.best_likelihood(found)))
+        outputs = self.family.outputs(log_sizes.detach())
+        return log_sizes.detach(), float(self.expected(outputs, self.best_likelihood(outputs)))
 
 
 def _check_options(

@@ -34,6 +34,8 @@ def tangents_by_reverse_mode(
     layers = {site.name: site.layer for site in sites}
     with torch.enable_grad(), statistics_in_place(layers.values(), statistics), inputs_seen(layers, see):
         outputs = network(inputs)
+    if not sites:
+        return outputs.detach(), outputs.new_zeros(len(directions), *outputs.shape)
     flat = outputs.detach().reshape(len(inputs), -1)  # (n, K)
     centred = [h.detach() - m.view(-1, *[1] * (h.ndim - 2)) for h, (m, _) in zip(seen, statistics, strict=True)]
     directions = directions.to(flat)

@@ -1,0 +1,56 @@
+"""CamVid (Brostow et al., 2009) in the SegNet split: 367/101/233 street scenes, 11 classes and "unlabelled".
+
+Read from mosaics of 120x160 tiles, `train_120x160.jpg` and so on, with labels in `labels_120x160.npz`, and from
+`full_360x480.zip` with a sample of frames at full size.
+"""
+
+import io
+import os
+import zipfile
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchbayes.data.folder import data_file, mosaic
+
+CLASSES = (
+    "sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian", "bicyclist",
+    "unlabelled",
+)  # fmt: skip
+UNLABELLED = 11
+# Of the public ESPNet weights: BGR in 0..255, standardised, then divided by 255.
+MEAN = torch.tensor([110.331, 108.409, 105.034]).view(3, 1, 1)
+STD = torch.tensor([72.125, 72.688, 69.903]).view(3, 1, 1)
+
+
+def load_camvid(
+    split: Literal["train", "val", "test"], folder: str | os.PathLike[str] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Small images (N, 3, 120, 160) as bytes, and labels (N, 120, 160)."""
+    with np.load(data_file("camvid/labels_120x160.npz", folder)) as labels:
+        targets = labels[split]
+    tiles = mosaic(data_file(f"camvid/{split}_120x160.jpg", folder), 120, 160)[: len(targets)]
+    return torch.from_numpy(tiles.transpose(0, 3, 1, 2).copy()), torch.from_numpy(targets.astype(np.int64))
+
+
+def load_camvid_frames(
+    split: Literal["train", "test"], folder: str | os.PathLike[str] | None = None, limit: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Full-size frames (N, 3, 360, 480) as bytes, and labels (N, 360, 480)."""
+    from PIL import Image
+
+    images, targets = [], []
+    with zipfile.ZipFile(data_file("camvid/full_360x480.zip", folder)) as archive:
+        for name in sorted(n for n in archive.namelist() if n.startswith(f"{split}/"))[:limit]:
+            stem = name.split("/")[1].rsplit(".", 1)[0]
+            images.append(np.asarray(Image.open(io.BytesIO(archive.read(name))).convert("RGB")))
+            targets.append(np.asarray(Image.open(io.BytesIO(archive.read(f"{split}annot/{stem}.png")))))
+    frames = np.stack(images).transpose(0, 3, 1, 2).copy()
+    return torch.from_numpy(frames), torch.from_numpy(np.stack(targets).astype(np.int64))
+
+
+def standardise(images: Tensor) -> Tensor:
+    """RGB bytes -> what ESPNet takes."""
+    return (images.flip(1).float() - MEAN) / STD / 255

@@ -1,0 +1,150 @@
+"""Tuning the batch size: against a naive loop over batch sizes, and against what is known of the optimum."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.methods.batchnorm.family import linear_family
+from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
+from batchbayes.methods.batchnorm.statistics import site_of
+from batchbayes.scores import gaussian_crps
+
+
+def regression(noise=0.3, batch_size=100, center="running"):
+    """Means alone random, outputs linear in them: the linear engine is exact, and the predictive is known."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1, bias=False)).double().eval()
+    nn.init.ones_(network[1].weight)
+    x = torch.randn(1000, 1, dtype=torch.float64)
+    posterior = bb.mcbn(network, x, batch_size=batch_size, num_samples=100, center=center)
+    posterior.deviations[:, 1:] = 0
+    y = network(x).detach() + noise * torch.randn(1000, 1, dtype=torch.float64)
+    return posterior, x, y
+
+
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
+@pytest.mark.parametrize("center", ["running", "batches"])
+def test_the_curve_is_the_score_of_exact_draws_at_each_batch_size(center):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double().eval()
+    x, y = torch.randn(300, 2).double(), torch.randint(0, 3, (300,))
+    posterior = bb.mcbn(network, x, batch_size=128, num_samples=32, center=center)
+    tuned = bb.tune_batch_size(posterior, [(x[:100], y[:100])], bb.categorical(), num_samples=32)
+    for size, value in list(zip(tuned.curve.batch_sizes, tuned.curve.values, strict=True))[10::4]:
+        at = posterior.at_batch_size(float(size))
+        exact = bb.predict(at, x[:100], bb.categorical(), num_samples=32).log_prob(y[:100]).mean()
+        assert float(value) == pytest.approx(float(exact), abs=2e-3)
+    assert tuned.value >= float(tuned.curve.values.max()) - 1e-9
+    assert tuned.posterior.batch_size == tuned.batch_size == tuned.batch_sizes[0]
+    assert not tuned.curve.kl.any()
+
+
+def test_noise_in_the_network_that_the_targets_have_too_is_found():
+    """Targets scatter as if the network's batches had M = 20, beside observation noise: that M comes back."""
+    torch.manual_seed(0)
+    posterior, x, _ = regression()
+    truth = posterior.at_batch_size(20)
+    drawn = torch.cat([truth.draw(9, i)(x[i : i + 10]) for i in range(0, 1000, 10)]).detach()
+    y = drawn + 1e-3 * torch.randn_like(drawn)
+    tuned = bb.tune_batch_size(posterior, [(x, y)], bb.gaussian(1.0), num_samples=100)
+    assert tuned.batch_size == pytest.approx(20, rel=0.5)
+    fixed = bb.tune_batch_size(
+        posterior,
+        [(x, x.new_zeros(1000, 1) + posterior.function(posterior.center)(x).detach() + 0.3 * torch.randn_like(x))],
+        bb.gaussian(1.0),
+    )
+    assert fixed.batch_size > 500  # homoscedastic noise wants none from the network
+    assert fixed.likelihood.precision == pytest.approx(1 / 0.09, rel=0.1)
+
+
+def test_crps_is_that_of_the_moment_matched_gaussian():
+    posterior, x, y = regression(center="running")
+    tuned = bb.tune_batch_size(posterior, [(x[:200], y[:200, 0])], bb.gaussian(1.0), score="crps", num_samples=50)
+    at = bb.predict(tuned.posterior, x[:200], tuned.likelihood, num_samples=50)
+    assert -tuned.value == pytest.approx(float(gaussian_crps(at.mean, at.std, y[:200]).mean()), rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")  # the labels are random, the optimum anywhere
+def test_the_elbo_is_the_expected_log_likelihood_less_the_kl():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double().eval()
+    x, y = torch.randn(300, 2).double(), torch.randint(0, 3, (300,))
+    posterior = bb.mcbn(network, x, batch_size=64, num_samples=16, center="running")
+    options = {"num_examples": 300, "weight_decay": 1e-3}
+    tuned = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), objective="elbo", num_samples=16, **options)
+    index = 12
+    size, value = float(tuned.curve.batch_sizes[index]), float(tuned.curve.values[index])
+    draws = bb.predict(posterior.at_batch_size(size), x, bb.categorical(), num_samples=16, keep_draws=True).draws
+    expected = bb.categorical()(draws.movedim(-1, -1)).log_prob(y).mean()
+    divergence = kl_to_implied_prior(posterior, torch.tensor([size]), **options)[0] / 300
+    assert float(tuned.curve.kl[index]) == pytest.approx(float(divergence), rel=1e-6)
+    assert value == pytest.approx(float(expected - divergence), abs=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
+def test_one_batch_size_a_site():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    x, y = torch.randn(300, 2), torch.randint(0, 3, (300,))
+    posterior = bb.mcbn(network.eval(), x, batch_size=64, num_samples=32, center="running")
+    one = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), num_samples=32)
+    each = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), per_site=True, penalty=1e-4, num_samples=32)
+    tied = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), per_site=True, penalty=100.0, num_samples=32)
+    assert each.value >= one.value - 1e-4
+    assert len(each.batch_sizes) == 2
+    assert each.batch_sizes[0] != pytest.approx(each.batch_sizes[1], rel=0.05)
+    assert tied.batch_sizes[0] == pytest.approx(tied.batch_sizes[1], rel=0.05)
+    first = site_of(posterior.sites) == 0
+    scale = (64 / each.batch_sizes[0]) ** 0.5
+    torch.testing.assert_close(each.posterior.deviations[:, first], posterior.deviations[:, first] * scale)
+    assert each.batch_size == pytest.approx(math.sqrt(math.prod(each.batch_sizes)))
+
+
+def test_a_family_repeats_the_linear_engine_at_every_batch_size():
+    posterior, x, y = regression(center="batches")
+    family = linear_family(posterior, [(x[:50], y[:50])], torch.zeros(2, dtype=torch.long), num_samples=20, seed=5)
+    for size in (30.0, 137.0, 900.0):
+        outputs = family.outputs(torch.tensor([math.log(size)], dtype=torch.float64))
+        exact = bb.predict(posterior.at_batch_size(size), x[:50], bb.gaussian(1.0), num_samples=20, seed=5).draws
+        torch.testing.assert_close(outputs, exact, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"objective": "luck"}, "objective"),
+        ({"objective": "elbo"}, "num_examples"),
+        ({"objective": "elbo", "num_examples": 10, "weight_decay": 1e-4, "per_site": True}, "ELBO"),
+        ({"score": "crps"}, "gaussian likelihood"),
+    ],
+)
+def test_bad_options(options, message):
+    posterior, x, _ = regression()
+    with pytest.raises(bb.BatchbayesError, match=message):
+        bb.tune_batch_size(posterior, [(x, x)], bb.categorical(), **options)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "at least one labelled batch"),
+        ([torch.zeros(3, 1)], "labelled batches"),
+        ([(torch.zeros(3, 1).double(), torch.zeros(2, 1))], "as many targets"),
+        ([(torch.zeros(3, 1).double(), torch.full((3, 1), float("nan")))], "finite numbers in the targets"),
+    ],
+)
+def test_bad_data(data, message):
+    posterior, _, _ = regression()
+    with pytest.raises(bb.BatchbayesError, match=message):
+        bb.tune_batch_size(posterior, data, bb.gaussian(1.0))
+
+
+def test_posteriors_without_noise_are_refused():
+    posterior, x, y = regression()
+    with pytest.raises(bb.BatchbayesError, match="with noise"):
+        bb.tune_batch_size(bb.population(posterior.network.module, x), [(x, y)], bb.gaussian(1.0))
+    with pytest.raises(bb.BatchbayesError, match="with noise"):
+        bb.population(posterior.network.module, x).at_batch_size(8)
