@@ -163,7 +163,7 @@ def batch_norm_regulariser(
     the decay of the weights before batch-norm layers; the others keep that of the optimiser. Passes in evaluation mode
     or without gradients are not looked at.
 
-    >>> net = nn.Sequential(nn.Linear(2, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)).train()
+    >>> net = nn.Sequential(nn.Linear(2, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     >>> groups = [{"params": net[:3].parameters()}, {"params": net[3].parameters(), "weight_decay": 1e-3}]
     >>> stepper, x, y = torch.optim.Adam(groups), torch.randn(100, 2), torch.randn(100, 1)
     >>> with batch_norm_regulariser(net, num_examples=100, weight_decay=1e-3) as regulariser:
