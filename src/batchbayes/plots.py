@@ -201,7 +201,7 @@ def correlation_figure(shown: "CorrelationMap") -> "Figure":
     from matplotlib import rc_context
 
     values, count = np.asarray(shown.values), len(shown.sites)
-    side = min(7.0, 2.6 + 0.3 * count)
+    side = min(7.0, 3.0 + 0.25 * count)
     with rc_context(STYLE):
         figure, panels = _figure(1, 1, (side + 1.4, side))
         panel = panels[0, 0]
@@ -215,7 +215,7 @@ def correlation_figure(shown: "CorrelationMap") -> "Figure":
         for i, j in np.ndindex(*values.shape) if count <= 8 else ():
             colour = "white" if values[i, j] > 0.4 * shown.floor + 0.6 * top else "black"
             panel.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color=colour, fontsize=8.5)
-        panel.set_title("Batch statistics: mean |correlation| between layers")
+        figure.suptitle("Batch statistics: mean |correlation| of layers", fontsize=10)
         bar = figure.colorbar(image, ax=panel, shrink=0.85)
         bar.ax.set_xlabel(f"white: {shown.floor:.2f},\nas by chance", fontsize=8)
     return figure
