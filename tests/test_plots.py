@@ -135,7 +135,7 @@ def test_the_correlation_map_starts_at_chance() -> None:
     assert panel.images[0].get_clim() == pytest.approx((0.08, 0.4))
     assert [text.get_text() for text in panel.texts] == ["0.40", "0.10", "0.10", "0.30"]
     assert [label.get_text() for label in panel.get_yticklabels()] == ["a", "b"]
-    assert "0.08" in bar.get_xlabel()
+    assert "0.08" in bar.get_ylabel()
 
 
 @pytest.mark.parametrize("make", [bands, digits, histograms, gaps, correlations])

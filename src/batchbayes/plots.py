@@ -217,7 +217,7 @@ def correlation_figure(shown: "CorrelationMap") -> "Figure":
             panel.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color=colour, fontsize=8.5)
         figure.suptitle("Batch statistics: mean |correlation| of layers", fontsize=10)
         bar = figure.colorbar(image, ax=panel, shrink=0.85)
-        bar.ax.set_xlabel(f"white: {shown.floor:.2f},\nas by chance", fontsize=8, loc="left")
+        bar.set_label(f"white: {shown.floor:.2f}, as by chance")
     return figure
 
 
