@@ -12,6 +12,7 @@ from batchbayes.methods.batchnorm.baselines import deterministic, population
 from batchbayes.methods.batchnorm.batch_size import tune_batch_size
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.prior import batch_norm_regulariser
 from batchbayes.methods.batchnorm.stochastic_bn import clt_bn, stochastic_bn
 from batchbayes.posterior import Posterior
 from batchbayes.predict import predict
@@ -28,6 +29,7 @@ __all__ = [
     "GaussianPredictive",
     "Posterior",
     "Predictive",
+    "batch_norm_regulariser",
     "categorical",
     "check_linearity",
     "clt_bn",

@@ -56,7 +56,8 @@ def is_mean(sites: Sequence[Site]) -> Tensor:
 
 def site_of(sites: Sequence[Site]) -> Tensor:
     """Which site each number of omega belongs to, (D,)."""
-    return torch.arange(len(sites)).repeat_interleave(torch.tensor([2 * site.channels for site in sites]))
+    widths = torch.tensor([2 * site.channels for site in sites], dtype=torch.long)
+    return torch.arange(len(sites)).repeat_interleave(widths)
 
 
 def running_omega(sites: Sequence[Site]) -> Tensor:
