@@ -51,13 +51,14 @@ def test_noise_in_the_network_that_the_targets_have_too_is_found():
     y = drawn + 1e-3 * torch.randn_like(drawn)
     tuned = bb.tune_batch_size(posterior, [(x, y)], bb.gaussian(1.0), num_samples=100)
     assert tuned.batch_size == pytest.approx(20, rel=0.5)
-    fixed = bb.tune_batch_size(
-        posterior,
-        [(x, x.new_zeros(1000, 1) + posterior.function(posterior.center)(x).detach() + 0.3 * torch.randn_like(x))],
-        bb.gaussian(1.0),
-    )
-    assert fixed.batch_size > 500  # homoscedastic noise wants none from the network
-    assert fixed.likelihood.precision == pytest.approx(1 / 0.09, rel=0.1)
+
+
+def test_observation_noise_is_tuned_along():
+    """Here the network's noise is the same for all inputs, so only its sum with 1/tau can be found: 0.3^2."""
+    posterior, x, y = regression(noise=0.3)
+    tuned = bb.tune_batch_size(posterior, [(x, y)], bb.gaussian(1.0))
+    variance = bb.predict(tuned.posterior, x, tuned.likelihood, num_samples=64).variance
+    assert float(variance.mean()) == pytest.approx(0.09, rel=0.15)
 
 
 def test_crps_is_that_of_the_moment_matched_gaussian():
@@ -88,8 +89,11 @@ def test_the_elbo_is_the_expected_log_likelihood_less_the_kl():
 def test_one_batch_size_a_site():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    x, y = torch.randn(300, 2), torch.randint(0, 3, (300,))
+    nn.init.normal_(network[4].weight, std=10.0)  # sure of itself: it needs the noise
+    x = torch.randn(300, 2)
     posterior = bb.mcbn(network.eval(), x, batch_size=64, num_samples=32, center="running")
+    truth = posterior.at_batch_size([4.0, 1000.0])
+    y = torch.stack([truth.draw(5, i)(x[i : i + 1])[0].argmax() for i in range(300)])
     one = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), num_samples=32)
     each = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), per_site=True, penalty=1e-4, num_samples=32)
     tied = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), per_site=True, penalty=100.0, num_samples=32)
