@@ -2,13 +2,17 @@
 
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from references import left_alone, training_forward
 
 import batchbayes as bb
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
+from batchbayes.linear import measure_linearity
+from batchbayes.models.mlp import MLP
 from batchbayes.models.pretrained import cifar_resnet, espnet_camvid
+from batchbayes.training.loop import TrainingConfig, train
 
 pytestmark = pytest.mark.shared
 
@@ -69,3 +73,17 @@ def test_segmentation_network_loads_and_first_sites_can_be_chosen(data_folder):
         predictive = bb.predict(posterior, x[:2], bb.categorical(), num_samples=3)
     assert [site.name for site in posterior.sites] == ["encoder.level1.bn", "encoder.b1.bn"]
     assert predictive.mutual_information.shape == (2, 48, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "trusted"), [("energy", 16, False), ("energy", 128, True), ("concrete", 16, False)]
+)
+def test_small_networks_with_small_batches_are_not_linear(data_folder, name, batch_size, trusted):
+    """Where the linear engine is known to fail, its check says so; where it works, it does not."""
+    with np.load(data_folder / f"uci/{name}.npz") as data:
+        x, y = (torch.from_numpy(data[key]).float() for key in ("X", "y"))
+    x, y = (x - x.mean(0)) / x.std(0), ((y - y.mean()) / y.std())[:, None]
+    network = MLP(x.shape[1], [50, 50], 1)
+    train(network, x, y, torch.nn.functional.mse_loss, TrainingConfig(epochs=60, batch_size=batch_size))
+    posterior = bb.mcbn(network, x, batch_size=batch_size, num_samples=64, center="running")
+    assert measure_linearity(posterior, x, num_draws=16, max_examples=64, seed=0).trusted == trusted

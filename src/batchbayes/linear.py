@@ -132,7 +132,7 @@ class Linearity:
     @property
     def trusted(self) -> bool:
         """Whether the linear answer can stand for the exact one."""
-        return self.unexplained < 0.2 and 0.7 < self.scale_ratio < 1.4
+        return self.unexplained < 0.15 and 0.7 < self.scale_ratio < 1.4
 
     def __str__(self) -> str:
         return (
