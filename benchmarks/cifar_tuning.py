@@ -3,7 +3,7 @@
     python benchmarks/cifar_tuning.py DATA_FOLDER --depth 20 > docs/results/cifar-tuning-20.md
 
 Statistics from training images with the training-time transforms, centred on the running statistics. M and T are
-chosen on the first 2,000 test images and measured on the other 8,000; the ELBO uses 2,000 training images. The Jacobians
+chosen on the first 2,000 test images and measured on the other 8,000; the ELBO uses 2,000 training images. Jacobians
 of the linear engine are computed once for each set of images, and serve for every row of the table.
 """
 

@@ -161,8 +161,8 @@ def _regrouped(passes: Iterator[Iterator[Tensor]], batch_size: int) -> Iterator[
         require_size(seen, batch_size)
 
 
-def chunks(data: Batches, chunk_size: int | None, picker: Picker = None) -> Iterator[Tensor]:
-    """Cut a tensor or each batch of an iterable into pieces that bound the memory of a forward pass."""
+def chunks(data: Batches, chunk_size: int | None, picker: Picker = None, *, numbers: int = 2**21) -> Iterator[Tensor]:
+    """Cut a tensor or each batch of an iterable into pieces of a size, or of about so many numbers."""
     for inputs in input_stream(data, picker):
         per_example = max(1, inputs[0].numel()) if len(inputs) else 1
-        yield from inputs.split(chunk_size or max(1, min(256, 2**22 // per_example)))
+        yield from inputs.split(chunk_size or max(1, numbers // per_example))

@@ -28,8 +28,8 @@ KEPT_DRAWS_LIMIT = 2**24
 """Draws that a summary needs later are kept unasked up to this many numbers (64 MiB in float32)."""
 
 
-LINEAR_CHUNK = 64
-"""Examples in one pass of the linear engine, which keeps the activations of all layers."""
+SAMPLE_CHUNK, LINEAR_CHUNK = 2**21, 2**18
+"""Input numbers in one forward pass; the linear engine keeps the activations of all layers, so it takes fewer."""
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def predict(
             where they differ. "auto" is linear where that check passes, and exact elsewhere; `predictive.engine`
             says which.
         inputs: where the inputs are in a batch, if not first: a key, a position or a function.
-        chunk_size: examples in one forward pass; by default up to 256, fewer if they are large.
+        chunk_size: examples in one forward pass; by default as many as hold about two million numbers.
         keep_draws: keep the outputs of every draw as `predictive.draws` (S, N, ...). By default they are kept only
             where the density of a regression needs them, and only while they are small.
 
@@ -75,9 +75,9 @@ def predict(
     if num_samples < 1:
         raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
     device, pieces, room, draws = posterior.network.device(), [], KEPT_DRAWS_LIMIT, None
-    most = chunk_size or (None if engine == "sample" else LINEAR_CHUNK)
+    numbers = SAMPLE_CHUNK if engine == "sample" else LINEAR_CHUNK
     with Progress("predicting", _work(data, num_samples)) as shown:
-        for chunk in chunks(data, most, inputs):
+        for chunk in chunks(data, chunk_size, inputs, numbers=numbers):
             chunk = chunk.to(device)
             draws = draws or choose_engine(posterior, chunk, engine, num_samples, seed)
             summary, kept = likelihood.summary(), []
