@@ -32,15 +32,19 @@ class Likelihood(Protocol[P_co]):
 
 @dataclass(frozen=True)
 class Categorical:
-    """Classes: the outputs are logits along `class_axis` of (N, K, ...), as in torch's cross-entropy."""
+    """Classes: the outputs are logits along `class_axis` of (N, K, ...), as in torch's cross-entropy.
+
+    The logits are divided by a `temperature`: above one, every draw is less sure of itself.
+    """
 
     class_axis: int = 1
+    temperature: float = 1.0
 
     def __call__(self, outputs: Tensor) -> distributions.Categorical:
         return distributions.Categorical(logits=self.logits(outputs), validate_args=False)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Move the classes last: (S, N, K, ...) -> (S, N, ..., K)."""
+        """Move the classes last, (S, N, K, ...) -> (S, N, ..., K), and divide by the temperature."""
         axis = self.class_axis + 1 if self.class_axis >= 0 else self.class_axis
         if outputs.ndim < 3 or not -outputs.ndim < axis < outputs.ndim:
             raise BatchbayesError(
@@ -48,7 +52,8 @@ class Categorical:
                 got=f"an output of shape {tuple(outputs.shape[1:])}",
                 fix="use bb.gaussian() for regression, or name the axis as in bb.categorical(class_axis=-1)",
             )
-        return outputs.movedim(axis, -1)  # (S, N, ..., K)
+        moved = outputs.movedim(axis, -1)  # (S, N, ..., K)
+        return moved if self.temperature == 1 else moved / self.temperature
 
     def summary(self) -> RunningSummary[CategoricalPredictive]:
         return RunningCategorical(self.logits)
@@ -92,9 +97,17 @@ class HeteroscedasticGaussian:
         return RunningGaussian(self)
 
 
-def categorical(class_axis: int = 1) -> Categorical:
-    """Classification, and segmentation: logits (N, K, ...) -> probabilities (N, ..., K)."""
-    return Categorical(class_axis)
+def categorical(class_axis: int = 1, temperature: float = 1.0) -> Categorical:
+    """Classification, and segmentation: logits (N, K, ...) -> probabilities (N, ..., K).
+
+    >>> categorical(temperature=2.0)(torch.tensor([[[0.0, 2.0]]])).logits
+    tensor([[[-1.3133, -0.3133]]])
+    """
+    if not 0 < temperature < float("inf"):
+        raise BatchbayesError(
+            expected="a positive, finite temperature", got=str(temperature), fix="pass 1 to leave the logits as they are"
+        )
+    return Categorical(class_axis, float(temperature))
 
 
 def gaussian(precision: float) -> Gaussian:

@@ -1,0 +1,141 @@
+"""Examples with or without targets, read batch by batch, again and again, always in the same order."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.rng import generator
+
+READ_SIZE = 128
+"""Examples read at once from files."""
+
+Batch = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A source of batches (inputs, targets or None), and what is known about them."""
+
+    name: str
+    batches: Iterable[Any]
+    """Batches x, (x,) or (x, y): a loader, or a list."""
+    class_names: tuple[str, ...] | None = None
+    feature_names: tuple[str, ...] | None = None
+    target_name: str | None = None
+    part: tuple[int, float, bool] | None = None
+    """Only the examples that a random number of this seed puts below a share (True), or above it (False)."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        random = generator(self.part[0], "split") if self.part else None
+        for batch in self.batches:
+            inputs, targets = as_batch(batch, self.name)
+            if self.part and random:
+                keep = (torch.rand(len(inputs), generator=random) < self.part[1]) == self.part[2]
+                inputs, targets = inputs[keep], None if targets is None else targets[keep]
+            if len(inputs):
+                yield inputs, targets
+
+    def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":
+        """A random part of about this share, and the rest; which is which depends on the seed and the order alone."""
+        return replace(self, part=(seed, share, True)), replace(self, part=(seed, share, False))
+
+    def targets(self) -> Tensor:
+        """All targets, (N, ...)."""
+        found = [targets for _, targets in self]
+        if not found or any(targets is None for targets in found):
+            raise BatchbayesError(
+                expected=f"targets beside the inputs of {self.name}",
+                got="inputs alone" if found else "no examples",
+                fix="give each batch as (inputs, targets)",
+            )
+        return torch.cat([targets for targets in found if targets is not None])
+
+    def take(self, rows: Sequence[int]) -> Tensor:
+        """The inputs of these rows, in this order."""
+        wanted, found, start = set(rows), {}, 0
+        for inputs, _ in self:
+            found.update({row: inputs[row - start] for row in wanted if start <= row < start + len(inputs)})
+            start += len(inputs)
+            if len(found) == len(wanted):
+                break
+        return torch.stack([found[row] for row in rows])
+
+
+def as_batch(batch: Any, name: str) -> Batch:
+    """Take a batch apart; integers that are inputs become real numbers, as networks want them."""
+    parts = list(batch) if isinstance(batch, list | tuple) else [batch]
+    if isinstance(batch, Mapping) or not parts or not all(isinstance(part, Tensor) for part in parts[:2]):
+        raise BatchbayesError(
+            expected=f"batches of {name} as (inputs, targets) tensors",
+            got=f"a {type(batch).__name__}" + (f" with keys {sorted(map(str, batch))}" if _is_map(batch) else ""),
+            fix="let the data function return a loader whose batches are tuples of two tensors",
+        )
+    inputs = parts[0] if parts[0].is_floating_point() else parts[0].float()
+    targets = parts[1] if len(parts) > 1 else None
+    if targets is not None and len(targets) != len(inputs):
+        raise BatchbayesError(
+            expected=f"as many targets as inputs in {name}",
+            got=f"{len(inputs)} inputs and {len(targets)} targets",
+            fix="check how the data was put together",
+        )
+    bad = ~torch.isfinite(inputs).flatten(1).all(1)
+    if targets is not None and targets.is_floating_point():
+        bad |= ~torch.isfinite(targets).reshape(len(targets), -1).all(1)
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        raise BatchbayesError(
+            expected=f"finite numbers in {name}",
+            got=f"{int(bad.sum())} rows with NaN or infinity, the first in position {first} of its batch",
+            fix="drop or fill those rows",
+        )
+    return inputs, targets
+
+
+def _is_map(batch: Any) -> bool:
+    return isinstance(batch, Mapping)
+
+
+def from_tensors(name: str, inputs: Tensor, targets: Tensor | None = None, **known: Any) -> Examples:
+    """Examples held in memory."""
+    if targets is not None and len(inputs) != len(targets):
+        raise BatchbayesError(
+            expected=f"as many targets as inputs in {name}",
+            got=f"{len(inputs)} inputs and {len(targets)} targets",
+            fix="check how the data was put together",
+        )
+    return from_dataset(name, TensorDataset(*(t for t in (inputs, targets) if t is not None)), **known)
+
+
+def from_dataset(name: str, dataset: "Dataset[Any]", **known: Any) -> Examples:
+    """Examples in the order of a map-style data set."""
+    return Examples(name, DataLoader(dataset, batch_size=READ_SIZE), **known)
+
+
+def from_object(name: str, made: Any) -> Examples:
+    """Examples from what a data function returned: a loader, a data set, a list of batches, or tensors (x, y)."""
+    names = getattr(getattr(made, "dataset", made), "classes", None)
+    known = {"class_names": tuple(map(str, names))} if names else {}
+    if isinstance(made, Tensor):
+        return from_tensors(name, made)
+    if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made):
+        return from_tensors(name, *made)
+    if isinstance(made, Dataset) and hasattr(made, "__getitem__") and not isinstance(made, DataLoader):
+        return from_dataset(name, made, **known)
+    if isinstance(getattr(made, "sampler", None), RandomSampler):
+        raise BatchbayesError(
+            expected=f"the examples of {name} in the same order each time",
+            got="a loader that shuffles",
+            fix="make it with shuffle=False; only the training data may be shuffled",
+        )
+    if not isinstance(made, Iterable) or iter(made) is made:
+        raise BatchbayesError(
+            expected=f"{name} as a DataLoader, a data set, a list of batches or two tensors",
+            got=f"a {type(made).__name__}",
+            fix="return something that can be read several times",
+        )
+    return Examples(name, made, **known)

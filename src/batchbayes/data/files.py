@@ -1,0 +1,191 @@
+"""Examples from files: arrays (.npz), tables (.csv, .parquet), folders of images. Nothing in a file is executed."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from batchbayes.data.examples import Examples, from_dataset, from_tensors
+from batchbayes.errors import BatchbayesError
+
+IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
+INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "labels", "target")
+
+
+def read_examples(path: Path, target: str | None = None) -> Examples:
+    """Read the examples in a file or folder; `target` names the target column of a table, or array of an .npz."""
+    if not path.exists():
+        raise BatchbayesError(expected="a data file or folder", got=f"nothing at {path}", fix="check the path")
+    if path.is_dir():
+        return read_image_folder(path)
+    readers = {".npz": read_arrays, ".csv": read_csv, ".parquet": read_parquet}
+    if path.suffix.lower() not in readers:
+        raise BatchbayesError(
+            expected="a .npz, .csv or .parquet file, a folder of images, or pkg.module:function",
+            got=str(path),
+            fix="convert it, or write a function that returns a DataLoader",
+        )
+    return readers[path.suffix.lower()](path, target)
+
+
+def read_arrays(path: Path, target: str | None = None) -> Examples:
+    """Arrays `X` and `y` (or inputs, images; targets, labels) of an .npz file, and `class_names` if they are there."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise BatchbayesError(
+            expected=f"arrays of numbers in {path}", got=str(error).splitlines()[0].rstrip("."), fix="write it by numpy.savez"
+        ) from error
+    inputs = _named(arrays, INPUT_KEYS)
+    targets = arrays.get(target) if target else _named(arrays, TARGET_KEYS)
+    if inputs is None or (target and targets is None):
+        wanted = "an array X of inputs" if inputs is None else f"an array {target!r}"
+        raise BatchbayesError(
+            expected=f"{wanted} in {path.name}", got=f"arrays {', '.join(sorted(arrays)) or 'none'}", fix="rename one"
+        )
+    names = arrays.get("class_names", arrays.get("classes"))
+    features = arrays.get("features")
+    return from_tensors(
+        path.name,
+        torch.from_numpy(np.asarray(inputs, dtype=np.float32)),
+        None if targets is None else as_targets(targets),
+        class_names=None if names is None else tuple(map(str, names)),
+        feature_names=None if features is None else tuple(map(str, features)),
+    )
+
+
+def _named(arrays: dict[str, np.ndarray], names: Sequence[str]) -> np.ndarray | None:
+    return next((array for key, array in arrays.items() if key.lower() in names), None)
+
+
+def as_targets(values: np.ndarray) -> Tensor:
+    """Whole numbers are labels, others are real targets."""
+    whole = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
+    return torch.from_numpy(values.astype(np.int64 if whole else np.float32))
+
+
+def read_csv(path: Path, target: str | None = None) -> Examples:
+    """A table with a line of column names; every column but the target is an input."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file)
+        header = next(lines, [])
+        rows = [row for row in lines if row]
+    uneven = next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None)
+    if not rows or uneven:
+        raise BatchbayesError(
+            expected=f"a line of column names and rows of as many cells in {path.name}",
+            got=f"line {uneven} with another number of cells" if uneven else "no rows",
+            fix="check the file",
+        )
+    return _table(path, header, {name: [row[i] for row in rows] for i, name in enumerate(header)}, target)
+
+
+def read_parquet(path: Path, target: str | None = None) -> Examples:
+    """A Parquet table, where pyarrow is installed."""
+    try:
+        from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise BatchbayesError(
+            expected="pyarrow, to read .parquet files", got="none", fix="pip install pyarrow, or convert to .csv"
+        ) from error
+    table = parquet.read_table(path)
+    return _table(path, table.column_names, table.to_pydict(), target)
+
+
+def _table(path: Path, header: Sequence[str], columns: dict[str, list[Any]], target: str | None) -> Examples:
+    if target is not None and target not in columns:
+        raise BatchbayesError(
+            expected=f"a target column {target!r} in {path.name}",
+            got=f"columns {', '.join(header)}",
+            fix="name one of them in --target",
+        )
+    features = [name for name in header if name != target]
+    inputs = np.stack([_numbers(path, name, columns[name]) for name in features], 1)
+    known: dict[str, Any] = {"feature_names": tuple(features), "target_name": target}
+    if target is None:
+        return from_tensors(path.name, torch.from_numpy(inputs.astype(np.float32)), **known)
+    values = _numbers(path, target, columns[target])
+    written = all(isinstance(cell, int) or (isinstance(cell, str) and "." not in cell) for cell in columns[target])
+    whole = written and bool(np.all(np.isfinite(values) & (values == np.round(values))))
+    targets = as_targets(values.astype(np.int64) if whole else values)
+    return from_tensors(path.name, torch.from_numpy(inputs.astype(np.float32)), targets, **known)
+
+
+def _numbers(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
+    """A column as numbers; an empty cell is NaN, which is refused where it is used."""
+    values = []
+    for line, cell in enumerate(cells, 2):
+        try:
+            values.append(float("nan") if cell in ("", None) else float(cell))
+        except (TypeError, ValueError) as error:
+            raise BatchbayesError(
+                expected=f"numbers in column {name!r} of {path.name}",
+                got=f"{cell!r} in line {line}",
+                fix="encode it as a number, or leave the column out",
+            ) from error
+    return np.array(values)
+
+
+class ImageFolder(Dataset[Any]):
+    """Images in a sub-folder for each class, or without classes in one folder: RGB from 0 to 1, (3, H, W)."""
+
+    def __init__(self, paths: Sequence[Path], labels: Sequence[int] | None) -> None:
+        self.paths, self.labels = list(paths), labels
+        self.shape: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        image = read_image(self.paths[index])
+        self.shape = self.shape or tuple(image.shape)
+        if tuple(image.shape) != self.shape:
+            raise BatchbayesError(
+                expected=f"images of one size, {self.shape[2]} x {self.shape[1]}",
+                got=f"{image.shape[2]} x {image.shape[1]} in {self.paths[index].name}",
+                fix="resize them, or use a data function that does",
+            )
+        return (image,) if self.labels is None else (image, self.labels[index])
+
+
+def read_image(path: Path) -> Tensor:
+    """One image, (3, H, W) from 0 to 1."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise BatchbayesError(
+            expected="pillow, to read images", got="none", fix="pip install 'batchbayes[report]'"
+        ) from error
+    try:
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
+    except (UnidentifiedImageError, OSError) as error:
+        raise BatchbayesError(expected=f"an image in {path}", got="a damaged file", fix="remove or replace it") from error
+    return torch.from_numpy(pixels.transpose(2, 0, 1) / 255)
+
+
+def read_image_folder(folder: Path) -> Examples:
+    """Sub-folders are classes, numbered in the order of their names; images beside them have no class."""
+    classes = sorted(child for child in folder.iterdir() if child.is_dir() and any(_images(child)))
+    if classes:
+        found = [(path, label) for label, child in enumerate(classes) for path in _images(child)]
+        dataset = ImageFolder([path for path, _ in found], [label for _, label in found])
+        return from_dataset(folder.name, dataset, class_names=tuple(child.name for child in classes))
+    paths = list(_images(folder))
+    if not paths:
+        raise BatchbayesError(
+            expected=f"images in {folder}, in a sub-folder for each class",
+            got="none",
+            fix=f"use one of {', '.join(sorted(IMAGES))}",
+        )
+    return from_dataset(folder.name, ImageFolder(paths, None))
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGES)

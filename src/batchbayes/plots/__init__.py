@@ -1,0 +1,29 @@
+"""Figures: one function each, from arrays to a matplotlib Figure, to be read in print and by the colour-blind."""
+
+from batchbayes.plots.band import Band, band_figure
+from batchbayes.plots.batch_size import batch_size_figure
+from batchbayes.plots.certainty import certainty_figure
+from batchbayes.plots.classification import reliability_figure, risk_coverage_figure
+from batchbayes.plots.regression import interval_coverage_figure, uncertainty_error_figure
+from batchbayes.plots.segmentation import Triptych, segmentation_figure
+from batchbayes.plots.shift import shift_figure
+from batchbayes.plots.statistics import correlation_figure, marginals_figure, normality_figure
+from batchbayes.plots.style import save_figure
+
+__all__ = [
+    "Band",
+    "Triptych",
+    "band_figure",
+    "batch_size_figure",
+    "certainty_figure",
+    "correlation_figure",
+    "interval_coverage_figure",
+    "marginals_figure",
+    "normality_figure",
+    "reliability_figure",
+    "risk_coverage_figure",
+    "save_figure",
+    "segmentation_figure",
+    "shift_figure",
+    "uncertainty_error_figure",
+]

@@ -1,0 +1,71 @@
+"""The most and the least certain images."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from batchbayes.plots.style import GREY, VERMILION, house_style, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def certainty_figure(
+    images: ArrayLike,
+    labels: ArrayLike,
+    predicted: ArrayLike,
+    *,
+    entropy: ArrayLike,
+    mutual_information: ArrayLike,
+    count: int = 8,
+    names: Sequence[str] | None = None,
+) -> "Figure":
+    """The most certain images above, the least certain below, by mutual information; wrong answers stand out.
+
+    Shapes: images (N, 1, H, W), or (N, 3, H, W) with colours from 0 to 1; all others (N,). Both uncertainties are in
+    nats. Classes are numbers unless there are `names`.
+    """
+    images, labels, predicted = np.asarray(images), np.asarray(labels), np.asarray(predicted)
+    entropy, mutual_information = np.asarray(entropy), np.asarray(mutual_information)
+    order = np.argsort(mutual_information, kind="stable")
+    count = min(count, len(order))
+    with house_style():
+        figure, cells = new_figure(2, count, (1.12 * count, 3.6))
+        for cells_of_row, chosen in zip(cells, (order[:count], order[::-1][:count]), strict=True):
+            for cell, i in zip(cells_of_row, chosen, strict=True):
+                _image_cell(cell, images[i], int(predicted[i]), int(labels[i]), names)
+                uncertainty = f"MI {format_nats(float(mutual_information[i]))}\nH {format_nats(float(entropy[i]))}"
+                cell.set_xlabel(uncertainty, fontsize=8, color=GREY)
+        cells[0, 0].set_ylabel("most certain")
+        cells[1, 0].set_ylabel("least certain")
+        figure.supxlabel("MI: mutual information, by which they are ordered; H: entropy; both in nats", fontsize=8)
+    return figure
+
+
+def _image_cell(
+    cell: "Axes", image: np.ndarray, predicted: int, label: int, names: Sequence[str] | None = None
+) -> None:
+    wrong = predicted != label
+    cell.imshow(image[0] if len(image) == 1 else image.transpose(1, 2, 0), cmap="gray_r", interpolation="nearest")
+    cell.set(xticks=[], yticks=[])
+    says, truth = (predicted, label) if names is None else (names[predicted], names[label])
+    cell.set_title(
+        f"says {says}, is {truth}" if names is None else f"says {says}\nis {truth}",
+        color=VERMILION if wrong else "black",
+        fontweight="bold" if wrong else "normal",
+        fontsize=8.5 if names is None else 7.5,
+        parse_math=False,
+    )
+    cell.spines[:].set(visible=True, color=VERMILION if wrong else "0.7", lw=2 if wrong else 0.8)
+
+
+def format_nats(value: float) -> str:
+    """Three decimals.
+
+    >>> format_nats(0.1234), format_nats(0.0001)
+    ('0.123', '< 0.001')
+    """
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"

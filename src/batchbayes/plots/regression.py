@@ -1,0 +1,78 @@
+"""Does the predicted spread grow with the error, and do intervals hold what they promise?"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from batchbayes.plots.style import (
+    GREY,
+    LIGHT_BLUE,
+    MIDDLE_BLUE,
+    VERMILION,
+    house_style,
+    line_look,
+    new_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Half-widths of the central 50 % and 95 % of a Gaussian, in standard deviations.
+HALF, MOST = 0.6745, 1.96
+
+
+def uncertainty_error_figure(
+    std: ArrayLike, error: ArrayLike, *, constant_std: float, unit: str = "target"
+) -> "Figure":
+    """Absolute errors of the points, sorted by predicted std, over what that std leads one to expect.
+
+    If the uncertainty knows anything, the dots and their running mean rise with the bands; the dashed line is the
+    running mean that the same bands would have with one spread for all points. Shapes: std (N,), error (N,).
+    """
+    std, error = np.asarray(std), np.abs(np.asarray(error))
+    order = np.argsort(std, kind="stable")
+    std, error, rank = std[order], error[order], np.arange(1, len(std) + 1)
+    with house_style():
+        figure, panels = new_figure(1, 1, (6.4, 3.6))
+        panel = panels[0, 0]
+        panel.fill_between(rank, 0, MOST * std, color=LIGHT_BLUE, lw=0, label="95 % of errors expected below")
+        panel.fill_between(rank, 0, HALF * std, color=MIDDLE_BLUE, lw=0, label="50 % of errors expected below")
+        panel.plot(rank, error, "o", color="black", ms=2, mew=0, alpha=0.6, label="error of a point")
+        panel.plot(rank, running_mean(error, max(1, len(error) // 10)), color=VERMILION, label="running mean of errors")
+        panel.axhline(MOST * constant_std, color=GREY, ls="--", lw=1, label="95 % band, one spread for all")
+        top = max(1.05 * MOST * float(std[-1]), float(np.quantile(error, 0.99)) * 1.1)
+        panel.set(xlabel="points, the most certain first", ylabel=f"absolute error ({unit})", xlim=(1, len(std)))
+        panel.set_ylim(0, top)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def running_mean(values: np.ndarray, width: int) -> np.ndarray:
+    """Mean over a window around each point, cut off at the ends.
+
+    >>> running_mean(np.array([0.0, 3.0, 6.0]), 3).tolist()
+    [1.5, 3.0, 4.5]
+    """
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    positions = np.arange(len(values))
+    start, stop = np.maximum(0, positions - width // 2), np.minimum(len(values), positions + (width + 1) // 2)
+    return (sums[stop] - sums[start]) / (stop - start)
+
+
+def interval_coverage_figure(levels: ArrayLike, coverages: Mapping[str, ArrayLike]) -> "Figure":
+    """How often central intervals hold the target, against how often they should; below the diagonal: too narrow.
+
+    Shapes: levels (L,), for each method coverage (L,).
+    """
+    with house_style():
+        figure, panels = new_figure(1, 1, (4.2, 3.8))
+        panel = panels[0, 0]
+        panel.plot([0, 1], [0, 1], color=GREY, lw=0.8, ls="--")
+        for number, (name, coverage) in enumerate(coverages.items()):
+            panel.plot(levels, coverage, label=name.replace("$", r"\$"), marker="o", ms=3, **line_look(number))
+        panel.set(xlabel="level of the interval", ylabel="share of targets inside", xlim=(0, 1), ylim=(0, 1))
+        panel.set_aspect("equal")
+        panel.legend(frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,55 @@
+"""Images, what the network makes of them, and where it is unsure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from batchbayes.plots.style import house_style, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Triptych:
+    """An image (H, W, 3) with colours from 0 to 1, the predicted classes (H, W), and uncertainties (H, W)."""
+
+    image: ArrayLike
+    predicted: ArrayLike
+    uncertainty: ArrayLike
+    wrong: ArrayLike
+    """Where the prediction is wrong, (H, W) bool; ignored pixels are not."""
+
+
+def segmentation_figure(rows: Sequence[Triptych], *, num_classes: int, names: Sequence[str] | None = None) -> "Figure":
+    """A row for each image: the image, the prediction, the uncertainty, the errors."""
+    from matplotlib import colormaps
+
+    shape = np.asarray(rows[0].image).shape
+    with house_style():
+        figure, panels = new_figure(len(rows), 4, (9.6, 2.4 * shape[0] / shape[1] * len(rows) + 0.9), share=False)
+        highest = max(float(np.max(np.asarray(row.uncertainty))) for row in rows) or 1.0
+        palette = colormaps["tab20"]
+        for cells, row in zip(panels, rows, strict=True):
+            cells[0].imshow(np.asarray(row.image).clip(0, 1))
+            cells[1].imshow(row.predicted, cmap=palette, vmin=0, vmax=19, interpolation="nearest")
+            shown = cells[2].imshow(row.uncertainty, cmap="cividis", vmin=0, vmax=highest)
+            cells[3].imshow(row.wrong, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
+        for cell, title in zip(panels[0], ("image", "prediction", "entropy (nats)", "wrong"), strict=True):
+            cell.set_title(title)
+        for cell in panels.flat:
+            cell.set_axis_off()
+        figure.colorbar(shown, ax=panels[:, 2].tolist(), location="bottom", shrink=0.9, pad=0.02)
+        if names:
+            _class_legend(figure, names[:num_classes], palette)
+    return figure
+
+
+def _class_legend(figure: "Figure", names: Sequence[str], palette) -> None:
+    from matplotlib.patches import Patch
+
+    patches = [Patch(color=palette(k % 20), label=name.replace("$", r"\$")) for k, name in enumerate(names)]
+    figure.legend(handles=patches, loc="outside lower center", ncols=6, frameon=False, fontsize=7.5)
