@@ -3,6 +3,8 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -10,6 +12,17 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 2.0
 """Work that ends sooner shows nothing."""
+_HIDDEN = ContextVar("hidden", default=False)
+
+
+@contextmanager
+def hidden_progress(hidden: bool = True) -> Iterator[None]:
+    """Show no bars inside the block."""
+    token = _HIDDEN.set(hidden)
+    try:
+        yield
+    finally:
+        _HIDDEN.reset(token)
 
 
 class Progress:
@@ -33,7 +46,8 @@ class Progress:
         """Say that `count` more are done."""
         self._count += count
         now = time.monotonic()
-        if now - self._start > PATIENCE_SECONDS and now - self._last > 0.1 and sys.stderr.isatty():
+        due = now - self._start > PATIENCE_SECONDS and now - self._last > 0.1
+        if due and sys.stderr.isatty() and not _HIDDEN.get():
             sys.stderr.write("\r\x1b[K" + bar(self._label, self._count, self._total, now - self._start))
             sys.stderr.flush()
             self._shown, self._last = True, now

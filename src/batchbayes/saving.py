@@ -6,6 +6,7 @@ the network it belongs to; a file is refused by any other network, with what dif
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,12 @@ from batchbayes.posterior import Posterior
 FORMAT = 1
 
 
-def save(posterior: Posterior, path: str | os.PathLike[str]) -> None:
+def save(
+    posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None
+) -> None:
     """Write a posterior to a file, whole or not at all. The network's weights are not in it.
+
+    `notes` are kept beside it as JSON, for `load_notes`: what else one has to know to predict with it.
 
     >>> import tempfile, torch, batchbayes as bb
     >>> network = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4))
@@ -42,7 +47,7 @@ def save(posterior: Posterior, path: str | os.PathLike[str]) -> None:
         save_file(
             {k: t.detach().cpu().clone().contiguous() for k, t in tensors.items()},
             partial,
-            {"batchbayes": document},
+            {"batchbayes": document, "notes": json.dumps(dict(notes or {}))},
         )
 
 
@@ -57,6 +62,13 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> BatchNormPosterior |
         if isinstance(error, BatchbayesError):
             raise
         raise _damaged(path, f"a header that does not fit its tensors ({error})") from error
+
+
+def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The notes that were saved with a posterior."""
+    _read(Path(path))
+    with safe_open(path, framework="pt") as file:
+        return json.loads((file.metadata() or {}).get("notes", "{}"))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

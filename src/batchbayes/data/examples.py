@@ -31,14 +31,24 @@ class Examples:
     """Only the examples that a random number of this seed puts below a share (True), or above it (False)."""
 
     def __iter__(self) -> Iterator[Batch]:
-        random = generator(self.part[0], "split") if self.part else None
+        return ((inputs, targets) for _, inputs, targets in self._numbered())
+
+    def _numbered(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Batches with the numbers that their examples have in the whole source."""
+        random, start = generator(self.part[0], "split") if self.part else None, 0
         for batch in self.batches:
             inputs, targets = as_batch(batch, self.name)
-            if self.part and random:
+            rows = torch.arange(start, start + len(inputs))
+            start += len(inputs)
+            if self.part:
                 keep = (torch.rand(len(inputs), generator=random) < self.part[1]) == self.part[2]
-                inputs, targets = inputs[keep], None if targets is None else targets[keep]
+                rows, inputs, targets = rows[keep], inputs[keep], None if targets is None else targets[keep]
             if len(inputs):
-                yield inputs, targets
+                yield rows, inputs, targets
+
+    def rows(self) -> Tensor:
+        """The number that each example has in the whole source, (N,)."""
+        return torch.cat([rows for rows, _, _ in self._numbered()])
 
     def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":
         """A random part of about this share, and the rest; which is which depends on the seed and the order alone."""
@@ -116,7 +126,7 @@ def from_dataset(name: str, dataset: "Dataset[Any]", **known: Any) -> Examples:
     return Examples(name, DataLoader(dataset, batch_size=READ_SIZE), **known)
 
 
-def from_object(name: str, made: Any) -> Examples:
+def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
     """Examples from what a data function returned: a loader, a data set, a list of batches, or tensors (x, y)."""
     names = getattr(getattr(made, "dataset", made), "classes", None)
     known = {"class_names": tuple(map(str, names))} if names else {}
@@ -126,7 +136,7 @@ def from_object(name: str, made: Any) -> Examples:
         return from_tensors(name, *made)
     if isinstance(made, Dataset) and hasattr(made, "__getitem__") and not isinstance(made, DataLoader):
         return from_dataset(name, made, **known)
-    if isinstance(getattr(made, "sampler", None), RandomSampler):
+    if isinstance(getattr(made, "sampler", None), RandomSampler) and not may_shuffle:
         raise BatchbayesError(
             expected=f"the examples of {name} in the same order each time",
             got="a loader that shuffles",

@@ -1,0 +1,287 @@
+"""Assessment of a classifier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from batchbayes import plots
+from batchbayes.assess.candidates import Fitted, drawing, fit_all, own_network
+from batchbayes.assess.choice import choose
+from batchbayes.assess.explorer import class_explorer
+from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored
+from batchbayes.assess.tables import Table, class_table, joined
+from batchbayes.assess.thumbnails import displayable, pick_thumbnails
+from batchbayes.assess.verdict import class_verdict
+from batchbayes.calibrate import conformal_sets, tune_temperature
+from batchbayes.likelihoods import categorical
+from batchbayes.metrics import (
+    accuracy,
+    area_under_risk_coverage,
+    area_under_roc,
+    average_precision,
+    classwise_calibration_error,
+    count_by_score,
+    equal_mass_reliability,
+    equal_width_reliability,
+    expected_calibration_error,
+    false_positive_rate_at_recall,
+    mean_score,
+    risk_coverage,
+)
+from batchbayes.predictive import CategoricalPredictive
+from batchbayes.scores import brier, is_misclassified, max_probability
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = (
+    Column("accuracy", "Accuracy", "higher", 1, "share of right answers", percent=True),
+    Column("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
+    Column("brier", "Brier", "lower", 3, "squared distance of the probabilities from the truth, 0 to 2"),
+    Column("ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True),
+    Column("ece_equal_mass", "ECE, equal mass", "lower", 1, "the same with bins of equal size", percent=True),
+    Column("ece_classwise", "ECE, classwise", "lower", 2, "the same for each class, averaged", percent=True),
+    Column("error_auroc", "Error AUROC", "higher", 3, "how well entropy tells wrong answers from right ones"),
+    Column("error_auroc_mi", "by MI", "higher", 3, "how well mutual information does"),
+    Column("aurc", "AURC", "lower", 4, "mean error rate as the least certain answers are set aside"),
+    Column("set_size", "Set size", "lower", 2, "mean size of conformal sets that hold the truth in 90 % of cases"),
+)
+OOD_COLUMNS = (
+    Column("ood_auroc", "OOD AUROC", "higher", 3, "how well entropy tells strange inputs from test inputs"),
+    Column("ood_auroc_mi", "by MI", "higher", 3, "how well mutual information does"),
+    Column("ood_aupr", "OOD AUPR", "higher", 3, "area under precision and recall, by entropy"),
+    Column("ood_fpr95", "OOD FPR95", "lower", 1, "false alarms when 95 % of strange inputs are found", percent=True),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """A method with its predictions everywhere."""
+
+    name: str
+    about: str
+    temperature: float
+    calibration: CategoricalPredictive
+    test: CategoricalPredictive
+    ood: CategoricalPredictive | None
+    settings: dict[str, object]
+
+
+def assess_classification(job: Job, loaded: Loaded) -> Assessment:
+    """Compare the methods on the test data, and say which to use."""
+    fitted = fit_all(job, loaded, categorical())
+    held_out, labels = loaded.calibration.targets(), loaded.test.targets()
+    contenders = _contenders(job, loaded, fitted, held_out)
+    columns = (*COLUMNS, *(OOD_COLUMNS if loaded.ood else ()))
+    scored = [_score(contender, labels, held_out) for contender in contenders]
+    choice = choose(scored)
+    chosen = next(c for c in contenders if c.name == choice.recommended)
+    drawn = next(c for c in contenders if c.name == fitted[0].tuned_name)
+    threshold = float(chosen.calibration.entropy.double().quantile(1 - FLAGGED_SHARE))
+    table = _table(loaded, chosen, drawn, labels, threshold)
+    wrong = is_misclassified(chosen.test.probs, labels)
+    return Assessment(
+        task="classification",
+        columns=columns,
+        scored=scored,
+        recommended=choice.recommended,
+        verdict=class_verdict(scored, choice, contenders, labels, loaded),
+        table=table,
+        figures=_figures(loaded, contenders, chosen, drawn, labels, fitted),
+        explorer=class_explorer(chosen.test.entropy, wrong, threshold),
+        thumbnails=pick_thumbnails(loaded, table, "entropy"),
+        posterior=fitted[0].tuned.posterior,
+        notes={
+            "task": "classification",
+            "answer": "network" if chosen.settings["network"] else "posterior",
+            "temperature": chosen.temperature,
+            "draw_temperature": drawn.temperature,
+            "threshold": threshold,
+            "class_names": loaded.class_names,
+            "seed": job.seed,
+            "num_samples": job.num_samples,
+        },
+        facts={"test": len(labels), "calibration": len(held_out), "classes": loaded.num_outputs, "threshold": threshold},
+    )
+
+
+def _contenders(job: Job, loaded: Loaded, fitted: Sequence[Fitted], held_out: Tensor) -> list[Contender]:
+    """In the order of simplicity: by itself, with a temperature, tuned, both, as trained."""
+    simple = _pair(
+        job, loaded, own_network(loaded), held_out, ("deterministic", "temperature scaling"),
+        ("the network as it is", "the network, its logits divided by one number tuned on calibration data"), network=True,
+    )  # fmt: skip
+    tuned, both, trained = [], [], []
+    for method in fitted:
+        about = f"mean of {job.num_samples} draws, with the noise of the batch size that suits calibration data best"
+        names = method.tuned_name, f"{method.label} tuned, with temperature"
+        alone, warm = _pair(
+            job, loaded, method.tuned.posterior, held_out, names, (about, f"{about}, and one temperature"), network=False
+        )
+        tuned.append(alone)
+        both.append(warm)
+        about = f"mean of {job.num_samples} draws, with the noise of the batch size of training"
+        trained += _pair(
+            job, loaded, method.trained, held_out, (method.trained_name,), (about,), network=False
+        )
+    return [*simple, *tuned, *both, *trained]
+
+
+def _pair(
+    job: Job, loaded: Loaded, posterior, held_out: Tensor, names: Sequence[str], abouts: Sequence[str], *, network: bool
+) -> list[Contender]:
+    """A posterior at temperature one, and if a second name asks for it at the best temperature: one pass over the data."""
+    maker = drawing(job)
+    first = maker.bundle(posterior, loaded.calibration, [categorical()], keep_draws=len(names) > 1)
+    temperatures = [1.0]
+    if len(names) > 1:
+        temperatures.append(tune_temperature(first.predictives[0], held_out))
+    likelihoods = [categorical(temperature=t) for t in temperatures]
+    calibration = [_again(first.predictives[0], likelihood) for likelihood in likelihoods]
+    test = maker.bundle(posterior, loaded.test, likelihoods)
+    ood = maker.bundle(posterior, loaded.ood, likelihoods).predictives if loaded.ood else [None] * len(names)
+    settings = {"network": network, "batch_size": posterior.batch_size if not network else None, "engine": test.engine}
+    return [
+        Contender(name, about, temperature, *predictions, {**settings, "temperature": temperature})
+        for name, about, temperature, *predictions in zip(
+            names, abouts, temperatures, calibration, test.predictives, ood, strict=True
+        )
+    ]
+
+
+def _again(predictive: CategoricalPredictive, likelihood) -> CategoricalPredictive:
+    """The same draws under another likelihood."""
+    if likelihood.temperature == 1:
+        return predictive
+    summary = likelihood.summary()
+    summary.add(predictive.draws)
+    return summary.finish(None)
+
+
+def _score(contender: Contender, labels: Tensor, held_out: Tensor) -> Scored:
+    seen, has_draws = contender.test, contender.test.num_samples > 1
+    wrong, confidence = is_misclassified(seen.probs, labels), max_probability(seen.probs)
+    losses = -seen.log_prob(labels)
+    metrics = {
+        "accuracy": accuracy(seen.probs, labels),
+        "nll": mean_score(losses),
+        "brier": mean_score(brier(seen.probs, labels)),
+        "ece": expected_calibration_error(equal_width_reliability(confidence, ~wrong)),
+        "ece_equal_mass": expected_calibration_error(equal_mass_reliability(confidence, ~wrong)),
+        "ece_classwise": classwise_calibration_error(seen.probs, labels),
+        "mean_confidence": mean_score(confidence),
+        "aurc": area_under_risk_coverage(count_by_score(seen.entropy, wrong)),
+    }
+    if 0 < int(wrong.sum()) < len(wrong):
+        metrics["error_auroc"] = area_under_roc(count_by_score(seen.entropy, wrong))
+        if has_draws:
+            metrics["error_auroc_mi"] = area_under_roc(count_by_score(seen.mutual_information, wrong))
+    sets = conformal_sets(contender.calibration, held_out)(seen)
+    metrics["set_size"] = mean_score(sets.sum(-1).double())
+    metrics["set_coverage"] = mean_score(sets.gather(-1, labels.unsqueeze(-1)).double())
+    if contender.ood is not None:
+        metrics |= _ood_metrics(seen, contender.ood, has_draws)
+    return Scored(contender.name, contender.about, metrics, losses, contender.settings)
+
+
+def _ood_metrics(seen: CategoricalPredictive, strange: CategoricalPredictive, has_draws: bool) -> dict[str, float]:
+    is_strange = torch.arange(len(seen.entropy) + len(strange.entropy)) >= len(seen.entropy)
+    counts = count_by_score(torch.cat([seen.entropy, strange.entropy]), is_strange)
+    metrics = {
+        "ood_auroc": area_under_roc(counts),
+        "ood_aupr": average_precision(counts),
+        "ood_fpr95": false_positive_rate_at_recall(counts),
+    }
+    if has_draws:
+        information = torch.cat([seen.mutual_information, strange.mutual_information])
+        metrics["ood_auroc_mi"] = area_under_roc(count_by_score(information, is_strange))
+    return metrics
+
+
+def _table(loaded: Loaded, chosen: Contender, drawn: Contender, labels: Tensor, threshold: float) -> Table:
+    names = loaded.class_names
+    table = class_table(
+        chosen.test, drawn.test, source="test", rows=loaded.test.rows(), labels=labels, names=names, threshold=threshold
+    )
+    if loaded.ood is None or chosen.ood is None or drawn.ood is None:
+        return table
+    strange = class_table(
+        chosen.ood, drawn.ood, source="ood", rows=loaded.ood.rows(), labels=None, names=names, threshold=threshold
+    )
+    return joined(table, strange)
+
+
+def _figures(
+    loaded: Loaded,
+    contenders: Sequence[Contender],
+    chosen: Contender,
+    drawn: Contender,
+    labels: Tensor,
+    fitted: Sequence[Fitted],
+) -> "dict[str, tuple[Figure, str]]":
+    bins, curves = {}, {}
+    for contender in contenders:
+        wrong = is_misclassified(contender.test.probs, labels)
+        bins[contender.name] = equal_width_reliability(max_probability(contender.test.probs), ~wrong)
+        curve = risk_coverage(count_by_score(contender.test.entropy, wrong))
+        curves[contender.name] = curve.coverage, curve.risk
+    figures = {
+        "reliability": (
+            plots.reliability_figure(bins),
+            "Accuracy against confidence. Dots on the diagonal are honest; below it the method is too sure of itself.",
+        ),
+        "risk-coverage": (
+            plots.risk_coverage_figure(curves),
+            "Error rate of the answers that are kept when the least certain (by entropy) are set aside.",
+        ),
+        "batch-size": batch_size(fitted[0]),
+    }
+    if chosen.ood is not None and drawn.ood is not None:
+        scores = {
+            "entropy (nats)": (chosen.test.entropy, chosen.ood.entropy),
+            "mutual information (nats)": (drawn.test.mutual_information, drawn.ood.mutual_information),
+        }
+        figures["out-of-distribution"] = (
+            plots.shift_figure(scores),
+            f"Uncertainty about test data and about {loaded.ood.name if loaded.ood else ''}: entropy of "
+            f"{chosen.name}, mutual information of {drawn.name}.",
+        )
+    if (picture := _certainty(loaded, drawn, labels)) is not None:
+        figures["most-and-least-certain"] = (
+            picture,
+            f"Test images on which the draws of {drawn.name} agree most, and least.",
+        )
+    return figures
+
+
+def batch_size(fitted: Fitted) -> "tuple[Figure, str]":
+    """The curve that the batch size was tuned by."""
+    curve = fitted.tuned.curve
+    figure = plots.batch_size_figure(
+        curve.batch_sizes,
+        -curve.values,
+        best=fitted.tuned.batch_size,
+        trained_with=fitted.trained.batch_size,
+        score="NLL on calibration data",
+    )
+    return figure, f"How much noise suits {fitted.label}: the score on calibration data at each effective batch size."
+
+
+def _certainty(loaded: Loaded, drawn: Contender, labels: Tensor) -> "Figure | None":
+    order = drawn.test.mutual_information.argsort(stable=True)
+    chosen = torch.cat([order[:8], order[-8:]]) if len(order) >= 16 else order
+    images = displayable(loaded.test.take(chosen.tolist()))
+    if images is None:
+        return None
+    return plots.certainty_figure(
+        images,
+        labels[chosen],
+        drawn.test.log_probs.argmax(-1)[chosen],
+        entropy=drawn.test.entropy[chosen],
+        mutual_information=drawn.test.mutual_information[chosen],
+        count=min(8, len(order) // 2),
+        names=loaded.class_names,
+    )

@@ -1,0 +1,52 @@
+"""What the slider of the report shows: for each threshold on the uncertainty, how much is kept and how wrong that is."""
+
+import torch
+from torch import Tensor
+
+STEPS = 200
+"""Positions of the slider."""
+
+
+def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float) -> dict[str, object]:
+    """Entropy against mutual information, and the error rate of what is kept."""
+    return {
+        "x": "entropy",
+        "y": "mutual_information",
+        "x_label": "entropy (nats)",
+        "y_label": "mutual information (nats)",
+        "risk_label": "error rate",
+        "percent": True,
+        "threshold": threshold,
+        **threshold_curve(uncertainty, wrong.double(), root=False),
+    }
+
+
+def value_explorer(uncertainty: Tensor, error: Tensor, threshold: float, unit: str) -> dict[str, object]:
+    """Predicted std against absolute error, and the RMSE of what is kept."""
+    return {
+        "x": "std",
+        "y": "error",
+        "x_label": f"predicted std ({unit})",
+        "y_label": f"absolute error ({unit})",
+        "risk_label": "RMSE",
+        "percent": False,
+        "threshold": threshold,
+        **threshold_curve(uncertainty, error.double().square(), root=True),
+    }
+
+
+def threshold_curve(uncertainty: Tensor, loss: Tensor, *, root: bool) -> dict[str, list[float]]:
+    """Threshold, share kept and mean loss of what is kept, for shares from almost none to all.
+
+    >>> threshold_curve(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0]), root=False)["risk"][-1]
+    0.5
+    """
+    ordered, order = uncertainty.double().sort(stable=True)
+    mean = loss[order].cumsum(0) / torch.arange(1, len(order) + 1)
+    positions = torch.linspace(0, len(order) - 1, min(STEPS, len(order))).round().long().unique()
+    last = torch.searchsorted(ordered, ordered[positions], right=True) - 1  # equal uncertainties are kept together
+    return {
+        "thresholds": ordered[last].tolist(),
+        "coverage": ((last + 1) / len(order)).tolist(),
+        "risk": (mean[last].sqrt() if root else mean[last]).tolist(),
+    }

@@ -1,0 +1,123 @@
+"""Things by their name, `pkg.module:function`: they are imported and called, so they are code that is executed."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from batchbayes.errors import BatchbayesError
+
+NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def is_name(text: str) -> bool:
+    """Whether it reads as pkg.module:function.
+
+    >>> is_name("models.mine:build"), is_name("C:/data.npz"), is_name("data.npz")
+    (True, False, False)
+    """
+    return NAME.fullmatch(text) is not None
+
+
+def call_named(name: str, what: str) -> Any:
+    """Import a module, from the current folder too, and call one of its functions without arguments."""
+    if not is_name(name):
+        raise BatchbayesError(
+            expected=f"{what} as pkg.module:function", got=repr(name), fix="write the module, a colon, the function"
+        )
+    module_name, _, function_name = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except ImportError as error:
+        raise BatchbayesError(
+            expected=f"a module {module_name} for {what}",
+            got=_one_line(error),
+            fix="run in the folder that holds it, or set PYTHONPATH",
+        ) from error
+    except AttributeError as error:
+        raise BatchbayesError(
+            expected=f"a function {function_name} in {module_name}", got=_one_line(error), fix="check its name"
+        ) from error
+    except Exception as error:
+        raise _failed(name, what, error) from error
+    try:
+        return function()
+    except BatchbayesError:
+        raise
+    except Exception as error:
+        raise _failed(name, what, error) from error
+
+
+def _failed(name: str, what: str, error: Exception) -> BatchbayesError:
+    return BatchbayesError(
+        expected=f"{what} from {name}",
+        got=f"{type(error).__name__}: {_one_line(error)}",
+        fix="call it in Python until it works, or see where by --debug",
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    """
+    >>> _one_line(ValueError("first.\\n  second"))
+    'first. second'
+    """
+    return " ".join(str(error).split())[:300].rstrip(". ") or type(error).__name__
+
+
+def build_network(name: str, weights: Path | None, device: str) -> nn.Module:
+    """The network that a factory makes, with its weights, in evaluation mode."""
+    network = call_named(name, "a model factory")
+    if not isinstance(network, nn.Module):
+        raise BatchbayesError(
+            expected=f"a torch.nn.Module from {name}",
+            got=f"a {type(network).__name__}",
+            fix="let the factory return the network itself",
+        )
+    if weights is not None:
+        _load_weights(network, weights)
+    try:
+        network = network.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        raise BatchbayesError(
+            expected=f"a device {device}", got=_one_line(error), fix="use --device cpu"
+        ) from error
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    return network.eval()
+
+
+def _load_weights(network: nn.Module, path: Path) -> None:
+    if not path.is_file():
+        raise BatchbayesError(expected="a file of weights", got=f"nothing at {path}", fix="check --weights")
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise BatchbayesError(
+            expected=f"weights in safetensors format in {path.name}",
+            got=f"a file that is something else ({_one_line(error)})",
+            fix="convert it by safetensors.torch.save_file(network.state_dict(), ...); pickles are never loaded",
+        ) from error
+    own = network.state_dict()
+    counters = {key for key in own if key.endswith("num_batches_tracked")}
+    parts = [f"no {key}" for key in sorted(own.keys() - tensors.keys() - counters)[:2]]
+    parts += [f"an unknown {key}" for key in sorted(tensors.keys() - own.keys())[:2]]
+    parts += [
+        f"{key} of shape {tuple(tensors[key].shape)} instead of {tuple(own[key].shape)}"
+        for key in sorted(own.keys() & tensors.keys())
+        if own[key].shape != tensors[key].shape
+    ][:2]
+    if parts:
+        raise BatchbayesError(
+            expected=f"weights that fit {type(network).__name__}",
+            got=f"{path.name} with {'; '.join(parts)}",
+            fix="build the network that was trained, with the same options",
+        )
+    network.load_state_dict(tensors, strict=False)

@@ -1,0 +1,42 @@
+"""Numbers in words, for verdicts and captions."""
+
+from collections.abc import Mapping
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """
+    >>> percent(0.9273), percent(0.1, 0)
+    ('92.7 %', '10 %')
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent.
+
+    >>> number(0.012345), number(1234.5), number(2.0)
+    ('0.0123', '1234', '2.00')
+    """
+    text = f"{value:#.3g}"
+    return f"{value:.0f}" if abs(value) >= 100 or "e" in text else text
+
+
+def count(amount: int, noun: str) -> str:
+    """
+    >>> count(1, "example"), count(2000, "example")
+    ('1 example', '2,000 examples')
+    """
+    return f"{amount:,} {noun}" + ("" if amount == 1 else "s")
+
+
+def sentence_of_choice(
+    recommended: str, best: str, means: Mapping[str, float], loss: str, advice: Mapping[str, str]
+) -> str:
+    """Which method to use, why, and how."""
+    why = f"it has the lowest {loss} on the test data, {number(means[best])}"
+    if recommended != best:
+        why = (
+            f"at {number(means[recommended])} its {loss} cannot be told from the lowest, {number(means[best])} "
+            f"({best}), and it is simpler"
+        )
+    return f"Use {recommended}: {why}. {advice[recommended]}"
