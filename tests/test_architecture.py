@@ -15,8 +15,9 @@ LAYERS = [
     {"scores", "metrics"},
     {"functional", "batches", "posterior", "predictive", "likelihoods", "linear", "predict"},
     {"methods", "training", "models", "data"},
-    {"saving", "plots"},
-    {"demo"},
+    {"saving", "plots", "calibrate"},
+    {"report"},
+    {"demo", "assess"},
     {"cli"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.

@@ -17,12 +17,12 @@ from batchbayes.likelihoods import Categorical
 from batchbayes.metrics import mean_score
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
 from batchbayes.scores import mixture_crps, mixture_log_likelihood
+from batchbayes.search import maximise
 
 GRID = 33
 """Points of the coarse search, between whose best neighbours the fine one looks."""
-TOLERANCE = 1e-4
-"""Of the logarithm of what is searched for."""
-GOLDEN = (math.sqrt(5) - 1) / 2
+STEPS = 20
+"""Of the fine search, each of which shrinks the bracket by 0.62."""
 
 
 def tune_precision(
@@ -61,9 +61,7 @@ def tune_precision(
     return math.exp(lowest(cost, -math.log(error) - math.log(10), -math.log(error) + math.log(1e4)))
 
 
-def tune_temperature(
-    predictive: CategoricalPredictive, labels: Tensor, likelihood: Categorical | None = None
-) -> float:
+def tune_temperature(predictive: CategoricalPredictive, labels: Tensor, likelihood: Categorical | None = None) -> float:
     r"""The temperature T for which $\log \frac1S \sum_s \mathrm{softmax}(z_s / T)_y$ is highest on held-out labels.
 
     With a single draw it is temperature scaling (Guo et al., ICML 2017); with several, the draws are softened or
@@ -89,24 +87,13 @@ def tune_temperature(
 def lowest(cost: Callable[[float], float], low: float, high: float) -> float:
     """Where a function of one number is lowest: on a grid first, then by golden section around its best point.
 
-    >>> round(lowest(lambda x: (x - 0.3) ** 2, -2.0, 2.0), 3)
+    >>> round(lowest(lambda x: (x - 0.3) ** 2, -2.0, 2.0), 4)
     0.3
     """
     grid = torch.linspace(low, high, GRID, dtype=torch.float64).tolist()
     best = min(range(GRID), key=lambda i: cost(grid[i]))
-    left, right = grid[max(0, best - 1)], grid[min(GRID - 1, best + 1)]
-    inner = [right - GOLDEN * (right - left), left + GOLDEN * (right - left)]
-    costs = [cost(x) for x in inner]
-    while right - left > TOLERANCE:
-        if costs[0] < costs[1]:
-            right, inner[1], costs[1] = inner[1], inner[0], costs[0]
-            inner[0] = right - GOLDEN * (right - left)
-            costs[0] = cost(inner[0])
-        else:
-            left, inner[0], costs[0] = inner[0], inner[1], costs[1]
-            inner[1] = left + GOLDEN * (right - left)
-            costs[1] = cost(inner[1])
-    return (left + right) / 2
+    around = grid[max(0, best - 1)], grid[min(GRID - 1, best + 1)]
+    return maximise(lambda x: -cost(x), *around, steps=STEPS)[0]
 
 
 @dataclass(frozen=True)

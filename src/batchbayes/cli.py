@@ -1,6 +1,7 @@
 """The command line: `batchbayes COMMAND`. What a command needs is imported when it runs, so that --help is quick."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,24 @@ from batchbayes.errors import BatchbayesError
 BAD_INPUT, INTERRUPTED = 2, 130
 """Exit codes: argparse also ends with 2; 130 is what shells report after Ctrl-C."""
 
+DATA_HELP = """\
+data (T, X, V, O and the input of predict):
+  FILE.npz              arrays X and y (whole numbers are classes), optionally class_names
+  FILE.csv, .parquet    a table with column names; --target names the target, all others are inputs
+  FOLDER                images, in a sub-folder for each class; RGB from 0 to 1, all of one size
+  pkg.module:function   called without arguments; returns a DataLoader, a data set or tensors (x, y)
+
+A model factory and a data function are code: they are imported from the current folder or PYTHONPATH and EXECUTED.
+Weights are safetensors files; no pickle is ever loaded.
+"""
+EXIT_CODES = "exit codes: 0 done; 2 bad input, with one line that says what to do; 130 interrupted, nothing written"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    options = build_parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = build_parser().parse_args(given)
+    options.line = shlex.join(["batchbayes", *given])
     try:
         options.run(options)
     except BatchbayesError as error:
@@ -32,14 +47,97 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each brings `run`, a function of the parsed options."""
     parser = argparse.ArgumentParser(
-        prog="batchbayes", description="The uncertainty that a batch-normalised network already has."
+        prog="batchbayes",
+        description="The uncertainty that a batch-normalised network already has.",
+        epilog=f"batchbayes COMMAND --help says more. {EXIT_CODES}.",
     )
     parser.add_argument("--version", action="version", version=f"batchbayes {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    _add_assess(commands)
+    _add_predict(commands)
     _add_demo(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", help="show where in the program an error came from")
     return parser
+
+
+def _add_assess(commands: "argparse._SubParsersAction[Any]") -> None:
+    command = commands.add_parser(
+        "assess",
+        help="a trained network and its data in, a report on its uncertainty out",
+        description="Say how good a trained network is, how honest, when not to trust it, and which method to use. "
+        "Writes report.html, metrics.json, predictions.csv, posterior.safetensors and figures/*.png to DIR.",
+        epilog=f"{DATA_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_network(command)
+    command.add_argument("--train", required=True, metavar="T", help="training data, with the training-time transforms")
+    command.add_argument("--test", required=True, metavar="X", help="test data, with targets")
+    command.add_argument("--out", required=True, type=Path, metavar="DIR", help="a folder that does not exist yet")
+    command.add_argument("--validation", metavar="V", help="data for tuning (default: a random third of the test data)")
+    command.add_argument("--ood", metavar="O", help="inputs that the network should not be sure about")
+    command.add_argument("--task", choices=("classification", "regression", "segmentation"), help="(default: guessed)")
+    command.add_argument("--target", metavar="NAME", help="target column of tables, or array of .npz files")
+    command.add_argument("--class-names", metavar="A,B,...", help="names of the classes, in order")
+    command.add_argument("--ignore-label", type=int, metavar="K", help="label of pixels that do not count")
+    command.add_argument("--batch-size", type=int, metavar="M", help="that of training (default: the loader's)")
+    command.add_argument(
+        "--method", default="mcbn", metavar="A,B,...", help="mcbn (default), stochastic-bn, correlated-bn"
+    )
+    command.add_argument("--center", choices=("running", "batches"), default="running",
+                         help="where draws scatter around: the network's own running statistics (default) or the mean "
+                         "over batches, as in the MCBN paper")  # fmt: skip
+    _add_running(command)
+    command.add_argument("--overwrite", action="store_true", help="replace the files of an earlier assessment in DIR")
+    command.add_argument("--parquet", action="store_true", help="write predictions.parquet too (needs pyarrow)")
+    command.set_defaults(run=_assess)
+
+
+def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
+    command = commands.add_parser(
+        "predict",
+        help="predict new data with an assessed posterior, without the training data",
+        description="Predict new data with the posterior.safetensors of an assessment: the same columns as its "
+        "predictions.csv.",
+        epilog=f"{DATA_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_network(command)
+    command.add_argument(
+        "--posterior", required=True, type=Path, metavar="P", help="posterior.safetensors of an assessment"
+    )
+    command.add_argument("--input", required=True, metavar="I", help="inputs; targets, if any, are ignored")
+    command.add_argument("--target", metavar="NAME", help="a column of the input table that is no input")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="a .csv file that does not exist yet (default: printed)"
+    )
+    _add_running(command, draws=None)
+    command.set_defaults(run=_predict)
+
+
+def _add_network(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", required=True, metavar="pkg.module:factory",
+                         help="a function without arguments that builds the network; it is executed")  # fmt: skip
+    command.add_argument("--weights", type=Path, metavar="W.safetensors", help="unless the factory loads them itself")
+
+
+def _add_running(command: argparse.ArgumentParser, draws: int | None = 64) -> None:
+    command.add_argument("--engine", choices=("auto", "sample", "linear"), default="auto",
+                         help="how draws are made: exact, linear, or linear where that is accurate (auto)")  # fmt: skip
+    shown = draws or "as in the assessment"
+    command.add_argument("--draws", type=_positive, default=draws, metavar="S", help=f"networks to average ({shown})")
+    command.add_argument("--seed", type=int, default=0 if draws else None, help="of splits and draws (0)")
+    command.add_argument("--device", default="cpu", help="such as cpu or cuda:0 (cpu)")
+    command.add_argument("--threads", type=_positive, metavar="N", help="of torch (default: as torch decides)")
+    command.add_argument("--quiet", action="store_true", help="no progress, no summary")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
 
 
 def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -48,6 +146,18 @@ def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
     command.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where the figures go (demo)")
     command.add_argument("--seed", type=int, default=0, help="of the data, the training and the draws (0)")
     command.set_defaults(run=_demo)
+
+
+def _assess(options: argparse.Namespace) -> None:
+    from batchbayes.assess.command import assess_command
+
+    assess_command(options)
+
+
+def _predict(options: argparse.Namespace) -> None:
+    from batchbayes.assess.command import predict_command
+
+    predict_command(options)
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -105,7 +105,9 @@ def categorical(class_axis: int = 1, temperature: float = 1.0) -> Categorical:
     """
     if not 0 < temperature < float("inf"):
         raise BatchbayesError(
-            expected="a positive, finite temperature", got=str(temperature), fix="pass 1 to leave the logits as they are"
+            expected="a positive, finite temperature",
+            got=str(temperature),
+            fix="pass 1 to leave the logits as they are",
         )
     return Categorical(class_axis, float(temperature))
 

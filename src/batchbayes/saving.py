@@ -26,9 +26,7 @@ from batchbayes.posterior import Posterior
 FORMAT = 1
 
 
-def save(
-    posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None
-) -> None:
+def save(posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None) -> None:
     """Write a posterior to a file, whole or not at all. The network's weights are not in it.
 
     `notes` are kept beside it as JSON, for `load_notes`: what else one has to know to predict with it.

@@ -78,9 +78,7 @@ def fit_all(
             options["batch_size"] = loaded.batch_size
         posterior = fit(loaded.network, loaded.train, **options)
         some = list(first_examples(loaded.calibration, num_examples))
-        tuned = tune_batch_size(
-            posterior, some, likelihood, num_samples=num_samples or job.num_samples, seed=job.seed
-        )
+        tuned = tune_batch_size(posterior, some, likelihood, num_samples=num_samples or job.num_samples, seed=job.seed)
         fitted.append(Fitted(label, posterior, tuned))
     return fitted
 

@@ -13,7 +13,7 @@ from batchbayes.assess.choice import choose
 from batchbayes.assess.explorer import class_explorer
 from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored
 from batchbayes.assess.tables import Table, class_table, joined
-from batchbayes.assess.thumbnails import displayable, pick_thumbnails
+from batchbayes.assess.thumbnails import displayable, pick_details, pick_thumbnails
 from batchbayes.assess.verdict import class_verdict
 from batchbayes.calibrate import conformal_sets, tune_temperature
 from batchbayes.likelihoods import categorical
@@ -93,6 +93,7 @@ def assess_classification(job: Job, loaded: Loaded) -> Assessment:
         figures=_figures(loaded, contenders, chosen, drawn, labels, fitted),
         explorer=class_explorer(chosen.test.entropy, wrong, threshold),
         thumbnails=pick_thumbnails(loaded, table, "entropy"),
+        details=pick_details(loaded, table, "entropy"),
         posterior=fitted[0].tuned.posterior,
         notes={
             "task": "classification",
@@ -104,7 +105,12 @@ def assess_classification(job: Job, loaded: Loaded) -> Assessment:
             "seed": job.seed,
             "num_samples": job.num_samples,
         },
-        facts={"test": len(labels), "calibration": len(held_out), "classes": loaded.num_outputs, "threshold": threshold},
+        facts={
+            "test_count": len(labels),
+            "calibration_count": len(held_out),
+            "classes": loaded.num_outputs,
+            "threshold": threshold,
+        },
     )
 
 
@@ -119,14 +125,18 @@ def _contenders(job: Job, loaded: Loaded, fitted: Sequence[Fitted], held_out: Te
         about = f"mean of {job.num_samples} draws, with the noise of the batch size that suits calibration data best"
         names = method.tuned_name, f"{method.label} tuned, with temperature"
         alone, warm = _pair(
-            job, loaded, method.tuned.posterior, held_out, names, (about, f"{about}, and one temperature"), network=False
+            job,
+            loaded,
+            method.tuned.posterior,
+            held_out,
+            names,
+            (about, f"{about}, and one temperature"),
+            network=False,
         )
         tuned.append(alone)
         both.append(warm)
         about = f"mean of {job.num_samples} draws, with the noise of the batch size of training"
-        trained += _pair(
-            job, loaded, method.trained, held_out, (method.trained_name,), (about,), network=False
-        )
+        trained += _pair(job, loaded, method.trained, held_out, (method.trained_name,), (about,), network=False)
     return [*simple, *tuned, *both, *trained]
 
 

@@ -107,9 +107,7 @@ class Drawing:
         """The predictives of all examples, one for each likelihood."""
         count, engine = self._for(posterior)
         together, keep = Together(tuple(likelihoods)), True if keep_draws else None
-        return predict(
-            posterior, data, together, num_samples=count, seed=self.seed, engine=engine, keep_draws=keep
-        )
+        return predict(posterior, data, together, num_samples=count, seed=self.seed, engine=engine, keep_draws=keep)
 
     def stream(
         self,
@@ -119,13 +117,17 @@ class Drawing:
         consume: Callable[[tuple[Any, ...], Tensor, Tensor], None],
         chunk_size: int = 1,
     ) -> str:
-        """Hand predictives, inputs and targets of a few examples at a time to `consume`; returns the engine's name."""
+        """Hand predictives, inputs and targets of a few examples at a time to `consume`; returns the engine's name.
+
+        Targets are zeros where the data has none.
+        """
         count, engine = self._for(posterior)
         waiting: deque[tuple[Tensor, Tensor]] = deque()
 
         def inputs() -> Iterator[Tensor]:
             for batch, targets in data:
-                for some, labels in zip(batch.split(chunk_size), _split(targets, chunk_size), strict=True):
+                labelled = batch.new_zeros(len(batch)) if targets is None else targets
+                for some, labels in zip(batch.split(chunk_size), labelled.split(chunk_size), strict=True):
                     waiting.append((some, labels))
                     yield some
 
@@ -142,8 +144,3 @@ class Drawing:
         """A network without noise is run once."""
         quiet = getattr(posterior, "method", "") == "deterministic"
         return (1, "sample") if quiet else (self.num_samples, self.engine)
-
-
-def _split(targets: Tensor | None, size: int) -> Sequence[Tensor]:
-    assert targets is not None, "checked when the data was loaded"
-    return targets.split(size)

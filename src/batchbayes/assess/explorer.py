@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from batchbayes.metrics import ScoreCounts, risk_coverage
+
 STEPS = 200
 """Positions of the slider."""
 
@@ -32,6 +34,26 @@ def value_explorer(uncertainty: Tensor, error: Tensor, threshold: float, unit: s
         "percent": False,
         "threshold": threshold,
         **threshold_curve(uncertainty, error.double().square(), root=True),
+    }
+
+
+def image_explorer(counts: ScoreCounts, threshold: float) -> dict[str, object]:
+    """Mean entropy of an image against its share of wrong pixels, and the error rate of the pixels that are kept."""
+    curve = risk_coverage(counts)
+    wanted = torch.linspace(0.02, 1, STEPS, dtype=torch.float64)
+    positions = torch.searchsorted(curve.coverage, wanted).clamp(max=len(curve.coverage) - 1).unique()
+    return {
+        "x": "entropy",
+        "y": "error_rate",
+        "x_label": "entropy (nats)",
+        "y_label": "share of wrong pixels",
+        "risk_label": "error rate",
+        "note": "The slider sets single pixels aside; the dots show the mean entropy of whole images.",
+        "percent": True,
+        "threshold": threshold,
+        "thresholds": curve.thresholds[positions].tolist(),
+        "coverage": curve.coverage[positions].tolist(),
+        "risk": curve.risk[positions].tolist(),
     }
 
 

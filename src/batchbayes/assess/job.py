@@ -110,6 +110,8 @@ class Assessment:
     explorer: Mapping[str, object]
     """What the interactive chart of the report shows: labels, and the risk at each threshold."""
     thumbnails: "Thumbnails | None"
+    details: Mapping[str, Sequence[str]]
+    """What else is to be said about some rows, such as their inputs, by "source-row"."""
     posterior: Posterior
     notes: Mapping[str, object]
     """What `batchbayes predict` has to know beside the posterior."""

@@ -86,9 +86,7 @@ def build_network(name: str, weights: Path | None, device: str) -> nn.Module:
     try:
         network = network.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        raise BatchbayesError(
-            expected=f"a device {device}", got=_one_line(error), fix="use --device cpu"
-        ) from error
+        raise BatchbayesError(expected=f"a device {device}", got=_one_line(error), fix="use --device cpu") from error
     for parameter in network.parameters():
         parameter.requires_grad_(False)
     return network.eval()

@@ -10,6 +10,8 @@ from batchbayes.assess.job import Loaded, Thumbnails
 SIDE = 48
 """Longest side of a thumbnail, in pixels."""
 MOST_UNCERTAIN, OTHERS = 100, 300
+FEATURES = 16
+"""Inputs of a table row that are shown."""
 
 
 def displayable(inputs: Tensor) -> Tensor | None:
@@ -50,6 +52,22 @@ def pick_thumbnails(loaded: Loaded, table: Mapping[str, Sequence[object]], uncer
         return None
     images = displayable(torch.cat(pieces))
     return None if images is None else Thumbnails(keys, small(images))
+
+
+def pick_details(loaded: Loaded, table: Mapping[str, Sequence[object]], uncertainty: str) -> dict[str, list[str]]:
+    """The inputs of the same rows, where they are rows of a table."""
+    first, _ = next(iter(loaded.test))
+    if first.ndim != 2:
+        return {}
+    count = sum(name == "test" for name in table["source"])
+    chosen = chosen_rows(torch.tensor(list(table[uncertainty][:count])))
+    names = loaded.test.feature_names or [f"x{i}" for i in range(first.shape[1])]
+    return {
+        f"test-{table['row'][i]}": [f"{name} = {value:.4g}" for name, value in zip(names, row.tolist(), strict=True)][
+            :FEATURES
+        ]
+        for i, row in zip(chosen, loaded.test.take(chosen), strict=True)
+    }
 
 
 def chosen_rows(uncertainty: Tensor) -> list[int]:

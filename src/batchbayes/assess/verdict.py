@@ -8,6 +8,7 @@ from torch import Tensor
 from batchbayes.assess.choice import Choice
 from batchbayes.assess.job import Loaded, Scored
 from batchbayes.assess.words import count, number, percent, sentence_of_choice
+from batchbayes.metrics import RiskCoverage
 from batchbayes.scores import is_misclassified
 
 HONEST, ROUGH = 0.02, 0.05
@@ -20,14 +21,14 @@ def class_verdict(
     """For a classifier."""
     chosen = next(c for c in contenders if c.name == choice.recommended)
     wrong = is_misclassified(chosen.test.probs, labels)
-    verdict = class_sentences(scored, choice, "answers", count(len(labels), "test example"))
+    verdict = class_sentences(scored, choice, count(len(labels), "test example"))
     verdict["When not to trust it"] = rejection_sentence(chosen.test.entropy, wrong)
     if loaded.ood is not None:
         verdict["Strange inputs"] = strange_sentence(scored, choice, loaded.ood.name)
     return verdict
 
 
-def class_sentences(scored: Sequence[Scored], choice: Choice, answers: str, examples: str) -> dict[str, str]:
+def class_sentences(scored: Sequence[Scored], choice: Choice, examples: str) -> dict[str, str]:
     """The headline, how good, how honest, and which method."""
     by_name = {method.name: method.metrics for method in scored}
     own, chosen = by_name["deterministic"], by_name[choice.recommended]
@@ -98,6 +99,19 @@ def rejection_sentence(uncertainty: Tensor, wrong: Tensor, aside: float = 0.1) -
         f"When its entropy is above {number(threshold)} nats. That is the least certain {percent(aside, 0)} of answers, "
         f"which hold {percent(held, 0)} of the errors: without them the error rate falls from {percent(before)} to "
         f"{percent(after)}."
+    )
+
+
+def pixel_rejection(curve: RiskCoverage, aside: float = 0.1) -> str:
+    """The same for pixels, from sums."""
+    position = int((curve.coverage <= 1 - aside).sum().clamp(min=1)) - 1
+    kept, after, before = float(curve.coverage[position]), float(curve.risk[position]), float(curve.risk[-1])
+    if before == 0:
+        return "It made no error on the test data, so nothing can be said about when it errs."
+    return (
+        f"At pixels whose entropy is above {number(float(curve.thresholds[position]))} nats. They are {percent(1 - kept, 0)} "
+        f"of all and hold {percent(1 - kept * after / before, 0)} of the errors: without them the error rate falls from "
+        f"{percent(before)} to {percent(after)}."
     )
 
 

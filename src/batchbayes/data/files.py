@@ -40,7 +40,9 @@ def read_arrays(path: Path, target: str | None = None) -> Examples:
             arrays = {key: file[key] for key in file.files}
     except (ValueError, OSError, EOFError) as error:
         raise BatchbayesError(
-            expected=f"arrays of numbers in {path}", got=str(error).splitlines()[0].rstrip("."), fix="write it by numpy.savez"
+            expected=f"arrays of numbers in {path}",
+            got=str(error).splitlines()[0].rstrip("."),
+            fix="write it by numpy.savez",
         ) from error
     inputs = _named(arrays, INPUT_KEYS)
     targets = arrays.get(target) if target else _named(arrays, TARGET_KEYS)
@@ -166,7 +168,9 @@ def read_image(path: Path) -> Tensor:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
     except (UnidentifiedImageError, OSError) as error:
-        raise BatchbayesError(expected=f"an image in {path}", got="a damaged file", fix="remove or replace it") from error
+        raise BatchbayesError(
+            expected=f"an image in {path}", got="a damaged file", fix="remove or replace it"
+        ) from error
     return torch.from_numpy(pixels.transpose(2, 0, 1) / 255)
 
 

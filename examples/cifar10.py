@@ -1,0 +1,40 @@
+"""CIFAR-10 with a public ResNet-32, and house numbers (SVHN) as what it has never seen.
+
+Set BATCHBAYES_DATA to the folder of the data sets, then in the top folder of the repository:
+
+    batchbayes assess --model examples.cifar10:network --weights $BATCHBAYES_DATA/weights/resnet32_cifar10_akamaster.safetensors \
+        --train examples.cifar10:train --test examples.cifar10:test --ood examples.cifar10:ood --draws 32 --out cifar10-report
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from batchbayes.data.cifar10 import CLASSES, augmented_batches, load_cifar10, standardise
+from batchbayes.data.svhn import load_svhn
+from batchbayes.models.cifar_resnet import CifarResNet
+
+BATCH_SIZE = 128  # that of the training script the weights come from
+TEST_IMAGES, STRANGE_IMAGES = 2000, 1000
+
+
+def network() -> nn.Module:
+    return CifarResNet(32).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def train() -> Iterator[Tensor]:
+    """Mini-batches with the crops and flips of training."""
+    return augmented_batches(load_cifar10("train", limit=10_000)[0], BATCH_SIZE)
+
+
+def test() -> TensorDataset:
+    images, labels = load_cifar10("test", limit=TEST_IMAGES)
+    dataset = TensorDataset(standardise(images), labels)
+    dataset.classes = CLASSES  # type: ignore[attr-defined]
+    return dataset
+
+
+def ood() -> Tensor:
+    return standardise(load_svhn(limit=STRANGE_IMAGES))

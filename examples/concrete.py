@@ -1,0 +1,71 @@
+"""A small network for the strength of concrete (UCI): trained here, assessed from .csv files.
+
+Set BATCHBAYES_DATA to the folder of the data sets, then in the top folder of the repository:
+
+    python -m examples.concrete concrete
+    batchbayes assess --model examples.concrete:network --weights concrete/weights.safetensors --batch-size 32 \
+        --train concrete/train.csv --test concrete/test.csv --target strength --out concrete-report
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from batchbayes.data.folder import data_file
+from batchbayes.models.mlp import MLP
+from batchbayes.rng import generator, seeded_globals
+from batchbayes.training.loop import TrainingConfig, train
+
+FEATURES = ("cement", "slag", "fly ash", "water", "superplasticizer", "coarse aggregate", "fine aggregate", "age")
+TEST_SHARE = 0.3  # two thirds of it for testing, one third for calibration
+TRAINING = TrainingConfig(epochs=200, batch_size=32, weight_decay=1e-4)
+
+
+class Scaled(nn.Module):
+    """A network between raw rows and raw targets, which keeps the scales of its training data."""
+
+    def __init__(self, inner: nn.Module, num_features: int) -> None:
+        super().__init__()
+        self.inner = inner
+        for name, size in (("input_mean", num_features), ("input_std", num_features), ("mean", 1), ("std", 1)):
+            self.register_buffer(name, torch.ones(size))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.mean + self.std * self.inner((rows - self.input_mean) / self.input_std)
+
+
+def network() -> nn.Module:
+    return Scaled(MLP(len(FEATURES), [50, 50], 1), len(FEATURES))
+
+
+def main(folder: Path) -> None:
+    """Split, train, and write train.csv, test.csv and weights.safetensors."""
+    torch.set_num_threads(1)
+    with np.load(data_file("uci/concrete.npz")) as file:
+        rows, targets = torch.from_numpy(file["X"]).float(), torch.from_numpy(file["y"]).float()[:, None]
+    order = torch.randperm(len(rows), generator=generator(0, "concrete"))
+    cut = round(TEST_SHARE * len(rows))
+    test, trained = order[:cut], order[cut:]
+    with seeded_globals(0):
+        model = network()
+    for name, values in (("input_", rows[trained]), ("", targets[trained])):
+        getattr(model, f"{name}mean").copy_(values.mean(0))
+        getattr(model, f"{name}std").copy_(values.std(0))
+    train(model, rows[trained], targets[trained], lambda a, b: mse_loss(a, b) / float(model.std) ** 2, TRAINING)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(model.state_dict(), folder / "weights.safetensors")
+    for name, chosen in (("train", trained), ("test", test)):
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([*FEATURES, "strength"])
+            writer.writerows(torch.cat([rows[chosen], targets[chosen]], 1).tolist())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,270 @@
+"""Assessment of a segmentation: images come one at a time, and only sums over their pixels are kept."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributions
+
+from batchbayes import plots
+from batchbayes.assess.candidates import Fitted, drawing, fit_all, own_network
+from batchbayes.assess.choice import Choice, choose
+from batchbayes.assess.classification import batch_size
+from batchbayes.assess.explorer import image_explorer
+from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored, Thumbnails
+from batchbayes.assess.pixels import PixelSums, kept_pixels
+from batchbayes.assess.tables import Table, flags
+from batchbayes.assess.thumbnails import chosen_rows, displayable, small
+from batchbayes.assess.verdict import class_sentences, pixel_rejection
+from batchbayes.assess.words import count
+from batchbayes.calibrate import lowest
+from batchbayes.data.examples import Examples
+from batchbayes.likelihoods import Categorical, categorical
+from batchbayes.metrics import risk_coverage
+from batchbayes.posterior import Posterior
+from batchbayes.predictive import CategoricalPredictive
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = (
+    Column("accuracy", "Pixel accuracy", "higher", 1, "share of pixels with the right class", percent=True),
+    Column(
+        "mean_iou", "Mean IoU", "higher", 1, "overlap of predicted and true regions, mean over classes", percent=True
+    ),
+    Column("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats a pixel"),
+    Column("brier", "Brier", "lower", 3, "squared distance of the probabilities from the truth, 0 to 2"),
+    Column("ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True),
+    Column("error_auroc", "Error AUROC", "higher", 3, "how well entropy tells wrong pixels from right ones"),
+    Column("error_auroc_mi", "by MI", "higher", 3, "how well mutual information does"),
+    Column("aurc", "AURC", "lower", 4, "mean error rate as the least certain pixels are set aside"),
+)
+TUNING_DRAWS, TUNING_IMAGES = 8, 8
+"""Jacobians of maps are large: the batch size is tuned on few draws of few images."""
+TEMPERATURES = torch.linspace(math.log(0.4), math.log(4), 13).exp().tolist()
+TRIPTYCHS = 3
+
+
+@dataclass(frozen=True)
+class IgnoringCategorical(Categorical):
+    """Labels of one value add nothing to the likelihood."""
+
+    ignored_label: int | None = None
+
+    def __call__(self, outputs: Tensor) -> distributions.Categorical:
+        return _Ignoring(self.logits(outputs), self.ignored_label)
+
+
+class _Ignoring(distributions.Categorical):
+    def __init__(self, logits: Tensor, ignored_label: int | None) -> None:
+        super().__init__(logits=logits, validate_args=False)
+        self._ignored_label = ignored_label
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        keep = kept_pixels(value, self._ignored_label)
+        return torch.where(keep, super().log_prob(value.where(keep, 0)), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """A method with its sums over the test pixels."""
+
+    name: str
+    about: str
+    temperature: float
+    posterior: Posterior
+    sums: PixelSums
+    settings: dict[str, Any]
+
+
+def assess_segmentation(job: Job, loaded: Loaded) -> Assessment:
+    """Compare the methods on the test images, and say which to use."""
+    tuning = IgnoringCategorical(ignored_label=job.ignored_label)
+    fitted = fit_all(job, loaded, tuning, num_samples=TUNING_DRAWS, num_examples=TUNING_IMAGES)
+    contenders = _contenders(job, loaded, fitted)
+    scored = [
+        Scored(
+            c.name, c.about, c.sums.metrics(has_draws=not c.settings["network"]), c.sums.per_image("loss"), c.settings
+        )
+        for c in contenders
+    ]
+    choice = choose(scored)
+    chosen = next(c for c in contenders if c.name == choice.recommended)
+    drawn = next(c for c in contenders if c.name == fitted[0].tuned_name)
+    uncertainty = chosen.sums.per_image("entropy")
+    threshold = float(uncertainty.quantile(1 - FLAGGED_SHARE))
+    rows = loaded.test.rows()
+    return Assessment(
+        task="segmentation",
+        columns=COLUMNS,
+        scored=scored,
+        recommended=choice.recommended,
+        verdict=_verdict(scored, choice, chosen),
+        table=_table(chosen, drawn, rows, threshold),
+        figures=_figures(job, loaded, contenders, chosen, fitted),
+        explorer=image_explorer(chosen.sums.entropy.counts(), threshold),
+        thumbnails=_thumbnails(loaded, uncertainty, rows),
+        details={},
+        posterior=fitted[0].tuned.posterior,
+        notes={
+            "task": "segmentation",
+            "answer": "network" if chosen.settings["network"] else "posterior",
+            "temperature": chosen.temperature,
+            "draw_temperature": drawn.temperature,
+            "threshold": threshold,
+            "class_names": loaded.class_names,
+            "seed": job.seed,
+            "num_samples": job.num_samples,
+        },
+        facts={
+            "test_count": len(rows),
+            "calibration_count": len(loaded.calibration.rows()),
+            "classes": loaded.num_outputs,
+            "threshold": threshold,
+        },
+    )
+
+
+def _contenders(job: Job, loaded: Loaded, fitted: Sequence[Fitted]) -> list[Contender]:
+    """In the order of simplicity: by itself, with a temperature, tuned, both, as trained."""
+    simple = _pair(
+        job, loaded, own_network(loaded), ("deterministic", "temperature scaling"),
+        ("the network as it is", "the network, its logits divided by one number tuned on calibration data"),
+    )  # fmt: skip
+    tuned, both, trained = [], [], []
+    for method in fitted:
+        about = f"mean of {job.num_samples} draws, with the noise of the batch size that suits calibration data best"
+        names = method.tuned_name, f"{method.label} tuned, with temperature"
+        alone, warm = _pair(job, loaded, method.tuned.posterior, names, (about, f"{about}, and one temperature"))
+        tuned.append(alone)
+        both.append(warm)
+        about = f"mean of {job.num_samples} draws, with the noise of the batch size of training"
+        trained += _pair(job, loaded, method.trained, (method.trained_name,), (about,))
+    return [*simple, *tuned, *both, *trained]
+
+
+def _pair(job: Job, loaded: Loaded, posterior: Any, names: Sequence[str], abouts: Sequence[str]) -> list[Contender]:
+    """A posterior at temperature one, and if a second name asks for it at the best temperature: one pass over the data."""
+    temperatures = [1.0, *([_best_temperature(job, loaded, posterior)] if len(names) > 1 else [])]
+    sums = [PixelSums(loaded.num_outputs, job.ignored_label) for _ in names]
+
+    def add(predictives: tuple[CategoricalPredictive, ...], _: Tensor, labels: Tensor) -> None:
+        for total, seen in zip(sums, predictives, strict=True):
+            total.add(seen, labels)
+
+    engine = drawing(job).stream(posterior, loaded.test, [categorical(temperature=t) for t in temperatures], add)
+    network = posterior.method == "deterministic"
+    settings = {"network": network, "batch_size": None if network else posterior.batch_size, "engine": engine}
+    return [
+        Contender(name, about, temperature, posterior, total, {**settings, "temperature": temperature})
+        for name, about, temperature, total in zip(names, abouts, temperatures, sums, strict=True)
+    ]
+
+
+def _best_temperature(job: Job, loaded: Loaded, posterior: Any) -> float:
+    """The NLL of all calibration pixels at each of a grid of temperatures, in one pass; then between them by a spline."""
+    totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
+
+    def add(predictives: tuple[CategoricalPredictive, ...], _: Tensor, labels: Tensor) -> None:
+        keep = kept_pixels(labels, job.ignored_label)
+        for i, seen in enumerate(predictives):
+            chosen = seen.log_probs.gather(-1, labels.where(keep, 0).unsqueeze(-1)).squeeze(-1)
+            totals[i] -= chosen[keep].double().sum()
+
+    drawing(job).stream(posterior, loaded.calibration, [categorical(temperature=t) for t in TEMPERATURES], add)
+    return between(TEMPERATURES, totals.tolist())
+
+
+def between(temperatures: Sequence[float], costs: Sequence[float]) -> float:
+    """The lowest point of the parabola in log T through the best of a grid and its neighbours.
+
+    >>> round(between([1.0, 2.0, 4.0], [1.0, 0.0, 1.0]), 3)
+    2.0
+    """
+    best = min(range(1, len(costs) - 1), key=lambda i: costs[i])
+    x = [math.log(t) for t in temperatures[best - 1 : best + 2]]
+    y = costs[best - 1 : best + 2]
+
+    def parabola(at: float) -> float:
+        terms = ((y[i], [x[j] for j in range(3) if j != i], x[i]) for i in range(3))
+        return sum(v * (at - a) * (at - b) / ((c - a) * (c - b)) for v, (a, b), c in terms)
+
+    return math.exp(lowest(parabola, x[0], x[2]))
+
+
+def _verdict(scored: Sequence[Scored], choice: Choice, chosen: Contender) -> dict[str, str]:
+    pixels = int(chosen.sums.confusion.counts.sum())
+    verdict = class_sentences(
+        scored, choice, f"{count(pixels, 'pixel')} in {count(len(chosen.sums.images['loss']), 'test image')}"
+    )
+    verdict["When not to trust it"] = pixel_rejection(risk_coverage(chosen.sums.entropy.counts()))
+    return verdict
+
+
+def _table(chosen: Contender, drawn: Contender, rows: Tensor, threshold: float) -> Table:
+    """One row an image: means over its pixels."""
+    answer, draws = chosen.sums, drawn.sums
+    return {
+        "source": ["test"] * len(rows),
+        "row": rows.tolist(),
+        "accuracy": [1 - share for share in answer.images["wrong"]],
+        "error_rate": [*answer.images["wrong"]],
+        "entropy": [*answer.images["entropy"]],
+        "mutual_information": [*draws.images["information"]],
+        "flag": flags(answer.per_image("entropy"), threshold),
+    }
+
+
+def _thumbnails(loaded: Loaded, uncertainty: Tensor, rows: Tensor) -> Thumbnails | None:
+    """Of the most uncertain images, and some others; each is shrunk as it is read."""
+    chosen = chosen_rows(uncertainty)
+    found = torch.cat([small(loaded.test.take([i])) for i in chosen])
+    images = displayable(found)
+    return None if images is None else Thumbnails([f"test-{int(rows[i])}" for i in chosen], images)
+
+
+def _figures(
+    job: Job, loaded: Loaded, contenders: Sequence[Contender], chosen: Contender, fitted: Sequence[Fitted]
+) -> "dict[str, tuple[Figure, str]]":
+    curves = {}
+    for contender in contenders:
+        curve = risk_coverage(contender.sums.entropy.counts())
+        curves[contender.name] = curve.coverage, curve.risk
+    return {
+        "segmentation": (
+            _triptychs(job, loaded, chosen),
+            f"The most, a middling and the least certain test image by mean entropy of {chosen.name}.",
+        ),
+        "reliability": (
+            plots.reliability_figure({c.name: c.sums.reliability.reliability() for c in contenders}),
+            "Accuracy of pixels against confidence. Below the diagonal the method is too sure of itself.",
+        ),
+        "risk-coverage": (
+            plots.risk_coverage_figure(curves, risk="error of the pixels kept"),
+            "Error rate of the pixels that are kept when the least certain (by entropy) are set aside.",
+        ),
+        "batch-size": batch_size(fitted[0]),
+    }
+
+
+def _triptychs(job: Job, loaded: Loaded, chosen: Contender) -> "Figure":
+    order = chosen.sums.per_image("entropy").argsort()
+    picked = sorted(
+        {int(order[i]) for i in (0, len(order) // 2, len(order) - 1)}, key=lambda i: order.tolist().index(i)
+    )
+    images = loaded.test.take(picked)
+    shown = displayable(images)
+    labels = loaded.test.targets()[picked]
+    panels = []
+
+    def add(predictives: tuple[CategoricalPredictive, ...], inputs: Tensor, truth: Tensor) -> None:
+        predicted = predictives[0].log_probs[0].argmax(-1)
+        wrong = (predicted != truth[0]) & kept_pixels(truth[0], job.ignored_label)
+        picture = shown[len(panels)].permute(1, 2, 0) if shown is not None else inputs[0, 0]
+        panels.append(plots.Triptych(picture, predicted, predictives[0].entropy[0], wrong))
+
+    some = Examples("some", [(images, labels)])
+    drawing(job).stream(chosen.posterior, some, [categorical(temperature=chosen.temperature)], add)
+    return plots.segmentation_figure(panels, num_classes=loaded.num_outputs, names=loaded.class_names)

@@ -1,0 +1,55 @@
+"""Read an output folder, lay it out, write report.html into it."""
+
+import base64
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from batchbayes.files import atomic_path
+from batchbayes.report.cells import metric_rows
+from batchbayes.report.points import least_certain, points
+
+PAGE = Path(__file__).parent / "page"
+
+
+def build_report(folder: Path) -> Path:
+    """Write `report.html`: self-contained, with nothing to fetch when it is opened."""
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    with (folder / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    pictures = {
+        name: data_address(folder / name)
+        for name in [figure["file"] for figure in metrics["figures"]]
+        + ([metrics["thumbnails"]["file"]] if metrics["thumbnails"] else [])
+    }
+    with atomic_path(folder / "report.html") as partial:
+        partial.write_text(render(metrics, rows, pictures), encoding="utf-8")
+    return folder / "report.html"
+
+
+def render(metrics: Mapping[str, Any], rows: list[dict[str, str]], pictures: Mapping[str, str]) -> str:
+    """The page as text. All that comes from data or names is escaped by the template."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    shown = points(metrics, rows)
+    return environment.get_template("report.html").render(
+        metrics=metrics,
+        verdict={key: text for key, text in metrics["verdict"].items() if key != "headline"},
+        table=metric_rows(metrics),
+        least_certain=least_certain(metrics, rows),
+        pictures=pictures,
+        chart={"points": shown, "explorer": metrics["explorer"], "thumbnails": metrics["thumbnails"]},
+        style=(PAGE / "style.css").read_text(encoding="utf-8"),
+        script=(PAGE / "script.js").read_text(encoding="utf-8"),
+    )
+
+
+def data_address(path: Path) -> str:
+    """A picture as a data: address."""
+    kind = "jpeg" if path.suffix == ".jpg" else path.suffix[1:]
+    return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
