@@ -2,8 +2,10 @@
 
 Set BATCHBAYES_DATA to the folder of the data sets, then in the top folder of the repository:
 
-    batchbayes assess --model examples.camvid:network --weights $BATCHBAYES_DATA/weights/espnet_camvid_sacmehta.safetensors \
-        --train examples.camvid:train --test examples.camvid:test --batch-size 6 --ignore-label 11 --draws 16 --out camvid-report
+    batchbayes assess --model examples.camvid:network \
+        --weights $BATCHBAYES_DATA/weights/espnet_camvid_sacmehta.safetensors \
+        --train examples.camvid:train --test examples.camvid:test --batch-size 6 --ignore-label 11 \
+        --draws 8 --out camvid-report
 """
 
 import io
@@ -19,7 +21,8 @@ from batchbayes.data.folder import data_file
 from batchbayes.models.espnet import ESPNet
 
 CLASSES = (
-    "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist", "unlabelled"
+    "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist",
+    "unlabelled",
 )  # fmt: skip
 # Of the training data, in the order blue, green, red.
 MEAN = torch.tensor([110.331, 108.409, 105.034]).view(3, 1, 1)

@@ -2,8 +2,10 @@
 
 Set BATCHBAYES_DATA to the folder of the data sets, then in the top folder of the repository:
 
-    batchbayes assess --model examples.cifar10:network --weights $BATCHBAYES_DATA/weights/resnet32_cifar10_akamaster.safetensors \
-        --train examples.cifar10:train --test examples.cifar10:test --ood examples.cifar10:ood --draws 32 --out cifar10-report
+    batchbayes assess --model examples.cifar10:network \
+        --weights $BATCHBAYES_DATA/weights/resnet32_cifar10_akamaster.safetensors \
+        --train examples.cifar10:train --test examples.cifar10:test --ood examples.cifar10:ood \
+        --draws 32 --out cifar10-report
 """
 
 from collections.abc import Iterator

@@ -111,7 +111,7 @@ class ConformalIntervals:
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Sets of all classes with a probability of `threshold` or more; the truth is among them with probability `level`."""
+    """Sets of all classes with a probability of `threshold` or more, which hold the truth with probability `level`."""
 
     level: float
     threshold: float

@@ -1,18 +1,21 @@
 """What is compared: the network by itself, and each method at the batch size of training and at a tuned one."""
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from batchbayes.assess.engine import Drawing
 from batchbayes.assess.job import Job, Loaded
 from batchbayes.data.examples import Examples
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, BatchbayesWarning, warn
 from batchbayes.likelihoods import Likelihood
+from batchbayes.linear import measure_linearity
 from batchbayes.methods.batchnorm.baselines import deterministic
 from batchbayes.methods.batchnorm.batch_size import TunedBatchSize, tune_batch_size
 from batchbayes.methods.batchnorm.mcbn import mcbn
@@ -47,6 +50,47 @@ class Fitted:
         return f"{self.label} tuned, M = {self.tuned.batch_size:.3g}"
 
 
+@dataclass(frozen=True)
+class Way:
+    """A way to use the network."""
+
+    name: str
+    about: str
+    rank: int
+    """The lower, the simpler: among equals the simplest is recommended."""
+    warm: bool = False
+    """Whether it has a temperature of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A posterior, and the ways of using it that share its draws."""
+
+    posterior: BatchNormPosterior
+    ways: tuple[Way, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is noted down about it."""
+        network = self.posterior.method == "deterministic"
+        return {"network": network, "batch_size": None if network else self.posterior.batch_size}
+
+
+def class_entries(job: Job, loaded: Loaded, fitted: Sequence[Fitted]) -> list[Entry]:
+    """What is compared where the outputs are classes."""
+    warmed = Way(
+        "temperature scaling", "the network, its logits divided by one number tuned on calibration data", 1, warm=True
+    )
+    entries = [Entry(own_network(loaded), (Way("deterministic", "the network as it is", 0), warmed))]
+    draws = f"mean of {job.num_samples} draws, with the noise of the batch size"
+    for method in fitted:
+        best = f"{draws} that suits calibration data best"
+        both = Way(f"{method.label} tuned, with temperature", f"{best}, and one temperature", 3, warm=True)
+        entries.append(Entry(method.tuned.posterior, (Way(method.tuned_name, best, 2), both)))
+        entries.append(Entry(method.trained, (Way(method.trained_name, f"{draws} of training", 4),)))
+    return entries
+
+
 def own_network(loaded: Loaded) -> BatchNormPosterior:
     """The network as it predicts by itself."""
     return deterministic(loaded.network)
@@ -78,9 +122,26 @@ def fit_all(
             options["batch_size"] = loaded.batch_size
         posterior = fit(loaded.network, loaded.train, **options)
         some = list(first_examples(loaded.calibration, num_examples))
-        tuned = tune_batch_size(posterior, some, likelihood, num_samples=num_samples or job.num_samples, seed=job.seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BatchbayesWarning)  # said below, in words that fit here
+            tuned = tune_batch_size(
+                posterior, some, likelihood, num_samples=num_samples or job.num_samples, seed=job.seed
+            )
+        _warn_of_tuning(label, tuned.posterior, some[0][0])
         fitted.append(Fitted(label, posterior, tuned))
     return fitted
+
+
+@torch.no_grad()
+def _warn_of_tuning(label: str, tuned: BatchNormPosterior, inputs: Tensor) -> None:
+    """The batch size is tuned as if the network were linear in its statistics: say so if it is not."""
+    found = measure_linearity(tuned, inputs, num_draws=8, max_examples=32, seed=0)
+    if not found.trusted:
+        warn(
+            f"the batch size of {label} was tuned as if the network were linear in its batch statistics, which holds "
+            f"only roughly here ({found}): the tuned batch size is rough too. The predictions themselves were checked, "
+            "and use exact draws where that matters."
+        )
 
 
 def first_examples(data: Examples, count: int) -> Iterator[tuple[Tensor, Tensor]]:

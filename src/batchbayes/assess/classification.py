@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from batchbayes import plots
-from batchbayes.assess.candidates import Fitted, drawing, fit_all, own_network
+from batchbayes.assess.candidates import Entry, Fitted, Way, class_entries, drawing, fit_all
 from batchbayes.assess.choice import choose
 from batchbayes.assess.explorer import class_explorer
 from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored
@@ -61,20 +61,25 @@ OOD_COLUMNS = (
 class Contender:
     """A method with its predictions everywhere."""
 
-    name: str
-    about: str
+    way: Way
     temperature: float
     calibration: CategoricalPredictive
     test: CategoricalPredictive
     ood: CategoricalPredictive | None
     settings: dict[str, object]
 
+    @property
+    def name(self) -> str:
+        return self.way.name
+
 
 def assess_classification(job: Job, loaded: Loaded) -> Assessment:
     """Compare the methods on the test data, and say which to use."""
     fitted = fit_all(job, loaded, categorical())
     held_out, labels = loaded.calibration.targets(), loaded.test.targets()
-    contenders = _contenders(job, loaded, fitted, held_out)
+    entries = class_entries(job, loaded, fitted)
+    contenders = [contender for entry in entries for contender in _contenders(job, loaded, entry, held_out)]
+    contenders.sort(key=lambda contender: contender.way.rank)
     columns = (*COLUMNS, *(OOD_COLUMNS if loaded.ood else ()))
     scored = [_score(contender, labels, held_out) for contender in contenders]
     choice = choose(scored)
@@ -114,51 +119,24 @@ def assess_classification(job: Job, loaded: Loaded) -> Assessment:
     )
 
 
-def _contenders(job: Job, loaded: Loaded, fitted: Sequence[Fitted], held_out: Tensor) -> list[Contender]:
-    """In the order of simplicity: by itself, with a temperature, tuned, both, as trained."""
-    simple = _pair(
-        job, loaded, own_network(loaded), held_out, ("deterministic", "temperature scaling"),
-        ("the network as it is", "the network, its logits divided by one number tuned on calibration data"), network=True,
-    )  # fmt: skip
-    tuned, both, trained = [], [], []
-    for method in fitted:
-        about = f"mean of {job.num_samples} draws, with the noise of the batch size that suits calibration data best"
-        names = method.tuned_name, f"{method.label} tuned, with temperature"
-        alone, warm = _pair(
-            job,
-            loaded,
-            method.tuned.posterior,
-            held_out,
-            names,
-            (about, f"{about}, and one temperature"),
-            network=False,
-        )
-        tuned.append(alone)
-        both.append(warm)
-        about = f"mean of {job.num_samples} draws, with the noise of the batch size of training"
-        trained += _pair(job, loaded, method.trained, held_out, (method.trained_name,), (about,), network=False)
-    return [*simple, *tuned, *both, *trained]
-
-
-def _pair(
-    job: Job, loaded: Loaded, posterior, held_out: Tensor, names: Sequence[str], abouts: Sequence[str], *, network: bool
-) -> list[Contender]:
-    """A posterior at temperature one, and if a second name asks for it at the best temperature: one pass over the data."""
+def _contenders(job: Job, loaded: Loaded, entry: Entry, held_out: Tensor) -> list[Contender]:
+    """All ways of using a posterior, in one pass over each data set."""
     maker = drawing(job)
-    first = maker.bundle(posterior, loaded.calibration, [categorical()], keep_draws=len(names) > 1)
-    temperatures = [1.0]
-    if len(names) > 1:
-        temperatures.append(tune_temperature(first.predictives[0], held_out))
+    plain = maker.bundle(entry.posterior, loaded.calibration, [categorical()], keep_draws=True).predictives[0]
+    temperatures = [tune_temperature(plain, held_out) if way.warm else 1.0 for way in entry.ways]
     likelihoods = [categorical(temperature=t) for t in temperatures]
-    calibration = [_again(first.predictives[0], likelihood) for likelihood in likelihoods]
-    test = maker.bundle(posterior, loaded.test, likelihoods)
-    ood = maker.bundle(posterior, loaded.ood, likelihoods).predictives if loaded.ood else [None] * len(names)
-    settings = {"network": network, "batch_size": posterior.batch_size if not network else None, "engine": test.engine}
+    test = maker.bundle(entry.posterior, loaded.test, likelihoods)
+    ood = maker.bundle(entry.posterior, loaded.ood, likelihoods).predictives if loaded.ood else None
     return [
-        Contender(name, about, temperature, *predictions, {**settings, "temperature": temperature})
-        for name, about, temperature, *predictions in zip(
-            names, abouts, temperatures, calibration, test.predictives, ood, strict=True
+        Contender(
+            way=way,
+            temperature=temperature,
+            calibration=_again(plain, likelihoods[i]),
+            test=test.predictives[i],
+            ood=ood[i] if ood else None,
+            settings={**entry.settings, "engine": test.engine, "temperature": temperature},
         )
+        for i, (way, temperature) in enumerate(zip(entry.ways, temperatures, strict=True))
     ]
 
 
@@ -194,7 +172,7 @@ def _score(contender: Contender, labels: Tensor, held_out: Tensor) -> Scored:
     metrics["set_coverage"] = mean_score(sets.gather(-1, labels.unsqueeze(-1)).double())
     if contender.ood is not None:
         metrics |= _ood_metrics(seen, contender.ood, has_draws)
-    return Scored(contender.name, contender.about, metrics, losses, contender.settings)
+    return Scored(contender.name, contender.way.about, metrics, losses, contender.settings)
 
 
 def _ood_metrics(seen: CategoricalPredictive, strange: CategoricalPredictive, has_draws: bool) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the slider of the report shows: for each threshold on the uncertainty, how much is kept and how wrong that is."""
+"""What the slider of the report shows: how much is kept at each threshold on the uncertainty, and how wrong that is."""
 
 import torch
 from torch import Tensor
@@ -24,11 +24,11 @@ def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float) -> dict
 
 
 def value_explorer(uncertainty: Tensor, error: Tensor, threshold: float, unit: str) -> dict[str, object]:
-    """Predicted std against absolute error, and the RMSE of what is kept."""
+    """Spread of the draws against absolute error, and the RMSE of what is kept."""
     return {
-        "x": "std",
+        "x": "epistemic_std",
         "y": "error",
-        "x_label": f"predicted std ({unit})",
+        "x_label": f"spread of the draws ({unit})",
         "y_label": f"absolute error ({unit})",
         "risk_label": "RMSE",
         "percent": False,

@@ -152,7 +152,14 @@ def _require_labels(name: str, targets: Tensor, outputs: Tensor, ignored_label: 
             got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
             fix="pass class numbers from 0, or choose another --task",
         )
-    kept = targets if ignored_label is None else targets[targets != ignored_label]
+    keep = targets != ignored_label if ignored_label is not None else torch.ones_like(targets, dtype=torch.bool)
+    if not keep.reshape(len(keep), -1).any(1).all():
+        raise BatchbayesError(
+            expected=f"an example of {name} with at least one label that counts",
+            got="one without",
+            fix="leave it out, or check --ignore-label",
+        )
+    kept = targets[keep]
     if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
         raise BatchbayesError(
             expected=f"labels from 0 to {classes - 1}, as the network has {classes} outputs",

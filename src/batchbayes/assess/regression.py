@@ -78,7 +78,7 @@ def assess_regression(job: Job, loaded: Loaded) -> Assessment:
     choice = choose(scored)
     chosen = next(c for c in contenders if c.name == choice.recommended)
     drawn = next(c for c in contenders if c.name == fitted[0].tuned_name)
-    threshold = float(_flat(chosen.calibration.std).double().quantile(1 - FLAGGED_SHARE))
+    threshold = float(_spread(drawn.calibration).double().quantile(1 - FLAGGED_SHARE))
     unit = loaded.test.target_name or "target"
     table = _table(loaded, chosen, drawn, targets, threshold)
     errors = _flat(chosen.test.mean - targets.reshape(chosen.test.mean.shape))
@@ -87,12 +87,12 @@ def assess_regression(job: Job, loaded: Loaded) -> Assessment:
         columns=(*COLUMNS, *(OOD_COLUMNS if loaded.ood else ())),
         scored=scored,
         recommended=choice.recommended,
-        verdict=value_verdict(scored, choice, _flat(chosen.test.std), errors, targets, loaded.ood),
+        verdict=value_verdict(scored, choice, _spread(drawn.test), errors, targets, loaded.ood),
         table=table,
         figures=_figures(contenders, chosen, drawn, targets, held_out, fitted, unit),
-        explorer=value_explorer(_flat(chosen.test.std), errors, threshold, unit),
-        thumbnails=pick_thumbnails(loaded, table, "std"),
-        details=pick_details(loaded, table, "std"),
+        explorer=value_explorer(_spread(drawn.test), errors, threshold, unit),
+        thumbnails=pick_thumbnails(loaded, table, "epistemic_std"),
+        details=pick_details(loaded, table, "epistemic_std"),
         posterior=fitted[0].tuned.posterior,
         notes={
             "task": "regression",
@@ -146,6 +146,11 @@ def _flat(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1)[:, 0]
 
 
+def _spread(predictive: GaussianPredictive) -> Tensor:
+    """How far the draws scatter, (N,): what tells one input from another, whichever method gives the answer."""
+    return _flat(predictive.epistemic_variance).sqrt()
+
+
 def _score(contender: Contender, targets: Tensor, held_out: Tensor) -> Scored:
     seen = contender.test
     targets, held_out = targets.reshape(seen.mean.shape), held_out.reshape(contender.calibration.mean.shape)
@@ -177,7 +182,7 @@ def _score(contender: Contender, targets: Tensor, held_out: Tensor) -> Scored:
 def _normalised(
     contender: Contender, crps: Tensor, log_likelihood: Tensor, targets: Tensor, held_out: Tensor
 ) -> dict[str, float]:
-    """Between the best constant spread around the same means, fitted on calibration data, and the best at each point."""
+    """Between the best constant spread around the same means, of calibration data, and the best at each point."""
     mean, calibrated = contender.test.mean, contender.calibration.mean
     error = targets - mean
     constant = best_constant_precision(calibrated, held_out, "crps") ** -0.5
@@ -237,7 +242,7 @@ def _figures(
     for contender in contenders:
         ends = [central(contender.test, level) for level in LEVELS]
         coverages[contender.name] = [interval_summary(low, high, shaped).coverage for low, high in ends]
-    figures = {
+    return {
         "uncertainty-error": (
             plots.uncertainty_error_figure(
                 _flat(drawn.test.std), _flat(drawn.test.mean - shaped), constant_std=constant**-0.5, unit=unit
@@ -251,4 +256,3 @@ def _figures(
         ),
         "batch-size": batch_size(fitted[0]),
     }
-    return figures

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributions
 
 from batchbayes import plots
-from batchbayes.assess.candidates import Fitted, drawing, fit_all, own_network
+from batchbayes.assess.candidates import Entry, Fitted, Way, class_entries, drawing, fit_all
 from batchbayes.assess.choice import Choice, choose
 from batchbayes.assess.classification import batch_size
 from batchbayes.assess.explorer import image_explorer
@@ -43,8 +43,7 @@ COLUMNS = (
 )
 TUNING_DRAWS, TUNING_IMAGES = 8, 8
 """Jacobians of maps are large: the batch size is tuned on few draws of few images."""
-TEMPERATURES = torch.linspace(math.log(0.4), math.log(4), 13).exp().tolist()
-TRIPTYCHS = 3
+TEMPERATURES = torch.linspace(math.log(0.4), math.log(4), 9).exp().tolist()
 
 
 @dataclass(frozen=True)
@@ -71,30 +70,30 @@ class _Ignoring(distributions.Categorical):
 class Contender:
     """A method with its sums over the test pixels."""
 
-    name: str
-    about: str
+    way: Way
     temperature: float
     posterior: Posterior
     sums: PixelSums
     settings: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.way.name
 
 
 def assess_segmentation(job: Job, loaded: Loaded) -> Assessment:
     """Compare the methods on the test images, and say which to use."""
     tuning = IgnoringCategorical(ignored_label=job.ignored_label)
     fitted = fit_all(job, loaded, tuning, num_samples=TUNING_DRAWS, num_examples=TUNING_IMAGES)
-    contenders = _contenders(job, loaded, fitted)
-    scored = [
-        Scored(
-            c.name, c.about, c.sums.metrics(has_draws=not c.settings["network"]), c.sums.per_image("loss"), c.settings
-        )
-        for c in contenders
-    ]
+    entries = class_entries(job, loaded, fitted)
+    contenders = [contender for entry in entries for contender in _contenders(job, loaded, entry)]
+    contenders.sort(key=lambda contender: contender.way.rank)
+    scored = [_score(contender) for contender in contenders]
     choice = choose(scored)
     chosen = next(c for c in contenders if c.name == choice.recommended)
     drawn = next(c for c in contenders if c.name == fitted[0].tuned_name)
     uncertainty = chosen.sums.per_image("entropy")
-    threshold = float(uncertainty.quantile(1 - FLAGGED_SHARE))
+    threshold = float(_calibration_entropy(job, loaded, chosen).quantile(1 - FLAGGED_SHARE))
     rows = loaded.test.rows()
     return Assessment(
         task="segmentation",
@@ -127,44 +126,30 @@ def assess_segmentation(job: Job, loaded: Loaded) -> Assessment:
     )
 
 
-def _contenders(job: Job, loaded: Loaded, fitted: Sequence[Fitted]) -> list[Contender]:
-    """In the order of simplicity: by itself, with a temperature, tuned, both, as trained."""
-    simple = _pair(
-        job, loaded, own_network(loaded), ("deterministic", "temperature scaling"),
-        ("the network as it is", "the network, its logits divided by one number tuned on calibration data"),
-    )  # fmt: skip
-    tuned, both, trained = [], [], []
-    for method in fitted:
-        about = f"mean of {job.num_samples} draws, with the noise of the batch size that suits calibration data best"
-        names = method.tuned_name, f"{method.label} tuned, with temperature"
-        alone, warm = _pair(job, loaded, method.tuned.posterior, names, (about, f"{about}, and one temperature"))
-        tuned.append(alone)
-        both.append(warm)
-        about = f"mean of {job.num_samples} draws, with the noise of the batch size of training"
-        trained += _pair(job, loaded, method.trained, (method.trained_name,), (about,))
-    return [*simple, *tuned, *both, *trained]
-
-
-def _pair(job: Job, loaded: Loaded, posterior: Any, names: Sequence[str], abouts: Sequence[str]) -> list[Contender]:
-    """A posterior at temperature one, and if a second name asks for it at the best temperature: one pass over the data."""
-    temperatures = [1.0, *([_best_temperature(job, loaded, posterior)] if len(names) > 1 else [])]
-    sums = [PixelSums(loaded.num_outputs, job.ignored_label) for _ in names]
+def _contenders(job: Job, loaded: Loaded, entry: Entry) -> list[Contender]:
+    """All ways of using a posterior, in one pass over the test images."""
+    temperatures = [_best_temperature(job, loaded, entry.posterior) if way.warm else 1.0 for way in entry.ways]
+    sums = [PixelSums(loaded.num_outputs, job.ignored_label) for _ in entry.ways]
 
     def add(predictives: tuple[CategoricalPredictive, ...], _: Tensor, labels: Tensor) -> None:
         for total, seen in zip(sums, predictives, strict=True):
             total.add(seen, labels)
 
-    engine = drawing(job).stream(posterior, loaded.test, [categorical(temperature=t) for t in temperatures], add)
-    network = posterior.method == "deterministic"
-    settings = {"network": network, "batch_size": None if network else posterior.batch_size, "engine": engine}
+    engine = drawing(job).stream(entry.posterior, loaded.test, [categorical(temperature=t) for t in temperatures], add)
     return [
-        Contender(name, about, temperature, posterior, total, {**settings, "temperature": temperature})
-        for name, about, temperature, total in zip(names, abouts, temperatures, sums, strict=True)
+        Contender(way, t, entry.posterior, total, {**entry.settings, "engine": engine, "temperature": t})
+        for way, t, total in zip(entry.ways, temperatures, sums, strict=True)
     ]
 
 
+def _score(contender: Contender) -> Scored:
+    metrics = contender.sums.metrics(has_draws=not contender.settings["network"])
+    way, losses = contender.way, contender.sums.per_image("loss")
+    return Scored(way.name, way.about, metrics, losses, contender.settings)
+
+
 def _best_temperature(job: Job, loaded: Loaded, posterior: Any) -> float:
-    """The NLL of all calibration pixels at each of a grid of temperatures, in one pass; then between them by a spline."""
+    """The temperature with the lowest NLL of all calibration pixels: one pass for a grid, then between its points."""
     totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
 
     def add(predictives: tuple[CategoricalPredictive, ...], _: Tensor, labels: Tensor) -> None:
@@ -175,6 +160,18 @@ def _best_temperature(job: Job, loaded: Loaded, posterior: Any) -> float:
 
     drawing(job).stream(posterior, loaded.calibration, [categorical(temperature=t) for t in TEMPERATURES], add)
     return between(TEMPERATURES, totals.tolist())
+
+
+def _calibration_entropy(job: Job, loaded: Loaded, chosen: Contender) -> Tensor:
+    """Mean entropy of each calibration image, (N,)."""
+    sums = PixelSums(loaded.num_outputs, job.ignored_label)
+
+    def add(predictives: tuple[CategoricalPredictive, ...], _: Tensor, labels: Tensor) -> None:
+        sums.add(predictives[0], labels)
+
+    likelihoods = [categorical(temperature=chosen.temperature)]
+    drawing(job).stream(chosen.posterior, loaded.calibration, likelihoods, add)
+    return sums.per_image("entropy")
 
 
 def between(temperatures: Sequence[float], costs: Sequence[float]) -> float:
@@ -220,8 +217,7 @@ def _table(chosen: Contender, drawn: Contender, rows: Tensor, threshold: float) 
 def _thumbnails(loaded: Loaded, uncertainty: Tensor, rows: Tensor) -> Thumbnails | None:
     """Of the most uncertain images, and some others; each is shrunk as it is read."""
     chosen = chosen_rows(uncertainty)
-    found = torch.cat([small(loaded.test.take([i])) for i in chosen])
-    images = displayable(found)
+    images = displayable(loaded.test.take(chosen, lambda image: small(image[None])[0]))
     return None if images is None else Thumbnails([f"test-{int(rows[i])}" for i in chosen], images)
 
 
@@ -251,18 +247,17 @@ def _figures(
 
 def _triptychs(job: Job, loaded: Loaded, chosen: Contender) -> "Figure":
     order = chosen.sums.per_image("entropy").argsort()
-    picked = sorted(
-        {int(order[i]) for i in (0, len(order) // 2, len(order) - 1)}, key=lambda i: order.tolist().index(i)
-    )
-    images = loaded.test.take(picked)
+    picked = list(dict.fromkeys(int(order[i]) for i in (0, len(order) // 2, len(order) - 1)))
+    found = {row: (image, labels) for row, image, labels in loaded.test.find(picked)}
+    images, labels = (torch.stack(parts) for parts in zip(*(found[row] for row in picked), strict=True))
     shown = displayable(images)
-    labels = loaded.test.targets()[picked]
+    pictures = shown if shown is not None else images[:, :1].expand(-1, 3, -1, -1)
     panels = []
 
-    def add(predictives: tuple[CategoricalPredictive, ...], inputs: Tensor, truth: Tensor) -> None:
+    def add(predictives: tuple[CategoricalPredictive, ...], _: Tensor, truth: Tensor) -> None:
         predicted = predictives[0].log_probs[0].argmax(-1)
         wrong = (predicted != truth[0]) & kept_pixels(truth[0], job.ignored_label)
-        picture = shown[len(panels)].permute(1, 2, 0) if shown is not None else inputs[0, 0]
+        picture = pictures[len(panels)].permute(1, 2, 0)
         panels.append(plots.Triptych(picture, predicted, predictives[0].entropy[0], wrong))
 
     some = Examples("some", [(images, labels)])

@@ -1,8 +1,8 @@
 """The rows of predictions.csv: the same columns in an assessment and in `batchbayes predict`.
 
-The answer and its uncertainty (`prediction`, `confidence` or `mean`, `entropy`, `std` of a regression, `flag`) are those
-of the recommended method. What draws disagree about (`mutual_information`, `epistemic_std`, `std` of a class
-probability) always comes from the posterior.
+The answer and its uncertainty (`prediction`, `confidence` or `mean`, `entropy`, `std` of a regression) are those of the
+recommended method. What draws disagree about (`mutual_information`, `epistemic_std`, `std` of a class probability)
+always comes from the posterior. `flag` goes by the entropy of a class, and by the `epistemic_std` of a value.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def value_table(
         "epistemic_std": _rounded(drawn.epistemic_variance.sqrt()[first]),
         "lower": _rounded(intervals[0][first]),
         "upper": _rounded(intervals[1][first]),
-        "flag": flags(answer.std[first], threshold),
+        "flag": flags(drawn.epistemic_variance.sqrt()[first], threshold),
     }
 
 

@@ -62,12 +62,11 @@ def pick_details(loaded: Loaded, table: Mapping[str, Sequence[object]], uncertai
     count = sum(name == "test" for name in table["source"])
     chosen = chosen_rows(torch.tensor(list(table[uncertainty][:count])))
     names = loaded.test.feature_names or [f"x{i}" for i in range(first.shape[1])]
-    return {
-        f"test-{table['row'][i]}": [f"{name} = {value:.4g}" for name, value in zip(names, row.tolist(), strict=True)][
-            :FEATURES
-        ]
-        for i, row in zip(chosen, loaded.test.take(chosen), strict=True)
-    }
+    details = {}
+    for i, row in zip(chosen, loaded.test.take(chosen), strict=True):
+        cells = zip(names[:FEATURES], row[:FEATURES].tolist(), strict=True)
+        details[f"test-{table['row'][i]}"] = [f"{name} = {value:.4g}" for name, value in cells]
+    return details
 
 
 def chosen_rows(uncertainty: Tensor) -> list[int]:

@@ -9,6 +9,7 @@ from batchbayes.assess.job import Scored
 from batchbayes.assess.verdict import advice_in_short, capital
 from batchbayes.assess.words import count, number, percent, sentence_of_choice
 from batchbayes.data.examples import Examples
+from batchbayes.metrics import rank_correlation
 
 TOLERATED = 0.03
 """By how much the coverage of 90 % intervals may miss without a remark, besides two standard errors."""
@@ -17,7 +18,7 @@ TOLERATED = 0.03
 def value_verdict(
     scored: Sequence[Scored],
     choice: Choice,
-    std: Tensor,
+    spread: Tensor,
     errors: Tensor,
     targets: Tensor,
     ood: Examples | None,
@@ -31,11 +32,11 @@ def value_verdict(
     verdict = {
         "headline": f"Typical error {number(chosen['rmse'])}, with intervals that are {word}. "
         f"{capital(_short(choice))}.",
-        "How good": f"The root mean squared error on {count(len(targets), 'test example')} is {number(chosen['rmse'])}, "
-        f"which explains {percent(explained, 0)} of the variance of the targets.",
+        "How good": f"The root mean squared error on {count(len(targets), 'test example')} is "
+        f"{number(chosen['rmse'])}, which explains {percent(explained, 0)} of the variance of the targets.",
         "How honest": f"90 % intervals of {choice.recommended} hold {percent(chosen['coverage_90'])} of the targets: "
         f"they are {word}." + _conformal(chosen),
-        "When not to trust it": _rejection(std, errors, chosen),
+        "When not to trust it": _rejection(spread, errors),
         "Which method": sentence_of_choice(choice.recommended, choice.best, means, "NLL", _advice(scored)),
     }
     if ood is not None:
@@ -67,19 +68,16 @@ def _conformal(chosen) -> str:
     return f" Conformal intervals hold {held}, at a mean width of {width}."
 
 
-def _rejection(std: Tensor, errors: Tensor, chosen, aside: float = 0.1) -> str:
-    correlation = chosen.get("rank_correlation")
-    if correlation is None:
-        return (
-            "One spread for all inputs cannot tell: look at the spread of the draws in predictions.csv (epistemic_std)."
-        )
-    kept = std.argsort(stable=True)[: max(1, round((1 - aside) * len(std)))]
+def _rejection(spread: Tensor, errors: Tensor, aside: float = 0.1) -> str:
+    """What is gained by setting aside the inputs about which the draws disagree most."""
+    correlation = rank_correlation(spread, errors.abs())
+    kept = spread.argsort(stable=True)[: max(1, round((1 - aside) * len(spread)))]
     before, after = float(errors.square().mean()) ** 0.5, float(errors[kept].square().mean()) ** 0.5
-    strength = "strongly" if correlation > 0.5 else "moderately" if correlation > 0.25 else "hardly"
+    strength = "strongly" if correlation > 0.5 else "moderately" if correlation > 0.25 else "only weakly"
     return (
-        f"When its predicted std is above {number(float(std[kept].max()))}. Without that least certain "
-        f"{percent(aside, 0)} the RMSE goes from {number(before)} to {number(after)}. Predicted spread and actual error "
-        f"are {strength} related (rank correlation {correlation:.2f})."
+        f"When the draws scatter by more than {number(float(spread[kept].max()))} (std). Without that least certain "
+        f"{percent(aside, 0)} the RMSE goes from {number(before)} to {number(after)}. Scatter and actual error are "
+        f"{strength} related (rank correlation {correlation:.2f})."
     )
 
 
@@ -103,6 +101,6 @@ def _strange(scored: Sequence[Scored], name: str) -> str:
         return f"No method gives inputs of {name} another spread than test inputs."
     value, method = max(found)
     return (
-        f"By the spread of {method}, an input of {name} is the more uncertain of two in {percent(value)} of pairs (50 % is "
-        "guessing)."
+        f"By the spread of {method}, an input of {name} is the more uncertain of two in {percent(value)} of pairs "
+        "(50 % is guessing)."
     )

@@ -77,8 +77,8 @@ def class_advice(scored: Sequence[Scored]) -> dict[str, str]:
             advice[method.name] = "Nothing needs to be done."
         elif method.settings.get("network"):
             advice[method.name] = (
-                f"Divide the logits by {number(float(str(temperature)))}: no draws are needed for the probabilities. The "
-                "posterior still tells what the draws disagree about."
+                f"Divide the logits by {number(float(str(temperature)))}: no draws are needed for the probabilities. "
+                "The posterior still tells what the draws disagree about."
             )
         else:
             how = f"Average draws at an effective batch size of {number(float(str(size)))}"
@@ -96,9 +96,9 @@ def rejection_sentence(uncertainty: Tensor, wrong: Tensor, aside: float = 0.1) -
     held = 1 - float(wrong[kept].sum()) / float(wrong.sum())
     threshold = float(uncertainty[kept].max())
     return (
-        f"When its entropy is above {number(threshold)} nats. That is the least certain {percent(aside, 0)} of answers, "
-        f"which hold {percent(held, 0)} of the errors: without them the error rate falls from {percent(before)} to "
-        f"{percent(after)}."
+        f"When its entropy is above {number(threshold)} nats. That is the least certain {percent(aside, 0)} of "
+        f"answers, which hold {percent(held, 0)} of the errors: without them the error rate falls from "
+        f"{percent(before)} to {percent(after)}."
     )
 
 
@@ -109,9 +109,9 @@ def pixel_rejection(curve: RiskCoverage, aside: float = 0.1) -> str:
     if before == 0:
         return "It made no error on the test data, so nothing can be said about when it errs."
     return (
-        f"At pixels whose entropy is above {number(float(curve.thresholds[position]))} nats. They are {percent(1 - kept, 0)} "
-        f"of all and hold {percent(1 - kept * after / before, 0)} of the errors: without them the error rate falls from "
-        f"{percent(before)} to {percent(after)}."
+        f"At pixels whose entropy is above {number(float(curve.thresholds[position]))} nats. They are "
+        f"{percent(1 - kept, 0)} of all and hold {percent(1 - kept * after / before, 0)} of the errors: without them "
+        f"the error rate falls from {percent(before)} to {percent(after)}."
     )
 
 
@@ -126,8 +126,8 @@ def strange_sentence(scored: Sequence[Scored], choice: Choice, name: str) -> str
     own = next(value for value, method, score in found if method == choice.recommended and score == "entropy")
     quality = "well" if own >= 0.9 else "moderately well" if own >= 0.75 else "badly"
     text = (
-        f"By its entropy, {choice.recommended} tells inputs of {name} from test inputs {quality}: a strange input is the "
-        f"more uncertain of two in {percent(own)} of pairs (50 % is guessing)."
+        f"By its entropy, {choice.recommended} tells inputs of {name} from test inputs {quality}: a strange input is "
+        f"the more uncertain of two in {percent(own)} of pairs (50 % is guessing)."
     )
     if best[0] > own + 0.005:
         text += f" The {best[2]} of {best[1]} does better: {percent(best[0])}."

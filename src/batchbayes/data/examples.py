@@ -1,6 +1,6 @@
 """Examples with or without targets, read batch by batch, again and again, always in the same order."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,14 +65,21 @@ class Examples:
             )
         return torch.cat([targets for targets in found if targets is not None])
 
-    def take(self, rows: Sequence[int]) -> Tensor:
-        """The inputs of these rows, in this order."""
-        wanted, found, start = set(rows), {}, 0
-        for inputs, _ in self:
-            found.update({row: inputs[row - start] for row in wanted if start <= row < start + len(inputs)})
+    def find(self, rows: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """The examples at these positions, in the order in which they are read: position, input, target."""
+        wanted, start = set(rows), 0
+        for inputs, targets in self:
+            here = sorted(row for row in wanted if start <= row < start + len(inputs))
+            for row in here:
+                yield row, inputs[row - start], None if targets is None else targets[row - start]
             start += len(inputs)
-            if len(found) == len(wanted):
-                break
+            wanted -= set(here)
+            if not wanted:
+                return
+
+    def take(self, rows: Sequence[int], each: Callable[[Tensor], Tensor] = lambda image: image) -> Tensor:
+        """The inputs at these positions, in this order; `each` may shrink them as they are read."""
+        found = {row: each(inputs) for row, inputs, _ in self.find(rows)}
         return torch.stack([found[row] for row in rows])
 
 
@@ -82,7 +89,7 @@ def as_batch(batch: Any, name: str) -> Batch:
     if isinstance(batch, Mapping) or not parts or not all(isinstance(part, Tensor) for part in parts[:2]):
         raise BatchbayesError(
             expected=f"batches of {name} as (inputs, targets) tensors",
-            got=f"a {type(batch).__name__}" + (f" with keys {sorted(map(str, batch))}" if _is_map(batch) else ""),
+            got=f"a {type(batch).__name__}",
             fix="let the data function return a loader whose batches are tuples of two tensors",
         )
     inputs = parts[0] if parts[0].is_floating_point() else parts[0].float()
@@ -106,10 +113,6 @@ def as_batch(batch: Any, name: str) -> Batch:
     return inputs, targets
 
 
-def _is_map(batch: Any) -> bool:
-    return isinstance(batch, Mapping)
-
-
 def from_tensors(name: str, inputs: Tensor, targets: Tensor | None = None, **known: Any) -> Examples:
     """Examples held in memory."""
     if targets is not None and len(inputs) != len(targets):
@@ -129,7 +132,7 @@ def from_dataset(name: str, dataset: "Dataset[Any]", **known: Any) -> Examples:
 def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
     """Examples from what a data function returned: a loader, a data set, a list of batches, or tensors (x, y)."""
     names = getattr(getattr(made, "dataset", made), "classes", None)
-    known = {"class_names": tuple(map(str, names))} if names else {}
+    known: dict[str, Any] = {"class_names": tuple(map(str, names))} if names else {}
     if isinstance(made, Tensor):
         return from_tensors(name, made)
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made):

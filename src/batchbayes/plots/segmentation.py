@@ -33,15 +33,17 @@ def segmentation_figure(rows: Sequence[Triptych], *, num_classes: int, names: Se
         figure, panels = new_figure(len(rows), 4, (9.6, 2.4 * shape[0] / shape[1] * len(rows) + 0.9), share=False)
         highest = max(float(np.max(np.asarray(row.uncertainty))) for row in rows) or 1.0
         palette = colormaps["tab20"]
+        shown = None
         for cells, row in zip(panels, rows, strict=True):
             cells[0].imshow(np.asarray(row.image).clip(0, 1))
-            cells[1].imshow(row.predicted, cmap=palette, vmin=0, vmax=19, interpolation="nearest")
-            shown = cells[2].imshow(row.uncertainty, cmap="cividis", vmin=0, vmax=highest)
-            cells[3].imshow(row.wrong, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
+            cells[1].imshow(np.asarray(row.predicted), cmap=palette, vmin=0, vmax=19, interpolation="nearest")
+            shown = cells[2].imshow(np.asarray(row.uncertainty), cmap="cividis", vmin=0, vmax=highest)
+            cells[3].imshow(np.asarray(row.wrong), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
         for cell, title in zip(panels[0], ("image", "prediction", "entropy (nats)", "wrong"), strict=True):
             cell.set_title(title)
         for cell in panels.flat:
             cell.set_axis_off()
+        assert shown is not None, "there is a row"
         figure.colorbar(shown, ax=panels[:, 2].tolist(), location="bottom", shrink=0.9, pad=0.02)
         if names:
             _class_legend(figure, names[:num_classes], palette)
