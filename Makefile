@@ -3,18 +3,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format third-party clean
+.PHONY: demo test check chromium format third-party clean
 
 demo: .venv/demo.stamp  ## train two small networks, fit MCBN to both, write two figures to demo/
 	$(BIN)/batchbayes demo --out demo
 
-test: .venv/dev.stamp  ## everything that CI checks
+test: .venv/dev.stamp chromium  ## everything that CI checks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
 check: test
+
+# The browser test needs one; without it that test is skipped, and says so.
+chromium:
+	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || \
+		{ apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 || true
 
 format: .venv/dev.stamp  ## rewrite the sources in the house format
 	$(BIN)/ruff format .

@@ -34,9 +34,11 @@ def train() -> Iterator[Tensor]:
 def test() -> TensorDataset:
     images, labels = load_cifar10("test", limit=TEST_IMAGES)
     dataset = TensorDataset(standardise(images), labels)
-    dataset.classes = CLASSES  # type: ignore[attr-defined]
+    dataset.name, dataset.classes = "CIFAR-10", CLASSES  # type: ignore[attr-defined]
     return dataset
 
 
-def ood() -> Tensor:
-    return standardise(load_svhn(limit=STRANGE_IMAGES))
+def ood() -> TensorDataset:
+    dataset = TensorDataset(standardise(load_svhn(limit=STRANGE_IMAGES)))
+    dataset.name = "SVHN"  # type: ignore[attr-defined]
+    return dataset

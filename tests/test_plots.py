@@ -6,18 +6,28 @@ import pytest
 import torch
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Polygon
 from PIL import Image
 from torch.distributions import LogNormal, Normal
 
 from batchbayes.methods.batchnorm.normality import CorrelationMap, Marginal
+from batchbayes.metrics import equal_width_reliability
 from batchbayes.plots import (
     Band,
+    Triptych,
     band_figure,
+    batch_size_figure,
     certainty_figure,
     correlation_figure,
+    interval_coverage_figure,
     marginals_figure,
     normality_figure,
+    reliability_figure,
+    risk_coverage_figure,
     save_figure,
+    segmentation_figure,
+    shift_figure,
+    uncertainty_error_figure,
 )
 
 X = np.linspace(-4, 4, 33)
@@ -147,3 +157,69 @@ def test_saved_figures_are_whole_png_files(make: object, tmp_path: Path) -> None
         assert image.format == "PNG"
         assert len(image.getcolors(maxcolors=2**20) or []) > 20  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_reliability_shows_the_gap_and_hollows_small_bins() -> None:
+    confidence = torch.cat([torch.full((20,), 0.95), torch.full((3,), 0.45)])
+    correct = torch.cat([torch.arange(20) < 10, torch.ones(3, dtype=torch.bool)])
+    figure = reliability_figure({"one $": equal_width_reliability(confidence, correct)})
+    many, few = (line.get_xydata() for line in figure.axes[0].get_lines()[1:])
+    np.testing.assert_allclose(many, [[0.95, 0.5]], atol=1e-6)
+    np.testing.assert_allclose(few, [[0.45, 1.0]], atol=1e-6)
+    bars = [patch.get_height() for patch in figure.axes[1].patches]  # type: ignore[attr-defined]
+    assert sum(bars) == pytest.approx(1)
+
+
+def test_risk_and_coverage_are_drawn_as_given() -> None:
+    figure = risk_coverage_figure({"a": ([0.5, 1.0], [0.0, 0.25])}, risk="error")
+    np.testing.assert_allclose(figure.axes[0].get_lines()[0].get_xydata(), [[0.5, 0], [1, 0.25]])
+
+
+def test_errors_are_sorted_by_predicted_spread() -> None:
+    figure = uncertainty_error_figure([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0], constant_std=2.0)
+    panel = figure.axes[0]
+    lines = {line.get_label(): line for line in panel.get_lines()}
+    np.testing.assert_allclose(lines["error of a point"].get_ydata(), [1, 4, 9])
+    np.testing.assert_allclose(lines["95 % band, one spread for all"].get_ydata(), 3.92)
+    wide = next(c for c in panel.collections if str(c.get_label()).startswith("95 %"))
+    assert wide.get_paths()[0].vertices[:, 1].max() == pytest.approx(1.96 * 3)
+
+
+def test_coverage_is_drawn_against_its_level() -> None:
+    figure = interval_coverage_figure([0.5, 0.9], {"a": [0.4, 0.8]})
+    np.testing.assert_allclose(figure.axes[0].get_lines()[1].get_xydata(), [[0.5, 0.4], [0.9, 0.8]])
+
+
+def test_shift_shows_shares_of_both() -> None:
+    figure = shift_figure({"entropy": ([0.1, 0.2, 0.3, 0.4], [0.8, 0.9])})
+    above, below = figure.axes
+    outlines = [patch for patch in above.patches if isinstance(patch, Polygon)]
+    np.testing.assert_allclose([outline.get_xy()[:, 1].max() for outline in outlines], [0.25, 0.5])
+    ends = [line.get_ydata()[-1] for line in below.get_lines()]
+    assert ends == [1, 1]
+
+
+def test_the_best_batch_size_lies_on_the_curve() -> None:
+    figure = batch_size_figure([4, 64, 16], [3.0, 2.0, 1.0], best=16, trained_with=64, score="NLL")
+    curve, trained, best = figure.axes[0].get_lines()
+    np.testing.assert_allclose(curve.get_xydata(), [[4, 3], [16, 1], [64, 2]])
+    np.testing.assert_allclose(trained.get_xdata(), [64, 64])
+    np.testing.assert_allclose(best.get_xydata(), [[16, 1]])
+
+
+def test_a_triptych_shows_image_prediction_uncertainty_and_errors() -> None:
+    image, predicted = np.zeros((4, 6, 3)), np.arange(24).reshape(4, 6) % 3
+    row = Triptych(image, predicted, predicted / 3, predicted == 1)
+    figure = segmentation_figure([row, row], num_classes=3, names=["a", "b", "c $"])
+    cells = [axes for axes in figure.axes if axes.get_images()]
+    np.testing.assert_array_equal(cells[1].get_images()[0].get_array(), predicted)
+    np.testing.assert_array_equal(cells[7].get_images()[0].get_array(), predicted == 1)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", r"c \$"]
+
+
+def test_coloured_images_and_names() -> None:
+    figure = certainty_figure(
+        np.zeros((2, 3, 4, 4)), [0, 1], [0, 0], entropy=[0, 1], mutual_information=[0, 1], count=1, names=["$", "cat"]
+    )
+    assert [cell.get_title() for cell in figure.axes] == ["says $\nis $", "says $\nis cat"]
+    assert figure.axes[0].get_images()[0].get_array().shape == (4, 4, 3)  # type: ignore[union-attr]

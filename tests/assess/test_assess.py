@@ -182,5 +182,5 @@ def test_several_methods_endless_training_and_named_classes(tmp_path):
     assert cli.main(["assess", *given, "--out", str(tmp_path / "out")]) == 0
     names = list(by_name(tmp_path / "out"))
     assert names[:2] == ["deterministic", "temperature scaling"]
-    assert {"MCBN, M = 32", "Correlated BN, M = 32", "Correlated BN tuned, with temperature"} <= set(names)
+    assert {"MCBN, M = 32", "Correlated BN, M = 32", "Correlated BN tuned + temperature"} <= set(names)
     assert {row["prediction"] for row in rows_of(tmp_path / "out")} == set(assess_cases.CLASS_NAMES)

@@ -13,6 +13,7 @@ def column(better, **more):
         "digits": 1,
         "percent": False,
         "target": None,
+        "group": EVIL,
     } | more
 
 
@@ -32,7 +33,9 @@ def test_nothing_from_the_data_is_markup():
         "verdict": {"headline": EVIL, "How good": EVIL},
         "recommended": EVIL,
         "caveats": [EVIL],
-        "methods": [{"name": EVIL, "about": EVIL, "metrics": {"k": 1.0}, "settings": {"engine": EVIL, "network": False}}],
+        "methods": [
+            {"name": EVIL, "about": EVIL, "metrics": {"k": 1.0}, "settings": {"engine": EVIL, "network": False}},
+        ],
         "columns": [column("lower")],
         "figures": [],
         "thumbnails": None,

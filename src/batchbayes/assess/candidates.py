@@ -85,7 +85,7 @@ def class_entries(job: Job, loaded: Loaded, fitted: Sequence[Fitted]) -> list[En
     draws = f"mean of {job.num_samples} draws, with the noise of the batch size"
     for method in fitted:
         best = f"{draws} that suits calibration data best"
-        both = Way(f"{method.label} tuned, with temperature", f"{best}, and one temperature", 3, warm=True)
+        both = Way(f"{method.label} tuned + temperature", f"{best}, and one temperature", 3, warm=True)
         entries.append(Entry(method.tuned.posterior, (Way(method.tuned_name, best, 2), both)))
         entries.append(Entry(method.trained, (Way(method.trained_name, f"{draws} of training", 4),)))
     return entries
@@ -127,7 +127,7 @@ def fit_all(
             tuned = tune_batch_size(
                 posterior, some, likelihood, num_samples=num_samples or job.num_samples, seed=job.seed
             )
-        _warn_of_tuning(label, tuned.posterior, some[0][0])
+        _warn_of_tuning(label, tuned.posterior, torch.cat([inputs for inputs, _ in some]))
         fitted.append(Fitted(label, posterior, tuned))
     return fitted
 
@@ -138,7 +138,7 @@ def _warn_of_tuning(label: str, tuned: BatchNormPosterior, inputs: Tensor) -> No
     found = measure_linearity(tuned, inputs, num_draws=8, max_examples=32, seed=0)
     if not found.trusted:
         warn(
-            f"the batch size of {label} was tuned as if the network were linear in its batch statistics, which holds "
+            f"The batch size of {label} was tuned as if the network were linear in its batch statistics, which holds "
             f"only roughly here ({found}): the tuned batch size is rough too. The predictions themselves were checked, "
             "and use exact draws where that matters."
         )

@@ -37,6 +37,8 @@ from batchbayes.scores import brier, is_misclassified, max_probability
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+RANKING = "Does the uncertainty find errors?"
+STRANGE = "Does the uncertainty find strange inputs?"
 COLUMNS = (
     Column("accuracy", "Accuracy", "higher", 1, "share of right answers", percent=True),
     Column("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
@@ -44,17 +46,20 @@ COLUMNS = (
     Column("ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True),
     Column("ece_equal_mass", "ECE, equal mass", "lower", 1, "the same with bins of equal size", percent=True),
     Column("ece_classwise", "ECE, classwise", "lower", 2, "the same for each class, averaged", percent=True),
-    Column("error_auroc", "Error AUROC", "higher", 3, "how well entropy tells wrong answers from right ones"),
-    Column("error_auroc_mi", "by MI", "higher", 3, "how well mutual information does"),
-    Column("aurc", "AURC", "lower", 4, "mean error rate as the least certain answers are set aside"),
     Column("set_size", "Set size", "lower", 2, "mean size of conformal sets that hold the truth in 90 % of cases"),
+    Column("error_auroc", "AUROC", "higher", 3, "how well entropy tells wrong answers from right ones", group=RANKING),
+    Column("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING),
+    Column("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING),
 )
 OOD_COLUMNS = (
-    Column("ood_auroc", "OOD AUROC", "higher", 3, "how well entropy tells strange inputs from test inputs"),
-    Column("ood_auroc_mi", "by MI", "higher", 3, "how well mutual information does"),
-    Column("ood_aupr", "OOD AUPR", "higher", 3, "area under precision and recall, by entropy"),
-    Column("ood_fpr95", "OOD FPR95", "lower", 1, "false alarms when 95 % of strange inputs are found", percent=True),
-)
+    Column("ood_auroc", "AUROC", "higher", 3, "how well entropy tells strange inputs from test inputs", group=STRANGE),
+    Column("ood_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=STRANGE),
+    Column("ood_aupr", "AUPR", "higher", 3, "area under precision and recall, by entropy", group=STRANGE),
+    Column(
+        "ood_fpr95", "FPR95", "lower", 1, "false alarms when 95 % of strange inputs are found",
+        percent=True, group=STRANGE,
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

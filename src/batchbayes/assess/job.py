@@ -78,6 +78,8 @@ class Column:
     meaning: str
     percent: bool = False
     target: float | None = None
+    group: str = "How good and how honest"
+    """Columns of one group stand in one table."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 from batchbayes import plots
 from batchbayes.assess.candidates import Fitted, drawing, fit_all, own_network
 from batchbayes.assess.choice import choose
-from batchbayes.assess.classification import batch_size
+from batchbayes.assess.classification import STRANGE, batch_size
 from batchbayes.assess.explorer import value_explorer
 from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored
 from batchbayes.assess.tables import Table, joined, value_table
@@ -36,21 +36,28 @@ from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likeliho
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+INTERVALS = "Do intervals hold the target?"
 COLUMNS = (
     Column("rmse", "RMSE", "lower", 3, "root of the mean squared error, in units of the target"),
     Column("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
-    Column("crps", "CRPS", "lower", 3, "distance of the predicted distribution from the truth, in units of the target"),
-    Column("crps_normalised", "CRPS, 0–100", "higher", 1, "0 is the best constant spread, 100 the best at each point"),
-    Column("nll_normalised", "PLL, 0–100", "higher", 1, "the same scale for the log-likelihood"),
-    Column("coverage_90", "90 % holds", "target", 1, "share of targets in 90 % intervals", percent=True, target=0.9),
-    Column("width_90", "Width", "lower", 3, "mean width of the 90 % intervals"),
-    Column("conformal_coverage", "Conformal holds", "target", 1, "the same, made conformal", percent=True, target=0.9),
-    Column("conformal_width", "Conformal width", "lower", 3, "mean width of conformal 90 % intervals"),
+    Column("crps", "CRPS", "lower", 3, "distance of the prediction from the truth, in units of the target"),
+    Column("crps_normalised", "CRPS, 0 to 100", "higher", 1, "0: the best constant spread, 100: the best per point"),
+    Column("nll_normalised", "PLL, 0 to 100", "higher", 1, "the same scale for the log-likelihood"),
     Column("sharpness", "Sharpness", "lower", 3, "root of the mean predicted variance: compare with the RMSE"),
     Column("rank_correlation", "Rank correlation", "higher", 3, "of predicted spread and absolute error"),
-)
+    Column(
+        "coverage_90", "90 % hold", "target", 1, "share of targets in 90 % intervals",
+        percent=True, target=0.9, group=INTERVALS,
+    ),
+    Column("width_90", "Width", "lower", 3, "mean width of the 90 % intervals", group=INTERVALS),
+    Column(
+        "conformal_coverage", "Conformal hold", "target", 1, "share of targets in conformal 90 % intervals",
+        percent=True, target=0.9, group=INTERVALS,
+    ),
+    Column("conformal_width", "Width", "lower", 3, "mean width of conformal 90 % intervals", group=INTERVALS),
+)  # fmt: skip
 OOD_COLUMNS = (
-    Column("ood_auroc", "OOD AUROC", "higher", 3, "how well the spread tells strange inputs from test inputs"),
+    Column("ood_auroc", "AUROC", "higher", 3, "how well the spread tells strange from test inputs", group=STRANGE),
 )
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 

@@ -11,7 +11,7 @@ from torch import Tensor, distributions
 from batchbayes import plots
 from batchbayes.assess.candidates import Entry, Fitted, Way, class_entries, drawing, fit_all
 from batchbayes.assess.choice import Choice, choose
-from batchbayes.assess.classification import batch_size
+from batchbayes.assess.classification import RANKING, batch_size
 from batchbayes.assess.explorer import image_explorer
 from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored, Thumbnails
 from batchbayes.assess.pixels import PixelSums, kept_pixels
@@ -37,9 +37,9 @@ COLUMNS = (
     Column("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats a pixel"),
     Column("brier", "Brier", "lower", 3, "squared distance of the probabilities from the truth, 0 to 2"),
     Column("ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True),
-    Column("error_auroc", "Error AUROC", "higher", 3, "how well entropy tells wrong pixels from right ones"),
-    Column("error_auroc_mi", "by MI", "higher", 3, "how well mutual information does"),
-    Column("aurc", "AURC", "lower", 4, "mean error rate as the least certain pixels are set aside"),
+    Column("error_auroc", "AUROC", "higher", 3, "how well entropy tells wrong pixels from right ones", group=RANKING),
+    Column("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING),
+    Column("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING),
 )
 TUNING_DRAWS, TUNING_IMAGES = 8, 8
 """Jacobians of maps are large: the batch size is tuned on few draws of few images."""
@@ -196,8 +196,9 @@ def _verdict(scored: Sequence[Scored], choice: Choice, chosen: Contender) -> dic
     verdict = class_sentences(
         scored, choice, f"{count(pixels, 'pixel')} in {count(len(chosen.sums.images['loss']), 'test image')}"
     )
-    verdict["When not to trust it"] = pixel_rejection(risk_coverage(chosen.sums.entropy.counts()))
-    return verdict
+    method = verdict.pop("Which method")
+    doubt = pixel_rejection(risk_coverage(chosen.sums.entropy.counts()))
+    return {**verdict, "When not to trust it": doubt, "Which method": method}
 
 
 def _table(chosen: Contender, drawn: Contender, rows: Tensor, threshold: float) -> Table:

@@ -29,19 +29,21 @@ def value_verdict(
     explained = 1 - float(errors.square().mean()) / float(targets.double().var(correction=0))
     word = width_word(chosen["coverage_90"], len(targets))
     means = {method.name: float(method.losses.double().mean()) for method in scored}
+    own = choice.recommended == "deterministic"
+    name = "the network with one spread for all" if own else choice.recommended
     verdict = {
         "headline": f"Typical error {number(chosen['rmse'])}, with intervals that are {word}. "
         f"{capital(_short(choice))}.",
         "How good": f"The root mean squared error on {count(len(targets), 'test example')} is "
         f"{number(chosen['rmse'])}, which explains {percent(explained, 0)} of the variance of the targets.",
-        "How honest": f"90 % intervals of {choice.recommended} hold {percent(chosen['coverage_90'])} of the targets: "
+        "How honest": f"90 % intervals of {name} hold {percent(chosen['coverage_90'])} of the targets: "
         f"they are {word}." + _conformal(chosen),
         "When not to trust it": _rejection(spread, errors),
         "Which method": sentence_of_choice(choice.recommended, choice.best, means, "NLL", _advice(scored)),
     }
-    if ood is not None:
-        verdict["Strange inputs"] = _strange(scored, ood.name)
-    return verdict
+    method = verdict.pop("Which method")
+    strange = {} if ood is None else {"Strange inputs": _strange(scored, ood.name)}
+    return {**verdict, **strange, "Which method": method}
 
 
 def _short(choice: Choice) -> str:

@@ -22,10 +22,11 @@ def class_verdict(
     chosen = next(c for c in contenders if c.name == choice.recommended)
     wrong = is_misclassified(chosen.test.probs, labels)
     verdict = class_sentences(scored, choice, count(len(labels), "test example"))
-    verdict["When not to trust it"] = rejection_sentence(chosen.test.entropy, wrong)
+    more = {"When not to trust it": rejection_sentence(chosen.test.entropy, wrong)}
     if loaded.ood is not None:
-        verdict["Strange inputs"] = strange_sentence(scored, choice, loaded.ood.name)
-    return verdict
+        more["Strange inputs"] = strange_sentence(scored, choice, loaded.ood.name)
+    method = verdict.pop("Which method")
+    return {**verdict, **more, "Which method": method}
 
 
 def class_sentences(scored: Sequence[Scored], choice: Choice, examples: str) -> dict[str, str]:

@@ -33,10 +33,11 @@ def sentence_of_choice(
     recommended: str, best: str, means: Mapping[str, float], loss: str, advice: Mapping[str, str]
 ) -> str:
     """Which method to use, why, and how."""
+    name = "the network as it is" if recommended == "deterministic" else recommended
     why = f"it has the lowest {loss} on the test data, {number(means[best])}"
     if recommended != best:
         why = (
             f"at {number(means[recommended])} its {loss} cannot be told from the lowest, {number(means[best])} "
             f"({best}), and it is simpler"
         )
-    return f"Use {recommended}: {why}. {advice[recommended]}"
+    return f"Use {name}: {why}. {advice[recommended]}"

@@ -130,8 +130,12 @@ def from_dataset(name: str, dataset: "Dataset[Any]", **known: Any) -> Examples:
 
 
 def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
-    """Examples from what a data function returned: a loader, a data set, a list of batches, or tensors (x, y)."""
-    names = getattr(getattr(made, "dataset", made), "classes", None)
+    """Examples from what a data function returned: a loader, a data set, a list of batches, or tensors (x, y).
+
+    A data set may say what it is called and what its classes are: attributes `name` and `classes`.
+    """
+    dataset = getattr(made, "dataset", made)
+    names, name = getattr(dataset, "classes", None), getattr(dataset, "name", None) or name
     known: dict[str, Any] = {"class_names": tuple(map(str, names))} if names else {}
     if isinstance(made, Tensor):
         return from_tensors(name, made)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchbayes.files import atomic_path
-from batchbayes.report.cells import metric_rows
+from batchbayes.report.cells import metric_tables
 from batchbayes.report.points import least_certain, points
 
 PAGE = Path(__file__).parent / "page"
@@ -40,9 +40,10 @@ def render(metrics: Mapping[str, Any], rows: list[dict[str, str]], pictures: Map
     return environment.get_template("report.html").render(
         metrics=metrics,
         verdict={key: text for key, text in metrics["verdict"].items() if key != "headline"},
-        table=metric_rows(metrics),
+        tables=metric_tables(metrics),
         least_certain=least_certain(metrics, rows),
         pictures=pictures,
+        row_count=len(rows),
         chart={"points": shown, "explorer": metrics["explorer"], "thumbnails": metrics["thumbnails"]},
         style=(PAGE / "style.css").read_text(encoding="utf-8"),
         script=(PAGE / "script.js").read_text(encoding="utf-8"),

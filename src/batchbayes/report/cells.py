@@ -1,4 +1,4 @@
-"""The table of methods and metrics as cells of text, with the best of each column marked."""
+"""The tables of methods and metrics as cells of text, with the best of each column marked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,20 @@ class Cell:
     best: bool = False
 
 
-def metric_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a method: its name, and a cell for each column."""
-    methods, columns = metrics["methods"], metrics["columns"]
+def metric_tables(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A table for each group of columns: its title, its columns, and a row for each method that has any of them."""
+    groups = dict.fromkeys(column["group"] for column in metrics["columns"])
+    return [
+        _table(group, [c for c in metrics["columns"] if c["group"] == group], metrics["methods"]) for group in groups
+    ]
+
+
+def _table(title: str, columns: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     by_column = [
         column_cells(column, [method["metrics"].get(column["key"]) for method in methods]) for column in columns
     ]
-    return [
-        {"name": method["name"], "about": method["about"], "cells": [cells[i] for cells in by_column]}
-        for i, method in enumerate(methods)
-    ]
+    rows = [{"name": method["name"], "cells": [cells[i] for cells in by_column]} for i, method in enumerate(methods)]
+    return {"title": title, "columns": columns, "rows": rows}
 
 
 def column_cells(column: Mapping[str, Any], values: Sequence[float | None]) -> list[Cell]:
@@ -50,4 +54,5 @@ def written(column: Mapping[str, Any], value: float | None) -> str:
     """A number with the digits of its column."""
     if value is None:
         return "–"
-    return f"{100 * value:.{column['digits']}f} %" if column["percent"] else f"{value:.{column['digits']}f}"
+    shown = round(100 * value if column["percent"] else value, column["digits"]) + 0.0  # no minus before a zero
+    return f"{shown:.{column['digits']}f}" + (" %" if column["percent"] else "")

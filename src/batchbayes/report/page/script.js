@@ -6,7 +6,6 @@
   const [left, right, top, bottom] = [62, 628, 12, 352];
   // Uncertainties of classes crowd near zero: a square-root scale spreads them out.
   const bend = explorer.percent ? Math.sqrt : (value) => value;
-  const unbend = explorer.percent ? (value) => value * value : (value) => value;
   const xMax = Math.max(...points.map((p) => p.x), ...explorer.thresholds) || 1;
   const yMax = Math.max(...points.map((p) => p.y)) || 1;
   const toX = (value) => left + (bend(Math.max(0, value)) / bend(xMax)) * (right - left);
@@ -30,15 +29,28 @@
     return make("circle", { cx: x, cy: y, r: 4 });
   };
 
+  // Round numbers: evenly spaced on a plain axis, at least a seventh of the axis apart on a bent one.
+  const ticks = (highest) => {
+    const round = [];
+    for (let power = Math.floor(Math.log10(highest)) - 2; power <= Math.log10(highest); power += 1) {
+      round.push(...[1, 2, 5].map((digit) => digit * 10 ** power));
+    }
+    if (!explorer.percent) {
+      const step = round.find((value) => highest / value <= 6);
+      return Array.from({ length: Math.floor(highest / step) + 1 }, (_, i) => i * step);
+    }
+    const found = [0];
+    for (const value of round) {
+      if (value <= highest && bend(value) - bend(found.at(-1)) >= bend(highest) / 7) found.push(value);
+    }
+    return found;
+  };
+
   const drawAxes = () => {
     chart.append(make("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }));
     chart.append(make("line", { class: "axis", x1: left, x2: left, y1: top, y2: bottom }));
-    for (let i = 0; i <= 4; i += 1) {
-      const x = unbend((bend(xMax) * i) / 4), y = unbend((bend(yMax) * i) / 4);
-      const round = (value) => Number(value.toPrecision(2)).toString();
-      chart.append(make("text", { x: toX(x), y: bottom + 18, "text-anchor": i === 4 ? "end" : "middle" }, round(x)));
-      chart.append(make("text", { x: left - 6, y: toY(y) + (i === 4 ? 10 : 4), "text-anchor": "end" }, round(y)));
-    }
+    for (const x of ticks(xMax)) chart.append(make("text", { x: toX(x), y: bottom + 18, "text-anchor": "middle" }, short(x)));
+    for (const y of ticks(yMax)) chart.append(make("text", { x: left - 6, y: toY(y) + 5, "text-anchor": "end" }, short(y)));
     chart.append(make("text", { x: (left + right) / 2, y: bottom + 40, "text-anchor": "middle" }, explorer.x_label));
     const middle = (top + bottom) / 2;
     const label = { x: 14, y: middle, "text-anchor": "middle", transform: `rotate(-90 14 ${middle})` };
