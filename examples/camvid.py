@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from batchbayes.data.camvid import CLASSES, load_camvid_frames, standardise
 from batchbayes.models.espnet import ESPNet
 
-BATCH_SIZE = 6  # that of the training script the weights come from
+BATCH_SIZE = 6  # assumed: the weights do not say
 
 
 class Frames(Dataset[Any]):

@@ -82,3 +82,20 @@ def test_importing_brings_no_heavy_package():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["batchbayes"]
+
+
+def test_help_does_not_wait_for_torch():
+    script = "import sys, batchbayes.cli as cli; cli.build_parser().format_help(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
+def test_public_names_are_all_there_whatever_was_imported_before():
+    script = (
+        "import batchbayes.predict, batchbayes.linear, batchbayes as bb; "
+        "assert set(bb.__all__) == {*bb._HOMES, 'BatchbayesError', 'BatchbayesWarning'}; "
+        "assert all(hasattr(bb, name) for name in bb.__all__); "
+        "print(*sorted(name for name in bb.__all__ if isinstance(getattr(bb, name), type(bb))))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -1,19 +1,17 @@
 """Assessment of a classifier."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from batchbayes import plots
-from batchbayes.assess.candidates import Entry, Fitted, Way, class_entries, drawing, fit_all
+from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, fit_all
 from batchbayes.assess.choice import choose
+from batchbayes.assess.class_figures import class_figures
 from batchbayes.assess.explorer import class_explorer
 from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored
 from batchbayes.assess.tables import Table, class_table, joined
-from batchbayes.assess.thumbnails import displayable, pick_details, pick_thumbnails
+from batchbayes.assess.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assess.verdict import class_verdict
 from batchbayes.calibrate import conformal_sets, tune_temperature
 from batchbayes.likelihoods import categorical
@@ -29,13 +27,9 @@ from batchbayes.metrics import (
     expected_calibration_error,
     false_positive_rate_at_recall,
     mean_score,
-    risk_coverage,
 )
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.scores import brier, is_misclassified, max_probability
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RANKING = "Does the uncertainty find errors?"
 STRANGE = "Does the uncertainty find strange inputs?"
@@ -100,7 +94,7 @@ def assess_classification(job: Job, loaded: Loaded) -> Assessment:
         recommended=choice.recommended,
         verdict=class_verdict(scored, choice, contenders, labels, loaded),
         table=table,
-        figures=_figures(loaded, contenders, chosen, drawn, labels, fitted),
+        figures=class_figures(loaded, contenders, chosen, drawn, labels, fitted[0]),
         explorer=class_explorer(chosen.test.entropy, wrong, threshold),
         thumbnails=pick_thumbnails(loaded, table, "entropy"),
         details=pick_details(loaded, table, "entropy"),
@@ -205,76 +199,3 @@ def _table(loaded: Loaded, chosen: Contender, drawn: Contender, labels: Tensor, 
         chosen.ood, drawn.ood, source="ood", rows=loaded.ood.rows(), labels=None, names=names, threshold=threshold
     )
     return joined(table, strange)
-
-
-def _figures(
-    loaded: Loaded,
-    contenders: Sequence[Contender],
-    chosen: Contender,
-    drawn: Contender,
-    labels: Tensor,
-    fitted: Sequence[Fitted],
-) -> "dict[str, tuple[Figure, str]]":
-    bins, curves = {}, {}
-    for contender in contenders:
-        wrong = is_misclassified(contender.test.probs, labels)
-        bins[contender.name] = equal_width_reliability(max_probability(contender.test.probs), ~wrong)
-        curve = risk_coverage(count_by_score(contender.test.entropy, wrong))
-        curves[contender.name] = curve.coverage, curve.risk
-    figures = {
-        "reliability": (
-            plots.reliability_figure(bins),
-            "Accuracy against confidence. Dots on the diagonal are honest; below it the method is too sure of itself.",
-        ),
-        "risk-coverage": (
-            plots.risk_coverage_figure(curves),
-            "Error rate of the answers that are kept when the least certain (by entropy) are set aside.",
-        ),
-        "batch-size": batch_size(fitted[0]),
-    }
-    if chosen.ood is not None and drawn.ood is not None:
-        scores = {
-            "entropy (nats)": (chosen.test.entropy, chosen.ood.entropy),
-            "mutual information (nats)": (drawn.test.mutual_information, drawn.ood.mutual_information),
-        }
-        figures["out-of-distribution"] = (
-            plots.shift_figure(scores),
-            f"Uncertainty about test data and about {loaded.ood.name if loaded.ood else ''}: entropy of "
-            f"{chosen.name}, mutual information of {drawn.name}.",
-        )
-    if (picture := _certainty(loaded, drawn, labels)) is not None:
-        figures["most-and-least-certain"] = (
-            picture,
-            f"Test images on which the draws of {drawn.name} agree most, and least.",
-        )
-    return figures
-
-
-def batch_size(fitted: Fitted) -> "tuple[Figure, str]":
-    """The curve that the batch size was tuned by."""
-    curve = fitted.tuned.curve
-    figure = plots.batch_size_figure(
-        curve.batch_sizes,
-        -curve.values,
-        best=fitted.tuned.batch_size,
-        trained_with=fitted.trained.batch_size,
-        score="NLL on calibration data",
-    )
-    return figure, f"How much noise suits {fitted.label}: the score on calibration data at each effective batch size."
-
-
-def _certainty(loaded: Loaded, drawn: Contender, labels: Tensor) -> "Figure | None":
-    order = drawn.test.mutual_information.argsort(stable=True)
-    chosen = torch.cat([order[:8], order[-8:]]) if len(order) >= 16 else order
-    images = displayable(loaded.test.take(chosen.tolist()))
-    if images is None:
-        return None
-    return plots.certainty_figure(
-        images,
-        labels[chosen],
-        drawn.test.log_probs.argmax(-1)[chosen],
-        entropy=drawn.test.entropy[chosen],
-        mutual_information=drawn.test.mutual_information[chosen],
-        count=min(8, len(order) // 2),
-        names=loaded.class_names,
-    )

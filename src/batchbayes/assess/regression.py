@@ -3,19 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from batchbayes import plots
 from batchbayes.assess.candidates import Fitted, drawing, fit_all, own_network
 from batchbayes.assess.choice import choose
-from batchbayes.assess.classification import STRANGE, batch_size
+from batchbayes.assess.classification import STRANGE
 from batchbayes.assess.explorer import value_explorer
 from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored
 from batchbayes.assess.tables import Table, joined, value_table
 from batchbayes.assess.thumbnails import pick_details, pick_thumbnails
+from batchbayes.assess.value_figures import LEVELS, central, first_output, value_figures
 from batchbayes.assess.value_verdict import value_verdict
 from batchbayes.calibrate import ConformalIntervals, conformal_intervals, tune_precision
 from batchbayes.likelihoods import gaussian
@@ -32,9 +32,6 @@ from batchbayes.metrics import (
 )
 from batchbayes.predictive import GaussianPredictive
 from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum, mixture_crps
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 INTERVALS = "Do intervals hold the target?"
 COLUMNS = (
@@ -59,7 +56,6 @@ COLUMNS = (
 OOD_COLUMNS = (
     Column("ood_auroc", "AUROC", "higher", 3, "how well the spread tells strange from test inputs", group=STRANGE),
 )
-LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +84,7 @@ def assess_regression(job: Job, loaded: Loaded) -> Assessment:
     threshold = float(_spread(drawn.calibration).double().quantile(1 - FLAGGED_SHARE))
     unit = loaded.test.target_name or "target"
     table = _table(loaded, chosen, drawn, targets, threshold)
-    errors = _flat(chosen.test.mean - targets.reshape(chosen.test.mean.shape))
+    errors = first_output(chosen.test.mean - targets.reshape(chosen.test.mean.shape))
     return Assessment(
         task="regression",
         columns=(*COLUMNS, *(OOD_COLUMNS if loaded.ood else ())),
@@ -96,7 +92,7 @@ def assess_regression(job: Job, loaded: Loaded) -> Assessment:
         recommended=choice.recommended,
         verdict=value_verdict(scored, choice, _spread(drawn.test), errors, targets, loaded.ood),
         table=table,
-        figures=_figures(contenders, chosen, drawn, targets, held_out, fitted, unit),
+        figures=value_figures(contenders, drawn, targets, held_out, fitted[0], unit),
         explorer=value_explorer(_spread(drawn.test), errors, threshold, unit),
         thumbnails=pick_thumbnails(loaded, table, "epistemic_std"),
         details=pick_details(loaded, table, "epistemic_std"),
@@ -148,14 +144,9 @@ def _contender(job: Job, loaded: Loaded, posterior, held_out: Tensor, name: str,
     return Contender(name, about, precision, calibration, test.predictives[0], strange, conformal, settings)
 
 
-def _flat(values: Tensor) -> Tensor:
-    """The first output of each example, (N,)."""
-    return values.reshape(len(values), -1)[:, 0]
-
-
 def _spread(predictive: GaussianPredictive) -> Tensor:
     """How far the draws scatter, (N,): what tells one input from another, whichever method gives the answer."""
-    return _flat(predictive.epistemic_variance).sqrt()
+    return first_output(predictive.epistemic_variance).sqrt()
 
 
 def _score(contender: Contender, targets: Tensor, held_out: Tensor) -> Scored:
@@ -180,7 +171,7 @@ def _score(contender: Contender, targets: Tensor, held_out: Tensor) -> Scored:
     if float(seen.std.max()) > float(seen.std.min()) * (1 + 1e-6):
         metrics["rank_correlation"] = rank_correlation(seen.std, (seen.mean - targets).abs())
         if contender.ood is not None:
-            both = torch.cat([_flat(seen.std), _flat(contender.ood.std)])
+            both = torch.cat([first_output(seen.std), first_output(contender.ood.std)])
             is_strange = torch.arange(len(both)) >= len(seen.std)
             metrics["ood_auroc"] = area_under_roc(count_by_score(both, is_strange))
     return Scored(contender.name, contender.about, metrics, losses.flatten(1).mean(1), contender.settings)
@@ -201,11 +192,6 @@ def _normalised(
         log_likelihood[keep], at_constant[keep], log_likelihood_optimum(error[keep])
     )
     return found
-
-
-def central(predictive: GaussianPredictive, level: float) -> tuple[Tensor, Tensor]:
-    """The ends of the central interval of the mixture."""
-    return predictive.quantile((1 - level) / 2), predictive.quantile((1 + level) / 2)
 
 
 def _table(loaded: Loaded, chosen: Contender, drawn: Contender, targets: Tensor, threshold: float) -> Table:
@@ -230,36 +216,3 @@ def _table(loaded: Loaded, chosen: Contender, drawn: Contender, targets: Tensor,
         intervals=chosen.conformal(chosen.ood),
     )
     return joined(table, strange)
-
-
-def _figures(
-    contenders: Sequence[Contender],
-    chosen: Contender,
-    drawn: Contender,
-    targets: Tensor,
-    held_out: Tensor,
-    fitted: Sequence[Fitted],
-    unit: str,
-) -> "dict[str, tuple[Figure, str]]":
-    shaped = targets.reshape(drawn.test.mean.shape)
-    constant = best_constant_precision(
-        drawn.calibration.mean, held_out.reshape(drawn.calibration.mean.shape), "log_likelihood"
-    )
-    coverages = {}
-    for contender in contenders:
-        ends = [central(contender.test, level) for level in LEVELS]
-        coverages[contender.name] = [interval_summary(low, high, shaped).coverage for low, high in ends]
-    return {
-        "uncertainty-error": (
-            plots.uncertainty_error_figure(
-                _flat(drawn.test.std), _flat(drawn.test.mean - shaped), constant_std=constant**-0.5, unit=unit
-            ),
-            f"Errors of {drawn.name} in the order of its predicted spread. If the spread knows anything, the dots and "
-            "their running mean rise to the right with the bands.",
-        ),
-        "interval-coverage": (
-            plots.interval_coverage_figure(LEVELS, coverages),
-            "How often intervals hold the target, against how often they should. Below the diagonal: too narrow.",
-        ),
-        "batch-size": batch_size(fitted[0]),
-    }

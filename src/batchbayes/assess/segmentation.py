@@ -3,31 +3,27 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributions
 
-from batchbayes import plots
-from batchbayes.assess.candidates import Entry, Fitted, Way, class_entries, drawing, fit_all
+from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, fit_all
 from batchbayes.assess.choice import Choice, choose
-from batchbayes.assess.classification import RANKING, batch_size
+from batchbayes.assess.classification import RANKING
 from batchbayes.assess.explorer import image_explorer
 from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored, Thumbnails
+from batchbayes.assess.pixel_figures import pixel_figures
 from batchbayes.assess.pixels import PixelSums, kept_pixels
 from batchbayes.assess.tables import Table, flags
 from batchbayes.assess.thumbnails import chosen_rows, displayable, small
 from batchbayes.assess.verdict import class_sentences, pixel_rejection
 from batchbayes.assess.words import count
 from batchbayes.calibrate import lowest
-from batchbayes.data.examples import Examples
 from batchbayes.likelihoods import Categorical, categorical
 from batchbayes.metrics import risk_coverage
 from batchbayes.posterior import Posterior
 from batchbayes.predictive import CategoricalPredictive
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLUMNS = (
     Column("accuracy", "Pixel accuracy", "higher", 1, "share of pixels with the right class", percent=True),
@@ -102,7 +98,7 @@ def assess_segmentation(job: Job, loaded: Loaded) -> Assessment:
         recommended=choice.recommended,
         verdict=_verdict(scored, choice, chosen),
         table=_table(chosen, drawn, rows, threshold),
-        figures=_figures(job, loaded, contenders, chosen, fitted),
+        figures=pixel_figures(job, loaded, contenders, chosen, fitted[0]),
         explorer=image_explorer(chosen.sums.entropy.counts(), threshold),
         thumbnails=_thumbnails(loaded, uncertainty, rows),
         details={},
@@ -220,47 +216,3 @@ def _thumbnails(loaded: Loaded, uncertainty: Tensor, rows: Tensor) -> Thumbnails
     chosen = chosen_rows(uncertainty)
     images = displayable(loaded.test.take(chosen, lambda image: small(image[None])[0]))
     return None if images is None else Thumbnails([f"test-{int(rows[i])}" for i in chosen], images)
-
-
-def _figures(
-    job: Job, loaded: Loaded, contenders: Sequence[Contender], chosen: Contender, fitted: Sequence[Fitted]
-) -> "dict[str, tuple[Figure, str]]":
-    curves = {}
-    for contender in contenders:
-        curve = risk_coverage(contender.sums.entropy.counts())
-        curves[contender.name] = curve.coverage, curve.risk
-    return {
-        "segmentation": (
-            _triptychs(job, loaded, chosen),
-            f"The most, a middling and the least certain test image by mean entropy of {chosen.name}.",
-        ),
-        "reliability": (
-            plots.reliability_figure({c.name: c.sums.reliability.reliability() for c in contenders}),
-            "Accuracy of pixels against confidence. Below the diagonal the method is too sure of itself.",
-        ),
-        "risk-coverage": (
-            plots.risk_coverage_figure(curves, risk="error of the pixels kept"),
-            "Error rate of the pixels that are kept when the least certain (by entropy) are set aside.",
-        ),
-        "batch-size": batch_size(fitted[0]),
-    }
-
-
-def _triptychs(job: Job, loaded: Loaded, chosen: Contender) -> "Figure":
-    order = chosen.sums.per_image("entropy").argsort()
-    picked = list(dict.fromkeys(int(order[i]) for i in (0, len(order) // 2, len(order) - 1)))
-    found = {row: (image, labels) for row, image, labels in loaded.test.find(picked)}
-    images, labels = (torch.stack(parts) for parts in zip(*(found[row] for row in picked), strict=True))
-    shown = displayable(images)
-    pictures = shown if shown is not None else images[:, :1].expand(-1, 3, -1, -1)
-    panels = []
-
-    def add(predictives: tuple[CategoricalPredictive, ...], _: Tensor, truth: Tensor) -> None:
-        predicted = predictives[0].log_probs[0].argmax(-1)
-        wrong = (predicted != truth[0]) & kept_pixels(truth[0], job.ignored_label)
-        picture = pictures[len(panels)].permute(1, 2, 0)
-        panels.append(plots.Triptych(picture, predicted, predictives[0].entropy[0], wrong))
-
-    some = Examples("some", [(images, labels)])
-    drawing(job).stream(chosen.posterior, some, [categorical(temperature=chosen.temperature)], add)
-    return plots.segmentation_figure(panels, num_classes=loaded.num_outputs, names=loaded.class_names)
