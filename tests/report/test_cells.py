@@ -42,6 +42,7 @@ def test_nothing_from_the_data_is_markup():
         "details": {"test-0": [EVIL]},
         "explorer": {
             "x": "entropy", "y": "mutual_information", "x_label": EVIL, "y_label": EVIL, "risk_label": EVIL,
+            "kept_label": EVIL,
             "percent": True, "threshold": 0.1, "thresholds": [0.1], "coverage": [1.0], "risk": [0.0],
         },
         "data": {

@@ -17,6 +17,7 @@ def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float) -> dict
         "x_label": "entropy (nats)",
         "y_label": "mutual information (nats)",
         "risk_label": "error rate",
+        "kept_label": "of the inputs answered",
         "percent": True,
         "threshold": threshold,
         **threshold_curve(uncertainty, wrong.double(), root=False),
@@ -31,14 +32,18 @@ def value_explorer(uncertainty: Tensor, error: Tensor, threshold: float, unit: s
         "x_label": f"spread of the draws ({unit})",
         "y_label": f"absolute error ({unit})",
         "risk_label": "RMSE",
+        "kept_label": "of the inputs answered",
         "percent": False,
         "threshold": threshold,
         **threshold_curve(uncertainty, error.double().square(), root=True),
     }
 
 
-def image_explorer(counts: ScoreCounts, threshold: float) -> dict[str, object]:
-    """Mean entropy of an image against its share of wrong pixels, and the error rate of the pixels that are kept."""
+def image_explorer(counts: ScoreCounts, start: float = 0.9) -> dict[str, object]:
+    """Mean entropy of an image against its share of wrong pixels, and the error rate of the pixels that are kept.
+
+    The slider starts where about the share `start` of the pixels is kept.
+    """
     curve = risk_coverage(counts)
     wanted = torch.linspace(0.02, 1, STEPS, dtype=torch.float64)
     positions = torch.searchsorted(curve.coverage, wanted).clamp(max=len(curve.coverage) - 1).unique()
@@ -49,8 +54,9 @@ def image_explorer(counts: ScoreCounts, threshold: float) -> dict[str, object]:
         "y_label": "share of wrong pixels",
         "risk_label": "error rate",
         "note": "The slider sets single pixels aside; the dots show the mean entropy of whole images.",
+        "kept_label": "of the pixels answered",
         "percent": True,
-        "threshold": threshold,
+        "threshold": float(curve.thresholds[int(torch.searchsorted(curve.coverage, start))]),
         "thresholds": curve.thresholds[positions].tolist(),
         "coverage": curve.coverage[positions].tolist(),
         "risk": curve.risk[positions].tolist(),

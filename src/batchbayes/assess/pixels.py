@@ -68,12 +68,19 @@ class PixelSums:
         pixels = torch.tensor(self._pixels, dtype=torch.float64)
         return float((self.per_image(key) * pixels).sum() / pixels.sum())
 
+    def _mean_overlap(self) -> float:
+        """Mean intersection over union of the classes that were seen, without that of the ignored label."""
+        overlap = self.confusion.intersection_over_union()
+        if self.ignored_label is not None and 0 <= self.ignored_label < len(overlap):
+            overlap[self.ignored_label] = float("nan")
+        return float(overlap.nanmean())
+
     def metrics(self, *, has_draws: bool) -> dict[str, float]:
         """What goes into the table."""
         bins, counts = self.reliability.reliability(), self.entropy.counts()
         found = {
             "accuracy": self.confusion.pixel_accuracy(),
-            "mean_iou": self.confusion.mean_intersection_over_union(),
+            "mean_iou": self._mean_overlap(),
             "nll": self.mean("loss"),
             "brier": self.mean("brier"),
             "ece": expected_calibration_error(bins),

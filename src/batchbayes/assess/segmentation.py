@@ -99,7 +99,7 @@ def assess_segmentation(job: Job, loaded: Loaded) -> Assessment:
         verdict=_verdict(scored, choice, chosen),
         table=_table(chosen, drawn, rows, threshold),
         figures=pixel_figures(job, loaded, contenders, chosen, fitted[0]),
-        explorer=image_explorer(chosen.sums.entropy.counts(), threshold),
+        explorer=image_explorer(chosen.sums.entropy.counts()),
         thumbnails=_thumbnails(loaded, uncertainty, rows),
         details={},
         posterior=fitted[0].tuned.posterior,

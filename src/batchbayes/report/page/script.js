@@ -20,7 +20,7 @@
   };
 
   const chart = byId("chart");
-  const names = { right: "right", wrong: "wrong", strange: "out of distribution", plain: "test example" };
+  const names = { right: "right", wrong: "wrong", strange: "out of distribution", plain: explorer.y === "error_rate" ? "test image" : "test example" };
 
   // A shape for each kind, so that they can be told apart without colour.
   const shape = (kind, x, y) => {
