@@ -122,9 +122,10 @@ def _add_network(command: argparse.ArgumentParser) -> None:
 
 
 def _add_running(command: argparse.ArgumentParser, draws: int | None = 64) -> None:
-    command.add_argument("--engine", choices=("auto", "sample", "linear"), default="auto",
-                         help="how draws are made: exact, linear, or linear where that is accurate (auto)")  # fmt: skip
     shown = draws or "as in the assessment"
+    command.add_argument("--engine", choices=("auto", "sample", "linear"), default="auto" if draws else None,
+                         help="how draws are made: exact, linear, or auto: linear where that is accurate "
+                         f"({'auto' if draws else shown})")  # fmt: skip
     command.add_argument("--draws", type=_positive, default=draws, metavar="S", help=f"networks to average ({shown})")
     command.add_argument("--seed", type=int, default=0 if draws else None, help="of splits and draws (0)")
     command.add_argument("--device", default="cpu", help="such as cpu or cuda:0 (cpu)")

@@ -21,6 +21,7 @@ from batchbayes.methods.batchnorm.batch_size import TunedBatchSize, tune_batch_s
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
+from batchbayes.predict import Engine
 
 METHODS: Mapping[str, tuple[str, Callable[..., BatchNormPosterior]]] = {
     "mcbn": ("MCBN", mcbn),
@@ -99,6 +100,11 @@ def own_network(loaded: Loaded) -> BatchNormPosterior:
 def drawing(job: Job) -> Drawing:
     """How all draws of a job are made."""
     return Drawing(job.num_samples, job.seed, job.engine)
+
+
+def engine_used(settings: Mapping[str, Any]) -> Engine:
+    """What "auto" came to, so that new data is predicted in the same way."""
+    return "linear" if str(settings["engine"]).startswith("linear") else "sample"
 
 
 def fit_all(

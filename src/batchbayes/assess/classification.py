@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, fit_all
+from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, engine_used, fit_all
 from batchbayes.assess.choice import choose
 from batchbayes.assess.class_figures import class_figures
 from batchbayes.assess.explorer import class_explorer
@@ -108,6 +108,7 @@ def assess_classification(job: Job, loaded: Loaded) -> Assessment:
             "class_names": loaded.class_names,
             "seed": job.seed,
             "num_samples": job.num_samples,
+            "engine": engine_used(drawn.settings),
         },
         facts={
             "test_count": len(labels),

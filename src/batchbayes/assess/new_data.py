@@ -23,7 +23,7 @@ def predict_new(
     source: str,
     target: str | None,
     device: str,
-    engine: Engine,
+    engine: Engine | None,
     num_samples: int | None,
     seed: int | None,
 ) -> Table:
@@ -38,7 +38,9 @@ def predict_new(
         )
     data = examples(source, target, "the inputs")
     trial(network, data)
-    maker = Drawing(num_samples or notes["num_samples"], notes["seed"] if seed is None else seed, engine)
+    maker = Drawing(
+        num_samples or notes["num_samples"], notes["seed"] if seed is None else seed, engine or notes["engine"]
+    )
     answering = deterministic(network) if notes["answer"] == "network" else posterior
     if notes["task"] == "segmentation":
         return image_table(maker, answering, posterior, data, notes)

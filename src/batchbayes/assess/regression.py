@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.assess.candidates import Fitted, drawing, fit_all, own_network
+from batchbayes.assess.candidates import Fitted, drawing, engine_used, fit_all, own_network
 from batchbayes.assess.choice import choose
 from batchbayes.assess.classification import STRANGE
 from batchbayes.assess.explorer import value_explorer
@@ -106,6 +106,7 @@ def assess_regression(job: Job, loaded: Loaded) -> Assessment:
             "threshold": threshold,
             "seed": job.seed,
             "num_samples": job.num_samples,
+            "engine": engine_used(drawn.settings),
         },
         facts={"test_count": len(targets), "calibration_count": len(held_out), "threshold": threshold, "unit": unit},
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
-from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, fit_all
+from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, engine_used, fit_all
 from batchbayes.assess.choice import Choice, choose
 from batchbayes.assess.classification import RANKING
 from batchbayes.assess.explorer import image_explorer
@@ -112,6 +112,7 @@ def assess_segmentation(job: Job, loaded: Loaded) -> Assessment:
             "class_names": loaded.class_names,
             "seed": job.seed,
             "num_samples": job.num_samples,
+            "engine": engine_used(drawn.settings),
         },
         facts={
             "test_count": len(rows),
