@@ -145,8 +145,8 @@ def _warn_of_tuning(label: str, tuned: BatchNormPosterior, inputs: Tensor) -> No
     if not found.trusted:
         warn(
             f"The batch size of {label} was tuned as if the network were linear in its batch statistics, which holds "
-            f"only roughly here ({found}): the tuned batch size is rough too. The predictions themselves were checked, "
-            "and use exact draws where that matters."
+            f"only roughly here ({found}): the tuned batch size is rough too. The engine "
+            "by which each method predicted is named at the end of the report."
         )
 
 
