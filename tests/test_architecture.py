@@ -17,7 +17,7 @@ LAYERS = [
     {"methods", "training", "models", "data"},
     {"saving", "plots", "calibrate"},
     {"report"},
-    {"demo", "assess"},
+    {"demo", "assess", "experiments"},
     {"cli"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.

@@ -56,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_assess(commands)
     _add_predict(commands)
     _add_demo(commands)
+    _add_reproduce(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", help="show where in the program an error came from")
     return parser
@@ -165,3 +166,27 @@ def _demo(options: argparse.Namespace) -> None:
     from batchbayes.demo import run_demo
 
     run_demo(options.out, options.seed)
+
+
+def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
+    about = "run a published experiment again; write a table, its rows and a figure"
+    command = commands.add_parser("reproduce", help=about, description=about.capitalize() + ".")
+    command.add_argument("name", nargs="?", metavar="NAME", help="which experiment")
+    command.add_argument("--list", action="store_true", help="say which experiments there are, and stop")
+    command.add_argument("--preset", default="quick", help="smoke (seconds, no data needed) or quick (quick)")
+    command.add_argument("--out", type=Path, metavar="DIR", help="where the results go (runs/NAME-PRESET)")
+    command.add_argument("--data-dir", type=Path, metavar="DIR", help="where the data sets lie (BATCHBAYES_DATA)")
+    command.set_defaults(run=_reproduce)
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from batchbayes.experiments import ABOUT, reproduce
+
+    if options.list:
+        print("\n".join(f"{name}: {about}" for name, about in ABOUT.items()))
+        return
+    if options.name is None:
+        raise BatchbayesError(expected="the name of an experiment", got="none", fix="choose one that --list names")
+    out = options.out or Path("runs") / f"{options.name}-{options.preset}"
+    print(reproduce(options.name, options.preset, out, options.data_dir))
+    print(f"\nTable, rows and figure: {out}")

@@ -1,7 +1,6 @@
 """The demonstration: two small networks, made Bayesian after training by the batch normalisation they have."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +29,7 @@ from batchbayes.posterior import Posterior
 from batchbayes.predict import predict
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
 from batchbayes.rng import seeded_globals
-from batchbayes.training.loop import TrainingConfig, train
+from batchbayes.training.loop import TrainingConfig, one_thread, train
 
 # Small batches, since the spread of batch statistics shrinks as one over the root of the batch size. 600 toy epochs fit
 # new points near the data better than 300 (RMSE 0.15 against 0.18, mean of five seeds).
@@ -87,7 +86,7 @@ def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list
     config = config or DemoConfig()
     _require_extras()
     _require_folder(out)
-    with _one_thread():
+    with one_thread():
         rows = toy_rows(out / "toy.png", seed, config) + digits_rows(out / "digits.png", seed, config)
     print(format_table(rows))
     print(f"\nFigures: {out / 'toy.png'} and {out / 'digits.png'}")
@@ -226,14 +225,3 @@ def _require_folder(out: Path) -> None:
         raise BatchbayesError(
             expected="a folder to write figures to", got=f"{out} ({error.strerror})", fix="choose another --out"
         ) from error
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Networks this small run slower on several threads than on one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -4,6 +4,7 @@ from batchbayes.plots.band import Band, band_figure
 from batchbayes.plots.batch_size import batch_size_figure
 from batchbayes.plots.certainty import certainty_figure
 from batchbayes.plots.classification import reliability_figure, risk_coverage_figure
+from batchbayes.plots.collapse import BatchSizeSweep, collapse_figure
 from batchbayes.plots.regression import interval_coverage_figure, uncertainty_error_figure
 from batchbayes.plots.segmentation import Triptych, segmentation_figure
 from batchbayes.plots.shift import shift_figure
@@ -12,10 +13,12 @@ from batchbayes.plots.style import save_figure
 
 __all__ = [
     "Band",
+    "BatchSizeSweep",
     "Triptych",
     "band_figure",
     "batch_size_figure",
     "certainty_figure",
+    "collapse_figure",
     "correlation_figure",
     "interval_coverage_figure",
     "marginals_figure",

@@ -1,6 +1,7 @@
 """The plain training loop for one network of any kind."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,6 +86,17 @@ def shuffled_batches(num_examples: int, batch_size: int, seed: int, epoch: int) 
     order, size = torch.randperm(num_examples, generator=generator(seed, "epoch", epoch)), min(batch_size, num_examples)
     for start in range(0, num_examples - size + 1, size):
         yield order[start : start + size]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Networks as small as ours run slower on several threads than on one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _optimiser(network: nn.Module, config: TrainingConfig) -> optim.Optimizer:

@@ -1,0 +1,120 @@
+import pytest
+import torch
+
+from batchbayes.experiments.batch_size_collapse import (
+    AS_TRAINED,
+    DETERMINISTIC,
+    PRESETS,
+    TUNED,
+    Row,
+    comparison,
+    figure,
+    load,
+    noisy_patterns,
+    run,
+    standardise,
+    table,
+)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    torch.set_num_threads(1)
+    return run(PRESETS["smoke"])
+
+
+def chosen(rows: list[Row], batch_size: int, method: str) -> Row:
+    return next(row for row in rows if (row.batch_size, row.method) == (batch_size, method))
+
+
+def test_each_network_predicts_in_three_ways(rows: list[Row]) -> None:
+    methods = (DETERMINISTIC, AS_TRAINED, TUNED)
+    assert [(row.batch_size, row.method) for row in rows] == [
+        (size, method) for size in (16, 256) for method in methods
+    ]
+
+
+def test_information_collapses_with_the_batch_size(rows: list[Row]) -> None:
+    small, large = chosen(rows, 16, AS_TRAINED), chosen(rows, 256, AS_TRAINED)
+    assert (small.noise_batch_size, large.noise_batch_size) == (16, 256)
+    for name in ("information_in", "information_out"):
+        assert getattr(large, name) < 0.1 * getattr(small, name)
+
+
+def test_tuning_restores_it_and_makes_the_labels_likelier(rows: list[Row]) -> None:
+    as_trained, tuned = chosen(rows, 256, AS_TRAINED), chosen(rows, 256, TUNED)
+    assert tuned.noise_batch_size is not None
+    assert tuned.noise_batch_size < 32
+    assert tuned.information_out > 10 * as_trained.information_out
+    assert tuned.information_out > tuned.information_in
+    assert tuned.nll < as_trained.nll
+
+
+def test_the_network_itself_has_no_information(rows: list[Row]) -> None:
+    for row in rows:
+        if row.method == DETERMINISTIC:
+            assert (row.information_in, row.information_out, row.auroc_information) == (None, None, None)
+            assert row.accuracy > 0.5
+
+
+def test_table_and_figure_show_every_row(rows: list[Row]) -> None:
+    lines = table(rows).splitlines()
+    assert {line.count("|") for line in lines[: 2 + len(rows)]} == {12}
+    assert [line.split("|")[2].strip() for line in lines[2 : 2 + len(rows)]] == [row.method for row in rows]
+    as_trained, tuned, auroc = figure(rows).axes
+    outside, inside = (line.get_ydata() for line in tuned.get_lines())
+    assert list(outside) == [chosen(rows, size, TUNED).information_out for size in (16, 256)]
+    assert list(inside) == [chosen(rows, size, TUNED).information_in for size in (16, 256)]
+    assert as_trained.get_ylim() == tuned.get_ylim()
+    assert [line.get_ydata()[1] for line in auroc.get_lines()] == [  # type: ignore[index]
+        chosen(rows, 256, method).auroc_information for method in (AS_TRAINED, TUNED)
+    ]
+
+
+def test_ends_of_the_range_are_compared_seed_by_seed() -> None:
+    def row(seed: int, batch_size: int, method: str, auroc: float) -> Row:
+        return Row(seed, batch_size, 0.1, method, 8.0, 0.1, 0.9, 0.3, 0.1, 0.2, auroc, 0.8)
+
+    rows = [
+        row(seed, batch_size, method, auroc + 0.01 * seed * (batch_size == 64))
+        for seed in (0, 1)
+        for batch_size, method, auroc in (
+            (8, AS_TRAINED, 0.8),
+            (8, TUNED, 0.9),
+            (64, AS_TRAINED, 0.1),
+            (64, TUNED, 0.85),
+        )
+    ]
+    as_trained, tuned = comparison(rows)
+    assert as_trained.endswith("tuned MCBN at M = 64 less MCBN at M = 8: +0.055 (+0.050 +0.060)")
+    assert tuned.endswith("tuned MCBN at M = 64 less tuned MCBN at M = 8: -0.045 (-0.050 -0.040)")
+    assert "| 8 | MCBN | 8 | 0.900 | 0.300 | 0.1 | 0.2 | 0.800 | 0.800 | 0.800 0.800 | 10% |" in table(rows)
+
+
+def test_training_and_held_out_images_are_apart() -> None:
+    data = load(PRESETS["smoke"], seed=3)
+    assert [len(part[0]) for part in (data.train, data.held_out, data.test)] == [512, 200, 100]
+    every = torch.cat([data.train[0], data.held_out[0], data.test[0]]).flatten(1)
+    assert len(every.unique(dim=0)) == 812
+    assert torch.equal(data.strange.flatten(1).sort(1).values, data.test[0].flatten(1).sort(1).values)
+
+
+def test_patterns_are_those_of_their_labels() -> None:
+    images, labels = noisy_patterns(4000, seed=0, part="train")
+    other, other_labels = noisy_patterns(4000, seed=0, part="test")
+    for label in (0, 7):
+        first, second = images[labels == label].mean(0), other[other_labels == label].mean(0)  # of 400: noise of 0.3
+        assert torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1] > 0.8
+
+
+def test_bytes_are_scaled_by_the_moments_of_the_training_images() -> None:
+    black, white = standardise(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    assert (black, white) == (pytest.approx(-0.2860 / 0.3530), pytest.approx(0.7140 / 0.3530))
+
+
+@pytest.mark.shared
+def test_fashion_images_of_a_seed(data_folder) -> None:
+    data = load(PRESETS["quick"], 0, data_folder)
+    assert data.train[0].shape[1:] == data.strange.shape[1:] == (1, 28, 28)
+    assert abs(float(data.train[0].mean())) < 0.02
+    assert float(data.train[0].std()) == pytest.approx(1, abs=0.02)
