@@ -4,10 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
 
-from batchbayes import BatchbayesError, demo, deterministic
-from batchbayes.demo import DemoConfig, Method, Row, format_table, ood_auroc, run_demo, tuned_precision
+from batchbayes import BatchbayesError, demo
+from batchbayes.demo import DemoConfig, Row, format_table, ood_auroc, run_demo
 from batchbayes.training.loop import TrainingConfig
 
 SMOKE = DemoConfig(
@@ -58,17 +57,6 @@ def test_the_same_seed_prints_the_same_table(smoke: tuple[Path, list[Row]], caps
     assert capsys.readouterr().out.startswith(format_table(smoke[1]))
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_precision_of_one_function_is_one_over_the_mean_squared_error() -> None:
-    class Zero(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.zeros_like(x)
-
-    method = Method("deterministic", deterministic(Zero()), num_samples=1, seed=0)
-    targets = torch.tensor([[0.1], [0.2], [-0.3], [0.5]])
-    precision = tuned_precision(method, torch.zeros(4, 1), targets)
-    assert precision == pytest.approx(4 / (0.01 + 0.04 + 0.09 + 0.25), rel=0.03)
 
 
 def test_auroc_counts_ties_as_half() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from batchbayes.calibrate import tune_precision
 from batchbayes.data import toy
 from batchbayes.data.digits import Digits, inverted, load_digits, pixel_shuffled
 from batchbayes.errors import BatchbayesError
@@ -106,8 +107,10 @@ def toy_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
         network = MLP(1, [30, 30, 30], 1)
     train(network, inputs, targets, mse_loss, replace(config.toy, seed=seed))
     methods = both_methods(network, inputs, config.toy.batch_size, config.toy_draws, seed)
-    held_out = toy.noisy_points(100, seed, "held out")
-    likelihoods = [gaussian(tuned_precision(method, *held_out)) for method in methods]
+    new_inputs, new_targets = toy.noisy_points(100, seed, "held out")
+    likelihoods = [
+        gaussian(tune_precision(method.regress(new_inputs, gaussian(1.0)), new_targets)) for method in methods
+    ]
     rows = []
     for task, intervals in (("toy, near the data", toy.SUPPORT), ("toy, gap and beyond", BEYOND)):
         test_inputs, test_targets = toy.noisy_points(500, seed, "test", intervals)
@@ -117,16 +120,6 @@ def toy_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
             rows.append(Row(task, method.name, error, negative_log_likelihood(seen.log_prob(test_targets))))
     _save_toy_figure(figure_path, methods, likelihoods, (inputs, targets))
     return rows
-
-
-def tuned_precision(method: Method, inputs: Tensor, targets: Tensor) -> float:
-    """The noise precision tau under which held-out targets are most likely, on a grid with steps of 5 %."""
-    draws = method.regress(inputs, gaussian(1.0)).draws.double()  # (S, N, 1)
-
-    def log_likelihood(precision: float) -> float:
-        return float(gaussian(precision)(draws).log_prob(targets).logsumexp(0).mean())
-
-    return max(torch.logspace(-2, 5, 7 * 48 + 1, dtype=torch.float64).tolist(), key=log_likelihood)
 
 
 def _save_toy_figure(
