@@ -66,7 +66,7 @@ def classification(folder: str) -> None:
         print(f"ResNet-20, forward mode, {rank} directions ({plan.share:.0%}): {ratio(along, plain, 3):.1f}")
 
     def exact() -> None:
-        bb.predict(posterior, images, bb.categorical(), num_samples=8, engine="sample", chunk_size=64)
+        bb.predict(posterior, images, bb.categorical(), num_samples=8, engine="sample")
 
     print(f"ResNet-20, exact engine: {ratio(exact, plain) / 8:.3f} forward passes a draw")
 
