@@ -11,13 +11,14 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
 
 # From the inside out: a module may import those of its own layer and of the layers above it in this list.
 LAYERS = [
-    {"errors", "rng", "files", "progress", "checks", "search"},
+    {"errors", "rng", "files", "progress", "checks", "search", "tables"},
     {"scores", "metrics"},
     {"functional", "batches", "posterior", "predictive", "likelihoods", "linear", "predict"},
     {"methods", "training", "models", "data"},
     {"saving", "plots", "calibrate"},
     {"report"},
     {"demo", "assess", "experiments"},
+    {"reproduce"},
     {"cli"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.

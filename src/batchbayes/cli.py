@@ -169,7 +169,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
-    about = "run a published experiment again; write a table, its rows and a figure"
+    about = "run a published experiment again; write its tables and figures"
     command = commands.add_parser("reproduce", help=about, description=about.capitalize() + ".")
     command.add_argument("name", nargs="?", metavar="NAME", help="which experiment")
     command.add_argument("--list", action="store_true", help="say which experiments there are, and stop")
@@ -180,7 +180,8 @@ def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> None:
-    from batchbayes.experiments import ABOUT, reproduce
+    from batchbayes.experiments import ABOUT
+    from batchbayes.reproduce import reproduce
 
     if options.list:
         print("\n".join(f"{name}: {about}" for name, about in ABOUT.items()))
@@ -189,4 +190,4 @@ def _reproduce(options: argparse.Namespace) -> None:
         raise BatchbayesError(expected="the name of an experiment", got="none", fix="choose one that --list names")
     out = options.out or Path("runs") / f"{options.name}-{options.preset}"
     print(reproduce(options.name, options.preset, out, options.data_dir))
-    print(f"\nTable, rows and figure: {out}")
+    print(f"\nTables and figures: {out}")

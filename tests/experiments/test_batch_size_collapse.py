@@ -1,3 +1,6 @@
+from dataclasses import asdict, replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,20 +10,29 @@ from batchbayes.experiments.batch_size_collapse import (
     PRESETS,
     TUNED,
     Row,
-    comparison,
-    figure,
+    figures,
     load,
     noisy_patterns,
-    run,
+    rows_of,
     standardise,
-    table,
+    tables,
+    units,
+    work,
 )
+from batchbayes.tables import to_markdown
+
+SMOKE = PRESETS["smoke"]
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def results() -> dict[str, Any]:
     torch.set_num_threads(1)
-    return run(PRESETS["smoke"])
+    return {unit.name: work(SMOKE, unit, {}) for unit in units(SMOKE)}
+
+
+@pytest.fixture(scope="module")
+def rows(results: dict[str, Any]) -> list[Row]:
+    return rows_of(SMOKE, results)
 
 
 def chosen(rows: list[Row], batch_size: int, method: str) -> Row:
@@ -57,11 +69,11 @@ def test_the_network_itself_has_no_information(rows: list[Row]) -> None:
             assert row.accuracy > 0.5
 
 
-def test_table_and_figure_show_every_row(rows: list[Row]) -> None:
-    lines = table(rows).splitlines()
-    assert {line.count("|") for line in lines[: 2 + len(rows)]} == {12}
-    assert [line.split("|")[2].strip() for line in lines[2 : 2 + len(rows)]] == [row.method for row in rows]
-    as_trained, tuned, auroc = figure(rows).axes
+def test_table_and_figure_show_every_row(results: dict[str, Any], rows: list[Row]) -> None:
+    (table,) = tables(SMOKE, results)
+    assert [cells[:2] for cells in table.rows] == [(row.batch_size, row.method) for row in rows]
+    assert [cells[4] for cells in table.rows] == [row.nll for row in rows]
+    as_trained, tuned, auroc = figures(SMOKE, results)["collapse"].axes
     outside, inside = (line.get_ydata() for line in tuned.get_lines())
     assert list(outside) == [chosen(rows, size, TUNED).information_out for size in (16, 256)]
     assert list(inside) == [chosen(rows, size, TUNED).information_in for size in (16, 256)]
@@ -71,24 +83,31 @@ def test_table_and_figure_show_every_row(rows: list[Row]) -> None:
     ]
 
 
-def test_ends_of_the_range_are_compared_seed_by_seed() -> None:
-    def row(seed: int, batch_size: int, method: str, auroc: float) -> Row:
-        return Row(seed, batch_size, 0.1, method, 8.0, 0.1, 0.9, 0.3, 0.1, 0.2, auroc, 0.8)
+def test_a_table_of_an_unfinished_run_has_empty_cells(results: dict[str, Any]) -> None:
+    (table,) = tables(SMOKE, {"seed 0, M = 16": results["seed 0, M = 16"]})
+    assert table.notes == ()
+    assert [cells[3] is None for cells in table.rows] == [False] * 3 + [True] * 3
+    assert tables(SMOKE, {})[0].rows[0] == (16, DETERMINISTIC, "", *[None] * 6, "", None)
 
-    rows = [
-        row(seed, batch_size, method, auroc + 0.01 * seed * (batch_size == 64))
+
+def test_ends_of_the_range_are_compared_seed_by_seed() -> None:
+    def record(seed: int, batch_size: int, method: str, auroc: float) -> dict[str, Any]:
+        return asdict(Row(seed, batch_size, 0.1, method, 8.0, 0.1, 0.9, 0.3, 0.1, 0.2, auroc, 0.8))
+
+    config = replace(SMOKE, seeds=(0, 1), batch_sizes=(8, 64))
+    results = {
+        f"seed {seed}, M = {size}": [
+            record(seed, size, method, auroc + 0.01 * seed * (size == 64)) for method, auroc in pairs
+        ]
         for seed in (0, 1)
-        for batch_size, method, auroc in (
-            (8, AS_TRAINED, 0.8),
-            (8, TUNED, 0.9),
-            (64, AS_TRAINED, 0.1),
-            (64, TUNED, 0.85),
-        )
-    ]
-    as_trained, tuned = comparison(rows)
+        for size, pairs in ((8, ((AS_TRAINED, 0.8), (TUNED, 0.9))), (64, ((AS_TRAINED, 0.1), (TUNED, 0.85))))
+    }
+    (table,) = tables(config, results)
+    as_trained, tuned = table.notes
     assert as_trained.endswith("tuned MCBN at M = 64 less MCBN at M = 8: +0.055 (+0.050 +0.060)")
     assert tuned.endswith("tuned MCBN at M = 64 less tuned MCBN at M = 8: -0.045 (-0.050 -0.040)")
-    assert "| 8 | MCBN | 8 | 0.900 | 0.300 | 0.1 | 0.2 | 0.800 | 0.800 | 0.800 0.800 | 10% |" in table(rows)
+    line = "| 8 | MCBN | 8 | 0.900 | 0.300 | 0.1 | 0.2 | 0.800 | 0.800 | 0.800 0.800 | 10% |"
+    assert line in to_markdown(table)
 
 
 def test_training_and_held_out_images_are_apart() -> None:

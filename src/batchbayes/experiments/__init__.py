@@ -1,15 +1,17 @@
-"""Experiments: one file a table or figure of a paper, all of one shape, and imported only when they are run."""
+"""Experiments: one file a table or figure of a paper, all of one shape, and imported only when they are run.
 
-import csv
+An experiment is cut into units. Each is done whole or not at all, and its result is kept in a file, so that a run that
+is killed goes on where it was, and workers share it. Tables and figures are made from those results alone.
+"""
+
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.files import atomic_path
+from batchbayes.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,22 +22,46 @@ ABOUT = {
 """What each experiment shows, in a line; `some-name` is the module `some_name` of this package."""
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A piece of work that is done whole or not at all."""
+
+    name: str
+    """Unique and readable: "boston, split 1, BN, batch 32"."""
+    arguments: Mapping[str, Any]
+    """JSON values: what `work` needs to know."""
+    needs: tuple[str, ...] = ()
+    """Names of units whose results it is given."""
+    effort: float = 1.0
+    """Relative cost: among units that are ready the expensive come first, and the time left goes by it."""
+
+
 class Experiment(Protocol):
-    """What a module in this package has."""
+    """What a module in this package has; also DATASETS, the names to choose from, if a config has a field `datasets`."""
 
     PRESETS: Mapping[str, Any]
-    """Frozen configurations by name; "smoke" takes seconds and no data folder."""
+    """Frozen dataclasses of JSON values by name; "smoke" takes seconds and no data folder."""
 
-    def run(self, config: Any, data_folder: str | os.PathLike[str] | None = None) -> list[Any]:
-        """The work: rows, which are frozen dataclasses."""
+    def units(self, config: Any) -> list[Unit]:
+        """All there is to do, in the order of the tables."""
         ...
 
-    def table(self, rows: Sequence[Any]) -> str:
-        """The rows in Markdown."""
+    def work(
+        self, config: Any, unit: Unit, needed: Mapping[str, Any], data_folder: str | os.PathLike[str] | None
+    ) -> Any:
+        """The result of a unit, as JSON values. It depends on the arguments alone: no clock, no global generator."""
         ...
 
-    def figure(self, rows: Sequence[Any]) -> "Figure":
-        """The rows as a picture."""
+    def tables(self, config: Any, results: Mapping[str, Any]) -> list[Table]:
+        """Results by name of unit. Some may be missing, where a run is not finished: their cells are None."""
+        ...
+
+    def figures(self, config: Any, results: Mapping[str, Any]) -> "Mapping[str, Figure]":
+        """Figures by stem of file. All results are there."""
+        ...
+
+    def notes(self, config: Any) -> list[str]:
+        """Where a preset differs from the paper; printed under the tables."""
         ...
 
 
@@ -46,40 +72,3 @@ def load_experiment(name: str) -> Experiment:
             expected=f"the name of an experiment, one of: {', '.join(ABOUT)}", got=repr(name), fix="choose one of them"
         )
     return cast(Experiment, import_module(f"{__name__}.{name.replace('-', '_')}"))
-
-
-def reproduce(name: str, preset: str, out: Path, data_folder: str | os.PathLike[str] | None = None) -> str:
-    """Run an experiment; write `table.md`, `rows.csv` and `figure.png` to `out`, each whole or not at all.
-
-    Returns the table.
-    """
-    from batchbayes.plots import save_figure
-
-    experiment = load_experiment(name)
-    if preset not in experiment.PRESETS:
-        raise BatchbayesError(
-            expected=f"a preset of {name}, one of: {', '.join(experiment.PRESETS)}",
-            got=repr(preset),
-            fix="choose one of them",
-        )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BatchbayesError(
-            expected="a folder for the results", got=f"{out} ({error.strerror})", fix="choose another --out"
-        ) from error
-    rows = experiment.run(experiment.PRESETS[preset], data_folder)
-    write_rows(rows, out / "rows.csv")
-    with atomic_path(out / "table.md") as partial:
-        partial.write_text(experiment.table(rows) + "\n")
-    save_figure(experiment.figure(rows), out / "figure.png")
-    return experiment.table(rows)
-
-
-def write_rows(rows: Sequence[Any], path: Path) -> None:
-    """Frozen dataclasses as CSV; what is None stays empty."""
-    records = [asdict(row) for row in rows]
-    with atomic_path(path) as partial, partial.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)

@@ -13,9 +13,9 @@ holds at the batch size that it finds.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from batchbayes.data.digits import pixel_shuffled
 from batchbayes.data.mnist import load_mnist
+from batchbayes.experiments import Unit
 from batchbayes.likelihoods import categorical
 from batchbayes.linear import measure_linearity
 from batchbayes.methods.batchnorm.baselines import deterministic
@@ -34,7 +35,8 @@ from batchbayes.plots import BatchSizeSweep, collapse_figure
 from batchbayes.posterior import Posterior
 from batchbayes.predict import predict
 from batchbayes.rng import generator, seeded_globals
-from batchbayes.training.loop import TrainingConfig, one_thread, train
+from batchbayes.tables import Cell, Table
+from batchbayes.training.loop import TrainingConfig, train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,15 +123,26 @@ class Data:
     strange: Tensor
 
 
-def run(config: Config, data_folder: str | os.PathLike[str] | None = None) -> list[Row]:
-    """Train a network for each seed and batch size, and predict with each in three ways."""
-    rows = []
-    with one_thread():
-        for seed in config.seeds:
-            data = load(config, seed, data_folder)
-            for batch_size in config.batch_sizes:
-                rows += network_rows(config, seed, batch_size, data)
-    return rows
+def units(config: Config) -> list[Unit]:
+    """A network for each seed and batch size, used in three ways."""
+    return [
+        Unit(f"seed {seed}, M = {size}", {"seed": seed, "batch_size": size})
+        for seed in config.seeds
+        for size in config.batch_sizes
+    ]
+
+
+def work(
+    config: Config, unit: Unit, needed: Mapping[str, Any], data_folder: str | os.PathLike[str] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of one network."""
+    seed, batch_size = unit.arguments["seed"], unit.arguments["batch_size"]
+    return [asdict(row) for row in network_rows(config, seed, batch_size, load(config, seed, data_folder))]
+
+
+def rows_of(config: Config, results: Mapping[str, Any]) -> list[Row]:
+    """All rows that there are, by seed and batch size."""
+    return [Row(**record) for unit in units(config) for record in results.get(unit.name, [])]
 
 
 def load(config: Config, seed: int, data_folder: str | os.PathLike[str] | None = None) -> Data:
@@ -232,57 +245,78 @@ COLUMNS = {
 """Headings of the table, the fields behind them and their format."""
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Means over seeds for each training batch size and method; then the ends of the range of M, seed by seed."""
-    header = ["trained at M", "method", "noise of M", *COLUMNS, "of each seed", "not linear"]
-    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-    groups: dict[tuple[int, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.batch_size, row.method), []).append(row)
-    for (size, method), group in groups.items():
-        cells = [str(size), method, " ".join(dict.fromkeys(_each(group, "noise_batch_size", ".4g")))]
-        cells += [_mean(group, name, form) for name, form in COLUMNS.values()]
-        cells += [" ".join(_each(group, "auroc_information", ".3f")), _mean(group, "unexplained", ".0%")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *comparison(rows)])
-
-
-def comparison(rows: Sequence[Row]) -> list[str]:
-    """How the AUROC of the tuned posterior at the largest M differs from those at the smallest, seed by seed."""
-    small, large = min(row.batch_size for row in rows), max(row.batch_size for row in rows)
-    auroc = {(row.seed, row.batch_size, row.method): row.auroc_information or 0.0 for row in rows}
-    seeds = sorted({row.seed for row in rows})
+def tables(config: Config, results: Mapping[str, Any]) -> list[Table]:
+    """Means over seeds for each training batch size and method; below, the ends of the range of M, seed by seed."""
+    rows = rows_of(config, results)
+    groups: dict[tuple[int, str], list[Row]] = {
+        (size, method): [row for row in rows if (row.batch_size, row.method) == (size, method)]
+        for size in config.batch_sizes
+        for method in (DETERMINISTIC, AS_TRAINED, TUNED)
+    }
     lines = []
-    for method in (AS_TRAINED, TUNED):
+    for (size, method), group in groups.items():
+        cells: list[Cell] = [size, method, " ".join(dict.fromkeys(_each(group, "noise_batch_size", ".4g")))]
+        cells += [_mean(group, name) for name, _ in COLUMNS.values()]
+        cells += [" ".join(_each(group, "auroc_information", ".3f")), _mean(group, "unexplained")]
+        lines.append(tuple(cells))
+    return [
+        Table(
+            "Uncertainty of networks by training batch size M",
+            ("trained at M", "method", "noise of M", *COLUMNS, "of each seed", "not linear"),
+            tuple(lines),
+            ("", "", "", *(form for _, form in COLUMNS.values()), "", ".0%"),
+            tuple(comparison(config, rows)),
+        )
+    ]
+
+
+def comparison(config: Config, rows: Sequence[Row]) -> list[str]:
+    """How the AUROC of the tuned posterior at the largest M differs from those at the smallest, seed by seed."""
+    small, large = min(config.batch_sizes), max(config.batch_sizes)
+    auroc = {(row.seed, row.batch_size, row.method): row.auroc_information or 0.0 for row in rows}
+    seeds = [s for s in config.seeds if (s, small, TUNED) in auroc and (s, large, TUNED) in auroc]
+    lines = []
+    for method in (AS_TRAINED, TUNED) if seeds else ():
         gaps = [auroc[seed, large, TUNED] - auroc[seed, small, method] for seed in seeds]
         each = " ".join(f"{gap:+.3f}" for gap in gaps)
         mean = sum(gaps) / len(gaps)
-        lines.append(f"- AUROC by MI, {TUNED} at M = {large} less {method} at M = {small}: {mean:+.3f} ({each})")
+        lines.append(f"AUROC by MI, {TUNED} at M = {large} less {method} at M = {small}: {mean:+.3f} ({each})")
     return lines
+
+
+def notes(config: Config) -> list[str]:
+    """Where we differ from the paper."""
+    return [
+        f"A network of four batch-norm layers and {config.num_train:,} training images, "
+        "in place of VGG-16, ResNet-50 and all 60,000.",
+        f"{config.epochs} epochs of Adam at a constant {config.learning_rate:g}, in place of 100 of SGD with drops.",
+        f"{config.num_samples} draws, each shared by all test inputs and centred on the running statistics.",
+        *(["Noisy patterns in place of images: numbers to test the program by."] if config.data == "synthetic" else []),
+    ]
 
 
 def _each(rows: Sequence[Row], name: str, form: str) -> list[str]:
     return [format(value, form) for row in rows if (value := getattr(row, name)) is not None]
 
 
-def _mean(rows: Sequence[Row], name: str, form: str) -> str:
-    """Empty where the method has no such number."""
+def _mean(rows: Sequence[Row], name: str) -> float | None:
+    """None where the method has no such number."""
     values = [value for row in rows if (value := getattr(row, name)) is not None]
-    return format(sum(values) / len(values), form) if values else ""
+    return sum(values) / len(values) if values else None
 
 
-def figure(rows: Sequence[Row]) -> "Figure":
+def figures(config: Config, results: Mapping[str, Any]) -> "dict[str, Figure]":
     """Mutual information against M, as trained and tuned, and how well it finds what is out of distribution."""
-    sizes = sorted({row.batch_size for row in rows})
+    sizes, rows = sorted(config.batch_sizes), rows_of(config, results)
 
     def column(method: str, name: str) -> list[list[float]]:
         """(seeds, batch sizes)"""
         chosen = {(row.seed, row.batch_size): getattr(row, name) for row in rows if row.method == method}
-        return [[chosen[seed, size] for size in sizes] for seed in sorted({row.seed for row in rows})]
+        return [[chosen[seed, size] for size in sizes] for seed in config.seeds]
 
     names = ("information_in", "information_out", "auroc_information")
     sweeps = [
         BatchSizeSweep(title, *(column(method, name) for name in names))
         for method, title in ((AS_TRAINED, "MCBN at the training M"), (TUNED, "MCBN, M tuned afterwards"))
     ]
-    return collapse_figure(sizes, sweeps)
+    return {"collapse": collapse_figure(sizes, sweeps)}
