@@ -219,7 +219,10 @@ class Looks:
         ]
         shape = (len(WAYS[kind]), num_candidates)
         self._ways = WAYS[kind]
-        self._best, self._epoch = torch.full(shape, float("inf"), dtype=torch.float64), torch.zeros(shape, dtype=torch.int64)
+        self._best, self._epoch = (
+            torch.full(shape, float("inf"), dtype=torch.float64),
+            torch.zeros(shape, dtype=torch.int64),
+        )
 
     def look(self, epoch: int, stack: Stack, numbers: Tensor) -> Tensor:
         """Score the networks that are left; those go on whose candidate has had a new best lately, in any way."""
@@ -257,7 +260,10 @@ def noise_makers(
 ) -> list[Callable[[Stack], Noise | None]]:
     """How to draw for each way to predict: the first by many draws, the second without noise."""
     if kind == "DO":
-        return [lambda stack: mask_noise(stack, num_draws, generator(SELECTION_SEED, "masks", fold)), lambda stack: None]
+        return [
+            lambda stack: mask_noise(stack, num_draws, generator(SELECTION_SEED, "masks", fold)),
+            lambda stack: None,
+        ]
     whole = part.inputs[None]
 
     def population(stack: Stack) -> Noise:
