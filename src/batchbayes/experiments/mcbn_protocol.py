@@ -1,10 +1,10 @@
 """The protocol of the regression tables of the MCBN paper: data, networks, training, choice of hyper-parameters.
 
 Teye, Azizpour, Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks", ICML 2018, and the code
-that its authors published. Two hidden layers of 50 units (protein 100); inputs and targets standardised by the part that
-is trained on, everything reported in the units of the target; five folds in lock-step, the validation RMSE looked at
-every 20 epochs, the training over after 10 looks without a new best; the weight decay, and the batch size or dropout rate,
-with the lowest validation RMSE chosen separately for each way to predict.
+that its authors published. Two hidden layers of 50 units (protein 100); inputs and targets standardised by the part
+that is trained on, everything reported in the units of the target; five folds in lock-step, the validation RMSE looked
+at every 20 epochs, the training over after 10 looks without a new best; the weight decay, and the batch size or dropout
+rate, with the lowest validation RMSE chosen separately for each way to predict.
 
 Where we differ: networks start from our own random streams; folds and configurations of one split are trained as one
 stack; a configuration ends when all of its ways to predict have run out of patience; at the cap of epochs all folds

@@ -13,8 +13,8 @@ from batchbayes.errors import BatchbayesError
 class MLP(nn.Module):
     """(dropout ->) linear -> (batch norm ->) ReLU for each hidden width, then a linear output (after dropout).
 
-    A linear layer before batch norm has no bias: the batch mean would take it away again. With dropout every layer drops
-    from its input, the first from the raw features, as in the networks of the MCBN paper.
+    A linear layer before batch norm has no bias: the batch mean would take it away again. With dropout every layer
+    drops from its input, the first from the raw features, as in the networks of the MCBN paper.
 
     >>> MLP(in_features=3, hidden_widths=[50, 50], out_features=1)(torch.zeros(4, 3)).shape
     torch.Size([4, 1])
@@ -57,7 +57,7 @@ class MLP(nn.Module):
 
 
 class SeededDropout(nn.Dropout):
-    """Dropout whose mask is a threshold on uniform numbers of torch's generator, so that it can be drawn again elsewhere.
+    """Dropout by a threshold on uniform numbers of torch's generator, so that a mask can be drawn again elsewhere.
 
     >>> _ = torch.manual_seed(0)
     >>> SeededDropout(0.5)(torch.ones(6))

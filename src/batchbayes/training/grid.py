@@ -2,8 +2,8 @@
 
 Each network has its own data, order, weight decay, dropout rate and end. What comes out is what `loop.train` would have
 made of each alone, with the same config, but for rounding. The gradients are written out by hand: the layers are few,
-and a tape for tensors as small as these costs three times as much as the arithmetic. All intermediate results lie in buffers
-that are made once, and all parameters in one vector, over which one fused Adam runs.
+and a tape for tensors as small as these costs three times as much as the arithmetic. All intermediate results lie in
+buffers that are made once, and all parameters in one vector, over which one fused Adam runs.
 """
 
 import math
@@ -27,7 +27,7 @@ Observer = Callable[[int, Stack, Tensor], Tensor]
 
 
 def train_grid(networks: Sequence[nn.Module], data: Sequence[Examples], configs: Sequence[TrainingConfig]) -> None:
-    """Train networks of one shape in place, each on its own data, by `half_squared_error`; leave them in evaluation mode.
+    """Train networks of one shape in place, each on its own data, by `half_squared_error`; leave them in eval mode.
 
     The result for each is that of `train(network, *data, half_squared_error, config)`.
 

@@ -79,7 +79,7 @@ def _outputs(stack: Stack, inputs: Tensor, noise: Noise, some: slice) -> Tensor:
         if layer.dropout and layer.dropout in noise.masks:
             values = values * noise.masks[layer.dropout][:, some, None]
         values = _linear(stack, layer, values.flatten(1, 2)).unflatten(1, values.shape[1:3])
-        if layer.norm in noise.statistics:
+        if layer.norm and layer.norm in noise.statistics:
             values = _normalise(stack, layer, values, *(part[:, some] for part in noise.statistics[layer.norm]))
         elif layer.norm:
             mean, variance = (stack.tensors[f"{layer.norm}.running_{kind}"][:, None] for kind in ("mean", "var"))
