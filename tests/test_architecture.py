@@ -11,12 +11,12 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
 
 # From the inside out: a module may import those of its own layer and of the layers above it in this list.
 LAYERS = [
-    {"errors", "rng", "files", "progress", "checks", "search", "tables"},
+    {"errors", "rng", "files", "progress", "checks", "search", "tables", "results"},
     {"scores", "metrics"},
     {"functional", "batches", "posterior", "predictive", "likelihoods", "linear", "predict"},
     {"methods", "training", "models", "data"},
     {"saving", "plots", "calibrate"},
-    {"report"},
+    {"report", "workers"},
     {"demo", "assess", "experiments"},
     {"reproduce"},
     {"cli"},

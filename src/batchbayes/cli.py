@@ -57,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_predict(commands)
     _add_demo(commands)
     _add_reproduce(commands)
+    _add_table(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", help="show where in the program an error came from")
     return parser
@@ -169,25 +170,45 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
-    about = "run a published experiment again; write its tables and figures"
-    command = commands.add_parser("reproduce", help=about, description=about.capitalize() + ".")
-    command.add_argument("name", nargs="?", metavar="NAME", help="which experiment")
-    command.add_argument("--list", action="store_true", help="say which experiments there are, and stop")
-    command.add_argument("--preset", default="quick", help="smoke (seconds, no data needed) or quick (quick)")
+    command = commands.add_parser(
+        "reproduce",
+        help="run a published experiment again; write its tables, figures and a page",
+        description="Run a published experiment again. Writes results.sqlite, table.md, tables/*.csv, figures/*.png "
+        "and index.html to DIR. A run that was ended in any way goes on when the same command is given again; several "
+        "processes may work on one DIR.",
+        epilog="exit codes: 0 done; 2 bad input or a full disk, with one line that says what to do; 130 interrupted; "
+        "what is finished is kept in each case",
+    )
+    command.add_argument(
+        "name", nargs="?", metavar="NAME", help="which one; with a dot: a module of your own, which is EXECUTED"
+    )
+    command.add_argument("--list", action="store_true", help="say which experiments and presets there are, and stop")
+    command.add_argument("--preset", default="quick", help="smoke (seconds, no data needed), quick, ... (quick)")
     command.add_argument("--out", type=Path, metavar="DIR", help="where the results go (runs/NAME-PRESET)")
+    command.add_argument("--datasets", metavar="A,B,...", help="only these (default: all of the preset)")
+    command.add_argument("--workers", type=_positive, metavar="N", help="processes (default: the cores, at most 8)")
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="where the data sets lie (BATCHBAYES_DATA)")
+    command.add_argument("--quiet", action="store_true", help="no progress, no tables")
     command.set_defaults(run=_reproduce)
 
 
-def _reproduce(options: argparse.Namespace) -> None:
-    from batchbayes.experiments import ABOUT
-    from batchbayes.reproduce import reproduce
+def _add_table(commands: "argparse._SubParsersAction[Any]") -> None:
+    about = "print the tables of an experiment from its results, also of an unfinished run"
+    command = commands.add_parser("table", help=about, description=about.capitalize() + ".")
+    command.add_argument("name", metavar="NAME", help="which experiment")
+    command.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of its run")
+    formats = ("terminal", "csv", "markdown", "latex")
+    command.add_argument("--format", choices=formats, default="terminal", help="(terminal)")
+    command.set_defaults(run=_table)
 
-    if options.list:
-        print("\n".join(f"{name}: {about}" for name, about in ABOUT.items()))
-        return
-    if options.name is None:
-        raise BatchbayesError(expected="the name of an experiment", got="none", fix="choose one that --list names")
-    out = options.out or Path("runs") / f"{options.name}-{options.preset}"
-    print(reproduce(options.name, options.preset, out, options.data_dir))
-    print(f"\nTables and figures: {out}")
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from batchbayes.reproduce.command import reproduce_command
+
+    reproduce_command(options)
+
+
+def _table(options: argparse.Namespace) -> None:
+    from batchbayes.reproduce.command import table_command
+
+    table_command(options)

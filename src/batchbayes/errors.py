@@ -1,7 +1,9 @@
 """The one error and the one warning that batchbayes raises about what it was given."""
 
+import difflib
 import sys
 import warnings
+from collections.abc import Iterable
 
 
 class BatchbayesError(ValueError):
@@ -15,6 +17,22 @@ class BatchbayesError(ValueError):
     def __init__(self, expected: str, got: str, fix: str) -> None:
         super().__init__(f"expected {expected}; got {got}. Do this: {fix}.")
         self.expected, self.got, self.fix = expected, got, fix
+
+    def __reduce__(self) -> tuple[type["BatchbayesError"], tuple[str, str, str]]:
+        """So that it can come out of another process."""
+        return type(self), (self.expected, self.got, self.fix)
+
+
+def unknown_name(what: str, name: str, choices: Iterable[str]) -> BatchbayesError:
+    """An error that names the choices, and the nearest first.
+
+    >>> print(unknown_name("a data set", "bosten", ["boston", "yacht"]))
+    expected a data set, one of: boston, yacht; got 'bosten'. Do this: choose one of them (did you mean boston?).
+    """
+    names = list(choices)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return BatchbayesError(f"{what}, one of: {', '.join(names)}", repr(name), f"choose one of them{hint}")
 
 
 class BatchbayesWarning(UserWarning):

@@ -5,12 +5,14 @@ is killed goes on where it was, and workers share it. Tables and figures are mad
 """
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.tables import Table
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class Unit:
 
 
 class Experiment(Protocol):
-    """What a module in this package has; also DATASETS, the names to choose from, if its config has `datasets`."""
+    """What a module in this package has; also DATASETS, a tuple of names, where its configs have a field `datasets`."""
 
     PRESETS: Mapping[str, Any]
     """Frozen dataclasses of JSON values by name; "smoke" takes seconds and no data folder."""
@@ -68,10 +70,33 @@ class Experiment(Protocol):
         ...
 
 
+PARTS = ("PRESETS", "units", "work", "tables", "figures", "notes")
+
+
 def load_experiment(name: str) -> Experiment:
-    """The module of an experiment."""
-    if name not in ABOUT:
+    """The module of an experiment: one of ours, or one of the user's own by its dotted name.
+
+    The latter is imported from the current folder or PYTHONPATH, and so is executed: a name must come from a person.
+    """
+    if name in ABOUT:
+        return cast(Experiment, import_module(f"{__name__}.{name.replace('-', '_')}"))
+    if "." not in name:
+        raise unknown_name("the name of an experiment", name, ABOUT)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = import_module(name)
+    except (ImportError, TypeError) as error:  # TypeError: a relative name
         raise BatchbayesError(
-            expected=f"the name of an experiment, one of: {', '.join(ABOUT)}", got=repr(name), fix="choose one of them"
+            expected=f"the name of an experiment ({', '.join(ABOUT)}), or of a module of your own",
+            got=f"{name!r} ({error})",
+            fix="check the name, and run in the folder that holds the module",
+        ) from error
+    missing = [part for part in PARTS if not hasattr(module, part)]
+    if missing:
+        raise BatchbayesError(
+            expected=f"{', '.join(PARTS)} in the module {name}",
+            got=f"none of {', '.join(missing)}",
+            fix="write them as in batchbayes.experiments.Experiment",
         )
-    return cast(Experiment, import_module(f"{__name__}.{name.replace('-', '_')}"))
+    return cast(Experiment, module)

@@ -6,8 +6,8 @@ batch size tuned on the folds left out, and an ensemble of the networks of all s
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -25,10 +25,10 @@ from batchbayes.experiments.mcbn_scores import Drawn, draw, scored, scores_of, t
 from batchbayes.methods.batchnorm.baselines import deterministic, population
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
 from batchbayes.methods.dropout import mc_dropout
 from batchbayes.models.mlp import MLP
 from batchbayes.posterior import Posterior
+from batchbayes.predict import Engine
 
 TUNING_SIZES = (3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 """Batch sizes to choose from after training."""
@@ -67,11 +67,12 @@ def score_dropout(
 ) -> dict[str, Any]:
     """MC dropout, and the dropout network without noise."""
     networks = train_networks(own, dataset, split, stochastic)
-    folds, tests = _draws(own, split, networks, lambda network, part, seed: mc_dropout(network))
+    folds, tests = predicted(split, fitted(split, networks, lambda network, part, seed: mc_dropout(network)), own)
     runs = {"MCDO": scored(folds, tests)}
     if plain != stochastic:
         networks = train_networks(own, dataset, split, plain)
-    runs["DO"] = scored(*_draws(own, split, networks, lambda network, part, seed: deterministic(network), 1))
+    noiseless = fitted(split, networks, lambda network, part, seed: deterministic(network))
+    runs["DO"] = scored(*predicted(split, noiseless, own))
     return {"runs": runs, "points": {"MCDO": _points(tests[0], runs["MCDO"][0])} if keep_points else {}}
 
 
@@ -80,36 +81,83 @@ def score_batch_norm(
 ) -> dict[str, Any]:
     """MCBN and its relatives, and the network with the statistics of all training rows."""
     networks = train_networks(own, dataset, split, stochastic)
-    size, fit = stochastic.batch_size, mcbn_at(stochastic.batch_size, own.num_samples)
-
-    def correlated(network: MLP, part: Part, seed: int) -> Posterior:
-        return stochastic_bn(
-            network, part.inputs, batch_size=size, num_samples=own.num_samples, seed=seed, covariance="correlated"
-        )
-
-    folds, tests = _draws(own, split, networks, fit)
+    posteriors = fitted(split, networks, mcbn_at(stochastic.batch_size, own.num_samples))
+    folds, tests = predicted(split, posteriors, own)
     runs = {"MCBN": scored(folds, tests)}
-    if size < min(len(part.inputs) for part in split.folds):
-        runs["MCBN, linear"] = scored(*_draws(own, split, networks, fit, engine="linear"))
-        runs["correlated SBN"] = scored(*_draws(own, split, networks, correlated))
-    tuned, sizes = tuned_batch_size(own, split, networks, size)
+    if all(posterior.deviations.any() for posterior in posteriors.on_folds):
+        runs["MCBN, linear"] = scored(*predicted(split, posteriors, own, engine="linear"))
+        runs["correlated SBN"] = scored(*predicted(split, posteriors.each(correlated), own))
+    else:
+        rows = min(len(part.inputs) for part in split.folds) // 4
+        posteriors = fitted(split, networks, mcbn_at(rows, own.num_samples))  # networks that saw all rows at once
+    tuned, sizes = tuned_batch_size(own, split, posteriors)
     runs |= tuned | {"ensemble": ensemble(split, networks)}
     if plain != stochastic:
         networks = train_networks(own, dataset, split, plain)
-    runs["BN"] = scored(*_draws(own, split, networks, lambda n, part, seed: population(n, part.inputs), 1))
+    noiseless = fitted(split, networks, lambda network, part, seed: population(network, part.inputs))
+    runs["BN"] = scored(*predicted(split, noiseless, own))
     points = {"MCBN": _points(tests[0], runs["MCBN"][0])} if keep_points else {}
     return {"runs": runs, "tuned_batch_sizes": sizes, "points": points}
 
 
-def mcbn_at(batch_size: int, num_samples: int) -> Fit:
+P = TypeVar("P", bound=Posterior)
+
+
+@dataclass(frozen=True, eq=False)
+class Posteriors(Generic[P]):
+    """One for each fold, and one for each seed on the whole."""
+
+    on_folds: list[P]
+    on_whole: list[P]
+
+    def each(self, change: Callable[[P], P]) -> "Posteriors[P]":
+        """The same, each changed."""
+        return Posteriors([change(posterior) for posterior in self.on_folds], [*map(change, self.on_whole)])
+
+
+def fitted(split: Split, networks: Networks, fit: Callable[[MLP, Part, int], P]) -> Posteriors[P]:
+    """Fit to each network, given the part that it was trained on and a seed."""
+    return Posteriors(
+        [fit(network, part, SELECTION_SEED) for network, part in zip(networks.on_folds, split.folds, strict=True)],
+        [fit(network, split.whole, seed) for seed, network in enumerate(networks.on_whole, 1)],
+    )
+
+
+def mcbn_at(batch_size: int, num_samples: int) -> Callable[[MLP, Part, int], BatchNormPosterior]:
     """MCBN as in the paper; where a batch would hold all rows there is no noise."""
 
-    def fit(network: MLP, part: Part, seed: int) -> Posterior:
+    def fit(network: MLP, part: Part, seed: int) -> BatchNormPosterior:
         if batch_size >= len(part.inputs):
             return population(network, part.inputs)
         return mcbn(network, part.inputs, batch_size=batch_size, num_samples=num_samples, seed=seed)
 
     return fit
+
+
+def correlated(posterior: BatchNormPosterior) -> BatchNormPosterior:
+    """The Gaussian with the covariance of the same rows, as `stochastic_bn(covariance="correlated")` would fit it."""
+    return replace(posterior, noise="correlated")
+
+
+def predicted(
+    split: Split, posteriors: Posteriors[Any], own: Protocol, engine: Engine = "sample"
+) -> tuple[list[Drawn], list[Drawn]]:
+    """Predictions of each fold left out, and of the test rows from each seed."""
+    pairs = zip(posteriors.on_folds, split.folds, strict=True)
+    folds = [_predicted(posterior, part, SELECTION_SEED, own, engine) for posterior, part in pairs]
+    return folds, tested(split, posteriors, own, engine)
+
+
+def tested(split: Split, posteriors: Posteriors[Any], own: Protocol, engine: Engine = "sample") -> list[Drawn]:
+    """Predictions of the test rows from each seed."""
+    return [_predicted(each, split.whole, seed, own, engine) for seed, each in enumerate(posteriors.on_whole, 1)]
+
+
+def _predicted(posterior: Posterior, part: Part, seed: int, own: Protocol, engine: Engine) -> Drawn:
+    """One draw is enough where all would be the same."""
+    noiseless = isinstance(posterior, BatchNormPosterior) and not posterior.deviations.any()
+    count = 1 if noiseless else own.num_samples
+    return draw(posterior, part.others, part.truth, part.in_units, count, seed, engine)
 
 
 def chosen_mcbn(
@@ -118,51 +166,23 @@ def chosen_mcbn(
     """MCBN at a given batch size, the weight decay and epochs chosen: predictions of the folds and of the test rows."""
     candidate = best_candidate(choose(own, dataset, split.folds, "BN", batch_size)["MCBN"])
     networks = train_networks(own, dataset, split, candidate)
-    return candidate, *_draws(own, split, networks, mcbn_at(batch_size, own.num_samples))
-
-
-def _draws(
-    own: Protocol,
-    split: Split,
-    networks: Networks,
-    fit: Fit,
-    num_samples: int | None = None,
-    engine: Any = "sample",
-) -> tuple[list[Drawn], list[Drawn]]:
-    """Predictions of each fold left out, and of the test rows from each seed."""
-    count = num_samples or own.num_samples
-
-    def predicted(network: MLP, part: Part, seed: int) -> Drawn:
-        return draw(fit(network, part, seed), part.others, part.truth, part.in_units, count, seed, engine)
-
-    folds = [predicted(*each, SELECTION_SEED) for each in zip(networks.on_folds, split.folds, strict=True)]
-    return folds, [predicted(network, split.whole, seed) for seed, network in enumerate(networks.on_whole, 1)]
+    return candidate, *predicted(split, fitted(split, networks, mcbn_at(batch_size, own.num_samples)), own)
 
 
 def tuned_batch_size(
-    own: Protocol, split: Split, networks: Networks, size: int
+    own: Protocol, split: Split, posteriors: Posteriors[BatchNormPosterior]
 ) -> tuple[dict[str, list[dict[str, float]]], dict[str, float]]:
-    """MCBN at the batch size, and with the precision, that score best on the folds left out, by CRPS and by PLL.
-
-    The statistics are those of batches of the training size, or of a quarter of the rows where that is less: networks
-    that saw all rows at once have noise again.
-    """
-
-    def fit(network: MLP, part: Part, seed: int) -> BatchNormPosterior:
-        own_size = min(size, len(part.inputs) // 4)
-        return mcbn(network, part.inputs, batch_size=own_size, num_samples=own.num_samples, seed=seed)
-
-    fitted = [fit(*each, SELECTION_SEED) for each in zip(networks.on_folds, split.folds, strict=True)]
+    """MCBN at the batch size, and with the precision, that score best on the folds left out, by CRPS and by PLL."""
 
     def at(batch_size: float) -> list[Drawn]:
+        count = min(TUNING_DRAWS, own.num_samples)
         return [
             draw(posterior.at_batch_size(batch_size), part.others[:TUNING_POINTS], part.truth[:TUNING_POINTS],
-                 part.in_units, min(TUNING_DRAWS, own.num_samples), SELECTION_SEED)
-            for posterior, part in zip(fitted, split.folds, strict=True)
+                 part.in_units, count, SELECTION_SEED)
+            for posterior, part in zip(posteriors.on_folds, split.folds, strict=True)
         ]  # fmt: skip
 
     by_size = {batch_size: at(batch_size) for batch_size in TUNING_SIZES}
-    tests = [fit(network, split.whole, seed) for seed, network in enumerate(networks.on_whole, 1)]
     runs, sizes = {}, {}
     for objective in ("CRPS", "PLL"):
         tuned = {batch_size: tune_precision(folds, objective) for batch_size, folds in by_size.items()}
@@ -170,15 +190,8 @@ def tuned_batch_size(
         constant, _ = tune_precision([fold.constant() for fold in by_size[best]], objective)
         name = f"MCBN, tuned by {objective}"
         sizes[name] = best
-        runs[name] = [
-            scores_of(
-                draw(posterior.at_batch_size(best), split.whole.others, split.whole.truth, split.whole.in_units,
-                     own.num_samples, seed),
-                tuned[best][0],
-                constant,
-            )
-            for seed, posterior in enumerate(tests, 1)
-        ]  # fmt: skip
+        there = posteriors.each(lambda posterior, best=best: posterior.at_batch_size(best))
+        runs[name] = [scores_of(test, tuned[best][0], constant) for test in tested(split, there, own)]
     return runs, sizes
 
 

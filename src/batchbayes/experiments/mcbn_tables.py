@@ -133,8 +133,8 @@ def beyond_table(title: str, datasets: Sequence[str], runs: Runs, table: int, me
         ("data set", "paper's MCBN", *BEYOND),
         tuple(rows),
         notes=(
-            "Each method against constant uncertainty around its own mean, with both precisions tuned on the folds left "
-            "out: by CRPS, but for the one tuned by PLL. An ensemble is one run a split.",
+            "Each method against constant uncertainty around its own mean, both precisions tuned on the folds left out: "
+            "by CRPS, but for the one tuned by PLL. An ensemble is one run a split.",
         ),
     )
 
@@ -146,7 +146,7 @@ def sweep_tables(
     axis: str,
     numbers: tuple[int, int],
 ) -> list[Table]:
-    """Normalised CRPS and PLL of MCBN at levels of a setting ("batch_size" or "passes"), as in two of the paper's tables."""
+    """Normalised CRPS and PLL of MCBN at levels of a setting ("batch_size" or "passes"), as in the paper."""
     made = []
     for number, metric in zip(numbers, ("crps_norm", "pll_norm"), strict=True):
         rows: list[tuple[Cell, ...]] = []

@@ -5,11 +5,14 @@ import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchbayes.files import atomic_path
 from batchbayes.report.cells import metric_tables
 from batchbayes.report.points import least_certain, points
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 PAGE = Path(__file__).parent / "page"
 
@@ -31,22 +34,30 @@ def build_report(folder: Path) -> Path:
 
 def render(metrics: Mapping[str, Any], rows: list[dict[str, str]], pictures: Mapping[str, str]) -> str:
     """The page as text. All that comes from data or names is escaped by the template."""
+    shown = points(metrics, rows)
+    return (
+        page_environment()
+        .get_template("report.html")
+        .render(
+            metrics=metrics,
+            verdict={key: text for key, text in metrics["verdict"].items() if key != "headline"},
+            tables=metric_tables(metrics),
+            least_certain=least_certain(metrics, rows),
+            pictures=pictures,
+            row_count=len(rows),
+            chart={"points": shown, "explorer": metrics["explorer"], "thumbnails": metrics["thumbnails"]},
+            style=(PAGE / "style.css").read_text(encoding="utf-8"),
+            script=(PAGE / "script.js").read_text(encoding="utf-8"),
+        )
+    )
+
+
+def page_environment() -> "Environment":
+    """Our templates, with everything escaped that is put into them."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
+    return Environment(
         loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    shown = points(metrics, rows)
-    return environment.get_template("report.html").render(
-        metrics=metrics,
-        verdict={key: text for key, text in metrics["verdict"].items() if key != "headline"},
-        tables=metric_tables(metrics),
-        least_certain=least_certain(metrics, rows),
-        pictures=pictures,
-        row_count=len(rows),
-        chart={"points": shown, "explorer": metrics["explorer"], "thumbnails": metrics["thumbnails"]},
-        style=(PAGE / "style.css").read_text(encoding="utf-8"),
-        script=(PAGE / "script.js").read_text(encoding="utf-8"),
     )
 
 

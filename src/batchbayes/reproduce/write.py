@@ -1,0 +1,114 @@
+"""What came of a run: tables, figures and a page, each file whole or not at all."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.files import atomic_path
+from batchbayes.progress import duration
+from batchbayes.reproduce.plan import Plan
+from batchbayes.results import Finished
+from batchbayes.tables import Table, to_csv, to_markdown
+
+
+def results_of(finished: Mapping[str, Finished]) -> dict[str, Any]:
+    """Results by name of unit, as an experiment takes them."""
+    return {name: json.loads(row.result) for name, row in finished.items()}
+
+
+def all_tables(plan: Plan, results: Mapping[str, Any]) -> list[Table]:
+    """The tables; where the preset differs from the paper is said under the last."""
+    tables = list(plan.experiment.tables(plan.config, results))
+    notes = tuple(plan.experiment.notes(plan.config))
+    return [*tables[:-1], replace(tables[-1], notes=tables[-1].notes + notes)] if tables else []
+
+
+def write_outputs(plan: Plan, finished: Mapping[str, Finished], out: Path) -> list[Path]:
+    """Write table.md, tables/*.csv, figures/*.png and index.html to `out`; all units are finished."""
+    from batchbayes.plots import save_figure
+    from batchbayes.report.experiment import render_experiment
+
+    results = results_of(finished)
+    tables, paths = all_tables(plan, results), []
+    with room_for(out):
+        (out / "tables").mkdir(exist_ok=True)
+        (out / "figures").mkdir(exist_ok=True)
+        _write(out / "table.md", "\n\n".join(map(to_markdown, tables)) + "\n")
+        for stem, table in zip(file_stems([table.title for table in tables]), tables, strict=True):
+            _write(out / "tables" / f"{stem}.csv", to_csv(table))
+        for stem, figure in plan.experiment.figures(plan.config, results).items():
+            paths.append(out / "figures" / f"{stem}.png")
+            save_figure(figure, paths[-1])
+        page = render_experiment(
+            name=plan.run.experiment,
+            about=plan.about,
+            tables=list(plan.experiment.tables(plan.config, results)),
+            pictures=paths,
+            notes=plan.experiment.notes(plan.config),
+            cautions=cautions(finished),
+            made=how_made(plan, finished),
+            config=json.loads(plan.run.config),
+        )
+        _write(out / "index.html", page)
+    return [out / "table.md", out / "index.html"]
+
+
+def how_made(plan: Plan, finished: Mapping[str, Finished]) -> dict[str, str]:
+    """Facts about a run, for people."""
+    rows = list(finished.values())
+    versions = dict.fromkeys(", ".join(f"{name} {text}" for name, text in row.versions.items()) for row in rows)
+    return {
+        "Preset": plan.run.preset + (f", data sets {', '.join(plan.run.datasets)}" if plan.run.datasets else ""),
+        "Work": f"{len(rows)} units, {duration(sum(row.seconds for row in rows))} on one thread in all, on machines of "
+        f"{' or '.join(map(str, sorted({row.cores for row in rows})))} cores",
+        "When": f"{min(row.finished for row in rows)} to {max(row.finished for row in rows)}" if rows else "",
+        "Versions": "; ".join(versions),
+    }
+
+
+def cautions(finished: Mapping[str, Finished]) -> list[str]:
+    """Warnings of units, with how many gave each; and whether they were made by different programs."""
+    counts = Counter(text for row in finished.values() for text in row.warnings)
+    texts = [f"{text} (units: {count})" for text, count in counts.items()]
+    if len({tuple(sorted(row.versions.items())) for row in finished.values()}) > 1:
+        texts.append("Units were made by different versions of the software, listed below.")
+    return texts
+
+
+def file_stems(titles: list[str]) -> list[str]:
+    """Names for files, each once.
+
+    >>> file_stems(["RMSE (test)", "RMSE, test", "…"])
+    ['rmse-test', 'rmse-test-2', 'table']
+    """
+    seen: Counter[str] = Counter()
+    stems = []
+    for title in titles:
+        stem = re.sub("[^a-z0-9]+", "-", title.lower()).strip("-") or "table"
+        seen[stem] += 1
+        stems.append(stem if seen[stem] == 1 else f"{stem}-{seen[stem]}")
+    return stems
+
+
+@contextmanager
+def room_for(out: Path) -> Iterator[None]:
+    """A disk that is full, or a folder that cannot be written to, in words."""
+    try:
+        yield
+    except OSError as error:
+        raise BatchbayesError(
+            expected=f"room and the right to write to {out}",
+            got=error.strerror or str(error),
+            fix="make room or choose another --out, then run the same command again: finished units are kept",
+        ) from error
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Modules as users write them: named on the command line, and imported from there."""
