@@ -36,8 +36,6 @@ from batchbayes.training.loop import TrainingConfig, one_thread, train
 # new points near the data better than 300 (RMSE 0.15 against 0.18, mean of five seeds).
 TOY_TRAINING = TrainingConfig(epochs=600, batch_size=32)
 DIGITS_TRAINING = TrainingConfig(epochs=15, batch_size=32)
-BEYOND = ((-8.0, -5.0), (-1.0, 1.0), (5.0, 8.0))
-"""The gap in the toy data, and what lies beyond it on both sides."""
 OOD_COLUMNS = ("inverted MI", "inverted H", "shuffled MI", "shuffled H")
 
 
@@ -112,7 +110,7 @@ def toy_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
         gaussian(tune_precision(method.regress(new_inputs, gaussian(1.0)), new_targets)) for method in methods
     ]
     rows = []
-    for task, intervals in (("toy, near the data", toy.SUPPORT), ("toy, gap and beyond", BEYOND)):
+    for task, intervals in (("toy, near the data", toy.SUPPORT), ("toy, gap and beyond", toy.BEYOND)):
         test_inputs, test_targets = toy.noisy_points(500, seed, "test", intervals)
         for method, likelihood in zip(methods, likelihoods, strict=True):
             seen = method.regress(test_inputs, likelihood)
@@ -125,7 +123,7 @@ def toy_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
 def _save_toy_figure(
     path: Path, methods: Sequence[Method], likelihoods: Sequence[Gaussian], data: tuple[Tensor, Tensor]
 ) -> None:
-    grid = torch.linspace(BEYOND[0][0], BEYOND[-1][1], 401)[:, None]
+    grid = torch.linspace(toy.BEYOND[0][0], toy.BEYOND[-1][1], 401)[:, None]
     bands = []
     for method, likelihood in zip(methods, likelihoods, strict=True):
         seen = method.regress(grid, likelihood)

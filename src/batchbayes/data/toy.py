@@ -9,6 +9,8 @@ from batchbayes.rng import generator
 
 SUPPORT = ((-5.0, -1.0), (1.0, 5.0))
 """Where the data lies; what is between and beyond is left to the network's imagination."""
+BEYOND = ((-8.0, -5.0), (-1.0, 1.0), (5.0, 8.0))
+"""The gap in the data, and what lies beyond it on both sides."""
 NOISE_STD = 0.1
 
 

@@ -30,8 +30,10 @@ def band_figure(
     data: tuple[ArrayLike, ArrayLike],
     truth: ArrayLike,
     support: Sequence[tuple[float, float]],
+    levels: Sequence[float] = (1, 2),
+    columns: int | None = None,
 ) -> "Figure":
-    """Predictions along a line with bands of one and two standard deviations, a panel each, on shared axes.
+    """Predictions along a line with bands of some standard deviations, a panel each, on shared axes.
 
     Args:
         inputs: where the predictions were made, in rising order, (N,).
@@ -39,13 +41,23 @@ def band_figure(
         data: inputs and targets of the training data.
         truth: the function that the data came from, (N,).
         support: the intervals where training data lies; what is outside is shaded.
+        levels: the half widths of the bands in standard deviations.
+        columns: panels side by side, by default all.
     """
+    columns = columns or len(bands)
+    rows = -(-len(bands) // columns)
     with house_style():
-        figure, panels = new_figure(1, len(bands), (4.4 * len(bands), 3.5))
-        for panel, band in zip(panels[0], bands, strict=True):
-            _band_panel(panel, np.asarray(inputs), band, data, np.asarray(truth), support)
-        panels[0, 0].set_ylabel("y")
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+        figure, panels = new_figure(rows, columns, (4.4 * columns, 3.0 * rows + 0.5))
+        for panel, band in zip(panels.flat, bands, strict=False):
+            _band_panel(panel, np.asarray(inputs), band, data, np.asarray(truth), support, sorted(levels))
+        for empty in panels.flat[len(bands) :]:
+            empty.set_visible(False)
+        for panel in panels[:, 0]:
+            panel.set_ylabel("y")
+        for panel in panels[-1]:
+            panel.set_xlabel("x")
+        handles, labels = panels[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, columnspacing=1.2)
     return figure
 
 
@@ -56,16 +68,25 @@ def _band_panel(
     data: tuple[ArrayLike, ArrayLike],
     truth: np.ndarray,
     support: Sequence[tuple[float, float]],
+    levels: Sequence[float],
 ) -> None:
     mean, std = np.asarray(band.mean), np.asarray(band.std)
     edges = [x.min(), *(end for interval in support for end in interval), x.max()]
     for number, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
         panel.axvspan(start, end, color="0.93", lw=0, zorder=0, label="no data" if number == 0 else None)
-    panel.fill_between(x, mean - 2 * std, mean + 2 * std, color=LIGHT_BLUE, lw=0, label="± 2 std")
-    panel.fill_between(x, mean - std, mean + std, color=MIDDLE_BLUE, lw=0, label="± 1 std")
+    for level, colour in zip(reversed(levels), _shades(len(levels)), strict=True):
+        panel.fill_between(x, mean - level * std, mean + level * std, color=colour, lw=0, label=f"± {level:g} std")
     panel.plot(x, mean, color=BLUE, lw=1.6, label="mean")
     panel.plot(x, truth, color=VERMILION, lw=1.2, ls=(0, (4, 2)), label="true function")
     panel.plot(*map(np.ravel, data), "o", color="black", ms=2.2, mew=0, label="training data")
     spread = np.ptp(truth)
-    panel.set(title=band.title, xlabel="x", xlim=(x.min(), x.max()))
+    panel.set(title=band.title, xlim=(x.min(), x.max()))
     panel.set_ylim(truth.min() - 0.3 * spread, truth.max() + 0.3 * spread)
+
+
+def _shades(count: int) -> list[tuple[float, ...]]:
+    """From the palest, for the widest band, to the darkest."""
+    from matplotlib.colors import to_rgb
+
+    pale, dark = np.array(to_rgb(LIGHT_BLUE)), np.array(to_rgb(MIDDLE_BLUE))
+    return [tuple(pale + (dark - pale) * step) for step in np.linspace(0, 1, count)]
