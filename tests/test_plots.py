@@ -14,6 +14,7 @@ from batchbayes.methods.batchnorm.normality import CorrelationMap, Marginal
 from batchbayes.metrics import equal_width_reliability
 from batchbayes.plots import (
     Band,
+    StatisticSweep,
     Triptych,
     band_figure,
     batch_size_figure,
@@ -22,6 +23,7 @@ from batchbayes.plots import (
     interval_coverage_figure,
     marginals_figure,
     normality_figure,
+    normality_sweep_figure,
     reliability_figure,
     risk_coverage_figure,
     save_figure,
@@ -58,6 +60,17 @@ def test_panels_share_axes_and_show_mean_truth_and_data() -> None:
     np.testing.assert_allclose(lines["mean"].get_ydata(), X / 2)
     np.testing.assert_allclose(lines["training data"].get_xydata(), [[-2, -1], [1, 0.5]])
     assert "true function" in lines
+
+
+def test_bands_of_more_levels_and_rows() -> None:
+    three = [Band(name, X / 2, np.ones_like(X)) for name in "abc"]
+    figure = band_figure(X, three, data=(X, X), truth=X / 2, support=((-3, 3),), levels=(0.5, 3, 2), columns=2)
+    shown = [panel for panel in figure.axes if panel.get_visible()]
+    assert [panel.get_title() for panel in shown] == ["a", "b", "c"]
+    areas = [c for c in shown[2].collections if isinstance(c, PolyCollection)]
+    assert [area.get_label() for area in areas] == ["± 3 std", "± 2 std", "± 0.5 std"]  # the narrow lie on the wide
+    assert len({tuple(area.get_facecolor()[0]) for area in areas}) == 3
+    assert [panel.get_ylabel() for panel in shown] == ["y", "", "y"]
 
 
 def test_what_lies_outside_the_support_is_shaded() -> None:
@@ -128,6 +141,24 @@ def test_normality_panels_say_what_they_show_and_which_are_rejected() -> None:
     assert sum(bar.get_width() * bar.get_height() for bar in panels[0].patches) == pytest.approx(1)  # type: ignore[attr-defined]
 
 
+def sweep() -> Figure:
+    shares = {"fitted": [[0.9, 1.0], [0.8, 0.9]], "limit": [[0.0, 0.5], [0.2, 0.3]]}
+    panels = [StatisticSweep(title, shares, [[0.02, 0.5], [0.04, 0.7]], [0.9, 0.6]) for title in ("mean", "std")]
+    return normality_sweep_figure([8, 64], panels)
+
+
+def test_shares_and_ratios_are_means_over_epochs() -> None:
+    above, _, below, other = sweep().axes
+    lines = {line.get_label(): np.asarray(line.get_ydata(), float) for line in above.get_lines()}
+    np.testing.assert_allclose(lines["fitted"], [0.85, 0.95])
+    np.testing.assert_allclose(lines["limit"], [0.1, 0.4])
+    np.testing.assert_allclose(lines["if the claim were exact"], 0.95)
+    lines = {line.get_label(): np.asarray(line.get_ydata(), float) for line in below.get_lines()}
+    np.testing.assert_allclose(lines["variance: median over units"], [0.03, 0.6])
+    np.testing.assert_allclose(lines["(N − M) / (N − 1): drawn without replacement"], [0.9, 0.6])
+    assert below.get_ylim() == other.get_ylim()
+
+
 def test_gaps_are_observed_less_claimed_shares_on_one_scale() -> None:
     panels = gaps().axes
     below = panels[2]
@@ -148,7 +179,7 @@ def test_the_correlation_map_starts_at_chance() -> None:
     assert "0.08" in bar.get_ylabel()
 
 
-@pytest.mark.parametrize("make", [bands, digits, histograms, gaps, correlations])
+@pytest.mark.parametrize("make", [bands, digits, histograms, gaps, correlations, sweep])
 def test_saved_figures_are_whole_png_files(make: object, tmp_path: Path) -> None:
     path = tmp_path / "figure.png"
     save_figure(make(), path)  # type: ignore[operator]

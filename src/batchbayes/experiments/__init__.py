@@ -23,6 +23,7 @@ ABOUT = {
     "mcbn-batch-size": "MCBN trained and predicting at batch sizes from 8 to 1024, on the same data sets",
     "mcbn-passes": "MCBN with 50, 100, 250 and 500 draws, on the same data sets",
     "mcbn-toy": "MCBN, MC dropout and an ensemble on one-dimensional regression: bands inside and outside the data",
+    "mcbn-normality": "Are batch statistics Gaussian, and of the claimed variance? By layer, epoch and batch size",
     "batch-size-collapse": "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
 }
 """What each experiment shows, in a line; `some-name` is the module `some_name` of this package."""

@@ -5,6 +5,7 @@ from batchbayes.plots.batch_size import batch_size_figure
 from batchbayes.plots.certainty import certainty_figure
 from batchbayes.plots.classification import reliability_figure, risk_coverage_figure
 from batchbayes.plots.collapse import BatchSizeSweep, collapse_figure
+from batchbayes.plots.normality import StatisticSweep, normality_sweep_figure
 from batchbayes.plots.regression import interval_coverage_figure, uncertainty_error_figure
 from batchbayes.plots.segmentation import Triptych, segmentation_figure
 from batchbayes.plots.shift import shift_figure
@@ -14,6 +15,7 @@ from batchbayes.plots.style import save_figure
 __all__ = [
     "Band",
     "BatchSizeSweep",
+    "StatisticSweep",
     "Triptych",
     "band_figure",
     "batch_size_figure",
@@ -23,6 +25,7 @@ __all__ = [
     "interval_coverage_figure",
     "marginals_figure",
     "normality_figure",
+    "normality_sweep_figure",
     "reliability_figure",
     "risk_coverage_figure",
     "save_figure",
