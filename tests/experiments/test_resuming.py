@@ -120,7 +120,9 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_same_table(runs: Runs) -> 
     assert runs.wait_for_end() == []
 
     whole = runs.folder / "whole"
-    assert runs.start(whole, workers=1).wait(timeout=120) == 0
+    process = runs.start(whole, workers=1)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
     assert runs.table(runs.out) == runs.table(whole)
 
 
@@ -140,7 +142,8 @@ def test_the_units_of_a_killed_process_are_taken_over_by_the_other(runs: Runs) -
     first.kill()
     first.communicate()
     begun = time.monotonic()
-    assert second.wait(timeout=120) == 0
+    second.communicate(timeout=120)
+    assert second.returncode == 0
     assert time.monotonic() - begun < 50  # a lease would have had to expire
     assert len(runs.finished()) == UNITS
 
