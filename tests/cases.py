@@ -1,4 +1,4 @@
-"""Networks of every kind that MCBN must work on, each with its inputs, and posteriors of every kind."""
+"""Networks of every kind that the methods must work on, each with its inputs, and posteriors of every kind."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,6 +70,44 @@ def compiled() -> nn.Module:
     return torch.compile(images(), backend="eager")  # type: ignore[return-value]
 
 
+class AlwaysOn(nn.Dropout):
+    """Dropout that knows no evaluation mode, as some write it for MC dropout."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.dropout(input, self.p, training=True)
+
+
+class Block(nn.Module):
+    """One dropout layer that runs twice, the second time by keyword."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(width, width), nn.Linear(width, width), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(input=F.relu(self.second(self.drop(F.relu(self.first(x))))))
+
+
+def dropped(layer: nn.Module, before: nn.Module, channels: int) -> nn.Module:
+    return nn.Sequential(before, nn.SELU(), layer, *head(channels))
+
+
+def reused() -> nn.Module:
+    block = Block(4)
+    return nn.Sequential(block, nn.Sequential(nn.Linear(4, 4), AlwaysOn(0.2)), block, nn.Linear(4, 3))
+
+
+def residual_with_dropout() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Dropout2d(0.5), Residual(4), nn.Dropout(0.1, inplace=True), *head(4)
+    )
+
+
+def attention() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=8, dropout=0.2, batch_first=True)
+    return nn.Sequential(nn.Linear(3, 8), layer, nn.Flatten(), nn.Linear(40, 3))
+
+
 @dataclass(frozen=True)
 class Case:
     """How to build a network, and the shape of one of its inputs."""
@@ -110,6 +148,19 @@ NETWORKS = {
     "torch.compile": Case(compiled, (2, 8, 8)),
 }
 
+DROPOUT_NETWORKS = {
+    "Dropout": Case(vectors, (4,)),
+    "Dropout1d": Case(lambda: dropped(nn.Dropout1d(0.4), nn.Conv1d(2, 5, 3), 5), (2, 7)),
+    "Dropout2d": Case(residual_with_dropout, (2, 8, 8)),
+    "Dropout3d": Case(lambda: dropped(nn.Dropout3d(0.4), nn.Conv3d(1, 4, 3), 4), (1, 5, 5, 5)),
+    "AlphaDropout": Case(lambda: dropped(nn.AlphaDropout(0.2), nn.Conv1d(2, 5, 3), 5), (2, 7)),
+    "FeatureAlphaDropout": Case(lambda: dropped(nn.FeatureAlphaDropout(0.4), nn.Conv2d(2, 5, 3), 5), (2, 7, 7)),
+    "reused, nested, always on": Case(reused, (4,)),
+    "attention": Case(attention, (5, 3)),
+    "DataParallel, dropout": Case(lambda: nn.DataParallel(residual_with_dropout()), (2, 8, 8)),
+    "torch.compile, dropout": Case(lambda: torch.compile(residual_with_dropout(), backend="eager"), (2, 8, 8)),  # type: ignore[arg-type]
+}
+
 Fit = Callable[[nn.Module, list[Tensor]], bb.Posterior]
 
 POSTERIORS: dict[str, Fit] = {
@@ -123,7 +174,14 @@ POSTERIORS: dict[str, Fit] = {
     "central limit theorem": lambda network, batches: bb.clt_bn(network, batches, batch_size=8),
     "deterministic": lambda network, batches: bb.deterministic(network),
     "population": lambda network, batches: bb.population(network, batches),
+    "MC dropout": lambda network, batches: bb.mc_dropout(network),
 }
 """Every method, by the name in its contract test. A new method joins here, and the laws run for it."""
+
+ON: dict[str, list[str]] = {"MC dropout": list(DROPOUT_NETWORKS)}
+"""The networks that the laws run on, for methods that need another than one with branches and several BN sites."""
+
+CASES = NETWORKS | DROPOUT_NETWORKS
+CONTRACT = [(method, name) for method in POSTERIORS for name in ON.get(method, ["BatchNorm2d"])]
 
 NOISELESS = {"deterministic", "population"}

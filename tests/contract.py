@@ -67,7 +67,7 @@ import sys, torch
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 torch.set_num_threads(1)
 import batchbayes as bb, cases
-case = cases.NETWORKS[{case_name!r}]
+case = cases.CASES[{case_name!r}]
 posterior = bb.load({str(folder / "posterior.safetensors")!r}, case.network())
 x = case.batches(1, size=5, seed=4)[0]
 print(bb.predict(posterior, x, bb.categorical(), num_samples=8, seed=3).probs.numpy().tobytes().hex())

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchbayes.rng import generator
+
 
 def training_forward(network: nn.Module, batch: Tensor) -> Tensor:
     """A training-mode forward pass of a copy whose dropout is off."""
@@ -37,6 +39,12 @@ def training_statistics(network: nn.Module, batch: Tensor) -> dict[str, tuple[Te
         twin(batch)
     layers = dict(twin.named_modules())
     return {n: (layers[n].running_mean, layers[n].running_var * (c - 1) / c) for n, c in counts.items()}
+
+
+def dropout_mask(shape: tuple[int, ...], p: float, seed: int, index: int, site: str, call: int) -> Tensor:
+    """Zeros and ones, number by number, from the stream of one call of one dropout layer in one draw."""
+    numbers = torch.rand(shape, generator=generator(seed, "dropout", index, site, call)).flatten().tolist()
+    return torch.tensor([0.0 if number < p else 1.0 for number in numbers], dtype=torch.float64).reshape(shape)
 
 
 def snapshot(network: nn.Module) -> dict[str, object]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
     from batchbayes.methods.batchnorm.prior import batch_norm_regulariser
     from batchbayes.methods.batchnorm.stochastic_bn import clt_bn, stochastic_bn
+    from batchbayes.methods.dropout import DropoutPosterior, mc_dropout
     from batchbayes.posterior import Posterior
     from batchbayes.predict import predict
     from batchbayes.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -33,6 +34,7 @@ __all__ = [
     "BatchbayesError",
     "BatchbayesWarning",
     "CategoricalPredictive",
+    "DropoutPosterior",
     "GaussianPredictive",
     "Posterior",
     "Predictive",
@@ -44,6 +46,7 @@ __all__ = [
     "gaussian",
     "heteroscedastic_gaussian",
     "load",
+    "mc_dropout",
     "mcbn",
     "population",
     "predict",
@@ -55,6 +58,7 @@ __all__ = [
 _HOMES = {
     "BatchNormPosterior": "methods.batchnorm.posterior",
     "CategoricalPredictive": "predictive",
+    "DropoutPosterior": "methods.dropout",
     "GaussianPredictive": "predictive",
     "Posterior": "posterior",
     "Predictive": "predictive",
@@ -66,6 +70,7 @@ _HOMES = {
     "gaussian": "likelihoods",
     "heteroscedastic_gaussian": "likelihoods",
     "load": "saving",
+    "mc_dropout": "methods.dropout",
     "mcbn": "methods.batchnorm.mcbn",
     "population": "methods.batchnorm.baselines",
     "predict": "predict",

@@ -180,3 +180,17 @@ def inputs_seen(layers: Mapping[str, nn.Module], see: Callable[[str, Tensor], Te
             handle = layer.register_forward_pre_hook(partial(_see, see, name))
             stack.callback(handle.remove)
         yield
+
+
+@contextmanager
+def outputs_replaced(layers: Mapping[str, nn.Module], replace: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
+    """Let each layer return `replace(name, input)`, whatever it computes itself; the user's own hooks see that."""
+
+    def hook(name: str, _: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], __: object) -> Tensor:
+        return replace(name, args[0] if args else named["input"])
+
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            handle = layer.register_forward_hook(partial(hook, name), prepend=True, with_kwargs=True)
+            stack.callback(handle.remove)
+        yield

@@ -1,12 +1,12 @@
 """Posteriors on disk: safetensors with a JSON header. Never pickle.
 
-The header says what the file is (format version, method, sites, batch size) and fingerprints the batch-norm layout of
-the network it belongs to; a file is refused by any other network, with what differs.
+The header says what the file is (format version, method, sites, batch size) and fingerprints the layout of the network
+it belongs to, its batch-norm or its dropout layers; a file is refused by any other network, with what differs.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
 from batchbayes.methods.batchnorm.sites import Site, all_sites, layout
 from batchbayes.methods.batchnorm.statistics import size
+from batchbayes.methods.dropout import DropoutPosterior, dropout_layout, mc_dropout
 from batchbayes.posterior import Posterior
 
 FORMAT = 1
+
+Loaded = BatchNormPosterior | QueryInBatchPosterior | DropoutPosterior
 
 
 def save(posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None) -> None:
@@ -49,13 +52,14 @@ def save(posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[s
         )
 
 
-def load(path: str | os.PathLike[str], model: nn.Module) -> BatchNormPosterior | QueryInBatchPosterior:
+def load(path: str | os.PathLike[str], model: nn.Module) -> Loaded:
     """Read a posterior, and attach it to the network that it was fitted to."""
     header, tensors = _read(Path(path))
     network = as_network(model, header.get("output"))
-    sites = _matching_sites(header, network.module)
     try:
-        return _posterior(header, tensors, network, sites)
+        if header["kind"] == "dropout":
+            return _dropout_posterior(header, network)
+        return _batch_norm_posterior(header, tensors, network, _matching_sites(header, network.module))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, BatchbayesError):
             raise
@@ -93,22 +97,35 @@ def _damaged(path: str | os.PathLike[str], got: str) -> BatchbayesError:
 
 
 def _matching_sites(header: dict[str, Any], module: nn.Module) -> tuple[Site, ...]:
-    saved, own = [tuple(row) for row in header["layout"]], [tuple(row) for row in layout(module)]
-    if saved != own:
-        missing, extra = [row for row in saved if row not in own], [row for row in own if row not in saved]
-        parts = [f"{len(own)} batch-norm layers where the file has {len(saved)}"] if len(own) != len(saved) else []
-        parts += [f"no layer {n} with {c} channels and epsilon {e:g}" for n, c, e in missing[:3]]
-        parts += [f"an unknown layer {n} with {c} channels and epsilon {e:g}" for n, c, e in extra[:3]]
+    _require_layout(
+        module, header["layout"], layout(module), "batch-norm", "layer {} with {} channels and epsilon {:g}"
+    )
+    by_name = {site.name: site for site in all_sites(module)}
+    return tuple(by_name[name] for name in header["sites"])
+
+
+def _require_layout(
+    module: nn.Module, saved: Sequence[Sequence[object]], own: Sequence[Sequence[object]], what: str, row: str
+) -> None:
+    """Refuse a network whose layers are not those of the file; `row` puts one of them into words."""
+    if (kept := [tuple(r) for r in saved]) != (found := [tuple(r) for r in own]):
+        parts = [f"{len(found)} {what} layers where the file has {len(kept)}"] if len(found) != len(kept) else []
+        parts += ["no " + row.format(*r) for r in [r for r in kept if r not in found][:3]]
+        parts += ["an unknown " + row.format(*r) for r in [r for r in found if r not in kept][:3]]
         raise BatchbayesError(
             expected="the network that the posterior was fitted to",
             got=f"{type(module).__name__}: {'; '.join(parts) or 'the same layers in another order'}",
             fix="build the same network, load its weights, and pass that",
         )
-    by_name = {site.name: site for site in all_sites(module)}
-    return tuple(by_name[name] for name in header["sites"])
 
 
-def _posterior(
+def _dropout_posterior(header: dict[str, Any], network: Network) -> DropoutPosterior:
+    own = dropout_layout(network.module)
+    _require_layout(network.module, header["layout"], own, "dropout", "layer {} of type {} with p {:g}")
+    return mc_dropout(network.module, output=network.output)
+
+
+def _batch_norm_posterior(
     header: dict[str, Any], tensors: dict[str, Tensor], network: Network, sites: tuple[Site, ...]
 ) -> BatchNormPosterior | QueryInBatchPosterior:
     if header["kind"] == "batchnorm":

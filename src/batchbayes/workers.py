@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -18,6 +18,8 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
+_FOR_EVER = ExitStack()
+"""Holds what a worker process enters at its start: a context that nobody holds is left at once."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 """Read by the libraries under torch and numpy when they are loaded."""
 
@@ -121,7 +123,7 @@ def _begin(lifeline: Connection) -> None:
     """The start of a worker process."""
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
-    single_threaded().__enter__()
+    _FOR_EVER.enter_context(single_threaded())
 
 
 def _end_with(lifeline: Connection) -> None:

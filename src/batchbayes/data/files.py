@@ -35,15 +35,7 @@ def read_examples(path: Path, target: str | None = None) -> Examples:
 
 def read_arrays(path: Path, target: str | None = None) -> Examples:
     """Arrays `X` and `y` (or inputs, images; targets, labels) of an .npz file, and `class_names` if they are there."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, EOFError) as error:
-        raise BatchbayesError(
-            expected=f"arrays of numbers in {path}",
-            got=str(error).splitlines()[0].rstrip("."),
-            fix="write it by numpy.savez",
-        ) from error
+    arrays = read_npz(path)
     inputs = _named(arrays, INPUT_KEYS)
     targets = arrays.get(target) if target else _named(arrays, TARGET_KEYS)
     if inputs is None or (target and targets is None):
@@ -60,6 +52,24 @@ def read_arrays(path: Path, target: str | None = None) -> Examples:
         class_names=None if names is None else tuple(map(str, names)),
         feature_names=None if features is None else tuple(map(str, features)),
     )
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file. Pickled objects are refused, not loaded."""
+    try:
+        with path.open("rb") as stream:  # by a path, numpy would leave a damaged file open
+            file = np.load(stream, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("a single array")
+            return {key: file[key] for key in file.files}
+    except (
+        Exception
+    ) as error:  # a damaged archive can fail in zipfile, zlib, lzma or numpy, each with errors of its own
+        raise BatchbayesError(
+            expected=f"arrays of numbers in {path}",
+            got=(str(error).splitlines() or [type(error).__name__])[0].rstrip("."),
+            fix="write it by numpy.savez",
+        ) from error
 
 
 def _named(arrays: dict[str, np.ndarray], names: Sequence[str]) -> np.ndarray | None:

@@ -23,6 +23,11 @@ def data_file(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
     return path
 
 
+def cache_folder() -> Path:
+    """Where downloads are kept: `batchbayes` in XDG_CACHE_HOME, or in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchbayes"
+
+
 def mosaic(path: Path, height: int, width: int):
     """Cut an image file of tiles into an array (tiles, height, width, 3) of bytes, row by row."""
     import numpy as np

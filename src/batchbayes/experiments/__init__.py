@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABOUT = {
+    "mcbn-uci": "MCBN and MC dropout on eight regression data sets: RMSE, CRPS and log-likelihood beside the paper",
+    "mcbn-batch-size": "MCBN trained and predicting at batch sizes from 8 to 1024, on the same data sets",
+    "mcbn-passes": "MCBN with 50, 100, 250 and 500 draws, on the same data sets",
     "batch-size-collapse": "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
 }
 """What each experiment shows, in a line; `some-name` is the module `some_name` of this package."""

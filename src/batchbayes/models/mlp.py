@@ -1,25 +1,35 @@
-"""A multi-layer perceptron with batch normalisation."""
+"""A multi-layer perceptron with batch normalisation, dropout, or neither."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError
 
 
 class MLP(nn.Module):
-    """Linear -> batch norm -> ReLU for each hidden width, then a linear output.
+    """(dropout ->) linear -> (batch norm ->) ReLU for each hidden width, then a linear output (after dropout).
 
-    A linear layer before batch norm has no bias: the batch mean would take it away again.
+    A linear layer before batch norm has no bias: the batch mean would take it away again. With dropout every layer
+    drops from its input, the first from the raw features, as in the networks of the MCBN paper.
 
-    >>> import torch
     >>> MLP(in_features=3, hidden_widths=[50, 50], out_features=1)(torch.zeros(4, 3)).shape
     torch.Size([4, 1])
     """
 
-    def __init__(self, in_features: int, hidden_widths: Sequence[int], out_features: int) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        hidden_widths: Sequence[int],
+        out_features: int,
+        *,
+        norm: bool = True,
+        epsilon: float = 1e-5,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         widths = [in_features, *hidden_widths]
         if min([*widths, out_features]) < 1:
@@ -28,16 +38,34 @@ class MLP(nn.Module):
                 got=f"{in_features} inputs, hidden widths {list(hidden_widths)}, {out_features} outputs",
                 fix="pass positive numbers",
             )
-        self.hidden = nn.Sequential(
-            *(
-                nn.Sequential(
-                    OrderedDict(linear=nn.Linear(before, after, bias=False), norm=nn.BatchNorm1d(after), relu=nn.ReLU())
-                )
-                for before, after in pairwise(widths)
+        self.hidden = nn.Sequential()
+        for before, after in pairwise(widths):
+            layer: OrderedDict[str, nn.Module] = (
+                OrderedDict(dropout=SeededDropout(dropout)) if dropout else OrderedDict()
             )
-        )
+            layer["linear"] = nn.Linear(before, after, bias=not norm)
+            if norm:
+                layer["norm"] = nn.BatchNorm1d(after, eps=epsilon)
+            layer["relu"] = nn.ReLU()
+            self.hidden.append(nn.Sequential(layer))
+        self.dropout = SeededDropout(dropout) if dropout else nn.Identity()
         self.output = nn.Linear(widths[-1], out_features)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(N, in_features) -> (N, out_features)."""
-        return self.output(self.hidden(inputs))
+        return self.output(self.dropout(self.hidden(inputs)))
+
+
+class SeededDropout(nn.Dropout):
+    """Dropout by a threshold on uniform numbers of torch's generator, so that a mask can be drawn again elsewhere.
+
+    >>> _ = torch.manual_seed(0)
+    >>> SeededDropout(0.5)(torch.ones(6))
+    tensor([0., 2., 0., 0., 0., 2.])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Zero each number with probability p, and scale up the rest."""
+        if not self.training or not self.p:
+            return input
+        return input * (torch.rand_like(input) >= self.p) / (1 - self.p)

@@ -20,6 +20,15 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 SGD_MOMENTUM = 0.9
 
 
+def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """0.5 (f - y)^2, averaged: the negative log-likelihood of a Gaussian of unit variance, but for a constant.
+
+    >>> half_squared_error(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]))
+    tensor(1.)
+    """
+    return 0.5 * (outputs - targets).square().mean()
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a network is trained."""
@@ -58,7 +67,7 @@ def train(network: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, confi
     >>> losses[-1] < losses[0]
     True
     """
-    _require_data(inputs, targets)
+    require_data(inputs, targets)
     stepper, device, losses = _optimiser(network, config), reference_tensor(network).device, []
     steps = config.epochs * max(1, len(inputs) // config.batch_size)
     network.train()
@@ -111,7 +120,8 @@ def _optimiser(network: nn.Module, config: TrainingConfig) -> optim.Optimizer:
     return optim.SGD(groups, lr=config.learning_rate, momentum=SGD_MOMENTUM)
 
 
-def _require_data(inputs: Tensor, targets: Tensor) -> None:
+def require_data(inputs: Tensor, targets: Tensor) -> None:
+    """Refuse what cannot be trained on."""
     if len(inputs) != len(targets) or not len(inputs):
         raise BatchbayesError(
             expected="as many targets as inputs, at least one",

@@ -1,0 +1,106 @@
+"""A stack of networks against each of them trained alone by the plain loop."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.models.mlp import MLP
+from batchbayes.rng import seeded_globals
+from batchbayes.training.grid import train_grid, train_stack
+from batchbayes.training.loop import TrainingConfig, half_squared_error, train
+from batchbayes.training.stack import stack_networks, unstack
+
+
+def data(count, seed, features=3, dtype=torch.float64):
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, features, generator=source, dtype=dtype)
+    return x, x.sin().sum(1, keepdim=True) + 0.1 * torch.randn(count, 1, generator=source, dtype=dtype)
+
+
+def networks(count, norm=True, dropout=0.0, dtype=torch.float64):
+    with seeded_globals(5):
+        rates = [dropout * (i + 1) / count for i in range(count)]
+        return [MLP(3, [7, 5], 1, norm=norm, dropout=rate, epsilon=1e-10).to(dtype) for rate in rates]
+
+
+def alone(network, examples, config):
+    network = copy.deepcopy(network)
+    train(network, *examples, half_squared_error, config)
+    return network
+
+
+def assert_same(ours, theirs, **tolerance):
+    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        if not name.endswith("num_batches_tracked"):
+            torch.testing.assert_close(a, b, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(("norm", "dropout"), [(True, 0.0), (False, 0.5), (False, 0.0), (True, 0.3)])
+@pytest.mark.parametrize("batch_size", [8, 1000])
+def test_each_network_is_as_if_trained_alone(norm, dropout, batch_size):
+    """Own data of uneven length, own weight decay, own seed; all parameters and running statistics."""
+    sets = [data(40, 1), data(41, 2), data(40, 3)]
+    chosen = [sets[i % 3] for i in range(6)]
+    configs = [TrainingConfig(7, batch_size, 1e-2, weight_decay=10.0**-i, seed=i // 2) for i in range(6)]
+    stacked = networks(6, norm, dropout)
+    expected = [alone(*each) for each in zip(stacked, chosen, configs, strict=True)]
+    train_grid(stacked, chosen, configs)
+    for ours, theirs in zip(stacked, expected, strict=True):
+        assert_same(ours, theirs, rtol=1e-6, atol=1e-8)
+        assert not ours.training
+
+
+def test_single_precision_agrees_to_its_rounding():
+    examples, config = data(64, 1, dtype=torch.float32), TrainingConfig(10, 16, 1e-3, weight_decay=1e-3)
+    stacked = networks(4, dtype=torch.float32)
+    expected = [alone(network, examples, config) for network in stacked]
+    train_grid(stacked, [examples] * 4, [config] * 4)
+    for ours, theirs in zip(stacked, expected, strict=True):
+        assert_same(ours, theirs, rtol=2e-3, atol=2e-4)
+
+
+@given(st.lists(st.integers(1, 6), min_size=3, max_size=3), st.sampled_from([0.0, 0.4]))
+@settings(max_examples=8, deadline=None)
+def test_networks_that_end_early_do_not_disturb_the_others(ends, dropout):
+    """Each network as it was when it ended is the network trained alone for so many epochs."""
+    sets = [data(20, 1), data(21, 2), data(20, 3)]
+    configs = [TrainingConfig(6, 10, 1e-2, seed=i) for i in range(3)]
+    stacked = networks(3, norm=not dropout, dropout=dropout)
+    until = torch.tensor(ends)
+    seen = []
+
+    def observe(epoch, stack, numbers):
+        assert len(stack) == len(numbers)
+        seen.append((epoch, numbers.tolist()))
+        return until[numbers] > epoch
+
+    result = train_stack(stack_networks(stacked), sets, configs, observe=observe, every=1)
+    for i in range(3):
+        config = TrainingConfig(ends[i], 10, 1e-2, seed=i)
+        expected = alone(stacked[i], sets[i], config)
+        unstack(result.select([i]), [stacked[i]])
+        assert_same(stacked[i], expected, rtol=1e-6, atol=1e-8)
+    assert seen == [(epoch, [i for i in range(3) if ends[i] >= epoch]) for epoch in range(1, max(ends) + 1)]
+
+
+def test_what_cannot_be_stacked_is_refused():
+    examples, config = data(20, 1), TrainingConfig(1, 10)
+    with pytest.raises(BatchbayesError, match="one shape"):
+        train_grid([networks(1)[0], MLP(3, [8], 1)], [examples] * 2, [config] * 2)
+    with pytest.raises(BatchbayesError, match="chain of"):
+        train_grid([nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))], [examples], [config])
+    with pytest.raises(BatchbayesError, match="as many data sets"):
+        train_grid(networks(2), [examples], [config] * 2)
+    with pytest.raises(BatchbayesError, match="one number of epochs"):
+        train_grid(networks(2), [examples] * 2, [config, TrainingConfig(2, 10)])
+    with pytest.raises(BatchbayesError, match="Adam"):
+        train_grid(networks(1), [examples], [TrainingConfig(1, 10, optimiser="sgd")])
+    with pytest.raises(BatchbayesError, match="at least one network"):
+        train_grid([], [], [])
+    with pytest.raises(BatchbayesError, match="finite"):
+        train_grid(networks(1), [(examples[0] / 0, examples[1])], [config])
