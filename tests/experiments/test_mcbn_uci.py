@@ -74,7 +74,7 @@ def test_tables_cope_with_what_is_not_done_yet(smoke):
         np.mean([r["rmse"] for r in mcbn_uci.collected(SMOKE, smoke)["synthetic"]["MCBN"]])
     )
     assert empty[0].rows[0][4] is None
-    assert set(mcbn_uci.figures(SMOKE, smoke)) == {"errors-synthetic-mcbn", "errors-synthetic-mcdo"}
+    assert set(mcbn_uci.figures(SMOKE, smoke)) == {"errors-mcbn", "errors-mcdo"}
 
 
 def test_notes_name_every_reduction_of_a_preset():
