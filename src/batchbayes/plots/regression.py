@@ -54,7 +54,7 @@ def uncertainty_error_grid(panels: "Mapping[str, tuple[ArrayLike, ArrayLike, flo
         figure.supxlabel("points, the most certain first", fontsize=9)
         figure.supylabel("absolute error", fontsize=9)
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+        figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=8)
     return figure
 
 
