@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DATASETS = tuple(SETS)
 
-LARGE = {"splits": 2, "weight_decays": (1e-3, 1e-5), "max_epochs": 400}
+LARGE = {"splits": 1, "weight_decays": (1e-3, 1e-5), "max_epochs": 400}
 PRESETS = {
     "smoke": Protocol(
         (SYNTHETIC,),
@@ -48,6 +48,7 @@ PRESETS = {
     ),
     "quick": Protocol(
         DATASETS,
+        splits=3,
         seeds=3,
         weight_decays=(1e-1, 1e-2, 1e-3, 1e-5),
         batch_sizes=(32, 128, 512),
