@@ -30,6 +30,7 @@ from batchbayes.plots import (
     segmentation_figure,
     shift_figure,
     uncertainty_error_figure,
+    uncertainty_error_grid,
 )
 
 X = np.linspace(-4, 4, 33)
@@ -204,6 +205,15 @@ def test_reliability_shows_the_gap_and_hollows_small_bins() -> None:
 def test_risk_and_coverage_are_drawn_as_given() -> None:
     figure = risk_coverage_figure({"a": ([0.5, 1.0], [0.0, 0.25])}, risk="error")
     np.testing.assert_allclose(figure.axes[0].get_lines()[0].get_xydata(), [[0.5, 0], [1, 0.25]])
+
+
+def test_uncertainty_error_grid_has_a_panel_for_each_data_set():
+    panels = {f"set {n}": ([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0 + n], 2.0) for n in range(5)}
+    figure = uncertainty_error_grid(panels)
+    shown = [panel for panel in figure.axes if panel.get_visible()]
+    assert [panel.get_title() for panel in shown] == list(panels)
+    for n, panel in enumerate(shown):  # the most certain first
+        assert panel.lines[0].get_ydata().tolist() == [1.0, 4.0 + n, 9.0]
 
 
 def test_errors_are_sorted_by_predicted_spread() -> None:

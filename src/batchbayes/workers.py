@@ -108,15 +108,24 @@ def single_threaded() -> Iterator[None]:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """A process that is started inside never sees Ctrl-C, not even before its first line; this one sees it after."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """A process that is started inside never sees Ctrl-C, not even before its first line; this one sees it after.
+
+    It inherits the mask of this thread. That alone would not do for this process, where any other thread may be given
+    the signal, upon which Python would leave the block with the new process half made.
+    """
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    caught: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _begin(lifeline: Connection) -> None:

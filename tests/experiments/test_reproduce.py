@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import math
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from own import tiny
 
 from batchbayes import cli, experiments, plots
@@ -108,22 +110,26 @@ def test_quiet_says_nothing(out: Path, capsys: Printed) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_results_do_not_depend_on_the_number_of_workers(out: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_results_do_not_depend_on_the_number_of_workers(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    torch.set_num_threads(2)
     assert reproduce(out, preset="threads") == 0
     other = tmp_path / "other"
     assert reproduce(other, "--workers", "3", preset="threads") == 0
     one, three = (read_results(folder / "results.sqlite")[1] for folder in (out, other))
     assert {name: row.result for name, row in one.items()} == {name: row.result for name, row in three.items()}
     assert one["second, part 1"].result == "[1]"  # threads of torch
+    assert torch.get_num_threads() == 2
+    assert os.environ["OMP_NUM_THREADS"] == "2"
 
 
 def test_another_engine_can_stand_behind_the_seam(out: Path) -> None:
     plan = make_plan("own.tiny", "smoke")
     out.mkdir(parents=True)
-    with (
-        Results(out / "results.sqlite", plan.run) as results,
-        UnitProgress({u.name: 1.0 for u in plan.units}, 4) as shown,
-    ):
+    shown = UnitProgress({unit.name: unit.effort for unit in plan.units}, 4)
+    with Results(out / "results.sqlite", plan.run) as results:
         do_units(plan, results, lambda: ThreadPoolExecutor(4), 4, None, shown)
         assert results.finished().keys() == {unit.name for unit in plan.units}
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.experiments import Unit
 from batchbayes.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DATASETS = ("first", "second", "third")
 
@@ -95,7 +96,9 @@ def tables(config: Config, results: Mapping[str, Any]) -> list[Table]:
     ]
 
 
-def figures(config: Config, results: Mapping[str, Any]) -> dict[str, Figure]:
+def figures(config: Config, results: Mapping[str, Any]) -> "dict[str, Figure]":
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(1, 1))
     figure.subplots().plot([results[unit.name][0] for unit in units(config)])
     return {"all-units": figure}

@@ -6,11 +6,13 @@ batch size tuned on the folds left out, and an ensemble of the networks of all s
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from batchbayes.errors import BatchbayesError
 from batchbayes.experiments.mcbn_protocol import (
     SELECTION_SEED,
     Candidate,
@@ -145,10 +147,10 @@ def predicted(
     """Predictions of each fold left out, and of the test rows from each seed."""
     pairs = zip(posteriors.on_folds, split.folds, strict=True)
     folds = [_predicted(posterior, part, SELECTION_SEED, own, engine) for posterior, part in pairs]
-    return folds, tested(split, posteriors, own, engine)
+    return folds, on_test_rows(split, posteriors, own, engine)
 
 
-def tested(split: Split, posteriors: Posteriors[Any], own: Protocol, engine: Engine = "sample") -> list[Drawn]:
+def on_test_rows(split: Split, posteriors: Posteriors[Any], own: Protocol, engine: Engine = "sample") -> list[Drawn]:
     """Predictions of the test rows from each seed."""
     return [_predicted(each, split.whole, seed, own, engine) for seed, each in enumerate(posteriors.on_whole, 1)]
 
@@ -182,7 +184,10 @@ def tuned_batch_size(
             for posterior, part in zip(posteriors.on_folds, split.folds, strict=True)
         ]  # fmt: skip
 
-    by_size = {batch_size: at(batch_size) for batch_size in TUNING_SIZES}
+    by_size: dict[float, list[Drawn]] = {}
+    for batch_size in TUNING_SIZES:
+        with suppress(BatchbayesError):  # so far from the observed statistics that outputs overflow: no candidate
+            by_size[batch_size] = at(batch_size)
     runs, sizes = {}, {}
     for objective in ("CRPS", "PLL"):
         tuned = {batch_size: tune_precision(folds, objective) for batch_size, folds in by_size.items()}
@@ -191,7 +196,7 @@ def tuned_batch_size(
         name = f"MCBN, tuned by {objective}"
         sizes[name] = best
         there = posteriors.each(lambda posterior, best=best: posterior.at_batch_size(best))
-        runs[name] = [scores_of(test, tuned[best][0], constant) for test in tested(split, there, own)]
+        runs[name] = [scores_of(test, tuned[best][0], constant) for test in on_test_rows(split, there, own)]
     return runs, sizes
 
 

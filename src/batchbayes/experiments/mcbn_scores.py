@@ -84,6 +84,7 @@ def log_likelihood(drawn: Drawn, precision: float) -> Tensor:
 def tune_precision(folds: Sequence[Drawn], objective: Objective = "CRPS") -> tuple[float, float]:
     """The precision with the best score, averaged over folds, and that score (of which lower is better).
 
+    >>> import torch
     >>> alone = Drawn(torch.zeros(1, 4), torch.tensor([2.0, -2.0, 2.0, -2.0]))
     >>> [round(value, 3) for value in tune_precision([alone], "PLL")]
     [0.25, 2.112]

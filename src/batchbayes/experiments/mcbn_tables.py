@@ -133,8 +133,8 @@ def beyond_table(title: str, datasets: Sequence[str], runs: Runs, table: int, me
         ("data set", "paper's MCBN", *BEYOND),
         tuple(rows),
         notes=(
-            "Each method against constant uncertainty around its own mean, both precisions tuned on the folds left out: "
-            "by CRPS, but for the one tuned by PLL. An ensemble is one run a split.",
+            "Each method against constant uncertainty around its own mean, both precisions tuned on the folds left "
+            "out: by CRPS, but for the one tuned by PLL. An ensemble is one run a split.",
         ),
     )
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DATASETS = tuple(SETS)
 
-LARGE = {"splits": 2, "weight_decays": (1e-3, 1e-5), "max_epochs": 400}
+LARGE = {"splits": 1, "weight_decays": (1e-3, 1e-5), "max_epochs": 400}
 PRESETS = {
     "smoke": Protocol(
         (SYNTHETIC,),
@@ -48,6 +48,7 @@ PRESETS = {
     ),
     "quick": Protocol(
         DATASETS,
+        splits=3,
         seeds=3,
         weight_decays=(1e-1, 1e-2, 1e-3, 1e-5),
         batch_sizes=(32, 128, 512),
@@ -119,15 +120,14 @@ def collected(config: Protocol, results: Mapping[str, Any]) -> dict[str, dict[st
 
 def figures(config: Protocol, results: Mapping[str, Any]) -> "dict[str, Figure]":
     """Errors against predicted uncertainty, for MCBN and MC dropout: the first split and seed of each data set."""
-    from batchbayes.plots import uncertainty_error_figure
+    from batchbayes.plots import uncertainty_error_grid
 
-    made = {}
+    panels: dict[str, dict[str, Any]] = {}
     for unit in units(config):
-        for method, points in results[unit.name].get("points", {}).items() if unit.name in results else ():
-            made[f"errors-{unit.arguments['dataset']}-{method.lower()}"] = uncertainty_error_figure(
-                points["std"], points["error"], constant_std=points["constant_std"]
-            )
-    return made
+        for method, points in results[unit.name].get("points", {}).items():
+            drawn = points["std"], points["error"], points["constant_std"]
+            panels.setdefault(f"errors-{method.lower()}", {})[unit.arguments["dataset"]] = drawn
+    return {stem: uncertainty_error_grid(each) for stem, each in panels.items()}
 
 
 REDUCIBLE = (

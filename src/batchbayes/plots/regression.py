@@ -17,6 +17,7 @@ from batchbayes.plots.style import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Half-widths of the central 50 % and 95 % of a Gaussian, in standard deviations.
@@ -31,22 +32,46 @@ def uncertainty_error_figure(
     If the uncertainty knows anything, the dots and their running mean rise with the bands; the dashed line is the
     running mean that the same bands would have with one spread for all points. Shapes: std (N,), error (N,).
     """
-    std, error = np.asarray(std), np.abs(np.asarray(error))
-    order = np.argsort(std, kind="stable")
-    std, error, rank = std[order], error[order], np.arange(1, len(std) + 1)
     with house_style():
         figure, panels = new_figure(1, 1, (6.4, 3.6))
         panel = panels[0, 0]
-        panel.fill_between(rank, 0, MOST * std, color=LIGHT_BLUE, lw=0, label="95 % of errors expected below")
-        panel.fill_between(rank, 0, HALF * std, color=MIDDLE_BLUE, lw=0, label="50 % of errors expected below")
-        panel.plot(rank, error, "o", color="black", ms=2, mew=0, alpha=0.6, label="error of a point")
-        panel.plot(rank, running_mean(error, max(1, len(error) // 10)), color=VERMILION, label="running mean of errors")
-        panel.axhline(MOST * constant_std, color=GREY, ls="--", lw=1, label="95 % band, one spread for all")
-        top = max(1.05 * MOST * float(std[-1]), float(np.quantile(error, 0.99)) * 1.1)
-        panel.set(xlabel="points, the most certain first", ylabel=f"absolute error ({unit})", xlim=(1, len(std)))
-        panel.set_ylim(0, top)
+        _draw_errors(panel, std, error, constant_std)
+        panel.set(xlabel="points, the most certain first", ylabel=f"absolute error ({unit})")
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
+
+
+def uncertainty_error_grid(panels: "Mapping[str, tuple[ArrayLike, ArrayLike, float]]", columns: int = 4) -> "Figure":
+    """The same for several data sets side by side: (std, error, constant_std) by title."""
+    with house_style():
+        rows, across = -(-len(panels) // columns), min(columns, len(panels))
+        figure, axes = new_figure(rows, across, (2.7 * across, 2.2 * rows + 0.6), share=False)
+        for panel in axes.flat[len(panels) :]:
+            panel.set_visible(False)
+        for panel, (title, (std, error, constant_std)) in zip(axes.flat, panels.items(), strict=False):
+            _draw_errors(panel, std, error, constant_std)
+            panel.set_title(title.replace("$", r"\$"))
+        figure.supxlabel("points, the most certain first", fontsize=9)
+        figure.supylabel("absolute error", fontsize=9)
+        handles, labels = axes.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=8)
+    return figure
+
+
+def _draw_errors(panel: "Axes", std: ArrayLike, error: ArrayLike, constant_std: float) -> None:
+    std, error = np.asarray(std), np.abs(np.asarray(error))
+    order = np.argsort(std, kind="stable")
+    std, error, rank = std[order], error[order], np.arange(1, len(std) + 1)
+    panel.fill_between(rank, 0, MOST * std, color=LIGHT_BLUE, lw=0, label="95 % of errors expected below")
+    panel.fill_between(rank, 0, HALF * std, color=MIDDLE_BLUE, lw=0, label="50 % of errors expected below")
+    size = 2 if len(std) < 500 else 1
+    panel.plot(
+        rank, error, "o", color="black", ms=size, mew=0, alpha=0.6 if size > 1 else 0.3, label="error of a point"
+    )
+    panel.plot(rank, running_mean(error, max(1, len(error) // 10)), color=VERMILION, label="running mean of errors")
+    panel.axhline(MOST * constant_std, color=GREY, ls="--", lw=1, label="95 % band, one spread for all")
+    top = max(1.05 * MOST * float(std[-1]), float(np.quantile(error, 0.99)) * 1.1)
+    panel.set(xlim=(1, len(std)), ylim=(0, top))
 
 
 def running_mean(values: np.ndarray, width: int) -> np.ndarray:

@@ -12,7 +12,8 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.results.rows import Run, config_differences, to_json
 
 FORMAT, VERSION = "batchbayes results", 1
-HEADER = b"SQLite format 3\0"
+LEAST_BYTES = 512
+"""Of a page of SQLite."""
 PATIENCE_SECONDS = 30.0
 """How long to wait for another process that is writing."""
 SCHEMA = """
@@ -81,11 +82,12 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             time.sleep(0.05)
 
 
-def require_header(path: Path) -> None:
-    """Nothing, or the beginning of a database: SQLite would write over a file of a few bytes."""
-    with path.open("rb") as file:
-        begins = file.read(len(HEADER))
-    if begins not in (b"", HEADER):
+def require_size(path: Path) -> None:
+    """Nothing at all, or enough for a database: SQLite would take a file of a few bytes for an empty one.
+
+    The file is not opened for this: closing it would drop the locks that SQLite holds in this process.
+    """
+    if 0 < path.stat().st_size < LEAST_BYTES:
         raise sqlite3.DatabaseError("file is not a database")
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.results.file import connect, explained, prepare, require_header, require_same, run_of, transaction
+from batchbayes.results.file import connect, explained, prepare, require_same, require_size, run_of, transaction
 from batchbayes.results.leases import LEASE_SECONDS, Owner, is_dead, this_process
 from batchbayes.results.rows import Finished, Outcome, Run, to_json
 
@@ -26,7 +26,7 @@ class Results:
         self._owner = this_process()
         with explained(path):
             if path.exists():  # look before anything is written, so that what is refused stays as it was
-                require_header(path)
+                require_size(path)
                 with closing(connect(path, "ro")) as connection:
                     require_same(connection, path, run)
             self._connection = connect(path, "rwc")
@@ -149,7 +149,7 @@ def read_results(path: Path) -> tuple[Run, dict[str, Finished]]:
             expected="a file of results", got=f"nothing at {path}", fix="name the --out folder of a reproduce command"
         )
     with explained(path), closing(connect(path, "ro")) as connection:
-        require_header(path)
+        require_size(path)
         return run_of(connection, path), _rows(connection)
 
 
