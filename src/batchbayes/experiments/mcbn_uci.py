@@ -48,7 +48,7 @@ PRESETS = {
     ),
     "quick": Protocol(
         DATASETS,
-        splits=3,
+        splits=2,
         seeds=3,
         weight_decays=(1e-1, 1e-2, 1e-3, 1e-5),
         batch_sizes=(32, 128, 512),
