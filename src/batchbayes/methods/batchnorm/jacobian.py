@@ -5,6 +5,9 @@ input $h - d\mu - (h - \mu)\, d\log s$, to first order. So the gradient g of an 
 input gives both derivatives: $-\sum g$ and $-\sum g (h - \mu)$ over the positions of a channel. In evaluation mode
 examples do not mix, so one backward pass of the sum over examples gives them for every example at once. Only inputs are
 touched: it works for subclasses with an activation inside.
+
+Where one number added to all K outputs of an example changes nothing, as under a softmax, K - 1 passes suffice: the
+contrasts of the other outputs with the last, which then does not move.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from batchbayes.functional import Network, inputs_seen, statistics_in_place
+from batchbayes.functional import Network, affine_batch_norm, inputs_seen, statistics_in_place
 from batchbayes.methods.batchnorm.sites import Site
 
 
@@ -22,6 +25,7 @@ def tangents_by_reverse_mode(
     statistics: Sequence[tuple[Tensor, Tensor]],
     inputs: Tensor,
     directions: Tensor,
+    contrasts: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Outputs at `statistics` (n, ...), and their derivatives along Q directions of omega, (Q, n, ...)."""
     seen: list[Tensor] = []
@@ -32,26 +36,36 @@ def tangents_by_reverse_mode(
         return seen[-1]
 
     layers = {site.name: site.layer for site in sites}
-    with torch.enable_grad(), statistics_in_place(layers.values(), statistics), inputs_seen(layers, see):
+    in_place = statistics_in_place(layers.values(), statistics)
+    with torch.enable_grad(), in_place, inputs_seen(layers, see), affine_batch_norm():
         outputs = network(inputs)
     if not sites:
         return outputs.detach(), outputs.new_zeros(len(directions), *outputs.shape)
     flat = outputs.detach().reshape(len(inputs), -1)  # (n, K)
     centred = [h.detach() - m.view(-1, *[1] * (h.ndim - 2)) for h, (m, _) in zip(seen, statistics, strict=True)]
-    directions = directions.to(flat)
-    tangents = flat.new_empty(len(directions), *flat.shape)  # (Q, n, K)
-    for k in range(flat.shape[1]):
+    directions, passes = -directions.to(flat), flat.shape[1] - contrasts
+    tangents = flat.new_zeros(flat.shape[1], len(directions), len(flat))  # (K, Q, n)
+    row = flat.new_empty(len(flat), directions.shape[1])  # (n, D)
+    for k in range(passes):
         one = torch.zeros_like(flat)
         one[:, k] = 1
-        gradients = torch.autograd.grad(outputs, seen, one.view_as(outputs), retain_graph=k + 1 < flat.shape[1])
-        row = torch.cat([part for g, c in zip(gradients, centred, strict=True) for part in _derivatives(g, c)], 1)
-        tangents[:, :, k] = -(directions @ row.T)  # row: (n, D)
-    return outputs.detach(), tangents.view(len(directions), *outputs.shape)
+        one[:, passes:] = -1
+        gradients = torch.autograd.grad(outputs, seen, one.view_as(outputs), retain_graph=k + 1 < passes)
+        _write_derivatives(row, gradients, centred)
+        torch.mm(directions, row.T, out=tangents[k])
+    return outputs.detach(), tangents.movedim(0, -1).reshape(len(directions), *outputs.shape)
 
 
-def _derivatives(gradient: Tensor, centred: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of g and of g (h - mean) over positions, (n, C) each; (n, C, ...) in whatever memory format it came."""
-    if gradient.ndim == 2:
-        return gradient, gradient * centred
-    positions = tuple(range(2, gradient.ndim))
-    return gradient.sum(positions), (gradient * centred).sum(positions)
+def _write_derivatives(row: Tensor, gradients: Sequence[Tensor], centred: Sequence[Tensor]) -> None:
+    """Sums of g and of g (h - mean) over the positions of (n, C, ...), site after site, into (n, D)."""
+    start = 0
+    for gradient, h in zip(gradients, centred, strict=True):
+        channels = gradient.shape[1]
+        sums, moments = row[:, start : start + 2 * channels].split(channels, dim=1)
+        if gradient.ndim == 2:
+            sums.copy_(gradient)
+            torch.mul(gradient, h, out=moments)
+        else:
+            sums.copy_(gradient.flatten(2).sum(-1))
+            moments.copy_(torch.linalg.vecdot(gradient.flatten(2), h.flatten(2)))
+        start += 2 * channels
