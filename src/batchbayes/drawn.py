@@ -68,7 +68,7 @@ class LinearDraws:
         if self.weights is None:
             shares = shares.to(flat)
             shift = shares @ flat
-            variance = shares @ (flat - shift).square_()
+            variance = (shares @ flat.square() - shift.square()).clamp_min_(0)
         else:
             weights = self.weights.double()
             mean = shares @ weights  # (Q,)

@@ -36,8 +36,9 @@ CHUNK, DEVICE_CHUNK = 2**18, 2**21
 all layers, for the linear engine, small; exact draws on an accelerator take more."""
 SAMPLE_BLOCK = 8
 """Exact draws that are summed up together, where they are small."""
-CHECK_DRAWS, CHECK_EXAMPLES = 8, 16
-"""How many exact draws of how many examples the linear engine is checked against."""
+CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = 8, (16, 64), 2**16
+"""How many exact draws the linear engine is checked against, of how many examples at least and at most: between them,
+as many as hold so many numbers. On 16 rows of a table the check may pass by luck, on 64 hardly ever."""
 
 
 @torch.no_grad()
@@ -127,7 +128,8 @@ def choose_engine(
     outputs = count_outputs(linear, chunk)
     plan = plan_linear(linear, outputs, max(num_samples, CHECK_DRAWS), seed, contrasts=contrasts)
     first = linear_draws(linear, chunk, plan)
-    checked = spread_evenly(len(chunk), CHECK_EXAMPLES)
+    fewest, most = CHECK_EXAMPLES
+    checked = spread_evenly(len(chunk), max(fewest, min(most, CHECK_NUMBERS // max(1, chunk[0].numel()))))
     few = first.at(checked).first(CHECK_DRAWS)
     found = compare_with_exact(linear, chunk[checked], few, seed, contrasts=plan.contrasts)
     if not found.trusted and engine == "auto":

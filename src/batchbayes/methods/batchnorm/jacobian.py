@@ -43,29 +43,24 @@ def tangents_by_reverse_mode(
         return outputs.detach(), outputs.new_zeros(len(directions), *outputs.shape)
     flat = outputs.detach().reshape(len(inputs), -1)  # (n, K)
     centred = [h.detach() - m.view(-1, *[1] * (h.ndim - 2)) for h, (m, _) in zip(seen, statistics, strict=True)]
-    directions, passes = -directions.to(flat), flat.shape[1] - contrasts
-    tangents = flat.new_zeros(flat.shape[1], len(directions), len(flat))  # (K, Q, n)
-    row = flat.new_empty(len(flat), directions.shape[1])  # (n, D)
+    along = -directions.to(flat).T  # (D, Q)
+    along = along.split([width for site in sites for width in (site.channels, site.channels)])
+    passes = flat.shape[1] - contrasts
+    tangents = flat.new_zeros(flat.shape[1], len(flat), len(directions))  # (K, n, Q): quicker to add up than (Q, n)
     for k in range(passes):
         one = torch.zeros_like(flat)
         one[:, k] = 1
         one[:, passes:] = -1
         gradients = torch.autograd.grad(outputs, seen, one.view_as(outputs), retain_graph=k + 1 < passes)
-        _write_derivatives(row, gradients, centred)
-        torch.mm(directions, row.T, out=tangents[k])
-    return outputs.detach(), tangents.movedim(0, -1).reshape(len(directions), *outputs.shape)
+        for gradient, h, mean, log_std in zip(gradients, centred, along[::2], along[1::2], strict=True):
+            sums, moments = _derivatives(gradient, h)
+            tangents[k].addmm_(sums, mean).addmm_(moments, log_std)
+    return outputs.detach(), tangents.permute(2, 1, 0).reshape(len(directions), *outputs.shape)
 
 
-def _write_derivatives(row: Tensor, gradients: Sequence[Tensor], centred: Sequence[Tensor]) -> None:
-    """Sums of g and of g (h - mean) over the positions of (n, C, ...), site after site, into (n, D)."""
-    start = 0
-    for gradient, h in zip(gradients, centred, strict=True):
-        channels = gradient.shape[1]
-        sums, moments = row[:, start : start + 2 * channels].split(channels, dim=1)
-        if gradient.ndim == 2:
-            sums.copy_(gradient)
-            torch.mul(gradient, h, out=moments)
-        else:
-            sums.copy_(gradient.flatten(2).sum(-1))
-            moments.copy_(torch.linalg.vecdot(gradient.flatten(2), h.flatten(2)))
-        start += 2 * channels
+def _derivatives(gradient: Tensor, centred: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of g and of g (h - mean) over positions, (n, C) each; (n, C, ...) in whatever memory format it came."""
+    if gradient.ndim == 2:
+        return gradient, gradient * centred
+    positions = tuple(range(2, gradient.ndim))
+    return gradient.sum(positions), (gradient * centred).sum(positions)
