@@ -1,22 +1,25 @@
-"""What draws cost, as ratios to a plain forward pass of the same images on the same threads (CPU time, medians).
+"""What draws cost, as ratios to a plain forward pass of the same inputs on the same thread (CPU time, medians).
 
-    python benchmarks/linear_cost.py DATA_FOLDER
+    python benchmarks/linear_cost.py DATA_FOLDER > docs/results/linear-cost.md
+    python benchmarks/linear_cost.py DATA_FOLDER --part segmentation
 
-ResNet-20 with 10 outputs, a regression MLP with one, and ESPNet with 12 classes for every pixel; the measurements of a
-network are interleaved with plain forward passes.
+ResNet-20 with ten outputs and with one, a regression MLP, and ESPNet with 12 classes for every pixel. What is measured
+is interleaved with plain forward passes, in chunks of 64 images or 2,048 rows.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
+from torch import Tensor, nn
 
 import batchbayes as bb
 from batchbayes.data import camvid, cifar10
 from batchbayes.data.folder import data_file
-from batchbayes.linear import forward_plan, linear_outputs
+from batchbayes.linear import forward_plan, linear_draws, plan_linear
 from batchbayes.metrics import rank_correlation
 from batchbayes.models.mlp import MLP
 from batchbayes.models.pretrained import cifar_resnet, espnet_camvid
@@ -28,16 +31,20 @@ def seconds(function: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def ratio(work: Callable[[], object], plain: Callable[[], object], repeats: int = 5) -> float:
+@torch.no_grad()
+def ratio(work: Callable[[], object], network: nn.Module, inputs: Tensor, chunk: int, repeats: int) -> float:
     """Median over interleaved pairs of the time of `work` over that of a plain forward pass."""
+
+    def plain() -> None:
+        for part in inputs.split(chunk):
+            network(part)
+
     work(), plain()
     return statistics.median(seconds(work) / seconds(plain) for _ in range(repeats))
 
 
-@torch.no_grad()
-def forward(network: torch.nn.Module, inputs: torch.Tensor, chunk: int = 64) -> None:
-    for part in inputs.split(chunk):
-        network(part)
+def row(case: str, cost: float, limit: str = "", note: str = "") -> None:
+    print(f"| {case} | {cost:.2f} | {limit} | {note} |", flush=True)
 
 
 def classification(folder: str) -> None:
@@ -46,84 +53,94 @@ def classification(folder: str) -> None:
     network = cifar_resnet(20, data_file("weights/resnet20_cifar10_akamaster.safetensors", folder))
     posterior = bb.mcbn(network, cifar10.augmented_batches(train, 128), center="running")
 
-    def plain() -> None:
-        forward(network, images)
+    def cost(posterior, likelihood, repeats=3, **options) -> float:
+        work = lambda: bb.predict(posterior, images, likelihood, **options)  # noqa: E731
+        return ratio(work, posterior.network.module, images, 64, repeats)
 
-    def linear() -> None:
-        bb.predict(posterior, images, bb.categorical(), num_samples=1000, engine="linear")
-
-    print(f"ResNet-20, 10 outputs, S=1000, linear engine, reverse mode: {ratio(linear, plain, 3):.1f} forward passes")
-    for rank in (8, 12, 16):
+    name, linear = "ResNet-20, 512 images", {"num_samples": 1000, "engine": "linear"}
+    row(f"{name}, 10 outputs, linear, S=1000", cost(posterior, bb.categorical(), **linear), "16", "nine contrasts")
+    kept = cost(posterior, bb.categorical(), keep_draws=True, **linear)
+    row(f"{name}, 10 outputs, linear, S=1000, draws kept", kept, "16", "ten logits")
+    gaussian = replace(posterior, noise="correlated")
+    row(f"{name}, 10 outputs, linear, S=1000, Gaussian rows", cost(gaussian, bb.categorical(), **linear), "16")
+    for rank in (4, 6, 8):
         plan = forward_plan(posterior, rank, 1000, seed=0)
 
         def along(plan=plan) -> None:
-            with torch.no_grad():
-                for chunk in images.split(64):
-                    summary = bb.categorical().summary()
-                    for block in linear_outputs(posterior, chunk, plan):
-                        summary.add(block)
+            for chunk in images.split(64):
+                bb.categorical().summary().add(linear_draws(posterior, chunk, plan))
 
-        print(f"ResNet-20, forward mode, {rank} directions ({plan.share:.0%}): {ratio(along, plain, 3):.1f}")
-
-    def exact() -> None:
-        bb.predict(posterior, images, bb.categorical(), num_samples=8, engine="sample")
-
-    print(f"ResNet-20, exact engine: {ratio(exact, plain) / 8:.3f} forward passes a draw")
+        row(f"{name}, forward mode, R={rank}", ratio(along, network, images, 64, 3), "", f"keeps {plan.share:.0%}")
+    exact = cost(posterior, bb.categorical(), 5, num_samples=8) / 8
+    row(f"{name}, exact, a draw", exact, "1.05")
+    one = bb.mcbn(
+        nn.Sequential(network, nn.Linear(10, 1)).eval(), cifar10.augmented_batches(train, 128), num_samples=32
+    )
+    row(f"{name}, 1 output, linear, S=1000", cost(one, bb.gaussian(1.0), 5, **linear), "5", "regression on images")
 
 
 def regression() -> None:
-    network, inputs = MLP(13, [50, 50], 1).eval(), torch.randn(4096, 13)
+    torch.manual_seed(0)
+    network, inputs = MLP(13, [50, 50], 1).eval(), torch.randn(65_536, 13)
     posterior = bb.mcbn(network, inputs, batch_size=128, num_samples=64)
+    for count in (4096, 65_536):
+        for samples, noise in ((64, "rows"), (1000, "rows"), (1000, "correlated")):
+            used, some = replace(posterior, noise=noise), inputs[:count]
 
-    def plain() -> None:
-        forward(network, inputs, 2048)
+            def linear(used=used, some=some, samples=samples) -> None:
+                bb.predict(used, some, bb.gaussian(1.0), num_samples=samples, engine="linear")
 
-    def linear() -> None:
-        bb.predict(
-            posterior, inputs, bb.gaussian(1.0), num_samples=64, engine="linear", keep_draws=False, chunk_size=2048
-        )
-
-    print(f"MLP 13-50-50-1, 1 output, S=64, linear engine: {ratio(linear, plain, 15):.1f} forward passes")
+            note = "fixed costs of a call dominate" if count == 4096 else ""
+            name = f"MLP 13-50-50-1, {count:,} rows, linear, S={samples}, {noise}"
+            row(name, ratio(linear, network, some, 2048, 15), "5", note)
 
 
+@torch.no_grad()
 def segmentation(folder: str) -> None:
     network = espnet_camvid(data_file("weights/espnet_camvid_sacmehta.safetensors", folder))
     train = camvid.standardise(camvid.load_camvid_frames("train", folder)[0])
-    frames = camvid.standardise(camvid.load_camvid_frames("test", folder, limit=2)[0])
+    frames = camvid.standardise(camvid.load_camvid_frames("test", folder)[0])[[0, 20]]
     posterior = bb.mcbn(network, train, batch_size=10, num_samples=48, center="running")
-    with torch.no_grad():
-        exact = torch.stack([posterior.draw(0, s)(frames) for s in range(48)])
-    truth = exact.var(0).mean(1).flatten()  # of each pixel
 
-    def plain() -> None:
-        forward(network, frames)
+    def of_pixels(draws: Tensor) -> Tensor:
+        return draws.var(0).mean(1).flatten()
 
-    for rank in (4, 8, 12, 16):
+    exact = torch.stack([posterior.draw(0, s)(frames) for s in range(48)])  # (S, n, K, H, W)
+    truth = of_pixels(exact)
+    halves = rank_correlation(of_pixels(exact[::2]), of_pixels(exact[1::2]))
+    print(f"| ESPNet, two 360x480 frames, M=10: two halves of 48 exact draws | 24 | | agree to {halves:.4f} |")
+    for count in (8, 12, 16, 20):
+        note = f"rank correlation {rank_correlation(of_pixels(exact[:count]), truth):.4f}"
+        print(f"| ESPNet, the first {count} exact draws | {count} | | {note} |", flush=True)
+    chosen = len(plan_linear(posterior, frames[0].numel(), 48, seed=0).directions)
+    for rank in sorted({4, 5, 6, 8, 16, chosen}):
         plan = forward_plan(posterior, rank, 48, seed=0)
-        drawn = torch.cat(list(linear_outputs(posterior, frames, plan)))
-        correlation = rank_correlation(drawn.var(0).mean(1).flatten(), truth)
+        drawn = of_pixels(linear_draws(posterior, frames, plan).outputs())
 
         def along(plan=plan) -> None:
-            for _ in linear_outputs(posterior, frames, plan):
-                pass
+            linear_draws(posterior, frames, plan)
 
-        cost = ratio(along, plain, 3)
-        print(
-            f"ESPNet 360x480, R={rank} ({plan.share:.0%}): {cost:.1f} forward passes (allowed {2.2 * rank + 2:.1f}), "
-            f"rank correlation of the variance of pixels {correlation:.4f}, "
-            f"scale {float(drawn.var(0).mean() / exact.var(0).mean()):.3f}",
-            flush=True,
-        )
+        note = f"keeps {plan.share:.0%}; rank correlation {rank_correlation(drawn, truth):.4f}, "
+        note += f"scale {float(drawn.mean() / truth.mean()):.2f}" + ("; the default" if rank == chosen else "")
+        row(f"ESPNet, forward mode, R={rank}", ratio(along, network, frames, 2, 3), f"{2.2 * rank + 2:.1f}", note)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
+    parser.add_argument("--part", choices=["classification", "regression", "segmentation"])
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    folder = parser.parse_args().folder
-    classification(folder)
-    regression()
-    segmentation(folder)
+    print("# What draws cost\n\n`python benchmarks/linear_cost.py DATA_FOLDER`; in plain forward passes of the same")
+    print("inputs, one thread, CPU time, medians of interleaved runs.\n")
+    print("| case | passes | limit | |\n|---|---|---|---|")
+    parts = {
+        "classification": lambda: classification(options.folder),
+        "regression": regression,
+        "segmentation": lambda: segmentation(options.folder),
+    }
+    for name in [options.part] if options.part else parts:
+        parts[name]()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
 LAYERS = [
     {"errors", "rng", "files", "progress", "checks", "search", "tables", "results"},
     {"scores", "metrics"},
-    {"functional", "batches", "posterior", "predictive", "likelihoods", "linear", "predict"},
+    {"functional", "batches", "posterior", "drawn", "predictive", "likelihoods", "linear", "predict"},
     {"methods", "training", "models", "data"},
     {"saving", "plots", "calibrate"},
     {"report", "workers"},

@@ -5,11 +5,14 @@ from itertools import count
 import pytest
 import torch
 from cases import NETWORKS
+from hypothesis import given
+from hypothesis import strategies as st
 from references import left_alone
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
+from batchbayes.batches import require_finite
 
 X = torch.linspace(-1, 1, 64 * 4).view(64, 4).sin()
 
@@ -194,3 +197,17 @@ def test_predicting_nothing(network):
         bb.predict(posterior, X, bb.categorical(), num_samples=0)
     with pytest.raises(bb.BatchbayesError, match="engine="):
         bb.predict(posterior, X, bb.categorical(), engine="quantum")  # type: ignore[arg-type]
+
+
+@given(
+    numbers=st.lists(st.floats(width=32), max_size=6),
+    dtype=st.sampled_from([torch.float16, torch.float32, torch.float64]),
+)
+def test_only_numbers_that_are_not_finite_are_refused(numbers, dtype):
+    """Finite numbers pass also where their sum overflows."""
+    values = torch.tensor(numbers, dtype=torch.float64).to(dtype)
+    if values.isfinite().all():
+        assert require_finite(values, "the inputs") is values
+    else:
+        with pytest.raises(bb.BatchbayesError, match="NaN or infinite"):
+            require_finite(values, "the inputs")

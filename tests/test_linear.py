@@ -1,13 +1,19 @@
 """The linear engine against a dense Jacobian, finite differences and exact draws, in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import NETWORKS
+from hypothesis import given
+from hypothesis import strategies as st
 from references import left_alone
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.linear import check_linearity, forward_plan, linear_outputs, plan_linear, tangents_by_differences
+from batchbayes.drawn import LinearDraws
+from batchbayes.functional import affine_batch_norm
+from batchbayes.linear import check_linearity, forward_plan, linear_draws, plan_linear, tangents_by_differences
 
 
 class PreActivation(nn.Module):
@@ -123,11 +129,11 @@ def test_all_directions_keep_everything():
     case = NETWORKS["BatchNorm2d"]
     x = case.batches(1, size=5, seed=4, dtype=torch.float64)[0]
     batches = case.batches(9, size=32, dtype=torch.float64)
-    posterior = bb.mcbn(case.network(torch.float64), batches, center="running").at_batch_size(8e4)
+    posterior = bb.mcbn(case.network(torch.float64), batches, center="running").at_batch_size(8e6)
     plan = forward_plan(posterior, len(posterior.deviations) - 1, 20, seed=1)
     assert plan.share == pytest.approx(1, abs=1e-6)
-    forward = torch.cat(list(linear_outputs(posterior, x, plan)))
-    reverse = torch.cat(list(linear_outputs(posterior, x, plan_linear(posterior, 1, 20, seed=1))))
+    forward = linear_draws(posterior, x, plan).outputs()
+    reverse = linear_draws(posterior, x, plan_linear(posterior, 1, 20, seed=1)).outputs()
     center = posterior.function(posterior.center)(x).detach()
     torch.testing.assert_close(forward - center, reverse - center, rtol=0, atol=0.02 * float((reverse - center).std()))
 
@@ -208,3 +214,132 @@ def test_posteriors_without_noise_are_linear_too():
     for flat in (bb.deterministic(network), bb.population(network, [x])):
         predictive = bb.predict(flat, x, bb.categorical(), num_samples=3, engine="auto")
         assert predictive.mutual_information.max() == 0
+
+
+def naive_moments(draws):
+    return draws.mean(0), draws.var(0, correction=0)
+
+
+@given(
+    tangents=st.integers(1, 5),
+    distinct=st.integers(1, 7),
+    count=st.integers(1, 20),
+    combined=st.booleans(),
+    shift=st.floats(-1e3, 1e3),
+)
+def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, shift):
+    """Draws, moments and summaries from tangents are those of draws formed one by one."""
+    random = torch.Generator().manual_seed(tangents + 10 * distinct + 100 * count)
+    middle = shift + torch.randn(4, 3, generator=random, dtype=torch.float64)
+    moves = torch.randn(tangents if combined else distinct, 4, 3, generator=random, dtype=torch.float64)
+    weights = torch.randn(distinct, tangents, generator=random, dtype=torch.float64) + 0.5 if combined else None
+    index = torch.randint(0, distinct, (count,), generator=random)
+    draws = LinearDraws(middle, moves, weights, index)
+    mixing = torch.eye(distinct, dtype=torch.float64) if weights is None else weights
+    naive = torch.stack([middle + sum(w * t for w, t in zip(mixing[i], moves, strict=True)) for i in index])
+    torch.testing.assert_close(draws.outputs(), naive)
+    torch.testing.assert_close(draws.first(2).outputs(), naive[:2])
+    torch.testing.assert_close(draws.at(slice(0, 4, 2)).outputs(), naive[:, ::2])
+    for found, expected in zip(draws.moments(), naive_moments(naive), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    for likelihood in (bb.categorical(), bb.gaussian(3.0)):
+        compact, formed = likelihood.summary(), likelihood.summary()
+        compact.add(draws)
+        formed.add(naive)
+        for name in ("epistemic_variance", "entropy", "mutual_information", "mean", "noise_variance"):
+            one, other = (getattr(summary.finish(None), name, torch.zeros(1)) for summary in (compact, formed))
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+    parts = [draws.at(slice(0, 1)), draws.at(slice(1, 4))]
+    torch.testing.assert_close(LinearDraws.concatenate(parts).outputs(), naive)
+
+
+def test_predicted_noise_is_averaged_over_linear_draws():
+    """A network that predicts its noise has no closed form: the draws are formed."""
+    draws = LinearDraws(
+        torch.zeros(1, 2, dtype=torch.float64),
+        torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]], dtype=torch.float64),
+        None,
+        torch.tensor([0, 1, 1]),
+    )
+    summary = bb.heteroscedastic_gaussian().summary()
+    summary.add(draws)
+    found = summary.finish(draws)
+    torch.testing.assert_close(found.mean, torch.full((1, 1), 1 / 3, dtype=torch.float64))
+    torch.testing.assert_close(found.noise_variance, (1 + 2 * torch.tensor([[2.0]], dtype=torch.float64).exp()) / 3)
+    torch.testing.assert_close(found.draws, draws.outputs())
+
+
+@pytest.mark.parametrize("noise", ["rows", "correlated", "factorised"])
+@pytest.mark.parametrize("count", [3, 40])
+def test_draws_are_the_posteriors_own_deviations(noise, count):
+    """Fewer draws than rows or more: each is the centre plus the Jacobian times that draw's deviation of omega."""
+    posterior, x = fitted("BatchNorm2d")
+    posterior = posterior.at_batch_size(8000)
+    posterior = replace(posterior, noise=noise)
+    plan = plan_linear(posterior, 3, count, seed=5)
+    deviations = torch.stack([posterior.deviation(5, s) for s in range(count)])
+    outputs, moves = posterior.tangents(x, deviations)
+    torch.testing.assert_close(linear_draws(posterior, x, plan).outputs(), outputs + moves)
+    if noise == "rows":
+        assert len(plan.directions) == min(count, len(posterior.deviations))
+
+
+def test_contrasts_are_differences_to_the_last_output():
+    posterior, x = fitted("BatchNorm2d")
+    _, full = posterior.tangents(x, posterior.deviations)
+    _, contrasts = posterior.tangents(x, posterior.deviations, contrasts=True)
+    assert full[..., -1].abs().max() > 0
+    torch.testing.assert_close(contrasts, full - full[..., -1:])
+
+
+@pytest.mark.parametrize("count", [5, 40])
+def test_probabilities_need_only_contrasts(count):
+    """Draws that are kept are logits, so they take every output; what is summed up is the same."""
+    posterior, x = fitted("BatchNorm2d")
+    posterior = posterior.at_batch_size(8000)
+    short, full = (
+        bb.predict(posterior, x, bb.categorical(), num_samples=count, engine="linear", keep_draws=keep)
+        for keep in (None, True)
+    )
+    for name in ("probs", "entropy", "mutual_information", "epistemic_variance"):
+        torch.testing.assert_close(getattr(short, name), getattr(full, name))
+    outputs, moves = posterior.tangents(x, torch.stack([posterior.deviation(0, s) for s in range(count)]))
+    torch.testing.assert_close(full.draws, outputs + moves)
+
+
+def test_forward_mode_is_the_best_linear_fit_of_cubics():
+    """Least squares of a cubic over a standard Gaussian: a z + b z^3 has the slope a + 3 b."""
+
+    class Cubic:
+        center = torch.zeros(1, dtype=torch.float64)
+
+        def function(self, omega):
+            return lambda inputs: inputs + 2 * omega - 5 * omega**2 + 0.3 * omega**3
+
+    outputs, moves = tangents_by_differences(
+        Cubic(), torch.ones(4, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    )
+    torch.testing.assert_close(outputs, torch.ones_like(outputs))
+    torch.testing.assert_close(moves, torch.full_like(moves, 2 + 3 * 0.3))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4), (5, 3, 2, 4)])
+def test_affine_batch_norm_is_batch_norm(affine, shape):
+    layer = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](3, affine=affine).double()
+    layer(torch.randn(*shape, dtype=torch.float64))
+    if affine:
+        nn.init.uniform_(layer.weight, 0.5, 2.0)
+        nn.init.normal_(layer.bias)
+    layer.eval()
+    x = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+    with affine_batch_norm():
+        found = layer(x)
+    assert "Addcmul" in type(found.grad_fn).__name__
+    torch.testing.assert_close(found, layer(x))
+    g = torch.randn(*shape, dtype=torch.float64)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, g)[0] for y in (found, layer(x))))
+    layer.train()
+    with affine_batch_norm():  # training statistics are not ours to replace
+        torch.testing.assert_close(layer(x), layer(x))
+        assert "BatchNorm" in type(layer(x).grad_fn).__name__

@@ -5,7 +5,7 @@ starts the running summary that turns draws into a predictive one block at a tim
 """
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributions
@@ -39,6 +39,8 @@ class Categorical:
 
     class_axis: int = 1
     temperature: float = 1.0
+    shift_invariant: ClassVar[bool] = True
+    """Adding one number to all outputs of an example changes nothing: fewer of them need be computed."""
 
     def __call__(self, outputs: Tensor) -> distributions.Categorical:
         return distributions.Categorical(logits=self.logits(outputs), validate_args=False)
@@ -70,7 +72,7 @@ class Gaussian:
         return distributions.Normal(outputs, scale, validate_args=False)
 
     def summary(self) -> RunningSummary[GaussianPredictive]:
-        return RunningGaussian(self)
+        return RunningGaussian(self, same_noise=True)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class HeteroscedasticGaussian:
         return distributions.Normal(mean, (0.5 * log_variance).exp(), validate_args=False)
 
     def summary(self) -> RunningSummary[GaussianPredictive]:
-        return RunningGaussian(self)
+        return RunningGaussian(self, same_noise=False)
 
 
 def categorical(class_axis: int = 1, temperature: float = 1.0) -> Categorical:

@@ -5,18 +5,19 @@ $f(\bar\omega) + J (\omega_s - \bar\omega)$. All deviations are combinations of 
 these (Q, n, ...) give every draw by a matrix product. They come from
 
 - reverse mode: one backward pass for each output, exact; or
-- forward mode: one forward pass for each of the r combinations of directions that move outputs most, by finite
-  differences, where outputs are many, as in segmentation. The share of the variance that they keep on training inputs
-  is known, and dividing by its root restores the scale.
+- forward mode: two forward passes for each of the r combinations of directions that move outputs most, where outputs
+  are many, as in segmentation. The share of the variance that they keep on training inputs is known, and dividing by
+  its root restores the scale.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from batchbayes.batches import require_finite
+from batchbayes.drawn import LinearDraws
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.functional import Function
 from batchbayes.metrics.ranking import rank_correlation
@@ -24,14 +25,13 @@ from batchbayes.posterior import Posterior
 
 Mode = Literal["reverse", "forward"]
 
-SHARE = 0.95
+SHARE = 0.9
 """Forward mode takes as many directions as keep this share of the variance of the outputs."""
-STEP = 0.1
-"""Of the finite differences, in standard deviations: small beside the curvature, large beside float32 rounding."""
-BLOCK = 2**22
-"""Numbers in one block of draws."""
-BACKWARD_COST = 1.4
-"""A backward pass, in forward passes."""
+STEP = 3**0.5
+"""Of the differences to both sides, in standard deviations: these are the outer nodes of the three-point Gauss-Hermite
+rule, so the slope is that of the best linear fit over a Gaussian spread, for all polynomials up to the third degree."""
+BACKWARD_COST, DIRECTION_COST = 1.2, 2.0
+"""A backward pass, and a direction of forward mode, in forward passes."""
 AFFORDABLE = 16
 """Reverse mode is exact: up to this cost, in forward passes, it is taken even where forward mode is cheaper."""
 
@@ -44,11 +44,11 @@ class Linearisable(Posterior, Protocol):
 
     def function(self, omega: Tensor) -> Function: ...
 
-    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor]: ...
+    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def leading_axes(self, rank: int) -> tuple[Tensor, float]: ...
 
-    def tangents(self, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]: ...
+    def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +58,14 @@ class LinearPlan:
     mode: Mode
     directions: Tensor
     """(Q, D)"""
-    weights: Tensor
-    """(S, Q)"""
+    weights: Tensor | None
+    """How distinct draws combine the tangents, (U, Q); None where each is a tangent."""
+    index: Tensor
+    """Which of the distinct draws draw s is, (S,)."""
     share: float = 1.0
     """Of the variance of the outputs that the directions keep."""
+    contrasts: bool = False
+    """Whether outputs (n, K) move relative to the last of them: one backward pass fewer."""
 
     def __str__(self) -> str:
         if self.mode == "reverse":
@@ -69,23 +73,27 @@ class LinearPlan:
         return f"linear, forward mode: {len(self.directions)} directions that keep {self.share:.0%} of the variance"
 
 
-def plan_linear(posterior: Linearisable, num_outputs: int, num_samples: int, seed: int) -> LinearPlan:
+def plan_linear(
+    posterior: Linearisable, num_outputs: int, num_samples: int, seed: int, *, contrasts: bool = False
+) -> LinearPlan:
     """Choose the cheaper mode for a network with so many outputs an example."""
-    directions, weights = posterior.combinations(num_samples, seed)
+    directions, weights, index = posterior.combinations(num_samples, seed)
     cost = num_outputs * BACKWARD_COST
     if cost > AFFORDABLE and getattr(posterior, "influence", None) is not None:
         rank = _rank(posterior, len(directions))
-        if rank < cost:
+        if rank * DIRECTION_COST < cost:
             return forward_plan(posterior, rank, num_samples, seed)
-    return LinearPlan("reverse", directions, weights)
+    if len(weights) <= len(directions):
+        return LinearPlan("reverse", weights @ directions, None, index, contrasts=contrasts)
+    return LinearPlan("reverse", directions, weights, index, contrasts=contrasts)
 
 
 def forward_plan(posterior: Linearisable, rank: int, num_samples: int, seed: int) -> LinearPlan:
     """Forward mode along the leading `rank` combinations of directions; each is one standard deviation long."""
-    directions, weights = posterior.combinations(num_samples, seed)
+    directions, weights, index = posterior.combinations(num_samples, seed)
     axes, share = posterior.leading_axes(rank)  # (Q, r)
     scale = len(directions) ** 0.5
-    return LinearPlan("forward", axes.T @ directions / scale, weights @ axes * (scale / share**0.5), share)
+    return LinearPlan("forward", axes.T @ directions / scale, weights @ axes * (scale / share**0.5), index, share)
 
 
 def _rank(posterior: Linearisable, most: int) -> int:
@@ -93,29 +101,32 @@ def _rank(posterior: Linearisable, most: int) -> int:
     return next((rank for rank in range(1, most) if posterior.leading_axes(rank)[1] >= SHARE), most)
 
 
-def linear_outputs(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> Iterator[Tensor]:
-    """Outputs of all draws on one chunk of inputs, in blocks (s, n, ...), on the CPU."""
-    outputs, tangents = (t.cpu() for t in tangents_along(posterior, inputs, plan.directions, plan.mode))
-    flat = tangents.reshape(len(tangents), -1)  # (Q, n * K)
-    for weights in plan.weights.to(flat).split(max(1, BLOCK // max(1, outputs.numel()))):
-        yield outputs + (weights @ flat).view(len(weights), *outputs.shape)  # (s, n, ...)
+def linear_draws(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> LinearDraws:
+    """All draws on one chunk of inputs, on the CPU."""
+    moves = tangents_along(posterior, inputs, plan.directions, plan.mode, contrasts=plan.contrasts)
+    outputs, tangents = (require_finite(tensor.cpu(), "the network's output") for tensor in moves)
+    return LinearDraws(outputs, tangents, plan.weights, plan.index)
 
 
-def tangents_along(posterior: Linearisable, inputs: Tensor, directions: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
-    """Outputs at the centre (n, ...), and their derivatives along directions, (Q, n, ...)."""
+def tangents_along(
+    posterior: Linearisable, inputs: Tensor, directions: Tensor, mode: Mode, *, contrasts: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Outputs at the centre (n, ...), and how they move along directions, (Q, n, ...)."""
     if mode == "reverse":
-        return posterior.tangents(inputs, directions)
+        return posterior.tangents(inputs, directions, contrasts=contrasts)
     return tangents_by_differences(posterior, inputs, directions)
 
 
 @torch.no_grad()
 def tangents_by_differences(posterior: Linearisable, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs at the centre (n, ...), and their derivatives along directions, (Q, n, ...): a forward pass for each."""
+    """Outputs at the centre (n, ...), and their slopes along directions, (Q, n, ...): two forward passes for each."""
     center = posterior.center
     outputs = posterior.function(center)(inputs)
-    step = STEP if outputs.dtype in (torch.float32, torch.float64) else 1.0
-    moved = [posterior.function(center + step * direction)(inputs) - outputs for direction in directions]
-    return outputs, torch.stack(moved) / step
+    tangents = outputs.new_empty(len(directions), *outputs.shape)
+    for tangent, direction in zip(tangents, directions, strict=True):
+        ahead, behind = (posterior.function(center + side * STEP * direction)(inputs) for side in (1, -1))
+        torch.sub(ahead, behind, out=tangent).div_(2 * STEP)
+    return outputs, tangents
 
 
 @dataclass(frozen=True)
@@ -161,13 +172,36 @@ def check_linearity(
 def measure_linearity(
     posterior: Linearisable, inputs: Tensor, num_draws: int, max_examples: int, seed: int
 ) -> Linearity:
-    """The comparison itself, on examples spread evenly over the inputs."""
-    sample = inputs[:: max(1, len(inputs) // max_examples)][:max_examples].to(posterior.network.device())
-    middle = posterior.function(posterior.center)(sample).cpu()
-    exact = torch.stack([posterior.draw(seed, s)(sample).cpu() for s in range(num_draws)])  # (S, n, ...)
-    plan = plan_linear(posterior, middle[0].numel(), num_draws, seed)
-    drawn = torch.cat(list(linear_outputs(posterior, sample, plan)))
-    if torch.equal(exact, middle.expand_as(exact)):  # no noise
+    """The comparison on examples spread evenly over the inputs."""
+    sample = inputs[spread_evenly(len(inputs), max_examples)].to(posterior.network.device())
+    plan = plan_linear(posterior, count_outputs(posterior, sample), num_draws, seed)
+    return compare_with_exact(posterior, sample, linear_draws(posterior, sample, plan), seed)
+
+
+def spread_evenly(length: int, count: int) -> slice:
+    """At most `count` of so many examples, evenly spread.
+
+    >>> list(range(10))[spread_evenly(10, 4)]
+    [0, 2, 4, 6]
+    """
+    step = max(1, length // count)
+    return slice(0, step * count, step)
+
+
+def count_outputs(posterior: Linearisable, inputs: Tensor) -> int:
+    """How many outputs the network has for one example."""
+    return posterior.function(posterior.center)(inputs[:1]).numel()
+
+
+def compare_with_exact(
+    posterior: Linearisable, sample: Tensor, draws: LinearDraws, seed: int, *, contrasts: bool = False
+) -> Linearity:
+    """Compare linear draws of some inputs with the same draws made exactly; contrasts leave their mean logit aside."""
+    exact = torch.stack([posterior.draw(seed, s)(sample).cpu() for s in range(len(draws))])  # (S, n, ...)
+    middle, drawn = draws.middle, draws.outputs()
+    if contrasts:
+        exact, middle, drawn = (logits - logits.mean(-1, keepdim=True) for logits in (exact, middle, drawn))
+    if not draws.tangents.any() and (exact == exact[0]).all():  # no noise
         return Linearity(1.0, 1.0, 0.0)
     spread, linear_spread = exact.flatten(2).var(0).mean(-1), drawn.flatten(2).var(0).mean(-1)  # (n,)
     correlation = rank_correlation(spread, linear_spread) if len(sample) > 2 else float("nan")

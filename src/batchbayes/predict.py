@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from batchbayes.batches import Batches, Picker, chunks, require_finite
+from batchbayes.drawn import BLOCK, Block, LinearDraws
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood
 from batchbayes.linear import (
+    compare_with_exact,
+    count_outputs,
     is_linearisable,
-    linear_outputs,
-    measure_linearity,
+    linear_draws,
     plan_linear,
     require_linearisable,
+    spread_evenly,
     warn_unless_trusted,
 )
 from batchbayes.posterior import Posterior
@@ -28,8 +31,14 @@ KEPT_DRAWS_LIMIT = 2**24
 """Draws that a summary needs later are kept unasked up to this many numbers (64 MiB in float32)."""
 
 
-SAMPLE_CHUNK, LINEAR_CHUNK = 2**21, 2**18
-"""Input numbers in one forward pass; the linear engine keeps the activations of all layers, so it takes fewer."""
+CHUNK, DEVICE_CHUNK = 2**18, 2**21
+"""Input numbers in one forward pass: on a CPU as many as its caches like, which is also what keeps the activations of
+all layers, for the linear engine, small; exact draws on an accelerator take more."""
+SAMPLE_BLOCK = 8
+"""Exact draws that are summed up together, where they are small."""
+CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = 8, (16, 64), 2**16
+"""How many exact draws the linear engine is checked against, of how many examples at least and at most: between them,
+as many as hold so many numbers. On 16 rows of a table the check may pass by luck, on 64 hardly ever."""
 
 
 @torch.no_grad()
@@ -58,7 +67,7 @@ def predict(
             where they differ. "auto" is linear where that check passes, and exact elsewhere; `predictive.engine`
             says which.
         inputs: where the inputs are in a batch, if not first: a key, a position or a function.
-        chunk_size: examples in one forward pass; by default as many as hold about two million numbers.
+        chunk_size: examples in one forward pass; by default as many as hold about 260,000 numbers (on a CPU).
         keep_draws: keep the outputs of every draw as `predictive.draws` (S, N, ...). By default they are kept only
             where the density of a regression needs them, and only while they are small.
 
@@ -75,20 +84,20 @@ def predict(
     if num_samples < 1:
         raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
     device, pieces, room, draws = posterior.network.device(), [], KEPT_DRAWS_LIMIT, None
-    numbers = SAMPLE_CHUNK if engine == "sample" else LINEAR_CHUNK
+    numbers = DEVICE_CHUNK if engine == "sample" and device.type != "cpu" else CHUNK
+    contrasts = not keep_draws and getattr(likelihood, "shift_invariant", False)
     with Progress("predicting", _work(data, num_samples)) as shown:
         for chunk in chunks(data, chunk_size, inputs, numbers=numbers):
             chunk = chunk.to(device)
-            draws = draws or choose_engine(posterior, chunk, engine, num_samples, seed)
+            draws = draws or choose_engine(posterior, chunk, engine, num_samples, seed, contrasts)
             summary, kept = likelihood.summary(), []
-            for outputs in draws.outputs(chunk):
-                summary.add(outputs)
-                room -= outputs.numel()
+            for block in draws.blocks(chunk):
+                summary.add(block)
+                room -= block.numel()
                 if keep_draws or (keep_draws is None and summary.needs_draws and room >= 0):
-                    kept.append(outputs)
-                shown.advance(len(outputs) * len(chunk))
-            joined = torch.cat(kept) if kept else None
-            pieces.append(summary.finish(joined if joined is not None and len(joined) == num_samples else None))
+                    kept.append(block)
+                shown.advance(len(block) * len(chunk))
+            pieces.append(summary.finish(_complete(kept, num_samples)))
     if draws is None:
         raise BatchbayesError(expected="at least one example to predict", got="none", fix="check the data")
     return replace(type(pieces[0]).concatenate(pieces), engine=draws.name)
@@ -96,13 +105,15 @@ def predict(
 
 @dataclass(frozen=True)
 class Draws:
-    """An engine at work: what it is called, and how it turns a chunk (n, ...) into blocks of draws (s, n, ...)."""
+    """An engine at work: what it is called, and how it turns a chunk (n, ...) into blocks of draws."""
 
     name: str
-    outputs: Callable[[Tensor], Iterator[Tensor]]
+    blocks: Callable[[Tensor], Iterator[Block]]
 
 
-def choose_engine(posterior: Posterior, chunk: Tensor, engine: Engine, num_samples: int, seed: int) -> Draws:
+def choose_engine(
+    posterior: Posterior, chunk: Tensor, engine: Engine, num_samples: int, seed: int, contrasts: bool = False
+) -> Draws:
     """The engine that was asked for; "auto" tries the linear one on the first chunk."""
     exact = Draws("sample", lambda inputs: sampled_outputs(posterior, inputs, num_samples, seed))
     if engine == "sample":
@@ -112,19 +123,32 @@ def choose_engine(posterior: Posterior, chunk: Tensor, engine: Engine, num_sampl
             expected='engine="sample", "linear" or "auto"', got=repr(engine), fix="choose one of them"
         )
     if engine == "auto" and not is_linearisable(posterior):
-        return Draws(f"sample: {type(posterior).__name__} has no linear engine", exact.outputs)
+        return Draws(f"sample: {type(posterior).__name__} has no linear engine", exact.blocks)
     linear = require_linearisable(posterior)
-    found = measure_linearity(linear, chunk, num_draws=8, max_examples=16, seed=seed)
+    outputs = count_outputs(linear, chunk)
+    plan = plan_linear(linear, outputs, max(num_samples, CHECK_DRAWS), seed, contrasts=contrasts)
+    first = linear_draws(linear, chunk, plan)
+    fewest, most = CHECK_EXAMPLES
+    checked = spread_evenly(len(chunk), max(fewest, min(most, CHECK_NUMBERS // max(1, chunk[0].numel()))))
+    few = first.at(checked).first(CHECK_DRAWS)
+    found = compare_with_exact(linear, chunk[checked], few, seed, contrasts=plan.contrasts)
     if not found.trusted and engine == "auto":
-        return Draws(f"sample: not linear enough ({found})", exact.outputs)
+        return Draws(f"sample: not linear enough ({found})", exact.blocks)
     warn_unless_trusted(found)
-    plan = plan_linear(linear, linear.function(linear.center)(chunk[:1]).numel(), num_samples, seed)
-    return Draws(f"{plan} ({found})", lambda inputs: checked(linear_outputs(linear, inputs, plan)))
+    ready = [first]  # the chunk that was checked comes first
+
+    def blocks(inputs: Tensor) -> Iterator[LinearDraws]:
+        yield (ready.pop() if ready else linear_draws(linear, inputs, plan)).first(num_samples)
+
+    return Draws(f"{plan} ({found})", blocks)
 
 
-def checked(blocks: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Pass finite blocks of draws through."""
-    return (require_finite(block, "the network's output") for block in blocks)
+def _complete(kept: list[Block], num_samples: int) -> Block | None:
+    """The blocks of a chunk as one, unless some draws were not kept."""
+    if sum(map(len, kept)) < num_samples:
+        return None
+    tensors = [block for block in kept if isinstance(block, Tensor)]
+    return torch.cat(tensors) if tensors else kept[0]
 
 
 def _work(data: Batches, num_samples: int) -> int | None:
@@ -134,8 +158,8 @@ def _work(data: Batches, num_samples: int) -> int | None:
 
 
 def sampled_outputs(posterior: Posterior, chunk: Tensor, num_samples: int, seed: int) -> Iterator[Tensor]:
-    """The exact engine: one forward pass a draw, outputs (1, N, ...) one after another, on the CPU."""
-    shape = None
+    """The exact engine: one forward pass a draw, outputs (s, N, ...) in small blocks, on the CPU."""
+    shape, held = None, []
     for index in range(num_samples):
         outputs = posterior.draw(seed, index)(chunk).cpu()
         if outputs.shape != (shape or outputs.shape):
@@ -145,4 +169,7 @@ def sampled_outputs(posterior: Posterior, chunk: Tensor, num_samples: int, seed:
                 fix="make the shape of the network's output independent of its batch statistics",
             )
         shape = outputs.shape
-        yield require_finite(outputs, f"the network's output in draw {index}").unsqueeze(0)  # (1, N, ...)
+        held.append(require_finite(outputs, f"the network's output in draw {index}"))
+        if len(held) == SAMPLE_BLOCK or len(held) * outputs.numel() >= BLOCK or index + 1 == num_samples:
+            yield torch.stack(held)  # (s, N, ...)
+            held = []

@@ -11,19 +11,20 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor, distributions
 
+from batchbayes.drawn import Block, LinearDraws, distinct_draws, joined
 from batchbayes.errors import BatchbayesError
 
 P_co = TypeVar("P_co", covariant=True)
 
 
 class RunningSummary(Protocol[P_co]):
-    """Takes blocks of draws (s, n, ...) for one chunk of examples, and gives their predictive."""
+    """Takes blocks of draws for one chunk of examples, and gives their predictive."""
 
     needs_draws: bool
 
-    def add(self, outputs: Tensor) -> None: ...
+    def add(self, block: Block) -> None: ...
 
-    def finish(self, draws: Tensor | None) -> P_co: ...
+    def finish(self, draws: Block | None) -> P_co: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class CategoricalPredictive:
     epistemic_variance: Tensor
     """Variance over draws of each probability, (N, ..., K)."""
     num_samples: int
-    _draws: Tensor | None = None
+    _draws: Block | None = None
     engine: str = "sample"
     """How the draws were made, and how far that was checked."""
 
@@ -88,7 +89,7 @@ class CategoricalPredictive:
             torch.cat([p.mutual_information for p in pieces]),
             torch.cat([p.epistemic_variance for p in pieces]),
             pieces[0].num_samples,
-            _joined([p._draws for p in pieces]),
+            joined([p._draws for p in pieces]),
         )
 
 
@@ -104,7 +105,7 @@ class GaussianPredictive:
     """Mean over draws of the observation noise: 1/tau, or what the network predicts, (N, ...)."""
     num_samples: int
     likelihood: Callable[[Tensor], distributions.Normal]
-    _draws: Tensor | None = None
+    _draws: Block | None = None
     engine: str = "sample"
     """How the draws were made, and how far that was checked."""
 
@@ -175,27 +176,21 @@ class GaussianPredictive:
             torch.cat([p.noise_variance for p in pieces]),
             pieces[0].num_samples,
             pieces[0].likelihood,
-            _joined([p._draws for p in pieces]),
+            joined([p._draws for p in pieces]),
         )
 
 
 Predictive = CategoricalPredictive | GaussianPredictive
 
 
-def _joined(pieces: list[Tensor | None]) -> Tensor | None:
-    """Draws of all examples, (S, N, ...), unless those of some were not kept."""
-    kept = [draws for draws in pieces if draws is not None]
-    return torch.cat(kept, dim=1) if len(kept) == len(pieces) else None
-
-
-def _kept(draws: Tensor | None) -> Tensor:
+def _kept(draws: Block | None) -> Tensor:
     if draws is None:
         raise BatchbayesError(
             expected="a predictive that kept its draws",
             got="one that kept running sums only",
             fix="call predict(..., keep_draws=True), with fewer examples at a time if memory is short",
         )
-    return draws
+    return draws.outputs() if isinstance(draws, LinearDraws) else draws
 
 
 class RunningCategorical:
@@ -207,15 +202,16 @@ class RunningCategorical:
         self._logits, self._count, self._dtype = logits, 0, torch.float32
         self._probs = self._squares = self._entropy = torch.zeros((), dtype=torch.float64)
 
-    def add(self, outputs: Tensor) -> None:
-        log_probs = self._logits(outputs).double().log_softmax(-1)  # (s, n, ..., K)
-        probs = log_probs.exp()
-        self._dtype, self._count = outputs.dtype, self._count + len(outputs)
-        self._probs = self._probs + probs.sum(0)
-        self._squares = self._squares + probs.square().sum(0)
-        self._entropy = self._entropy - (probs * log_probs).sum((0, -1))
+    def add(self, block: Block) -> None:
+        for outputs, counts in distinct_draws(block):
+            log_probs = self._logits(outputs).double().log_softmax(-1)  # (u, n, ..., K)
+            probs = log_probs.exp()
+            self._dtype, self._count = outputs.dtype, self._count + int(counts.sum())
+            self._probs = self._probs + torch.tensordot(counts, probs, 1)
+            self._entropy = self._entropy - torch.tensordot(counts, log_probs.mul_(probs).sum(-1), 1)
+            self._squares = self._squares + torch.tensordot(counts, probs.square_(), 1)
 
-    def finish(self, draws: Tensor | None) -> CategoricalPredictive:
+    def finish(self, draws: Block | None) -> CategoricalPredictive:
         mean = self._probs / self._count
         variance = (self._squares / self._count - mean.square()).clamp_min(0)
         entropy = -torch.special.xlogy(mean, mean).sum(-1)
@@ -235,23 +231,34 @@ class RunningGaussian:
 
     needs_draws = True  # for the density and the quantiles of the mixture
 
-    def __init__(self, likelihood: Callable[[Tensor], distributions.Normal]) -> None:
-        self._likelihood, self._count, self._dtype = likelihood, 0, torch.float32
+    def __init__(self, likelihood: Callable[[Tensor], distributions.Normal], *, same_noise: bool) -> None:
+        """With the same noise everywhere, p(y | f) = N(f, noise), so that linear draws have moments in closed form."""
+        self._likelihood, self._same_noise, self._count, self._dtype = likelihood, same_noise, 0, torch.float32
         self._mean = self._deviation = self._noise = torch.zeros((), dtype=torch.float64)
 
-    def add(self, outputs: Tensor) -> None:
-        components = self._likelihood(outputs.double())
-        block, count = components.mean, len(outputs)  # (s, n, ...)
-        center = block.mean(0)
-        total = self._count + count
-        shift = center - self._mean
-        self._deviation = self._deviation + (block - center).square().sum(0)
-        self._deviation = self._deviation + shift.square() * (self._count * count / total)
-        self._mean = self._mean + shift * (count / total)
-        self._noise = self._noise + components.variance.expand_as(block).sum(0)
-        self._dtype, self._count = outputs.dtype, total
+    def add(self, block: Block) -> None:
+        self._dtype = block.middle.dtype if isinstance(block, LinearDraws) else block.dtype
+        if isinstance(block, LinearDraws) and self._same_noise:
+            mean, variance = (moment.double() for moment in block.moments())
+            self._merge(len(block), mean, variance, self._likelihood(mean).variance)
+            return
+        for outputs, counts in distinct_draws(block):
+            components, shares = self._likelihood(outputs.double()), counts / counts.sum()
+            each = components.mean  # (u, n, ...)
+            mean = torch.tensordot(shares, each, 1)
+            noise = torch.tensordot(shares, components.variance.expand_as(each), 1)
+            self._merge(int(counts.sum()), mean, torch.tensordot(shares, (each - mean).square_(), 1), noise)
 
-    def finish(self, draws: Tensor | None) -> GaussianPredictive:
+    def _merge(self, count: int, mean: Tensor, variance: Tensor, noise: Tensor) -> None:
+        """Join the moments of `count` more draws."""
+        total = self._count + count
+        shift, share = mean - self._mean, count / total
+        self._deviation = self._deviation + variance * count + shift.square() * (self._count * share)
+        self._mean = self._mean + shift * share
+        self._noise = self._noise + noise * count
+        self._count = total
+
+    def finish(self, draws: Block | None) -> GaussianPredictive:
         return GaussianPredictive(
             self._mean.to(self._dtype),
             (self._deviation / self._count).to(self._dtype),

@@ -55,4 +55,17 @@ def dealt(seed: int, index: int, cards: int) -> int:
     [0, 1, 2, 3]
     """
     deck, position = divmod(index, cards)
-    return int(torch.randperm(cards, generator=generator(seed, "deck", deck))[position])
+    return int(_deck(seed, deck, cards)[position])
+
+
+def dealt_first(seed: int, count: int, cards: int) -> torch.Tensor:
+    """Which cards the first `count` draws get, (count,).
+
+    >>> dealt_first(0, 9, 4).tolist() == [dealt(0, index, 4) for index in range(9)]
+    True
+    """
+    return torch.cat([_deck(seed, deck, cards) for deck in range(-(-count // cards))])[:count]
+
+
+def _deck(seed: int, deck: int, cards: int) -> torch.Tensor:
+    return torch.randperm(cards, generator=generator(seed, "deck", deck))

@@ -8,6 +8,7 @@ from typing import Any, Self
 from torch import Tensor, distributions
 
 from batchbayes.data.examples import Examples
+from batchbayes.drawn import Block
 from batchbayes.likelihoods import Likelihood
 from batchbayes.posterior import Posterior
 from batchbayes.predict import Engine, predict
@@ -33,6 +34,11 @@ class Together:
 
     likelihoods: tuple[Likelihood[Any], ...]
 
+    @property
+    def shift_invariant(self) -> bool:
+        """Whether it is for all of them nothing to add one number to all outputs of an example."""
+        return all(getattr(likelihood, "shift_invariant", False) for likelihood in self.likelihoods)
+
     def __call__(self, outputs: Tensor) -> distributions.Distribution:
         return self.likelihoods[0](outputs)
 
@@ -47,11 +53,11 @@ class RunningBundle:
         self._summaries = summaries
         self.needs_draws = any(summary.needs_draws for summary in summaries)
 
-    def add(self, outputs: Tensor) -> None:
+    def add(self, block: Block) -> None:
         for summary in self._summaries:
-            summary.add(outputs)
+            summary.add(block)
 
-    def finish(self, draws: Tensor | None) -> Bundle:
+    def finish(self, draws: Block | None) -> Bundle:
         return Bundle(tuple(summary.finish(draws) for summary in self._summaries))
 
 
@@ -73,6 +79,10 @@ class HandingOn:
     together: Together
     consume: Callable[[tuple[Any, ...]], None]
 
+    @property
+    def shift_invariant(self) -> bool:
+        return self.together.shift_invariant
+
     def __call__(self, outputs: Tensor) -> distributions.Distribution:
         return self.together(outputs)
 
@@ -88,7 +98,7 @@ class RunningHanded(RunningBundle):
         self._consume = consume
         self.needs_draws = False
 
-    def finish(self, draws: Tensor | None) -> Any:
+    def finish(self, draws: Block | None) -> Any:
         self._consume(super().finish(draws).predictives)
         return Handed()
 

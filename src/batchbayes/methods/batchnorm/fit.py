@@ -98,7 +98,8 @@ def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method
     if message := drift_message(posterior, own, drawn):
         warn(message)
     moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
-    order = posterior.combinations(len(rows), seed=0)[1].double()  # draws -> rows: a permutation
+    _, weights, index = posterior.combinations(len(rows), seed=0)
+    order = weights[index].double()  # draws -> rows: a permutation
     return replace(posterior, influence=(order.T @ (moved @ moved.T) @ order).to(rows.dtype))
 
 

@@ -12,7 +12,7 @@ from batchbayes.functional import Function, Network, reference_tensor, statistic
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
 from batchbayes.methods.batchnorm.sites import Site, layout, layout_hash
 from batchbayes.methods.batchnorm.statistics import is_mean, site_of, unpack
-from batchbayes.rng import dealt, generator
+from batchbayes.rng import dealt, dealt_first, generator
 
 Center = Literal["batches", "running"]
 Noise = Literal["rows", "correlated", "factorised"]
@@ -47,22 +47,15 @@ class BatchNormPosterior:
         )
 
     def coefficients(self, seed: int, index: int) -> Tensor:
-        """How draw `index` combines the rows, (R,); for factorised noise how far each statistic is off, (D,).
-
-        Every observed row is drawn once before any is drawn again.
-        """
+        """How Gaussian draw `index` combines the rows, (R,); for factorised noise how far off statistics are, (D,)."""
         rows, size = self.deviations.shape
-        if self.noise == "rows":
-            chosen = torch.zeros(rows, dtype=self.center.dtype)
-            chosen[dealt(seed, index, rows)] = 1
-            return chosen
         normal = torch.randn(
             size if self.noise == "factorised" else rows, generator=generator(seed, "draw", index), dtype=torch.float64
         ).to(self.center.dtype)
         return normal if self.noise == "factorised" else normal / max(1, rows - 1) ** 0.5
 
     def deviation(self, seed: int, index: int) -> Tensor:
-        """Omega of draw `index` less the centre, (D,)."""
+        """Omega of draw `index` less the centre, (D,). Every observed row is drawn once before any is drawn again."""
         if self.noise == "rows":
             return self.deviations[dealt(seed, index, len(self.deviations))]
         coefficients = self.coefficients(seed, index)
@@ -136,12 +129,20 @@ class BatchNormPosterior:
         shift[~mean] = 0.5 * moved.log() - ratio * log_noise - log_std
         return shift
 
-    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Directions (Q, D) and weights (S, Q): draw s deviates from the centre by weights[s] @ directions."""
+    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Directions (Q, D), weights (U, Q) and an index (S,): draw s deviates by weights[index[s]] @ directions.
+
+        However many draws there are, those by observed rows are no more than the rows.
+        """
+        every = torch.arange(num_samples)
+        if self.noise == "rows":
+            rows = len(self.deviations)
+            used, index = dealt_first(seed, num_samples, rows).unique(return_inverse=True)
+            return self.deviations, torch.eye(rows, dtype=self.center.dtype)[used], index
         if self.noise == "factorised":
             directions = torch.stack([self.deviation(seed, s) for s in range(num_samples)])
-            return directions, torch.eye(num_samples, dtype=directions.dtype)
-        return self.deviations, torch.stack([self.coefficients(seed, s) for s in range(num_samples)])
+            return directions, torch.eye(num_samples, dtype=directions.dtype), every
+        return self.deviations, torch.stack([self.coefficients(seed, s) for s in range(num_samples)]), every
 
     def leading_axes(self, rank: int) -> tuple[Tensor, float]:
         """The combinations of rows that move outputs most, orthonormal columns (R, rank), and the share they keep."""
@@ -155,10 +156,13 @@ class BatchNormPosterior:
         share = values.clamp_min(0)[-rank:].sum() / values.clamp_min(0).sum()
         return vectors[:, -rank:].flip(1).to(self.center.dtype), float(share)
 
-    def tangents(self, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs at the centre (n, ...), and their exact derivatives along directions of omega, (Q, n, ...)."""
+    def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
+        """Outputs at the centre (n, ...), and their exact derivatives along directions of omega, (Q, n, ...).
+
+        Contrasts are derivatives relative to the last output, which are one fewer.
+        """
         statistics = self._statistics(self.center)
-        return tangents_by_reverse_mode(self.network, self.sites, statistics, inputs, directions)
+        return tangents_by_reverse_mode(self.network, self.sites, statistics, inputs, directions, contrasts)
 
     def state(self) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Header and tensors for a file."""

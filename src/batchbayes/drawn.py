@@ -1,0 +1,110 @@
+"""All draws of the linear engine on some examples, kept as what they are combined from.
+
+Draws that are linear in a few tangents need not be formed: their moments have a closed form, and whoever asks for the
+draws themselves gets them then.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+BLOCK = 2**20
+"""Numbers in one block of draws: as many as stay in a processor's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearDraws:
+    """S draws of n examples: an output, how it moves along Q tangents, and which combination each draw is.
+
+    >>> draws = LinearDraws(torch.zeros(1), torch.tensor([[1.0], [3.0]]), None, torch.tensor([0, 1, 1]))
+    >>> draws.outputs().T, draws.moments()[0]
+    (tensor([[1., 3., 3.]]), tensor([2.3333]))
+    """
+
+    middle: Tensor
+    """Outputs at the centre, (n, ...)."""
+    tangents: Tensor
+    """(Q, n, ...)"""
+    weights: Tensor | None
+    """How the U distinct draws combine the tangents, (U, Q); None where distinct draw u moves by tangent u."""
+    index: Tensor
+    """Which of the distinct draws draw s is, (S,)."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def numel(self) -> int:
+        """How many numbers are kept."""
+        return self.tangents.numel()
+
+    def first(self, count: int) -> Self:
+        """The first draws alone."""
+        return replace(self, index=self.index[:count])
+
+    def at(self, examples: slice) -> Self:
+        """The draws of some of the examples."""
+        return replace(self, middle=self.middle[examples], tangents=self.tangents[:, examples])
+
+    def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The distinct draws, (u, n, ...), and how many of the S draws are such (u,), in blocks."""
+        flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
+        combinations = flat if self.weights is None else self.weights.to(flat)
+        size = max(1, BLOCK // max(1, self.middle.numel()))
+        for part, counts in zip(combinations.split(size), self._counts().split(size), strict=True):
+            moved = part if self.weights is None else part @ flat  # (u, n * K)
+            yield self.middle + moved.view(len(part), *self.middle.shape), counts
+
+    def outputs(self) -> Tensor:
+        """Every draw, (S, n, ...)."""
+        return torch.cat([block for block, _ in self.blocks()])[self.index]
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        r"""Mean and variance over draws, (n, ...) each: $f + \bar w T$ and $T^\top \mathrm{Cov}(w)\, T$."""
+        flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
+        shares = self._counts() / len(self)
+        if self.weights is None:
+            shares = shares.to(flat)
+            shift = shares @ flat
+            variance = (shares @ flat.square() - shift.square()).clamp_min_(0)
+        else:
+            weights = self.weights.double()
+            mean = shares @ weights  # (Q,)
+            covariance = (shares[:, None] * (weights - mean)).T @ (weights - mean)
+            shift = mean.to(flat) @ flat
+            variance = (covariance.to(flat) @ flat).mul_(flat).sum(0).clamp_min_(0)
+        return self.middle + shift.view_as(self.middle), variance.view_as(self.middle)
+
+    def _counts(self) -> Tensor:
+        """How many of the S draws each distinct one is, (U,), in float64."""
+        distinct = self.tangents if self.weights is None else self.weights
+        return torch.bincount(self.index, minlength=len(distinct)).double()
+
+    @classmethod
+    def concatenate(cls, pieces: Sequence[Self]) -> Self:
+        """Join the same draws of consecutive examples."""
+        middle = torch.cat([piece.middle for piece in pieces])
+        return replace(pieces[0], middle=middle, tangents=torch.cat([piece.tangents for piece in pieces], dim=1))
+
+
+Block = Tensor | LinearDraws
+"""Draws of some examples: (s, n, ...), or all of them at once as the linear engine has them."""
+
+
+def distinct_draws(block: Block) -> Iterator[tuple[Tensor, Tensor]]:
+    """The draws of a block, (u, n, ...), each with the number of times that it counts, (u,)."""
+    if isinstance(block, LinearDraws):
+        yield from block.blocks()
+    else:
+        yield block, torch.ones(len(block), dtype=torch.float64)
+
+
+def joined(pieces: Sequence[Block | None]) -> Block | None:
+    """Draws of consecutive examples as those of all, (S, N, ...), unless those of some were not kept."""
+    linear = [piece for piece in pieces if isinstance(piece, LinearDraws)]
+    if linear and len(linear) == len(pieces):
+        return LinearDraws.concatenate(linear)
+    formed = [piece.outputs() if isinstance(piece, LinearDraws) else piece for piece in pieces if piece is not None]
+    return torch.cat(formed, dim=1) if len(formed) == len(pieces) else None
