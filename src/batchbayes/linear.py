@@ -25,7 +25,7 @@ from batchbayes.posterior import Posterior
 
 Mode = Literal["reverse", "forward"]
 
-SHARE = 0.9
+SHARE = 0.85
 """Forward mode takes as many directions as keep this share of the variance of the outputs."""
 STEP = 3**0.5
 """Of the differences to both sides, in standard deviations: these are the outer nodes of the three-point Gauss-Hermite
