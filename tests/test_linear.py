@@ -11,7 +11,7 @@ from references import left_alone
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.drawn import LinearDraws
+from batchbayes.drawn import LinearDraws, formed, joined
 from batchbayes.functional import affine_batch_norm
 from batchbayes.linear import check_linearity, forward_plan, linear_draws, plan_linear, tangents_by_differences
 
@@ -243,14 +243,17 @@ def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, sh
     for found, expected in zip(draws.moments(), naive_moments(naive), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
     for likelihood in (bb.categorical(), bb.gaussian(3.0)):
-        compact, formed = likelihood.summary(), likelihood.summary()
+        compact, plain = likelihood.summary(), likelihood.summary()
         compact.add(draws)
-        formed.add(naive)
+        plain.add(naive)
         for name in ("epistemic_variance", "entropy", "mutual_information", "mean", "noise_variance"):
-            one, other = (getattr(summary.finish(None), name, torch.zeros(1)) for summary in (compact, formed))
+            one, other = (getattr(summary.finish(None), name, torch.zeros(1)) for summary in (compact, plain))
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
     parts = [draws.at(slice(0, 1)), draws.at(slice(1, 4))]
-    torch.testing.assert_close(LinearDraws.concatenate(parts).outputs(), naive)
+    torch.testing.assert_close(formed(joined(parts)), naive)
+    torch.testing.assert_close(formed(joined([parts[0], naive[:, 1:]])), naive)
+    torch.testing.assert_close(formed(joined([joined(parts), draws])), torch.cat([naive, naive], 1))
+    assert joined([*parts, None]) is None
 
 
 def test_predicted_noise_is_averaged_over_linear_draws():

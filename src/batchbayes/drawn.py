@@ -82,15 +82,21 @@ class LinearDraws:
         distinct = self.tangents if self.weights is None else self.weights
         return torch.bincount(self.index, minlength=len(distinct)).double()
 
-    @classmethod
-    def concatenate(cls, pieces: Sequence[Self]) -> Self:
-        """Join the same draws of consecutive examples."""
-        middle = torch.cat([piece.middle for piece in pieces])
-        return replace(pieces[0], middle=middle, tangents=torch.cat([piece.tangents for piece in pieces], dim=1))
+
+@dataclass(frozen=True, eq=False)
+class LinearPieces:
+    """The same draws of consecutive examples, left in pieces until they are asked for."""
+
+    pieces: tuple[LinearDraws, ...]
+
+    def outputs(self) -> Tensor:
+        """Every draw, (S, N, ...)."""
+        return torch.cat([piece.outputs() for piece in self.pieces], dim=1)
 
 
 Block = Tensor | LinearDraws
 """Draws of some examples: (s, n, ...), or all of them at once as the linear engine has them."""
+Kept = Block | LinearPieces
 
 
 def distinct_draws(block: Block) -> Iterator[tuple[Tensor, Tensor]]:
@@ -101,10 +107,15 @@ def distinct_draws(block: Block) -> Iterator[tuple[Tensor, Tensor]]:
         yield block, torch.ones(len(block), dtype=torch.float64)
 
 
-def joined(pieces: Sequence[Block | None]) -> Block | None:
+def formed(kept: Kept) -> Tensor:
+    """Draws (S, N, ...), however they were kept."""
+    return kept if isinstance(kept, Tensor) else kept.outputs()
+
+
+def joined(pieces: Sequence[Kept | None]) -> Kept | None:
     """Draws of consecutive examples as those of all, (S, N, ...), unless those of some were not kept."""
-    linear = [piece for piece in pieces if isinstance(piece, LinearDraws)]
-    if linear and len(linear) == len(pieces):
-        return LinearDraws.concatenate(linear)
-    formed = [piece.outputs() if isinstance(piece, LinearDraws) else piece for piece in pieces if piece is not None]
-    return torch.cat(formed, dim=1) if len(formed) == len(pieces) else None
+    kept = [piece for piece in pieces if piece is not None]
+    if len(kept) < len(pieces):
+        return None
+    linear = [piece for piece in kept if isinstance(piece, LinearDraws)]
+    return LinearPieces(tuple(linear)) if len(linear) == len(kept) else torch.cat([formed(p) for p in kept], dim=1)

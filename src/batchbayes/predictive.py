@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor, distributions
 
-from batchbayes.drawn import Block, LinearDraws, distinct_draws, joined
+from batchbayes.drawn import Block, Kept, LinearDraws, distinct_draws, formed, joined
 from batchbayes.errors import BatchbayesError
 
 P_co = TypeVar("P_co", covariant=True)
@@ -24,7 +24,7 @@ class RunningSummary(Protocol[P_co]):
 
     def add(self, block: Block) -> None: ...
 
-    def finish(self, draws: Block | None) -> P_co: ...
+    def finish(self, draws: Kept | None) -> P_co: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class CategoricalPredictive:
     epistemic_variance: Tensor
     """Variance over draws of each probability, (N, ..., K)."""
     num_samples: int
-    _draws: Block | None = None
+    _draws: Kept | None = None
     engine: str = "sample"
     """How the draws were made, and how far that was checked."""
 
@@ -105,7 +105,7 @@ class GaussianPredictive:
     """Mean over draws of the observation noise: 1/tau, or what the network predicts, (N, ...)."""
     num_samples: int
     likelihood: Callable[[Tensor], distributions.Normal]
-    _draws: Block | None = None
+    _draws: Kept | None = None
     engine: str = "sample"
     """How the draws were made, and how far that was checked."""
 
@@ -183,14 +183,14 @@ class GaussianPredictive:
 Predictive = CategoricalPredictive | GaussianPredictive
 
 
-def _kept(draws: Block | None) -> Tensor:
+def _kept(draws: Kept | None) -> Tensor:
     if draws is None:
         raise BatchbayesError(
             expected="a predictive that kept its draws",
             got="one that kept running sums only",
             fix="call predict(..., keep_draws=True), with fewer examples at a time if memory is short",
         )
-    return draws.outputs() if isinstance(draws, LinearDraws) else draws
+    return formed(draws)
 
 
 class RunningCategorical:
@@ -211,7 +211,7 @@ class RunningCategorical:
             self._entropy = self._entropy - torch.tensordot(counts, log_probs.mul_(probs).sum(-1), 1)
             self._squares = self._squares + torch.tensordot(counts, probs.square_(), 1)
 
-    def finish(self, draws: Block | None) -> CategoricalPredictive:
+    def finish(self, draws: Kept | None) -> CategoricalPredictive:
         mean = self._probs / self._count
         variance = (self._squares / self._count - mean.square()).clamp_min(0)
         entropy = -torch.special.xlogy(mean, mean).sum(-1)
@@ -258,7 +258,7 @@ class RunningGaussian:
         self._noise = self._noise + noise * count
         self._count = total
 
-    def finish(self, draws: Block | None) -> GaussianPredictive:
+    def finish(self, draws: Kept | None) -> GaussianPredictive:
         return GaussianPredictive(
             self._mean.to(self._dtype),
             (self._deviation / self._count).to(self._dtype),

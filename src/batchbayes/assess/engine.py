@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import Tensor, distributions
 
 from batchbayes.data.examples import Examples
-from batchbayes.drawn import Block
+from batchbayes.drawn import Block, Kept
 from batchbayes.likelihoods import Likelihood
 from batchbayes.posterior import Posterior
 from batchbayes.predict import Engine, predict
@@ -57,7 +57,7 @@ class RunningBundle:
         for summary in self._summaries:
             summary.add(block)
 
-    def finish(self, draws: Block | None) -> Bundle:
+    def finish(self, draws: Kept | None) -> Bundle:
         return Bundle(tuple(summary.finish(draws) for summary in self._summaries))
 
 
@@ -98,7 +98,7 @@ class RunningHanded(RunningBundle):
         self._consume = consume
         self.needs_draws = False
 
-    def finish(self, draws: Block | None) -> Any:
+    def finish(self, draws: Kept | None) -> Any:
         self._consume(super().finish(draws).predictives)
         return Handed()
 
