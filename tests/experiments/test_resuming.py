@@ -40,6 +40,7 @@ class Runs:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job would ignore Ctrl-C
         )
 
     def table(self, out: Path) -> str:

@@ -48,12 +48,13 @@ class MLP(nn.Module):
                 layer["norm"] = nn.BatchNorm1d(after, eps=epsilon)
             layer["relu"] = nn.ReLU()
             self.hidden.append(nn.Sequential(layer))
-        self.dropout = SeededDropout(dropout) if dropout else nn.Identity()
+        self.dropout = SeededDropout(dropout) if dropout else None
         self.output = nn.Linear(widths[-1], out_features)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(N, in_features) -> (N, out_features)."""
-        return self.output(self.dropout(self.hidden(inputs)))
+        hidden = self.hidden(inputs)
+        return self.output(self.dropout(hidden) if self.dropout else hidden)
 
 
 class SeededDropout(nn.Dropout):
