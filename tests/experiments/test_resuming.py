@@ -15,7 +15,7 @@ import pytest
 from batchbayes.results import read_results
 
 COMMAND = [sys.executable, "-c", "import sys; from batchbayes.cli import main; sys.exit(main())"]
-UNITS = 42
+UNITS = 82
 TESTS = Path(__file__).resolve().parents[1]
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
@@ -52,8 +52,8 @@ class Runs:
         path = self.folder / "log"
         return [line.split("\t") for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_for_log(self, count: int, process: "subprocess.Popen[str]") -> None:
-        until = time.monotonic() + 60
+    def wait_for_log(self, count: int, process: "subprocess.Popen[str]", seconds: float = 60) -> None:
+        until = time.monotonic() + seconds
         while len(self.log()) < count and process.poll() is None and time.monotonic() < until:
             time.sleep(0.005)
 
@@ -97,8 +97,8 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_same_table(runs: Runs) -> 
         if number % 3:  # while units are being done
             runs.wait_for_log(begun + chance.randint(1, 5), process)
             time.sleep(chance.uniform(0, 0.15))
-        else:  # while it starts
-            time.sleep(chance.uniform(0, 1.5))
+        else:  # while it starts, which is not long on a quick machine
+            runs.wait_for_log(begun + 2, process, seconds=chance.uniform(0, 1.5))
         in_the_middle += process.poll() is None
         process.kill()
         process.wait()

@@ -31,8 +31,8 @@ class Config:
 
 PRESETS = {
     "smoke": Config(),
-    "quick": Config(count=20, seconds=0.1),
-    "large": Config(count=20, size=3000),
+    "quick": Config(count=40, seconds=0.1),
+    "large": Config(count=40, size=3000),
     "bad": Config(trouble="bad input"),
     "bug": Config(trouble="bug"),
     "killed": Config(trouble="killed once"),

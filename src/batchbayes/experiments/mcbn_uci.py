@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DATASETS = tuple(SETS)
 
-LARGE = {"weight_decays": (1e-3, 1e-5), "max_epochs": 400}
+LARGE = {"splits": 2, "weight_decays": (1e-3, 1e-5), "max_epochs": 400}
 PRESETS = {
     "smoke": Protocol(
         (SYNTHETIC,),
@@ -48,14 +48,13 @@ PRESETS = {
     ),
     "quick": Protocol(
         DATASETS,
-        splits=2,
         seeds=3,
         weight_decays=(1e-1, 1e-2, 1e-3, 1e-5),
         batch_sizes=(32, 128, 512),
         dropout_rates=(0.05, 0.01, 0.001),
         selection_draws=32,
         reductions={
-            "kin8nm": {**LARGE, "splits": 1},
+            "kin8nm": LARGE,
             "power": LARGE,
             "protein": {"splits": 1, "weight_decays": (1e-5,), "dropout_rates": (0.01, 0.001), "max_epochs": 300},
         },
