@@ -10,6 +10,7 @@ these (Q, n, ...) give every draw by a matrix product. They come from
   its root restores the scale.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -35,6 +36,9 @@ BACKWARD_COST, DIRECTION_COST = 1.2, 2.0
 AFFORDABLE = 16
 """Reverse mode is exact: up to this cost, in forward passes, it is taken even where forward mode is cheaper."""
 
+TOGETHER = 2**18
+"""Input numbers in one pass of several exact draws."""
+
 
 class Linearisable(Posterior, Protocol):
     """A posterior whose randomness is a vector omega = centre + deviation."""
@@ -43,6 +47,8 @@ class Linearisable(Posterior, Protocol):
     def center(self) -> Tensor: ...
 
     def function(self, omega: Tensor) -> Function: ...
+
+    def draw_together(self, seed: int, indices: Sequence[int]) -> Function: ...
 
     def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
@@ -197,7 +203,7 @@ def compare_with_exact(
     posterior: Linearisable, sample: Tensor, draws: LinearDraws, seed: int, *, contrasts: bool = False
 ) -> Linearity:
     """Compare linear draws of some inputs with the same draws made exactly; contrasts leave their mean logit aside."""
-    exact = torch.stack([posterior.draw(seed, s)(sample).cpu() for s in range(len(draws))])  # (S, n, ...)
+    exact = exact_draws(posterior, sample, len(draws), seed)
     middle, drawn = draws.middle, draws.outputs()
     if contrasts:
         exact, middle, drawn = (logits - logits.mean(-1, keepdim=True) for logits in (exact, middle, drawn))
@@ -207,6 +213,13 @@ def compare_with_exact(
     correlation = rank_correlation(spread, linear_spread) if len(sample) > 2 else float("nan")
     missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
     return Linearity(correlation, float(linear_spread.mean() / spread.mean()), float(missed))
+
+
+def exact_draws(posterior: Linearisable, inputs: Tensor, num_draws: int, seed: int) -> Tensor:
+    """The first draws, made exactly, (S, n, ...), on the CPU: as many in one pass as inputs are few."""
+    size = max(1, TOGETHER // max(1, inputs.numel()))
+    parts = [range(num_draws)[start : start + size] for start in range(0, num_draws, size)]
+    return torch.cat([posterior.draw_together(seed, part)(inputs).cpu() for part in parts])
 
 
 def warn_unless_trusted(found: Linearity) -> None:

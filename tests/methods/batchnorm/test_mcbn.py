@@ -32,6 +32,20 @@ def test_a_draw_on_its_own_batch_is_the_training_forward(name, dtype):
             torch.testing.assert_close(drawn, training_forward(network, batch), rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_draws_in_one_pass_are_those_made_one_by_one(name, dtype):
+    case = NETWORKS[name]
+    network, x = case.network(dtype), case.batches(1, size=3, seed=8, dtype=dtype)[0]
+    for fit in (bb.mcbn, bb.stochastic_bn):
+        posterior = fit(network, case.batches(5, dtype=dtype), num_samples=5)
+        with torch.no_grad(), left_alone(network):
+            one_by_one = torch.stack([posterior.draw(3, s)(x) for s in (4, 0, 2)])
+            together = posterior.draw_together(3, (4, 0, 2))(x)
+        assert len(together.flatten(1).unique(dim=0)) == 3
+        torch.testing.assert_close(together, one_by_one, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("name", [n for n in NETWORKS if n not in ("DataParallel", "torch.compile")])
 def test_statistics_are_those_of_a_training_pass(name):
     case = NETWORKS[name]

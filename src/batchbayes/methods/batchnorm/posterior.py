@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.functional import Function, Network, reference_tensor, statistics_in_place
+from batchbayes.functional import Function, Network, inputs_seen, reference_tensor, statistics_in_place
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
 from batchbayes.methods.batchnorm.sites import Site, layout, layout_hash
-from batchbayes.methods.batchnorm.statistics import is_mean, site_of, unpack
+from batchbayes.methods.batchnorm.statistics import by_site, is_mean, site_of, unpack
 from batchbayes.rng import dealt, dealt_first, generator
 
 Center = Literal["batches", "running"]
@@ -72,6 +72,30 @@ class BatchNormPosterior:
         def drawn(inputs: Tensor) -> Tensor:
             with statistics_in_place(layers, statistics):
                 return self.network(inputs)
+
+        return drawn
+
+    def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
+        r"""Several draws in one pass, (n, ...) -> (s, n, ...): quicker than one by one where inputs are few.
+
+        Statistics $(\mu', s')$ do to an input h what those of the centre do to $\mu + (h - \mu') s / s'$, so each layer
+        is given that, with the statistics of the draw that a row belongs to.
+        """
+        omegas = self.center + torch.stack([self.deviation(seed, index) for index in indices])  # (s, D)
+        moves = {}
+        pairs = zip(self.sites, by_site(self.sites, self.center), by_site(self.sites, omegas), strict=True)
+        for site, (center, log_std), (means, log_stds) in pairs:
+            scale = (log_std - log_stds).exp()
+            moves[site.name] = scale, center - means * scale  # (s, C) each
+
+        def moved(name: str, h: Tensor) -> Tensor:
+            scale, shift = (part.to(h).view(len(indices), 1, -1, *[1] * (h.ndim - 2)) for part in moves[name])
+            return torch.addcmul(shift, h.unflatten(0, (len(indices), -1)), scale).flatten(0, 1)
+
+        def drawn(inputs: Tensor) -> Tensor:
+            rows = inputs.expand(len(indices), *inputs.shape).flatten(0, 1)
+            with inputs_seen({site.name: site.layer for site in self.sites}, moved):
+                return self.function(self.center)(rows).unflatten(0, (len(indices), -1))
 
         return drawn
 

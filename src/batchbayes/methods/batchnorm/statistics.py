@@ -33,14 +33,16 @@ def pack(sites: Sequence[Site], statistics: Iterable[tuple[Tensor, Tensor]]) -> 
     return torch.cat(parts)
 
 
+def by_site(sites: Sequence[Site], omega: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Omega (..., D) -> (mean, log standard deviation) of each site, (..., C) each."""
+    parts = omega.split([2 * site.channels for site in sites], -1)
+    return [tuple(part.tensor_split(2, -1)) for part in parts]  # type: ignore[misc]
+
+
 def unpack(sites: Sequence[Site], omega: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Omega (D,) -> (mean, variance) of each site. A variance may be as low as -epsilon: the layer adds it back."""
-    statistics, start = [], 0
-    for site in sites:
-        mean, log_std = omega[start : start + 2 * site.channels].view(2, site.channels)
-        statistics.append((mean, (2 * log_std).exp() - site.epsilon))
-        start += 2 * site.channels
-    return statistics
+    pairs = zip(sites, by_site(sites, omega), strict=True)
+    return [(mean, (2 * log_std).exp() - site.epsilon) for site, (mean, log_std) in pairs]
 
 
 def size(sites: Sequence[Site]) -> int:
