@@ -214,6 +214,7 @@ def test_posteriors_without_noise_are_linear_too():
     for flat in (bb.deterministic(network), bb.population(network, [x])):
         predictive = bb.predict(flat, x, bb.categorical(), num_samples=3, engine="auto")
         assert predictive.mutual_information.max() == 0
+        assert predictive.engine.startswith("linear")
 
 
 def naive_moments(draws):

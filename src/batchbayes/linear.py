@@ -180,8 +180,9 @@ def measure_linearity(
 ) -> Linearity:
     """The comparison on examples spread evenly over the inputs."""
     sample = inputs[spread_evenly(len(inputs), max_examples)].to(posterior.network.device())
-    plan = plan_linear(posterior, count_outputs(posterior, sample), num_draws, seed)
-    return compare_with_exact(posterior, sample, linear_draws(posterior, sample, plan), seed)
+    exact = exact_draws(posterior, sample, num_draws, seed)
+    plan = plan_linear(posterior, exact[0, 0].numel(), num_draws, seed)
+    return compare_with_exact(linear_draws(posterior, sample, plan), exact)
 
 
 def spread_evenly(length: int, count: int) -> slice:
@@ -194,32 +195,25 @@ def spread_evenly(length: int, count: int) -> slice:
     return slice(0, step * count, step)
 
 
-def count_outputs(posterior: Linearisable, inputs: Tensor) -> int:
-    """How many outputs the network has for one example."""
-    return posterior.function(posterior.center)(inputs[:1]).numel()
-
-
-def compare_with_exact(
-    posterior: Linearisable, sample: Tensor, draws: LinearDraws, seed: int, *, contrasts: bool = False
-) -> Linearity:
-    """Compare linear draws of some inputs with the same draws made exactly; contrasts leave their mean logit aside."""
-    exact = exact_draws(posterior, sample, len(draws), seed)
-    middle, drawn = draws.middle, draws.outputs()
-    if contrasts:
-        exact, middle, drawn = (logits - logits.mean(-1, keepdim=True) for logits in (exact, middle, drawn))
-    if not draws.tangents.any() and (exact == exact[0]).all():  # no noise
-        return Linearity(1.0, 1.0, 0.0)
-    spread, linear_spread = exact.flatten(2).var(0).mean(-1), drawn.flatten(2).var(0).mean(-1)  # (n,)
-    correlation = rank_correlation(spread, linear_spread) if len(sample) > 2 else float("nan")
-    missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
-    return Linearity(correlation, float(linear_spread.mean() / spread.mean()), float(missed))
-
-
 def exact_draws(posterior: Linearisable, inputs: Tensor, num_draws: int, seed: int) -> Tensor:
     """The first draws, made exactly, (S, n, ...), on the CPU: as many in one pass as inputs are few."""
     size = max(1, TOGETHER // max(1, inputs.numel()))
     parts = [range(num_draws)[start : start + size] for start in range(0, num_draws, size)]
     return torch.cat([posterior.draw_together(seed, part)(inputs).cpu() for part in parts])
+
+
+def compare_with_exact(draws: LinearDraws, exact: Tensor, *, contrasts: bool = False) -> Linearity:
+    """Compare linear draws with the same draws made exactly, (S, n, ...); contrasts leave their mean logit aside."""
+    middle, drawn = draws.middle, draws.outputs()
+    if contrasts:
+        exact, middle, drawn = (logits - logits.mean(-1, keepdim=True) for logits in (exact, middle, drawn))
+    rounding = 100 * torch.finfo(exact.dtype).eps * exact.abs().max()
+    if not draws.tangents.any() and (exact - exact[0]).abs().max() <= rounding:  # no noise
+        return Linearity(1.0, 1.0, 0.0)
+    spread, linear_spread = exact.flatten(2).var(0).mean(-1), drawn.flatten(2).var(0).mean(-1)  # (n,)
+    correlation = rank_correlation(spread, linear_spread) if len(spread) > 2 else float("nan")
+    missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
+    return Linearity(correlation, float(linear_spread.mean() / spread.mean()), float(missed))
 
 
 def warn_unless_trusted(found: Linearity) -> None:

@@ -13,7 +13,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood
 from batchbayes.linear import (
     compare_with_exact,
-    count_outputs,
+    exact_draws,
     is_linearisable,
     linear_draws,
     plan_linear,
@@ -125,13 +125,12 @@ def choose_engine(
     if engine == "auto" and not is_linearisable(posterior):
         return Draws(f"sample: {type(posterior).__name__} has no linear engine", exact.blocks)
     linear = require_linearisable(posterior)
-    outputs = count_outputs(linear, chunk)
-    plan = plan_linear(linear, outputs, max(num_samples, CHECK_DRAWS), seed, contrasts=contrasts)
-    first = linear_draws(linear, chunk, plan)
     fewest, most = CHECK_EXAMPLES
     checked = spread_evenly(len(chunk), max(fewest, min(most, CHECK_NUMBERS // max(1, chunk[0].numel()))))
-    few = first.at(checked).first(CHECK_DRAWS)
-    found = compare_with_exact(linear, chunk[checked], few, seed, contrasts=plan.contrasts)
+    few = exact_draws(linear, chunk[checked], CHECK_DRAWS, seed)
+    plan = plan_linear(linear, few[0, 0].numel(), max(num_samples, CHECK_DRAWS), seed, contrasts=contrasts)
+    first = linear_draws(linear, chunk, plan)
+    found = compare_with_exact(first.at(checked).first(CHECK_DRAWS), few, contrasts=plan.contrasts)
     if not found.trusted and engine == "auto":
         return Draws(f"sample: not linear enough ({found})", exact.blocks)
     warn_unless_trusted(found)
