@@ -13,7 +13,14 @@ from torch import nn
 import batchbayes as bb
 from batchbayes.drawn import LinearDraws, formed, joined
 from batchbayes.functional import affine_batch_norm
-from batchbayes.linear import check_linearity, forward_plan, linear_draws, plan_linear, tangents_by_differences
+from batchbayes.linear import (
+    check_linearity,
+    exact_draws,
+    forward_plan,
+    linear_draws,
+    plan_linear,
+    tangents_by_differences,
+)
 
 
 class PreActivation(nn.Module):
@@ -196,6 +203,21 @@ def test_an_untrustworthy_answer_is_said_loudly_and_auto_avoids_it():
     auto = bb.predict(posterior, x, bb.categorical(), num_samples=8, engine="auto")
     assert auto.engine.startswith("sample: not linear enough")
     torch.testing.assert_close(auto.probs, bb.predict(posterior, x, bb.categorical(), num_samples=8).probs)
+
+
+class PlusItsInput(nn.BatchNorm1d):
+    def forward(self, input):
+        return super().forward(input) + 3 * input
+
+
+def test_a_layer_that_uses_its_input_twice_is_drawn_exactly_all_the_same():
+    network = nn.Sequential(nn.Linear(3, 6), PlusItsInput(6), nn.Tanh(), nn.Linear(6, 1)).double()
+    x = torch.randn(40, 3, dtype=torch.float64)
+    posterior = bb.mcbn(network, torch.randn(500, 3, dtype=torch.float64), batch_size=50)
+    one_by_one = torch.stack([posterior.draw(0, s)(x) for s in range(8)])
+    torch.testing.assert_close(exact_draws(posterior, x, 8, seed=0), one_by_one)
+    with pytest.warns(bb.BatchbayesWarning, match="do not trust"):
+        assert not bb.check_linearity(posterior, x).trusted
 
 
 def test_auto_is_linear_where_it_may_be():
