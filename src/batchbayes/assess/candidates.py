@@ -21,7 +21,6 @@ from batchbayes.methods.batchnorm.batch_size import TunedBatchSize, tune_batch_s
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
-from batchbayes.predict import Engine
 
 METHODS: Mapping[str, tuple[str, Callable[..., BatchNormPosterior]]] = {
     "mcbn": ("MCBN", mcbn),
@@ -102,9 +101,17 @@ def drawing(job: Job) -> Drawing:
     return Drawing(job.num_samples, job.seed, job.engine)
 
 
-def engine_used(settings: Mapping[str, Any]) -> Engine:
-    """What "auto" came to, so that new data is predicted in the same way."""
-    return "linear" if str(settings["engine"]).startswith("linear") else "sample"
+def notes_for_new_data(
+    job: Job, answering: Mapping[str, Any], drawn: Mapping[str, Any], threshold: float
+) -> dict[str, Any]:
+    """What to know of the chosen method and of the draws, by their settings, to predict new data in the same way."""
+    return {
+        "answer": "network" if answering["network"] else "posterior",
+        "threshold": threshold,
+        "seed": job.seed,
+        "num_samples": job.num_samples,
+        "engine": "linear" if str(drawn["engine"]).startswith("linear") else "sample",  # what "auto" came to
+    }
 
 
 def fit_all(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, engine_used, fit_all
+from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, fit_all, notes_for_new_data
 from batchbayes.assess.choice import choose
 from batchbayes.assess.class_figures import class_figures
 from batchbayes.assess.explorer import class_explorer
@@ -101,14 +101,10 @@ def assess_classification(job: Job, loaded: Loaded) -> Assessment:
         posterior=fitted[0].tuned.posterior,
         notes={
             "task": "classification",
-            "answer": "network" if chosen.settings["network"] else "posterior",
             "temperature": chosen.temperature,
             "draw_temperature": drawn.temperature,
-            "threshold": threshold,
             "class_names": loaded.class_names,
-            "seed": job.seed,
-            "num_samples": job.num_samples,
-            "engine": engine_used(drawn.settings),
+            **notes_for_new_data(job, chosen.settings, drawn.settings, threshold),
         },
         facts={
             "test_count": len(labels),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.assess.candidates import Fitted, drawing, engine_used, fit_all, own_network
+from batchbayes.assess.candidates import Fitted, drawing, fit_all, notes_for_new_data, own_network
 from batchbayes.assess.choice import choose
 from batchbayes.assess.classification import STRANGE
 from batchbayes.assess.explorer import value_explorer
@@ -99,14 +99,10 @@ def assess_regression(job: Job, loaded: Loaded) -> Assessment:
         posterior=fitted[0].tuned.posterior,
         notes={
             "task": "regression",
-            "answer": "network" if chosen.settings["network"] else "posterior",
             "precision": chosen.precision,
             "draw_precision": drawn.precision,
             "conformal_width": chosen.conformal.width,
-            "threshold": threshold,
-            "seed": job.seed,
-            "num_samples": job.num_samples,
-            "engine": engine_used(drawn.settings),
+            **notes_for_new_data(job, chosen.settings, drawn.settings, threshold),
         },
         facts={"test_count": len(targets), "calibration_count": len(held_out), "threshold": threshold, "unit": unit},
     )

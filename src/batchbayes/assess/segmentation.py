@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
-from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, engine_used, fit_all
+from batchbayes.assess.candidates import Entry, Way, class_entries, drawing, fit_all, notes_for_new_data
 from batchbayes.assess.choice import Choice, choose
 from batchbayes.assess.classification import RANKING
 from batchbayes.assess.explorer import image_explorer
@@ -105,14 +105,10 @@ def assess_segmentation(job: Job, loaded: Loaded) -> Assessment:
         posterior=fitted[0].tuned.posterior,
         notes={
             "task": "segmentation",
-            "answer": "network" if chosen.settings["network"] else "posterior",
             "temperature": chosen.temperature,
             "draw_temperature": drawn.temperature,
-            "threshold": threshold,
             "class_names": loaded.class_names,
-            "seed": job.seed,
-            "num_samples": job.num_samples,
-            "engine": engine_used(drawn.settings),
+            **notes_for_new_data(job, chosen.settings, drawn.settings, threshold),
         },
         facts={
             "test_count": len(rows),
