@@ -27,7 +27,7 @@ from batchbayes.experiments.mcbn_protocol import (
     trained,
 )
 from batchbayes.experiments.mcbn_scores import Drawn, scores_of, tune_precision
-from batchbayes.experiments.mcbn_tables import BEYOND, summary, verdict
+from batchbayes.experiments.mcbn_tables import BEYOND, summary, tuned_table, verdict
 from batchbayes.experiments.published import mcbn_tables, mcbn_value
 from batchbayes.rng import generator
 from batchbayes.training.loop import TrainingConfig, half_squared_error, train
@@ -75,6 +75,16 @@ def test_tables_cope_with_what_is_not_done_yet(smoke):
     )
     assert empty[0].rows[0][4] is None
     assert set(mcbn_uci.figures(SMOKE, smoke)) == {"errors-mcbn", "errors-mcdo"}
+
+
+def test_a_tuned_batch_size_beats_the_paper_by_two_standard_errors_or_not():
+    """Published for boston: CRPS 8.50 ± 0.86, PLL 10.49 ± 1.35."""
+    runs = {"boston": {"MCBN, tuned by CRPS": [{"crps_norm": v} for v in (10.0, 12.0)],
+                       "MCBN, tuned by PLL": [{"pll_norm": v} for v in (7.0, 7.2)]}}  # fmt: skip
+    table = tuned_table(["boston", "yacht"], runs)
+    assert table.rows[0][1:4] == ("8.50 ± 0.86", "11.00 ± 1.00", "no different")  # by 2.5, twice 1.32 are 2.64
+    assert table.rows[0][4:] == ("10.49 ± 1.35", "7.10 ± 0.10", "worse")
+    assert table.rows[1][2:4] == (None, None)
 
 
 def test_notes_name_every_reduction_of_a_preset():
