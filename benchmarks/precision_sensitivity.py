@@ -1,6 +1,6 @@
 """How much the scores of MCBN hinge on the precision tau of the observation noise, which is chosen by CRPS.
 
-    python benchmarks/precision_sensitivity.py DATA_FOLDER > docs/results/precision-sensitivity.md
+    python benchmarks/precision_sensitivity.py DATA_FOLDER
 
 The network of each split is chosen by cross-validation at one batch size, as in `mcbn-passes`; then every tau is tried.
 """
