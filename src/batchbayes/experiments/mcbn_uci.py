@@ -57,7 +57,7 @@ PRESETS = {
             "kin8nm": LARGE,
             "power": LARGE,
             "protein": {"splits": 1, "weight_decays": (1e-5,), "dropout_rates": (0.01, 0.001), "max_epochs": 300},
-            "yacht": {"selection_draws": 500},  # its draws scatter so widely that 32 choose by luck
+            "yacht": {"selection_draws": 500, "batch_sizes": (32, 64, 128, 512)},  # its draws scatter widely
         },
     ),
     "paper": Protocol(DATASETS),
