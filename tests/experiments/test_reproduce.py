@@ -196,7 +196,7 @@ def test_a_folder_of_another_run_is_refused(out: Path, capsys: Printed) -> None:
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert reproduce(out, preset="quick") == 2
-    assert "preset smoke instead of quick; count 3 instead of 20" in capsys.readouterr().err
+    assert "preset smoke instead of quick; count 3 instead of 40" in capsys.readouterr().err
     assert reproduce(out, "--datasets", "first") == 2
     assert 'datasets ["first", "second"] instead of ["first"]' in capsys.readouterr().err
     assert cli.main(["table", "batch-size-collapse", str(out)]) == 2
@@ -286,7 +286,7 @@ def test_a_run_goes_on_when_the_disk_has_room_again(tmp_path: Path, capsys: Prin
         subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
         assert reproduce(disk / "out", preset="large") == 0
         finished = read_results(disk / "out" / "results.sqlite")[1]
-        assert len(finished) == 42
+        assert len(finished) == 82
         assert {name: finished[name] for name in kept} == kept
     finally:
         subprocess.run(["umount", disk], check=True)
