@@ -87,6 +87,14 @@ def test_a_tuned_batch_size_beats_the_paper_by_two_standard_errors_or_not():
     assert table.rows[1][2:4] == (None, None)
 
 
+@pytest.mark.parametrize("preset", ["quick", "paper"])
+def test_sweeps_have_their_own_batch_sizes_on_every_data_set(preset):
+    passes, sizes = mcbn_passes.PRESETS[preset], mcbn_batch_size.PRESETS[preset]
+    assert {passes.of(dataset).batch_sizes for dataset in passes.datasets} == {(128,)}
+    assert all(8 in sizes.of(dataset).batch_sizes for dataset in sizes.datasets)
+    assert (passes.num_samples, sizes.num_samples) == (500, 100)
+
+
 def test_notes_name_every_reduction_of_a_preset():
     quick = "\n".join(mcbn_uci.notes(mcbn_uci.PRESETS["quick"]))
     for words in ("boston", "protein", "splits 2", "splits 1", "max epochs 300", "batch sizes 32 128 512", "seeds 3"):

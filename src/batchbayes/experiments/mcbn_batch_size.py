@@ -31,7 +31,13 @@ SMALL = ("boston", "concrete", "energy", "wine", "yacht")
 PRESETS = {
     "smoke": replace(MAIN["smoke"], batch_sizes=(16, 64)),
     "quick": replace(
-        MAIN["quick"], datasets=SMALL, splits=1, weight_decays=(1e-2, 1e-4), batch_sizes=SIZES, num_samples=100
+        MAIN["quick"],
+        datasets=SMALL,
+        splits=1,
+        weight_decays=(1e-2, 1e-4),
+        batch_sizes=SIZES,
+        num_samples=100,
+        reductions={},
     ),
     "paper": replace(MAIN["paper"], splits=3, batch_sizes=SIZES, num_samples=100),
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from batchbayes.data.uci import SETS
 from batchbayes.errors import BatchbayesWarning
 from batchbayes.experiments import Unit
-from batchbayes.experiments.mcbn_batch_size import SMALL
+from batchbayes.experiments.mcbn_batch_size import PRESETS as BATCH_SIZE
 from batchbayes.experiments.mcbn_methods import chosen_mcbn
 from batchbayes.experiments.mcbn_protocol import Protocol, load_split
 from batchbayes.experiments.mcbn_scores import Drawn, scored
@@ -30,7 +30,7 @@ PASSES = (50, 100, 250, 500)
 
 PRESETS = {
     "smoke": replace(MAIN["smoke"], batch_sizes=(64,), num_samples=100),
-    "quick": replace(MAIN["quick"], datasets=SMALL, splits=1, weight_decays=(1e-2, 1e-4), batch_sizes=(128,)),
+    "quick": replace(BATCH_SIZE["quick"], batch_sizes=(128,), num_samples=500),
     "paper": replace(MAIN["paper"], splits=3, batch_sizes=(128,)),
 }
 
