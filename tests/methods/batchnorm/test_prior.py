@@ -8,7 +8,7 @@ import torch
 from cases import NETWORKS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import left_alone
+from references import same_state, snapshot
 from scipy import integrate, stats
 from torch import nn
 from torch.func import functional_call
@@ -247,8 +247,11 @@ def test_a_forgotten_or_a_second_pass_is_refused():
 
 def test_the_network_is_left_alone_after_the_block():
     network = MLP(3, [4], 1).eval()
-    with left_alone(network), bb.batch_norm_regulariser(network, **OPTIONS):
+    before = snapshot(network)
+    with bb.batch_norm_regulariser(network, **OPTIONS):
         network(torch.randn(9, 3))
+        assert not same_state(before, snapshot(network))  # it looks at the layers
+    assert same_state(before, snapshot(network))
 
 
 def trained(x, y, *, regularised, decay):
