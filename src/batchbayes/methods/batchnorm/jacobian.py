@@ -17,6 +17,7 @@ from torch import Tensor
 
 from batchbayes.functional import Network, affine_batch_norm, inputs_seen, statistics_in_place
 from batchbayes.methods.batchnorm.sites import Site
+from batchbayes.methods.batchnorm.statistics import by_site
 
 
 def tangents_by_reverse_mode(
@@ -42,25 +43,32 @@ def tangents_by_reverse_mode(
     if not sites:
         return outputs.detach(), outputs.new_zeros(len(directions), *outputs.shape)
     flat = outputs.detach().reshape(len(inputs), -1)  # (n, K)
-    centred = [h.detach() - m.view(-1, *[1] * (h.ndim - 2)) for h, (m, _) in zip(seen, statistics, strict=True)]
-    along = -directions.to(flat).T  # (D, Q)
-    along = along.split([width for site in sites for width in (site.channels, site.channels)])
+    along = _along(sites, statistics, directions.to(flat))
+    products = {h.shape: torch.empty_like(h, requires_grad=False) for h in seen}  # written again and again
     passes = flat.shape[1] - contrasts
-    tangents = flat.new_zeros(flat.shape[1], len(flat), len(directions))  # (K, n, Q): quicker to add up than (Q, n)
+    tangents = flat.new_empty(flat.shape[1], len(flat), len(directions))  # (K, n, Q): quicker to add up than (Q, n)
+    tangents[passes:] = 0
     for k in range(passes):
         one = torch.zeros_like(flat)
         one[:, k] = 1
         one[:, passes:] = -1
         gradients = torch.autograd.grad(outputs, seen, one.view_as(outputs), retain_graph=k + 1 < passes)
-        for gradient, h, mean, log_std in zip(gradients, centred, along[::2], along[1::2], strict=True):
-            sums, moments = _derivatives(gradient, h)
-            tangents[k].addmm_(sums, mean).addmm_(moments, log_std)
+        for number, (gradient, h, (mean, log_std)) in enumerate(zip(gradients, seen, along, strict=True)):
+            product = torch.mul(gradient, h.detach(), out=products[h.shape])
+            tangents[k].addmm_(_summed(gradient), mean, beta=float(number > 0)).addmm_(_summed(product), log_std)
     return outputs.detach(), tangents.permute(2, 1, 0).reshape(len(directions), *outputs.shape)
 
 
-def _derivatives(gradient: Tensor, centred: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of g and of g (h - mean) over positions, (n, C) each; (n, C, ...) in whatever memory format it came."""
-    if gradient.ndim == 2:
-        return gradient, gradient * centred
-    positions = tuple(range(2, gradient.ndim))
-    return gradient.sum(positions), (gradient * centred).sum(positions)
+def _along(
+    sites: Sequence[Site], statistics: Sequence[tuple[Tensor, Tensor]], directions: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    r"""What each site multiplies $\sum g$ and $\sum g h$ by, (C, Q) each: the mean of h goes with the former."""
+    found = []
+    for (mean, _), (d_mean, d_log_std) in zip(statistics, by_site(sites, directions), strict=True):
+        found.append(((mean * d_log_std - d_mean).T, -d_log_std.T))
+    return found
+
+
+def _summed(values: Tensor) -> Tensor:
+    """(n, C, ...) over positions, (n, C)."""
+    return values if values.ndim == 2 else values.sum(tuple(range(2, values.ndim)))
