@@ -12,7 +12,7 @@ from batchbayes.functional import Function, Network, inputs_seen, reference_tens
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
 from batchbayes.methods.batchnorm.sites import Site, layout, layout_hash
 from batchbayes.methods.batchnorm.statistics import by_site, is_mean, site_of, unpack
-from batchbayes.rng import dealt, dealt_first, generator
+from batchbayes.rng import dealt, dealt_first, normals
 
 Center = Literal["batches", "running"]
 Noise = Literal["rows", "correlated", "factorised"]
@@ -46,19 +46,18 @@ class BatchNormPosterior:
             f"centred on {self.centered_on})"
         )
 
-    def coefficients(self, seed: int, index: int) -> Tensor:
-        """How Gaussian draw `index` combines the rows, (R,); for factorised noise how far off statistics are, (D,)."""
+    def coefficients(self, seed: int, indices: Sequence[int]) -> Tensor:
+        """How Gaussian draws combine the rows, (s, R); for factorised noise how far off statistics are, (s, D)."""
         rows, size = self.deviations.shape
-        normal = torch.randn(
-            size if self.noise == "factorised" else rows, generator=generator(seed, "draw", index), dtype=torch.float64
-        ).to(self.center.dtype)
-        return normal if self.noise == "factorised" else normal / max(1, rows - 1) ** 0.5
+        if self.noise == "factorised":
+            return normals(seed, indices, size).to(self.center.dtype)
+        return normals(seed, indices, rows).to(self.center.dtype) / max(1, rows - 1) ** 0.5
 
     def deviation(self, seed: int, index: int) -> Tensor:
         """Omega of draw `index` less the centre, (D,). Every observed row is drawn once before any is drawn again."""
         if self.noise == "rows":
             return self.deviations[dealt(seed, index, len(self.deviations))]
-        coefficients = self.coefficients(seed, index)
+        coefficients = self.coefficients(seed, [index])[0]
         return coefficients * self.deviations[0] if self.noise == "factorised" else coefficients @ self.deviations
 
     def draw(self, seed: int, index: int) -> Function:
@@ -164,9 +163,9 @@ class BatchNormPosterior:
             used, index = dealt_first(seed, num_samples, rows).unique(return_inverse=True)
             return self.deviations, torch.eye(rows, dtype=self.center.dtype)[used], index
         if self.noise == "factorised":
-            directions = torch.stack([self.deviation(seed, s) for s in range(num_samples)])
+            directions = self.coefficients(seed, range(num_samples)) * self.deviations[0]
             return directions, torch.eye(num_samples, dtype=directions.dtype), every
-        return self.deviations, torch.stack([self.coefficients(seed, s) for s in range(num_samples)]), every
+        return self.deviations, self.coefficients(seed, range(num_samples)), every
 
     def leading_axes(self, rank: int) -> tuple[Tensor, float]:
         """The combinations of rows that move outputs most, orthonormal columns (R, rank), and the share they keep."""
