@@ -7,7 +7,9 @@ import torch
 from batchbayes.experiments.batch_size_collapse import (
     AS_TRAINED,
     DETERMINISTIC,
+    METHODS,
     PRESETS,
+    REFITTED,
     TUNED,
     Row,
     figures,
@@ -39,11 +41,17 @@ def chosen(rows: list[Row], batch_size: int, method: str) -> Row:
     return next(row for row in rows if (row.batch_size, row.method) == (batch_size, method))
 
 
-def test_each_network_predicts_in_three_ways(rows: list[Row]) -> None:
-    methods = (DETERMINISTIC, AS_TRAINED, TUNED)
+def test_each_network_predicts_in_four_ways(rows: list[Row]) -> None:
     assert [(row.batch_size, row.method) for row in rows] == [
-        (size, method) for size in (16, 256) for method in methods
+        (size, method) for size in (16, 256) for method in METHODS
     ]
+
+
+def test_noise_of_the_smallest_batches_is_that_of_training_there_and_another_elsewhere(rows: list[Row]) -> None:
+    assert chosen(rows, 16, REFITTED) == replace(chosen(rows, 16, TUNED), method=REFITTED)
+    scaled, refitted = chosen(rows, 256, TUNED), chosen(rows, 256, REFITTED)
+    assert refitted.noise_batch_size != scaled.noise_batch_size
+    assert refitted.information_out == pytest.approx(scaled.information_out, rel=0.5)
 
 
 def test_information_collapses_with_the_batch_size(rows: list[Row]) -> None:
@@ -73,20 +81,20 @@ def test_table_and_figure_show_every_row(results: dict[str, Any], rows: list[Row
     (table,) = tables(SMOKE, results)
     assert [cells[:2] for cells in table.rows] == [(row.batch_size, row.method) for row in rows]
     assert [cells[4] for cells in table.rows] == [row.nll for row in rows]
-    as_trained, tuned, auroc = figures(SMOKE, results)["collapse"].axes
+    as_trained, tuned, _, auroc = figures(SMOKE, results)["collapse"].axes
     outside, inside = (line.get_ydata() for line in tuned.get_lines())
     assert list(outside) == [chosen(rows, size, TUNED).information_out for size in (16, 256)]
     assert list(inside) == [chosen(rows, size, TUNED).information_in for size in (16, 256)]
     assert as_trained.get_ylim() == tuned.get_ylim()
     assert [line.get_ydata()[1] for line in auroc.get_lines()] == [  # type: ignore[index]
-        chosen(rows, 256, method).auroc_information for method in (AS_TRAINED, TUNED)
+        chosen(rows, 256, method).auroc_information for method in (AS_TRAINED, TUNED, REFITTED)
     ]
 
 
 def test_a_table_of_an_unfinished_run_has_empty_cells(results: dict[str, Any]) -> None:
     (table,) = tables(SMOKE, {"seed 0, M = 16": results["seed 0, M = 16"]})
     assert table.notes == ()
-    assert [cells[3] is None for cells in table.rows] == [False] * 3 + [True] * 3
+    assert [cells[3] is None for cells in table.rows] == [False] * 4 + [True] * 4
     assert tables(SMOKE, {})[0].rows[0] == (16, DETERMINISTIC, "", *[None] * 6, "", None)
 
 
@@ -100,12 +108,18 @@ def test_ends_of_the_range_are_compared_seed_by_seed() -> None:
             record(seed, size, method, auroc + 0.01 * seed * (size == 64)) for method, auroc in pairs
         ]
         for seed in (0, 1)
-        for size, pairs in ((8, ((AS_TRAINED, 0.8), (TUNED, 0.9))), (64, ((AS_TRAINED, 0.1), (TUNED, 0.85))))
+        for size, pairs in (
+            (8, ((AS_TRAINED, 0.8), (TUNED, 0.9), (REFITTED, 0.9))),
+            (64, ((AS_TRAINED, 0.1), (TUNED, 0.85), (REFITTED, 0.87))),
+        )
     }
     (table,) = tables(config, results)
-    as_trained, tuned = table.notes
-    assert as_trained.endswith("tuned MCBN at M = 64 less MCBN at M = 8: +0.055 (+0.050 +0.060)")
-    assert tuned.endswith("tuned MCBN at M = 64 less tuned MCBN at M = 8: -0.045 (-0.050 -0.040)")
+    assert [note.removeprefix("AUROC by MI, ") for note in table.notes] == [
+        "tuned MCBN at M = 64 less MCBN at M = 8: +0.055 (+0.050 +0.060)",
+        "tuned MCBN at M = 64 less tuned MCBN at M = 8: -0.045 (-0.050 -0.040)",
+        "tuned MCBN, small batches at M = 64 less MCBN at M = 8: +0.075 (+0.070 +0.080)",
+        "tuned MCBN, small batches at M = 64 less tuned MCBN at M = 8: -0.025 (-0.030 -0.020)",
+    ]
     line = "| 8 | MCBN | 8 | 0.900 | 0.300 | 0.1 | 0.2 | 0.800 | 0.800 | 0.800 0.800 | 10% |"
     assert line in to_markdown(table)
 

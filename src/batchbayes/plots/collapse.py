@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, GREEN, GREY, VERMILION, house_style, new_figure
+from batchbayes.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, house_style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ def collapse_figure(batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep]
             panel.set(title=sweep.title, yscale="log")
         panels[0].set_ylabel("mean mutual information, nats")
         panels[0].legend(frameon=False)
-        for sweep, colour, marker in zip(sweeps, (GREY, GREEN), "^D", strict=False):
+        for sweep, colour, marker in zip(sweeps, (GREY, GREEN, PURPLE), "^Dv", strict=False):
             _seeds_line(panels[-1], batch_sizes, sweep.auroc, sweep.title, colour, marker)
         panels[-1].set(title="out told from in by mutual information", ylabel="AUROC")
         panels[-1].legend(frameon=False)
