@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import batchbayes as bb
+from batchbayes.methods.batchnorm import family
 from batchbayes.methods.batchnorm.family import linear_family
 from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
 from batchbayes.methods.batchnorm.statistics import site_of
@@ -83,6 +84,18 @@ def test_the_elbo_is_the_expected_log_likelihood_less_the_kl():
     divergence = kl_to_implied_prior(posterior, torch.tensor([size]), **options)[0] / 300
     assert float(tuned.curve.kl[index]) == pytest.approx(float(divergence), rel=1e-6)
     assert value == pytest.approx(float(expected - divergence), abs=2e-3)
+    bare = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), objective="elbo", num_samples=16)
+    divergence = kl_to_implied_prior(posterior, torch.tensor([size]), num_examples=300, weight_decay=1e-4)[0] / 300
+    assert float(bare.curve.kl[index]) == pytest.approx(float(divergence), rel=1e-6)  # batches are all there is
+
+
+def test_of_more_examples_than_memory_likes_an_even_part_serves(monkeypatch):
+    posterior, x, y = regression()
+    monkeypatch.setattr(family, "LARGEST", 100 * 50)  # 100 draws of one output: 50 examples
+    found = linear_family(posterior, [(x, y)], torch.zeros(2, dtype=torch.long), num_samples=100, seed=0)
+    assert torch.equal(found.inputs, x[::20])
+    assert torch.equal(found.targets, y[::20])
+    assert found.num_examples == 1000
 
 
 @pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
@@ -120,8 +133,9 @@ def test_a_family_repeats_the_linear_engine_at_every_batch_size():
     ("options", "message"),
     [
         ({"objective": "luck"}, "objective"),
-        ({"objective": "elbo"}, "num_examples"),
-        ({"objective": "elbo", "num_examples": 10, "weight_decay": 1e-4, "per_site": True}, "ELBO"),
+        ({"objective": "elbo", "num_examples": 0}, "num_examples above zero"),
+        ({"objective": "elbo", "weight_decay": 0.0}, "weight_decay above zero"),
+        ({"objective": "elbo", "per_site": True}, "ELBO"),
         ({"score": "crps"}, "gaussian likelihood"),
     ],
 )

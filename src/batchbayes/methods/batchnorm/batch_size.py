@@ -70,7 +70,7 @@ def tune_batch_size(
     per_site: bool = False,
     penalty: float = 0.01,
     num_examples: int | None = None,
-    weight_decay: float | None = None,
+    weight_decay: float = 1e-4,
     num_samples: int = 64,
     seed: int = 0,
     inputs: Picker = None,
@@ -85,8 +85,8 @@ def tune_batch_size(
         score: "log-likelihood" of the mixture over draws, or, for regression, "crps" of the moment-matched Gaussian.
         per_site: one batch size for each batch-norm layer.
         penalty: what keeps these together: this times the variance of their logarithms is subtracted.
-        num_examples: the size of the training set, for the ELBO.
-        weight_decay: as in torch's optimisers, for the prior of the ELBO.
+        num_examples: the size of the training set, for the ELBO, if `batches` are a part of it.
+        weight_decay: that of the training, as in torch's optimisers, for the prior of the ELBO.
         num_samples: draws in the objective.
         seed: of the draws.
         inputs: where the inputs are in a batch; the targets are its last element.
@@ -99,19 +99,21 @@ def tune_batch_size(
     >>> tuned.posterior.batch_size == tuned.batch_size
     True
     """
-    _check_options(objective, score, per_site, likelihood, num_examples, weight_decay)
+    _check_options(objective, score, per_site, likelihood)
     if not posterior.deviations.any():
         raise BatchbayesError(expected="a posterior with noise", got=posterior.method, fix="fit mcbn or stochastic_bn")
     index = site_of(posterior.sites)
     groups = index if per_site else torch.zeros_like(index)
     family = linear_family(posterior, batches, groups, num_samples=num_samples, seed=seed, inputs=inputs)
 
+    count = family.num_examples if num_examples is None else num_examples
+
     def kl(log_size: float, precision: float) -> float:
-        if num_examples is None or weight_decay is None:
-            return 0.0
         sizes = torch.tensor([math.exp(log_size)], dtype=torch.float64)
-        options = {"num_examples": num_examples, "weight_decay": weight_decay, "precision": precision}
-        return float(kl_to_implied_prior(posterior, sizes, **options)) / num_examples  # type: ignore[arg-type]
+        found = kl_to_implied_prior(
+            posterior, sizes, num_examples=count, weight_decay=weight_decay, precision=precision
+        )
+        return float(found) / count
 
     goal = Goal(family, likelihood, objective, score, kl if objective == "elbo" else lambda *_: 0.0)
     with torch.no_grad():
@@ -198,20 +200,18 @@ class Goal:
         return log_sizes.detach(), float(self.expected(outputs, self.best_likelihood(outputs)))
 
 
-def _check_options(
-    objective: str, score: str, per_site: bool, likelihood: Any, num_examples: int | None, weight_decay: float | None
-) -> None:
+def _check_options(objective: str, score: str, per_site: bool, likelihood: Any) -> None:
     if objective not in ("held-out", "elbo") or score not in ("log-likelihood", "crps"):
         raise BatchbayesError(
             expected='objective "held-out" or "elbo" and score "log-likelihood" or "crps"',
             got=f"{objective!r} and {score!r}",
             fix="choose among these",
         )
-    if objective == "elbo" and (num_examples is None or weight_decay is None or per_site or score == "crps"):
+    if objective == "elbo" and (per_site or score == "crps"):
         raise BatchbayesError(
-            expected="num_examples= and weight_decay= for the ELBO, and the log-likelihood of one batch size",
-            got=f"num_examples={num_examples}, weight_decay={weight_decay}, per_site={per_site}, score={score!r}",
-            fix="pass the size of the training set and the weight decay of its optimiser",
+            expected="the log-likelihood of one batch size for the ELBO",
+            got=f"per_site={per_site}, score={score!r}",
+            fix='leave these out, or use objective="held-out"',
         )
     if score == "crps" and not isinstance(likelihood, Gaussian):
         raise BatchbayesError(

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from batchbayes.batches import Picker, pick_inputs, require_finite
 from batchbayes.errors import BatchbayesError
-from batchbayes.linear import plan_linear, tangents_along
+from batchbayes.linear import plan_linear, spread_evenly, tangents_along
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 
 LARGEST = 2**27
-"""Numbers that a family may hold (512 MiB in float32): beyond it the first examples alone serve."""
+"""Numbers that a family may hold (512 MiB in float32): of more examples a part serves."""
 CHUNK = 64
 KNOTS = 13
 """Batch sizes at which the move of the centre is computed; between them it is interpolated."""
@@ -36,6 +36,8 @@ class LinearFamily:
     """What the move of the centre of each group does at each knot, (G, J, n, ...); None if the centre stays."""
     inputs: Tensor
     targets: Tensor
+    num_examples: int
+    """How many labelled examples there were; of more than memory likes, the above are a part, evenly spread."""
 
     def outputs(self, log_sizes: Tensor) -> Tensor:
         """Outputs of all draws, (S, n, ...), at these log batch sizes (G,). Differentiable in them."""
@@ -74,8 +76,8 @@ def linear_family(
     parts = [plan.directions, *([moves] if moves.any() else [])]
     directions = torch.cat([mask * part for part in parts for mask in masks])  # (G * Q + G * J, D)
     most = max(1, LARGEST // (outputs.numel() * max(len(directions), count * num_samples)))
-    middle, rows = [], []
-    for chunk in x[:most].split(CHUNK):
+    used, middle, rows = spread_evenly(len(x), most), [], []
+    for chunk in x[used].split(CHUNK):
         value, along = tangents_along(posterior, chunk.to(device), directions, plan.mode)
         middle.append(value.cpu())
         rows.append(along.cpu())
@@ -87,7 +89,7 @@ def linear_family(
     spread = spread[:, plan.index]  # (G, S, n, ...)
     shifts = tangents[cut:].view(count, KNOTS, *shape) if len(parts) > 1 else None
     log_size = math.log(posterior.batch_size)
-    return LinearFamily(log_size, torch.cat(middle), spread, knots, shifts, x[:most], _fitting(y[:most], shape))
+    return LinearFamily(log_size, torch.cat(middle), spread, knots, shifts, x[used], _fitting(y[used], shape), len(x))
 
 
 def _labelled(batches: Iterable[Any], picker: Picker) -> tuple[Tensor, Tensor]:
