@@ -24,8 +24,8 @@ def rows(dataset: str, split: int, folder: str) -> None:
     protocol = PRESETS["quick"].of(dataset)
     data = load_split(dataset, split, folder)
     _, folds, tests = chosen_mcbn(protocol, dataset, data, protocol.batch_sizes[0])
-    best, _ = tune_precision(folds)
-    constant, _ = tune_precision([fold.constant() for fold in folds])
+    best, _ = tune_precision(folds, limits=data.precisions)
+    constant, _ = tune_precision([fold.constant() for fold in folds], limits=data.precisions)
     for factor in FACTORS:
         tau = best * factor
         held_out = fmean(float(crps(fold, tau).mean()) for fold in folds)

@@ -15,6 +15,7 @@ import batchbayes as bb
 from batchbayes.experiments import mcbn_batch_size, mcbn_passes, mcbn_uci
 from batchbayes.experiments.mcbn_methods import correlated
 from batchbayes.experiments.mcbn_protocol import (
+    PRECISIONS,
     Candidate,
     Looks,
     Protocol,
@@ -26,7 +27,7 @@ from batchbayes.experiments.mcbn_protocol import (
     synthetic_data,
     trained,
 )
-from batchbayes.experiments.mcbn_scores import Drawn, scores_of, tune_precision
+from batchbayes.experiments.mcbn_scores import Drawn, scored, scores_of, tune_precision
 from batchbayes.experiments.mcbn_tables import BEYOND, summary, tuned_table, verdict
 from batchbayes.experiments.published import mcbn_tables, mcbn_value
 from batchbayes.rng import generator
@@ -209,6 +210,19 @@ def test_precision_is_the_best_of_a_fine_grid(objective):
     tau, value = tune_precision(folds, objective)
     assert value == pytest.approx(cost(tau))
     assert value <= min(cost(t) for t in np.geomspace(0.05, 50, 400)) + 1e-6
+    for limits in ((2 * tau, 4 * tau), (tau / 4, tau / 2)):
+        bounded, value = tune_precision(folds, objective, limits)
+        assert value == pytest.approx(cost(bounded))
+        assert value <= min(cost(t) for t in np.geomspace(*limits, 100)) + 1e-6
+        assert limits[0] <= bounded <= limits[1]
+
+
+def test_where_draws_are_wide_enough_the_limit_of_the_published_search_is_the_precision():
+    source = torch.Generator().manual_seed(1)
+    wide = Drawn(3 * normal(source, 50, 30), normal(source, 30))
+    (run,) = scored([wide], [wide], PRECISIONS["yacht"])
+    assert run["precision"] == 100
+    assert 0.5 < run["constant_precision"] < 5
 
 
 def test_correlated_is_what_stochastic_bn_fits():

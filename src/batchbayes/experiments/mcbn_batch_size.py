@@ -66,7 +66,7 @@ def work(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BatchbayesWarning)  # the tables show how good each setting is
         candidate, folds, tests = chosen_mcbn(config.of(dataset), dataset, split, unit.arguments["batch_size"])
-    return {"chosen": asdict(candidate), "runs": scored(folds, tests)}
+    return {"chosen": asdict(candidate), "runs": scored(folds, tests, split.precisions)}
 
 
 def tables(config: Protocol, results: Mapping[str, Any]) -> list[Table]:

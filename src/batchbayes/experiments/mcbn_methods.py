@@ -70,11 +70,11 @@ def score_dropout(
     """MC dropout, and the dropout network without noise."""
     networks = train_networks(own, dataset, split, stochastic)
     folds, tests = predicted(split, fitted(split, networks, lambda network, part, seed: mc_dropout(network)), own)
-    runs = {"MCDO": scored(folds, tests)}
+    runs = {"MCDO": scored(folds, tests, split.precisions)}
     if plain != stochastic:
         networks = train_networks(own, dataset, split, plain)
     noiseless = fitted(split, networks, lambda network, part, seed: deterministic(network))
-    runs["DO"] = scored(*predicted(split, noiseless, own))
+    runs["DO"] = scored(*predicted(split, noiseless, own), split.precisions)
     return {"runs": runs, "points": {"MCDO": _points(tests[0], runs["MCDO"][0])} if keep_points else {}}
 
 
@@ -85,10 +85,10 @@ def score_batch_norm(
     networks = train_networks(own, dataset, split, stochastic)
     posteriors = fitted(split, networks, mcbn_at(stochastic.batch_size, own.num_samples))
     folds, tests = predicted(split, posteriors, own)
-    runs = {"MCBN": scored(folds, tests)}
+    runs = {"MCBN": scored(folds, tests, split.precisions)}
     if all(posterior.deviations.any() for posterior in posteriors.on_folds):
-        runs["MCBN, linear"] = scored(*predicted(split, posteriors, own, engine="linear"))
-        runs["correlated SBN"] = scored(*predicted(split, posteriors.each(correlated), own))
+        runs["MCBN, linear"] = scored(*predicted(split, posteriors, own, engine="linear"), split.precisions)
+        runs["correlated SBN"] = scored(*predicted(split, posteriors.each(correlated), own), split.precisions)
     else:
         rows = min(len(part.inputs) for part in split.folds) // 4
         posteriors = fitted(split, networks, mcbn_at(rows, own.num_samples))  # networks that saw all rows at once
@@ -97,7 +97,7 @@ def score_batch_norm(
     if plain != stochastic:
         networks = train_networks(own, dataset, split, plain)
     noiseless = fitted(split, networks, lambda network, part, seed: population(network, part.inputs))
-    runs["BN"] = scored(*predicted(split, noiseless, own))
+    runs["BN"] = scored(*predicted(split, noiseless, own), split.precisions)
     points = {"MCBN": _points(tests[0], runs["MCBN"][0])} if keep_points else {}
     return {"runs": runs, "tuned_batch_sizes": sizes, "points": points}
 
@@ -190,9 +190,9 @@ def tuned_batch_size(
             by_size[batch_size] = at(batch_size)
     runs, sizes = {}, {}
     for objective in ("CRPS", "PLL"):
-        tuned = {batch_size: tune_precision(folds, objective) for batch_size, folds in by_size.items()}
-        best = min(tuned, key=lambda batch_size: tuned[batch_size][1])
-        constant, _ = tune_precision([fold.constant() for fold in by_size[best]], objective)
+        tuned = {size: tune_precision(folds, objective, split.precisions) for size, folds in by_size.items()}
+        best = min(tuned, key=lambda size: tuned[size][1])
+        constant, _ = tune_precision([fold.constant() for fold in by_size[best]], objective, split.precisions)
         name = f"MCBN, tuned by {objective}"
         sizes[name] = best
         there = posteriors.each(lambda posterior, best=best: posterior.at_batch_size(best))
@@ -209,7 +209,8 @@ def ensemble(split: Split, networks: Networks) -> list[dict[str, float]]:
         ]
         return Drawn(torch.cat([member.draws for member in members]), part.truth)
 
-    return scored([together(networks.on_first_fold, split.folds[0])], [together(networks.on_whole, split.whole)])
+    folds, tests = [together(networks.on_first_fold, split.folds[0])], [together(networks.on_whole, split.whole)]
+    return scored(folds, tests, split.precisions)
 
 
 def _points(drawn: Drawn, scores: Mapping[str, float]) -> dict[str, Any]:

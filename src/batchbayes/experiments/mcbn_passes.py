@@ -54,7 +54,9 @@ def work(
         warnings.simplefilter("ignore", BatchbayesWarning)  # the tables show how good each setting is
         candidate, folds, tests = chosen_mcbn(own, dataset, split, own.batch_sizes[0])
     counts = [count for count in PASSES if count <= own.num_samples]
-    runs = {str(count): scored(first_draws(folds, count), first_draws(tests, count)) for count in counts}
+    runs = {
+        str(count): scored(first_draws(folds, count), first_draws(tests, count), split.precisions) for count in counts
+    }
     return {"chosen": asdict(candidate), "runs": runs}
 
 

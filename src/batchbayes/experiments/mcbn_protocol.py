@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.data.uci import load_regression, published_folds, published_split
+from batchbayes.experiments.mcbn_scores import ANY, Limits
 from batchbayes.models.mlp import MLP
 from batchbayes.rng import generator
 from batchbayes.training.grid import train_stack
@@ -34,6 +35,18 @@ WAYS: dict[Kind, tuple[str, str]] = {"BN": ("MCBN", "BN"), "DO": ("MCDO", "DO")}
 """The two ways to predict with each: by many draws, and without noise."""
 
 SYNTHETIC = "synthetic"
+PRECISIONS = {
+    "boston": (0.01, 10.0),
+    "concrete": (0.001, 10.0),
+    "energy": (0.01, 100.0),
+    "kin8nm": (10.0, 1000.0),
+    "power": (0.01, 10.0),
+    "protein": (0.01, 10.0),
+    "wine": (0.01, 10.0),
+    "yacht": (0.01, 100.0),
+    SYNTHETIC: ANY,
+}
+"""Between which precisions tau of the observation noise was sought, as published."""
 DROPOUT_BATCH_SIZE = 32
 EPSILON = 1e-10
 """Of batch norm, as published."""
@@ -99,6 +112,8 @@ class Split:
     """Training parts of the cross-validation; the others are the fold left out."""
     whole: Part
     """All but the test rows; the others are those."""
+    precisions: Limits
+    """Within which the observation noise is sought."""
 
 
 def load_split(dataset: str, split: int, folder: str | os.PathLike[str] | None) -> Split:
@@ -106,7 +121,7 @@ def load_split(dataset: str, split: int, folder: str | os.PathLike[str] | None) 
     inputs, targets = synthetic_data() if dataset == SYNTHETIC else _loaded(dataset, folder)
     train, test = published_split(len(targets), split)
     folds = [standardised(inputs, targets, rows, left_out) for rows, left_out in published_folds(train)]
-    return Split(folds, standardised(inputs, targets, train, test))
+    return Split(folds, standardised(inputs, targets, train, test), PRECISIONS[dataset])
 
 
 def _loaded(dataset: str, folder: str | os.PathLike[str] | None) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,8 @@
 """How predictions of the MCBN tables are scored: CRPS of the matched Gaussian, log-likelihood of the mixture (PLL).
 
 All in the units of the target. The precision tau of the observation noise is the one that scores best on the folds left
-out: by CRPS in the paper, for PLL too. CU ("constant uncertainty") is the same mean with one variance for all points.
+out, within limits: by CRPS in the paper, for PLL too. CU ("constant uncertainty") is the same mean with one variance
+for all points.
 """
 
 import math
@@ -25,6 +26,8 @@ from batchbayes.scores import (
 )
 
 Objective = Literal["CRPS", "PLL"]
+Limits = tuple[float, float]
+ANY: Limits = (0.0, math.inf)
 TINY = 1e-12
 """Errors below it count as this large, where the best log-likelihood would be infinite."""
 
@@ -81,8 +84,10 @@ def log_likelihood(drawn: Drawn, precision: float) -> Tensor:
     return mixture_log_likelihood(drawn.draws, precision, drawn.truth)
 
 
-def tune_precision(folds: Sequence[Drawn], objective: Objective = "CRPS") -> tuple[float, float]:
+def tune_precision(folds: Sequence[Drawn], objective: Objective = "CRPS", limits: Limits = ANY) -> tuple[float, float]:
     """The precision with the best score, averaged over folds, and that score (of which lower is better).
+
+    Where draws alone scatter as far as errors, CRPS asks for ever less noise: there the limits decide.
 
     >>> import torch
     >>> alone = Drawn(torch.zeros(1, 4), torch.tensor([2.0, -2.0, 2.0, -2.0]))
@@ -100,8 +105,9 @@ def tune_precision(folds: Sequence[Drawn], objective: Objective = "CRPS") -> tup
             scores = [-log_likelihood(fold, precision) for fold in folds]
         return math.fsum(map(mean_score, scores)) / len(folds)
 
-    best = lowest(cost, -math.log(error) - math.log(10), -math.log(error) + math.log(1e4))
-    return math.exp(best), cost(best)
+    free = math.exp(lowest(cost, -math.log(error) - math.log(10), -math.log(error) + math.log(1e4)))
+    best = min(max(free, limits[0]), limits[1])
+    return best, cost(math.log(best))
 
 
 def scores_of(drawn: Drawn, precision: float, constant_precision: float) -> dict[str, float]:
@@ -124,8 +130,8 @@ def scores_of(drawn: Drawn, precision: float, constant_precision: float) -> dict
     }
 
 
-def scored(folds: Sequence[Drawn], tests: Sequence[Drawn], objective: Objective = "CRPS") -> list[dict[str, float]]:
-    """Tune both precisions on the folds left out, and score each test run."""
-    precision, _ = tune_precision(folds, objective)
-    constant, _ = tune_precision([fold.constant() for fold in folds], objective)
+def scored(folds: Sequence[Drawn], tests: Sequence[Drawn], limits: Limits) -> list[dict[str, float]]:
+    """Tune both precisions on the folds left out, by CRPS, and score each test run."""
+    precision, _ = tune_precision(folds, limits=limits)
+    constant, _ = tune_precision([fold.constant() for fold in folds], limits=limits)
     return [scores_of(test, precision, constant) for test in tests]
