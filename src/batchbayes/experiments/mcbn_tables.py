@@ -229,15 +229,38 @@ def summary(runs: Runs, dataset: str, method: str, metric: str) -> tuple[float |
     values = [run[metric] for run in runs.get(dataset, {}).get(method, ())]
     if not values:
         return None, None, 0
-    mean = math.fsum(values) / len(values)
+    mean = total(values) / len(values)
     if len(values) < 2:
         return mean, None, 1
-    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)), len(values)
+    squares = total([(value - mean) * (value - mean) for value in values])
+    return mean, math.sqrt(squares / (len(values) - 1) / len(values)), len(values)
+
+
+def total(values: Sequence[float]) -> float:
+    """The sum, to the last digit where it is finite: a training that diverged is a result too.
+
+    >>> total([0.1] * 10), total([math.inf, -math.inf]), total([1e308, 1e308])
+    (1.0, nan, inf)
+    """
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):
+        return sum(values)
 
 
 def stars_of(values: Sequence[float]) -> str:
-    """Significance of a mean that differs from zero; none for a single run, or where all runs are equal."""
-    return one_sample_t_test(values).stars if len(set(values)) > 1 else ""
+    """Significance of a mean that differs from zero; none for too few runs."""
+    return one_sample_t_test(values).stars if has_test(values) else ""
+
+
+def has_test(values: Sequence[float]) -> bool:
+    """Whether there is a t-test: not for a single run, nor where all are equal, nor where one is beyond all numbers.
+
+    >>> has_test([1.0, 2.0]), has_test([1.0]), has_test([1.0, 1.0]), has_test([1.0, math.nan]), has_test([0, 1e200])
+    (True, False, False, False, False)
+    """
+    mean = total(values) / max(1, len(values))
+    return len(set(values)) > 1 and 0 < total([(value - mean) * (value - mean) for value in values]) < math.inf
 
 
 def stars_from(p_value: float | None) -> str:

@@ -24,9 +24,37 @@ def results_of(finished: Mapping[str, Finished]) -> dict[str, Any]:
 
 def all_tables(plan: Plan, results: Mapping[str, Any]) -> list[Table]:
     """The tables; where the preset differs from the paper is said under the last."""
-    tables = list(plan.experiment.tables(plan.config, results))
+    tables = bare_tables(plan, results)
     notes = tuple(plan.experiment.notes(plan.config))
     return [*tables[:-1], replace(tables[-1], notes=tables[-1].notes + notes)] if tables else []
+
+
+def bare_tables(plan: Plan, results: Mapping[str, Any]) -> list[Table]:
+    """The tables as the experiment makes them. A result that it cannot read is named: the file may be damaged."""
+    try:
+        return list(plan.experiment.tables(plan.config, results))
+    except UNREADABLE as error:
+        unreadable = [name for name in results if not _is_readable(plan, {name: results[name]})]
+        if not unreadable or not _is_readable(plan, {}):
+            raise
+        raise BatchbayesError(
+            expected=f"results as {plan.run.experiment} writes them",
+            got=f"that of the unit {unreadable[0]!r}, which is damaged or something else "
+            f"({type(error).__name__}: {error})",
+            fix="choose another --out, or move the file away; it is left as it was",
+        ) from error
+
+
+UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+"""What it may give to read a result of another shape."""
+
+
+def _is_readable(plan: Plan, results: Mapping[str, Any]) -> bool:
+    try:
+        plan.experiment.tables(plan.config, results)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def write_outputs(plan: Plan, finished: Mapping[str, Finished], out: Path) -> list[Path]:
@@ -48,7 +76,7 @@ def write_outputs(plan: Plan, finished: Mapping[str, Finished], out: Path) -> li
         page = render_experiment(
             name=plan.run.experiment,
             about=plan.about,
-            tables=list(plan.experiment.tables(plan.config, results)),
+            tables=bare_tables(plan, results),
             pictures=paths,
             notes=plan.experiment.notes(plan.config),
             cautions=cautions(finished),

@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.results.rows import Run, config_differences, to_json
+from batchbayes.results.rows import Finished, Run, config_differences, to_json
 
 FORMAT, VERSION = "batchbayes results", 1
 LEAST_BYTES = 512
@@ -116,8 +117,47 @@ def run_of(connection: sqlite3.Connection, path: Path) -> Run:
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise sqlite3.DatabaseError(problem)
-    datasets = json.loads(meta["datasets"])
+    missing = [key for key in ("experiment", "preset", "datasets", "config") if not isinstance(meta.get(key), str)]
+    if missing:
+        raise damaged(path, f"no {' and no '.join(missing)} of the run")
+    datasets, config = (parsed(path, meta[key], f"{key} of the run") for key in ("datasets", "config"))
+    if not isinstance(config, dict):
+        raise damaged(path, "config of the run: no fields")
+    if datasets is not None and not _are_texts(datasets):
+        raise damaged(path, "datasets of the run: no names")
     return Run(meta["experiment"], meta["preset"], None if datasets is None else tuple(datasets), meta["config"])
+
+
+def rows_of(connection: sqlite3.Connection, path: Path) -> dict[str, Finished]:
+    """All finished units, by name; what is not as it was written is refused, with the name of the unit."""
+    fields = ("name", "arguments", "result", "warnings", "seconds", "cores", "finished")
+    packages = ("batchbayes", "torch", "numpy", "python")
+    found = {}
+    for row in connection.execute(f"SELECT {', '.join(fields + packages)} FROM units ORDER BY rowid"):
+        cells = dict(zip(fields + packages, row, strict=True))
+        name, place = row[0], f"of the unit {row[0]!r}"
+        for field, cell in cells.items():
+            if not isinstance(cell, int | float if field in ("seconds", "cores") else str):
+                raise damaged(path, f"{field} {place}")
+        parsed(path, cells["result"], f"result {place}")
+        warnings = parsed(path, cells["warnings"], f"warnings {place}")
+        if not _are_texts(warnings):
+            raise damaged(path, f"warnings {place}: no texts")
+        versions = {package: cells.pop(package) for package in packages}
+        found[name] = Finished(**cells | {"warnings": tuple(warnings), "versions": versions})
+    return found
+
+
+def parsed(path: Path, text: str, what: str) -> Any:
+    """JSON from the file."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise damaged(path, f"{what}: {error}") from error
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def require_same(connection: sqlite3.Connection, path: Path, run: Run) -> None:
@@ -146,6 +186,8 @@ def explained(path: Path) -> Iterator[None]:
     """Errors of SQLite and of the disk, in words that say what to do. Rows that are finished stay."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise damaged(path, str(error)) from error
     except sqlite3.Error as error:
         raise _explanation(path, getattr(error, "sqlite_errorcode", None), str(error)) from error
     except OSError as error:
@@ -170,6 +212,11 @@ def _explanation(path: Path, code: int | None, text: str) -> BatchbayesError:
         return BatchbayesError(
             expected=f"a file of results at {path} that can be opened", got=text, fix="check the folder and its rights"
         )
+    return damaged(path, text)
+
+
+def damaged(path: Path, text: str) -> BatchbayesError:
+    """An error for a file that is not as it was written."""
     return BatchbayesError(
         expected="a file of results of batchbayes",
         got=f"{path}, which is damaged or something else ({text})",

@@ -26,11 +26,15 @@ class Owner:
 
     @classmethod
     def of(cls, text: str) -> "Owner":
-        """
+        """From a file; a ValueError where that holds something else.
+
         >>> Owner.of(this_process().text()) == this_process()
         True
         """
-        return cls(**json.loads(text))
+        match json.loads(text):
+            case {"host": str(host), "pid": int(pid), "started": str() | None as started} if 0 < pid < 2**31:
+                return cls(host, pid, started)
+        raise ValueError(f"not a process: {text!r}")
 
 
 def this_process() -> Owner:

@@ -1,7 +1,6 @@
 """The results of a run, open for claiming units and for finishing them."""
 
 import hashlib
-import json
 import sqlite3
 import threading
 import time
@@ -13,7 +12,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.results.file import connect, explained, prepare, require_same, require_size, run_of, transaction
+from batchbayes.results.file import (
+    connect,
+    damaged,
+    explained,
+    parsed,
+    prepare,
+    require_same,
+    require_size,
+    rows_of,
+    run_of,
+    transaction,
+)
 from batchbayes.results.leases import LEASE_SECONDS, Owner, is_dead, this_process
 from batchbayes.results.rows import Finished, Outcome, Run, to_json
 
@@ -60,13 +70,13 @@ class Results:
     def finished(self) -> dict[str, Finished]:
         """All rows, by name of unit; those of other processes too."""
         with explained(self.path):
-            return _rows(self._connection)
+            return rows_of(self._connection, self.path)
 
     def result(self, name: str) -> Any:
         """That of one finished unit, read from the file, so that it is the same whoever made it."""
         with explained(self.path):
             (text,) = self._connection.execute("SELECT result FROM units WHERE name = ?", (name,)).fetchone()
-        return json.loads(text)
+        return parsed(self.path, text, f"result of the unit {name!r}")
 
     def seconds(self) -> dict[str, float]:
         """How long each finished unit took."""
@@ -82,7 +92,7 @@ class Results:
             taken |= {
                 name
                 for name, owner, expires in connection.execute("SELECT name, owner, expires FROM claims")
-                if owner != self._owner.text() and expires > time.time() and not is_dead(Owner.of(owner))
+                if owner != self._owner.text() and expires > time.time() and not is_dead(self._claimant(name, owner))
             }
             chosen = [name for name in names if name not in taken][:count]
             expires = time.time() + self._lease_seconds
@@ -91,6 +101,12 @@ class Results:
                 [(name, self._owner.text(), expires) for name in chosen],
             )
         return chosen
+
+    def _claimant(self, name: str, owner: str) -> Owner:
+        try:
+            return Owner.of(owner)
+        except ValueError as error:
+            raise damaged(self.path, f"claim on the unit {name!r}: {error}") from error
 
     def finish(self, name: str, arguments: Mapping[str, Any], outcome: Outcome) -> None:
         """Keep a result and end its claim, both or neither. Of two results of a unit the first stays."""
@@ -150,15 +166,4 @@ def read_results(path: Path) -> tuple[Run, dict[str, Finished]]:
         )
     with explained(path), closing(connect(path, "ro")) as connection:
         require_size(path)
-        return run_of(connection, path), _rows(connection)
-
-
-def _rows(connection: sqlite3.Connection) -> dict[str, Finished]:
-    fields = ("name", "arguments", "result", "warnings", "seconds", "cores", "finished")
-    packages = ("batchbayes", "torch", "numpy", "python")
-    found = {}
-    for row in connection.execute(f"SELECT {', '.join(fields + packages)} FROM units ORDER BY rowid"):
-        cells = dict(zip(fields + packages, row, strict=True))
-        versions = {package: cells.pop(package) for package in packages}
-        found[row[0]] = Finished(**cells | {"warnings": tuple(json.loads(cells["warnings"])), "versions": versions})
-    return found
+        return run_of(connection, path), rows_of(connection, path)
