@@ -42,9 +42,13 @@ class LinearDraws:
 
     def first(self, count: int) -> Self:
         """The first draws alone."""
-        return replace(self, index=self.index[:count])
+        used, index = self.index[:count].unique(return_inverse=True)
+        if self.weights is not None:
+            return replace(self, weights=self.weights[used], index=index)
+        tangents = self.tangents if len(used) == len(self.tangents) else self.tangents[used]
+        return replace(self, tangents=tangents, index=index)
 
-    def at(self, examples: slice) -> Self:
+    def at(self, examples: Tensor) -> Self:
         """The draws of some of the examples."""
         return replace(self, middle=self.middle[examples], tangents=self.tangents[:, examples])
 
@@ -88,6 +92,11 @@ class LinearPieces:
     """The same draws of consecutive examples, left in pieces until they are asked for."""
 
     pieces: tuple[LinearDraws, ...]
+
+    @property
+    def middle(self) -> Tensor:
+        """Outputs at the centre, (N, ...)."""
+        return torch.cat([piece.middle for piece in self.pieces])
 
     def outputs(self) -> Tensor:
         """Every draw, (S, N, ...)."""

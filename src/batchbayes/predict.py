@@ -12,6 +12,7 @@ from batchbayes.drawn import BLOCK, Block, LinearDraws
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood
 from batchbayes.linear import (
+    Linearisable,
     compare_with_exact,
     exact_draws,
     is_linearisable,
@@ -63,9 +64,9 @@ def predict(
         num_samples: the number of draws S. Memory does not grow with it, unless the draws are kept.
         seed: draw s depends on the seed and s only.
         engine: "sample" runs the network once a draw: exact. "linear" takes the network as linear in its batch
-            statistics: any number of draws for the price of a few passes; a few exact draws check it, and it warns
-            where they differ. "auto" is linear where that check passes, and exact elsewhere; `predictive.engine`
-            says which.
+            statistics: any number of draws for the price of a few passes; a few exact draws of the first examples
+            check it, and it warns where they differ. "auto" is linear where that check passes and it costs less, and
+            exact elsewhere; `predictive.engine` says which, and why.
         inputs: where the inputs are in a batch, if not first: a key, a position or a function.
         chunk_size: examples in one forward pass; by default as many as hold about 260,000 numbers (on a CPU).
         keep_draws: keep the outputs of every draw as `predictive.draws` (S, N, ...). By default they are kept only
@@ -88,6 +89,8 @@ def predict(
     contrasts = not keep_draws and getattr(likelihood, "shift_invariant", False)
     with Progress("predicting", _work(data, num_samples)) as shown:
         for chunk in chunks(data, chunk_size, inputs, numbers=numbers):
+            if not len(chunk):
+                continue
             chunk = chunk.to(device)
             draws = draws or choose_engine(posterior, chunk, engine, num_samples, seed, contrasts)
             summary, kept = likelihood.summary(), []
@@ -124,20 +127,39 @@ def choose_engine(
         )
     if engine == "auto" and not is_linearisable(posterior):
         return Draws(f"sample: {type(posterior).__name__} has no linear engine", exact.blocks)
-    linear = require_linearisable(posterior)
+    try:
+        otherwise = exact if engine == "auto" else None
+        return linear_engine(require_linearisable(posterior), chunk, num_samples, seed, contrasts, otherwise)
+    except (BatchbayesError, RuntimeError) as error:  # torch raises the latter where gradients cannot pass
+        if engine == "linear":
+            raise
+        return Draws(f"sample: no linear engine for this network ({error})", exact.blocks)
+
+
+def linear_engine(
+    posterior: Linearisable, chunk: Tensor, num_samples: int, seed: int, contrasts: bool, otherwise: Draws | None
+) -> Draws:
+    """The linear engine, checked by a few exact draws of some examples of the first chunk.
+
+    Where it costs more than exact draws or fails the check, what is to be used `otherwise`; if that is None it warns.
+    """
     fewest, most = CHECK_EXAMPLES
-    checked = spread_evenly(len(chunk), max(fewest, min(most, CHECK_NUMBERS // max(1, chunk[0].numel()))))
-    few = exact_draws(linear, chunk[checked], CHECK_DRAWS, seed)
-    plan = plan_linear(linear, few[0, 0].numel(), max(num_samples, CHECK_DRAWS), seed, contrasts=contrasts)
-    first = linear_draws(linear, chunk, plan)
-    found = compare_with_exact(first.at(checked).first(CHECK_DRAWS), few, contrasts=plan.contrasts)
-    if not found.trusted and engine == "auto":
-        return Draws(f"sample: not linear enough ({found})", exact.blocks)
+    sample = spread_evenly(len(chunk), max(fewest, min(most, CHECK_NUMBERS // max(1, chunk[0].numel()))))
+    few = exact_draws(posterior, chunk[sample], CHECK_DRAWS, seed)
+    num_outputs = few[0, 0].numel()
+    plan = plan_linear(posterior, num_outputs, max(num_samples, CHECK_DRAWS), seed, contrasts=contrasts)
+    if otherwise and plan.cost(num_outputs) > num_samples:
+        return replace(otherwise, name=f"sample: {num_samples} draws cost less than {plan}")
+    first = linear_draws(posterior, chunk, plan)
+    drawn = first.at(sample).first(CHECK_DRAWS)
+    found = compare_with_exact(drawn, few, contrasts=plan.contrasts, left_out=plan.left_out)
+    if otherwise and not found.trusted:
+        return replace(otherwise, name=f"sample: not linear enough ({found})")
     warn_unless_trusted(found)
     ready = [first]  # the chunk that was checked comes first
 
     def blocks(inputs: Tensor) -> Iterator[LinearDraws]:
-        yield (ready.pop() if ready else linear_draws(linear, inputs, plan)).first(num_samples)
+        yield (ready.pop() if ready else linear_draws(posterior, inputs, plan)).first(num_samples)
 
     return Draws(f"{plan} ({found})", blocks)
 

@@ -6,6 +6,8 @@ input gives both derivatives: $-\sum g$ and $-\sum g (h - \mu)$ over the positio
 examples do not mix, so one backward pass of the sum over examples gives them for every example at once. Only inputs are
 touched: it works for subclasses with an activation inside.
 
+A layer may see several rows of each example (time steps), one example after the other.
+
 Where one number added to all K outputs of an example changes nothing, as under a softmax, K - 1 passes suffice: the
 contrasts of the other outputs with the last, which then does not move.
 """
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from batchbayes.errors import BatchbayesError
 from batchbayes.functional import Network, affine_batch_norm, inputs_seen, statistics_in_place
 from batchbayes.methods.batchnorm.sites import Site
 from batchbayes.methods.batchnorm.statistics import by_site
@@ -31,7 +34,11 @@ def tangents_by_reverse_mode(
     """Outputs at `statistics` (n, ...), and their derivatives along Q directions of omega, (Q, n, ...)."""
     seen: list[Tensor] = []
 
-    def see(_: str, h: Tensor) -> Tensor:
+    def see(name: str, h: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            raise _unfit("a network without no_grad in its forward pass", f"{name} under no_grad")
+        if len(h) % len(inputs):
+            raise _unfit("as many rows for every example", f"{len(h)} rows at {name} for {len(inputs)} examples")
         # A node of the graph that this layer alone uses: the input itself may go elsewhere too (a shortcut).
         seen.append(h.view_as(h) if h.requires_grad else h.detach().requires_grad_())
         return seen[-1]
@@ -40,22 +47,22 @@ def tangents_by_reverse_mode(
     in_place = statistics_in_place(layers.values(), statistics)
     with torch.enable_grad(), in_place, inputs_seen(layers, see), affine_batch_norm():
         outputs = network(inputs)
-    if not sites:
-        return outputs.detach(), outputs.new_zeros(len(directions), *outputs.shape)
     flat = outputs.detach().reshape(len(inputs), -1)  # (n, K)
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
     along = _along(sites, statistics, directions.to(flat))
-    products = {h.shape: torch.empty_like(h, requires_grad=False) for h in seen}  # written again and again
+    products = {(h.shape, h.dtype): torch.empty_like(h, requires_grad=False) for h in seen}  # written again and again
     passes = flat.shape[1] - contrasts
-    tangents = flat.new_empty(flat.shape[1], len(flat), len(directions))  # (K, n, Q): quicker to add up than (Q, n)
-    tangents[passes:] = 0
+    tangents = flat.new_zeros(flat.shape[1], len(flat), len(directions))  # (K, n, Q): quicker to add up than (Q, n)
     for k in range(passes):
-        one = torch.zeros_like(flat)
+        one = torch.zeros_like(flat, dtype=outputs.dtype)
         one[:, k] = 1
         one[:, passes:] = -1
-        gradients = torch.autograd.grad(outputs, seen, one.view_as(outputs), retain_graph=k + 1 < passes)
-        for number, (gradient, h, (mean, log_std)) in enumerate(zip(gradients, seen, along, strict=True)):
-            product = torch.mul(gradient, h.detach(), out=products[h.shape])
-            tangents[k].addmm_(_summed(gradient), mean, beta=float(number > 0)).addmm_(_summed(product), log_std)
+        retain = k + 1 < passes
+        gradients = torch.autograd.grad(outputs, seen, one.view_as(outputs), retain_graph=retain, allow_unused=True)
+        for gradient, h, (mean, log_std) in zip(gradients, seen, along, strict=True):
+            if gradient is not None:  # a layer of another head moves nothing
+                product = torch.mul(gradient, h.detach(), out=products[h.shape, h.dtype])
+                tangents[k].addmm_(_summed(gradient, flat), mean).addmm_(_summed(product, flat), log_std)
     return outputs.detach(), tangents.permute(2, 1, 0).reshape(len(directions), *outputs.shape)
 
 
@@ -65,10 +72,15 @@ def _along(
     r"""What each site multiplies $\sum g$ and $\sum g h$ by, (C, Q) each: the mean of h goes with the former."""
     found = []
     for (mean, _), (d_mean, d_log_std) in zip(statistics, by_site(sites, directions), strict=True):
-        found.append(((mean * d_log_std - d_mean).T, -d_log_std.T))
+        found.append(((mean.to(directions) * d_log_std - d_mean).T, -d_log_std.T))
     return found
 
 
-def _summed(values: Tensor) -> Tensor:
-    """(n, C, ...) over positions, (n, C)."""
-    return values if values.ndim == 2 else values.sum(tuple(range(2, values.ndim)))
+def _summed(values: Tensor, like: Tensor) -> Tensor:
+    """(rows, C, ...) over positions and over the rows of an example, (n, C)."""
+    summed = (values if values.ndim == 2 else values.sum(tuple(range(2, values.ndim)))).to(like.dtype)
+    return summed if len(summed) == len(like) else summed.view(len(like), -1, summed.shape[1]).sum(1)
+
+
+def _unfit(expected: str, got: str) -> BatchbayesError:
+    return BatchbayesError(expected=f"{expected}, for reverse mode", got=got, fix='use engine="sample"')

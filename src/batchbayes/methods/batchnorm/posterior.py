@@ -184,8 +184,13 @@ class BatchNormPosterior:
 
         Contrasts are derivatives relative to the last output, which are one fewer.
         """
-        statistics = self._statistics(self.center)
-        return tangents_by_reverse_mode(self.network, self.sites, statistics, inputs, directions, contrasts)
+        with torch.inference_mode(False):  # whose tensors no gradient can pass
+            statistics, inputs = self._statistics(self.center.clone()), _normal(inputs)
+            if directions.any():
+                return tangents_by_reverse_mode(self.network, self.sites, statistics, inputs, directions, contrasts)
+        with torch.no_grad():
+            outputs = self.function(self.center)(inputs)
+        return outputs, outputs.new_zeros(len(directions), *outputs.shape)
 
     def state(self) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Header and tensors for a file."""
@@ -203,3 +208,8 @@ class BatchNormPosterior:
         }
         tensors = {"center": self.center, "deviations": self.deviations}
         return header, tensors if self.influence is None else {**tensors, "influence": self.influence}
+
+
+def _normal(inputs: Tensor) -> Tensor:
+    """Inputs that a gradient can pass, even if they were made in inference mode."""
+    return inputs.clone() if inputs.is_inference() else inputs
