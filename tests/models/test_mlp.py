@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from batchbayes import BatchbayesError
-from batchbayes.models.mlp import MLP
+from batchbayes.models.mlp import MLP, SeededDropout
 
 
 def test_layers_come_in_order_and_only_the_output_has_a_bias() -> None:
@@ -33,3 +33,14 @@ def test_without_hidden_layers_it_is_linear() -> None:
 def test_refuses_widths_below_one(widths: tuple[int, list[int], int]) -> None:
     with pytest.raises(BatchbayesError, match="widths of one or more"):
         MLP(*widths)
+
+
+def test_dropout_at_rate_zero_changes_nothing_but_the_generator() -> None:
+    x, states = torch.randn(4, 3), []
+    for rate in (0.0, 0.5):
+        torch.manual_seed(0)
+        outputs = SeededDropout(rate)(x)
+        assert torch.equal(outputs, x) == (rate == 0)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    assert torch.equal(SeededDropout(0.5).eval()(x), x)

@@ -55,6 +55,20 @@ def test_each_network_is_as_if_trained_alone(norm, dropout, batch_size):
         assert not ours.training
 
 
+def test_a_rate_of_zero_draws_as_any_other_rate():
+    """Some modules of a network that drop nothing, and a network of which none does."""
+    examples, stacked = data(40, 1), networks(3, norm=False, dropout=0.4)
+    for network, rates in zip(stacked, [(0.0, 0.4, 0.2), (0.3, 0.0, 0.5), (0.0, 0.0, 0.0)], strict=True):
+        dropouts = [module for module in network.modules() if isinstance(module, nn.Dropout)]
+        for module, rate in zip(dropouts, rates, strict=True):
+            module.p = rate
+    configs = [TrainingConfig(7, 8, 1e-2, seed=i) for i in range(3)]
+    expected = [alone(network, examples, config) for network, config in zip(stacked, configs, strict=True)]
+    train_grid(stacked, [examples] * 3, configs)
+    for ours, theirs in zip(stacked, expected, strict=True):
+        assert_same(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
 def test_single_precision_agrees_to_its_rounding():
     examples, config = data(64, 1, dtype=torch.float32), TrainingConfig(10, 16, 1e-3, weight_decay=1e-3)
     stacked = networks(4, dtype=torch.float32)

@@ -60,6 +60,8 @@ class MLP(nn.Module):
 class SeededDropout(nn.Dropout):
     """Dropout by a threshold on uniform numbers of torch's generator, so that a mask can be drawn again elsewhere.
 
+    It draws at every rate, zero as well: networks that differ in their rates then see the same numbers.
+
     >>> _ = torch.manual_seed(0)
     >>> SeededDropout(0.5)(torch.ones(6))
     tensor([0., 2., 0., 0., 0., 2.])
@@ -67,6 +69,6 @@ class SeededDropout(nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         """Zero each number with probability p, and scale up the rest."""
-        if not self.training or not self.p:
+        if not self.training:
             return input
         return input * (torch.rand_like(input) >= self.p) / (1 - self.p)
