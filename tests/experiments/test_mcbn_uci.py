@@ -12,7 +12,7 @@ from scipy import stats
 from shared import FOLDER
 
 import batchbayes as bb
-from batchbayes.experiments import mcbn_batch_size, mcbn_passes, mcbn_uci
+from batchbayes.experiments import Unit, mcbn_batch_size, mcbn_passes, mcbn_uci
 from batchbayes.experiments.mcbn_methods import correlated
 from batchbayes.experiments.mcbn_protocol import (
     PRECISIONS,
@@ -101,6 +101,31 @@ def test_notes_name_every_reduction_of_a_preset():
     for words in ("boston", "protein", "splits 2", "splits 1", "max epochs 300", "batch sizes 32 128 512", "seeds 3"):
         assert words in quick
     assert len(mcbn_uci.notes(mcbn_uci.PRESETS["paper"])) == 1
+
+
+@pytest.mark.parametrize("preset", ["quick", "paper"])
+def test_the_batch_size_sweep_has_every_published_cell(preset):
+    config = mcbn_batch_size.PRESETS[preset]
+    cells = {(unit.arguments["dataset"], unit.arguments["batch_size"]) for unit in mcbn_batch_size.units(config)}
+    published = {(p.dataset, p.batch_size) for p in mcbn_tables() if p.table in (8, 9) and p.dataset in config.datasets}
+    assert {("concrete", 1024), ("energy", 512), ("wine", 1024)} <= cells
+    assert cells == published
+
+
+def test_a_batch_as_large_as_the_data_has_no_noise_and_no_normalised_score():
+    config = replace(mcbn_batch_size.PRESETS["smoke"], seeds=1, max_epochs=20)
+    unit = Unit("synthetic, split 1, batch 1024", {"dataset": "synthetic", "split": 1, "batch_size": 1024})
+    (scores,) = mcbn_batch_size.work(config, unit, {}, None)["runs"]
+    assert (scores["crps_norm"], scores["pll_norm"]) == pytest.approx((0, 0), abs=1e-9)
+    assert scores["rmse"] > 0
+
+
+def test_notes_of_a_sweep_are_beside_its_own_protocol():
+    for module in (mcbn_batch_size, mcbn_passes):
+        assert not any("splits" in note or "boston" in note for note in module.notes(module.PRESETS["paper"]))
+        quick = "\n".join(module.notes(module.PRESETS["quick"]))
+        assert "boston: splits 1; seeds 3; weight decays 0.01 0.0001; selection draws 32." in quick
+        assert "dropout" not in quick
 
 
 def test_choice_is_that_of_networks_trained_one_by_one():

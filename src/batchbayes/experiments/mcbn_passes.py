@@ -19,7 +19,7 @@ from batchbayes.experiments.mcbn_protocol import Protocol, load_split
 from batchbayes.experiments.mcbn_scores import Drawn, scored
 from batchbayes.experiments.mcbn_tables import sweep_tables
 from batchbayes.experiments.mcbn_uci import PRESETS as MAIN
-from batchbayes.experiments.mcbn_uci import notes as notes
+from batchbayes.experiments.mcbn_uci import notes_beside
 from batchbayes.tables import Table
 
 if TYPE_CHECKING:
@@ -77,3 +77,8 @@ def tables(config: Protocol, results: Mapping[str, Any]) -> list[Table]:
 def figures(config: Protocol, results: Mapping[str, Any]) -> "dict[str, Figure]":
     """None: the paper has tables only."""
     return {}
+
+
+def notes(config: Protocol) -> list[str]:
+    """What is less than in the paper: 3 splits, 5 seeds, batch size 128."""
+    return notes_beside(PRESETS["paper"], config, dropout=False)

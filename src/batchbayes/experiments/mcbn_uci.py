@@ -138,7 +138,11 @@ REDUCIBLE = (
 
 def notes(config: Protocol) -> list[str]:
     """What is less than in the paper, data set by data set."""
-    full = Protocol(())
+    return notes_beside(Protocol(()), config)
+
+
+def notes_beside(full: Protocol, config: Protocol, *, dropout: bool = True) -> list[str]:
+    """What is less than in a protocol, data set by data set."""
     lines = [
         "Weight decays from 1e-7 to 1e-15 of the paper stand in the grid as one 0; tau is found by a search in log tau."
     ]
@@ -147,7 +151,7 @@ def notes(config: Protocol) -> list[str]:
         less = [
             f"{name.replace('_', ' ')} {_shown(getattr(own, name))}"
             for name in REDUCIBLE
-            if getattr(own, name) != getattr(full.of(dataset), name)
+            if (dropout or name != "dropout_rates") and getattr(own, name) != getattr(full.of(dataset), name)
         ]
         if less:
             lines.append(f"{dataset}: {'; '.join(less)}.")
