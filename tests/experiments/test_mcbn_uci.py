@@ -28,7 +28,15 @@ from batchbayes.experiments.mcbn_protocol import (
     trained,
 )
 from batchbayes.experiments.mcbn_scores import Drawn, scored, scores_of, tune_precision
-from batchbayes.experiments.mcbn_tables import BEYOND, summary, tuned_table, verdict
+from batchbayes.experiments.mcbn_tables import (
+    BEYOND,
+    beyond_table,
+    normalised_table,
+    raw_scores_table,
+    summary,
+    tuned_table,
+    verdict,
+)
 from batchbayes.experiments.published import mcbn_tables, mcbn_value
 from batchbayes.rng import generator
 from batchbayes.training.loop import TrainingConfig, half_squared_error, train
@@ -270,8 +278,28 @@ def test_sweeps_run_and_fill_their_tables(module):
 
 def test_significance_needs_both_to_contradict():
     assert verdict(-5, True, -1, True) == "agree"
-    assert verdict(0.1, False, -3, False) == "agree"
+    assert verdict(0.1, False, -3, False) == verdict(0.1, False, 3, False) == "neither significant"
     assert summary({"a": {"m": [{"x": 1.0}, {"x": 3.0}]}}, "a", "m", "x") == (2.0, pytest.approx(1.0), 2)
+
+
+def test_what_cannot_be_tested_does_not_agree_and_is_counted_apart():
+    """Published for MCBN, normalised CRPS: boston 8.50, energy 5.75, wine 2.91, all significant."""
+    values = {"boston": [8.0, 9.0, 8.5], "energy": [5.0], "wine": [3.0, 3.0], "power": [1.0, -1.0, 0.1]}
+    runs = {dataset: {"MCBN": [{"crps_norm": v} for v in found]} for dataset, found in values.items()}
+    table = normalised_table("T", list(runs), runs, 4, "crps_norm")
+    said = {row[0]: row[8] for row in table.rows if row[1] == "MCBN"}
+    assert said == {
+        "boston": "agree", "energy": "too few runs", "wine": "too few runs", "power": "ours not significant",
+    }  # fmt: skip
+    assert table.notes[1].startswith("1 of 4 agree with the paper in sign and significance (p < 0.05), in 2 more there")
+
+
+def test_means_over_fewer_runs_say_so():
+    run = {"rmse": 1.0, "crps": 2.0, "pll": 3.0, "crps_norm": 4.0}
+    runs = {"boston": {"MCBN": [run] * 3, "correlated SBN": [run] * 2, "MCBN, linear": [run] * 3, "ensemble": [run]}}
+    (row,) = beyond_table("T", ["boston"], runs, 4, "crps_norm").rows
+    assert row[2:] == ("4.00 ± 0.00", "4.00 ± 0.00", "4.00 ± 0.00 (2 runs)", None, None, "4.00 (1 run)")
+    assert [row[-1] for row in raw_scores_table(["boston"], runs).rows] == [3, 3, 2, 1]
 
 
 def test_published_numbers_are_complete():

@@ -56,18 +56,18 @@ def raw_table(
 def normalised_table(title: str, datasets: Sequence[str], runs: Runs, table: int, metric: str) -> Table:
     """Signs and significances of both."""
     rows: list[tuple[Cell, ...]] = []
-    agreed = compared = 0
+    found: list[str] = []
     for dataset in datasets:
         for method in ("MCBN", "MCDO"):
             mean, error, count = summary(runs, dataset, method, metric)
-            ours = stars_of([run[metric] for run in runs[dataset].get(method, ())])
+            values = [run[metric] for run in runs[dataset].get(method, ())]
+            ours = stars_of(values)
             paper = mcbn_value(table, dataset, method, metric)
             theirs = None if paper is None else stars_from(paper.p_value)
             same: Cell = None
             if paper is not None and mean is not None:
-                compared += 1
-                same = verdict(paper.value, bool(theirs), mean, bool(ours))
-                agreed += same == "agree"
+                same = verdict(paper.value, bool(theirs), mean, bool(ours) if has_test(values) else None)
+                found.append(same)
             rows.append(
                 (
                     dataset,
@@ -101,22 +101,41 @@ def normalised_table(title: str, datasets: Sequence[str], runs: Runs, table: int
         (
             "0 is constant uncertainty, 100 the optimum of every point. Stars: two-sided t-test against 0, from "
             "* p < 0.05 to **** p < 1e-4.",
-            f"{agreed} of {compared} agree with the paper in sign and in being significant (p < 0.05).",
+            counted(found),
         ),
     )
 
 
-def verdict(paper: float, paper_significant: bool, ours: float, ours_significant: bool) -> str:
-    """How two findings compare: only where both are significant can their signs contradict each other.
+NEITHER, TOO_FEW, NO_NUMBER = "neither significant", "too few runs", "no number"
+
+
+def counted(found: Sequence[str]) -> str:
+    """Verdicts in a sentence.
+
+    >>> counted(["agree", "agree", "opposite", NEITHER])
+    '2 of 4 agree with the paper in sign and significance (p < 0.05), in 1 more neither is significant.'
+    """
+    text = f"{found.count('agree')} of {len(found)} agree with the paper in sign and significance (p < 0.05)"
+    for kind, words in ((NEITHER, "neither is significant"), (TOO_FEW, "there are too few different runs for a test")):
+        text += f", in {found.count(kind)} more {words}" if kind in found else ""
+    return text + "."
+
+
+def verdict(paper: float, paper_significant: bool, ours: float, ours_significant: bool | None) -> str:
+    """How two findings compare: signs tell only where both are significant. None: ours cannot be tested.
 
     >>> verdict(2.0, True, 3.0, True), verdict(2.0, True, -3.0, False), verdict(2.0, True, -3.0, True)
     ('agree', 'ours not significant', 'opposite')
+    >>> verdict(2.0, False, -3.0, False), verdict(2.0, True, 3.0, None), verdict(2.0, True, math.nan, None)
+    ('neither significant', 'too few runs', 'no number')
     """
+    if ours_significant is None:
+        return TOO_FEW if math.isfinite(ours) else NO_NUMBER
     if paper_significant and ours_significant:
         return "agree" if (paper > 0) == (ours > 0) else "opposite"
     if paper_significant:
         return "ours not significant"
-    return "paper's not significant" if ours_significant else "agree"
+    return "paper's not significant" if ours_significant else NEITHER
 
 
 def tuned_table(datasets: Sequence[str], runs: Runs) -> Table:
@@ -172,7 +191,11 @@ def beyond_table(title: str, datasets: Sequence[str], runs: Runs, table: int, me
     for dataset in datasets:
         paper = mcbn_value(table, dataset, "MCBN", metric)
         cells: list[Cell] = [dataset, with_error(paper.value, paper.standard_error) if paper else None]
-        cells += [with_error(*summary(runs, dataset, method, metric)[:2]) for method in BEYOND]
+        usual = summary(runs, dataset, "MCBN", metric)[2]
+        for method in BEYOND:
+            mean, error, count = summary(runs, dataset, method, metric)
+            fewer = f" ({count} run{'s' * (count != 1)})" if count not in (0, usual) else ""
+            cells.append(None if mean is None else f"{with_error(mean, error)}{fewer}")
         rows.append(tuple(cells))
     return Table(
         title,
@@ -180,7 +203,8 @@ def beyond_table(title: str, datasets: Sequence[str], runs: Runs, table: int, me
         tuple(rows),
         notes=(
             "Each method against constant uncertainty around its own mean, both precisions tuned on the folds left "
-            "out: by CRPS, but for the one tuned by PLL. An ensemble is one run a split.",
+            "out: by CRPS, but for the one tuned by PLL. An ensemble is one run a split; the number of runs is given "
+            "where it is not that of MCBN.",
         ),
     )
 
@@ -213,14 +237,15 @@ def raw_scores_table(datasets: Sequence[str], runs: Runs) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for dataset in datasets:
         for method in (*BEYOND, "MCDO"):
-            values = [summary(runs, dataset, method, metric)[0] for metric in ("rmse", "crps", "pll")]
-            if values[0] is not None:
-                rows.append((dataset, method, *values))
+            rmse, _, count = summary(runs, dataset, method, "rmse")
+            if count:
+                others = (summary(runs, dataset, method, metric)[0] for metric in ("crps", "pll"))
+                rows.append((dataset, method, rmse, *others, count))
     return Table(
         "Raw scores of all methods",
-        ("data set", "method", "RMSE", "CRPS", "PLL"),
+        ("data set", "method", "RMSE", "CRPS", "PLL", "runs"),
         tuple(rows),
-        ("", "", ".3f", ".3f", ".3f"),
+        ("", "", ".3f", ".3f", ".3f", ""),
     )
 
 
