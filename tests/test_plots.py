@@ -216,6 +216,15 @@ def test_uncertainty_error_grid_has_a_panel_for_each_data_set():
         assert panel.lines[0].get_ydata().tolist() == [1.0, 4.0 + n, 9.0]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_the_legend_of_a_grid_is_not_cut_off(count: int) -> None:
+    figure = uncertainty_error_grid({f"set {n}": ([3.0, 1.0, 2.0], [9.0, 1.0, 4.0], 2.0) for n in range(count)})
+    figure.canvas.draw()
+    legend = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+    assert len(figure.legends[0].get_texts()) == 5
+
+
 def test_errors_are_sorted_by_predicted_spread() -> None:
     figure = uncertainty_error_figure([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0], constant_std=2.0)
     panel = figure.axes[0]

@@ -45,7 +45,9 @@ def uncertainty_error_grid(panels: "Mapping[str, tuple[ArrayLike, ArrayLike, flo
     """The same for several data sets side by side: (std, error, constant_std) by title."""
     with house_style():
         rows, across = -(-len(panels) // columns), min(columns, len(panels))
-        figure, axes = new_figure(rows, across, (2.7 * across, 2.2 * rows + 0.6), share=False)
+        beside = 5 if across > 3 else across  # entries of the legend in a line: one is narrower than a panel
+        height = 2.2 * rows + 0.6 + 0.17 * (-(-5 // beside) - 1)
+        figure, axes = new_figure(rows, across, (2.7 * across, height), share=False)
         for panel in axes.flat[len(panels) :]:
             panel.set_visible(False)
         for panel, (title, (std, error, constant_std)) in zip(axes.flat, panels.items(), strict=False):
@@ -54,7 +56,7 @@ def uncertainty_error_grid(panels: "Mapping[str, tuple[ArrayLike, ArrayLike, flo
         figure.supxlabel("points, the most certain first", fontsize=9)
         figure.supylabel("absolute error", fontsize=9)
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=8)
+        figure.legend(handles, labels, loc="outside upper center", ncols=beside, frameon=False, fontsize=8)
     return figure
 
 
