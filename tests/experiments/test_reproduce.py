@@ -238,7 +238,8 @@ def test_units_that_could_never_be_done_are_refused(
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_unit_that_fails_does_not_stop_the_others(workers: str, out: Path, capsys: Printed) -> None:
     assert reproduce(out, "--workers", workers, preset="bad") == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    *before, error = capsys.readouterr().err.splitlines()
+    assert "second, part 1: failed: expected a; got b. Do this: c." in before
     assert "expected a; got b, in the unit 'second, part 1'; 1 need those. Do this: c; then run" in error
     assert not (out / "index.html").exists()
     printed, missing = table(out, capsys)
@@ -247,9 +248,10 @@ def test_a_unit_that_fails_does_not_stop_the_others(workers: str, out: Path, cap
     assert len(read_results(out / "results.sqlite")[1]) == 6
 
 
-def test_an_error_of_the_program_is_shown_where_it_happened(out: Path) -> None:
+def test_an_error_of_the_program_is_shown_where_it_happened(out: Path, capsys: Printed) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)second, part 1.*trouble.*ZeroDivisionError"):
         reproduce(out, "--workers", "2", preset="bug")
+    assert "second, part 1: failed: ZeroDivisionError: division by zero" in capsys.readouterr().err.splitlines()
     assert len(read_results(out / "results.sqlite")[1]) == 6
     with pytest.raises(RuntimeError, match="set is not JSON serializable"):
         reproduce(out.with_name("other"), preset="object")

@@ -104,7 +104,7 @@ class _Work:
             if isinstance(outcome, Failure):
                 self.failures[unit.name] = outcome
                 self.results.release([unit.name])
-                self.shown.say(f"{unit.name}: failed")
+                self.shown.say(f"{unit.name}: failed: {outcome.reason}")
             else:
                 self.results.finish(unit.name, unit.arguments, outcome)
                 self.shown.finished(unit.name, self.results.seconds(), self.seconds_running())

@@ -27,6 +27,11 @@ class Failure:
     """Bad input, in words; None for any other error."""
     trace: str
 
+    @property
+    def reason(self) -> str:
+        """In one line."""
+        return " ".join(str(self.error).split()) if self.error else self.trace.strip().rpartition("\n")[2]
+
 
 def perform(
     name: str, config: Any, unit: Unit, needed: Mapping[str, Any], data_folder: str | None
