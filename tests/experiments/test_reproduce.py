@@ -171,6 +171,7 @@ def test_tables_in_every_format(out: Path, capsys: Printed) -> None:
         (["reproduce", "own.tiny", "--datasets", ""], "got ''"),
         (["reproduce", "own.tiny", "--datasets", "first,first"], "data sets, each once; got 'first,first'"),
         (["reproduce", "batch-size-collapse", "--datasets", "boston"], "batch-size-collapse, which has not"),
+        (["reproduce", "own.tiny", "--data-dir", "gone"], "got no folder at gone. Do this: check the name"),
         (["table", "batch-size-colapse", "."], "nothing at results.sqlite"),
         (["table", "own.tiny", "nowhere"], "nothing at nowhere/results.sqlite"),
     ],

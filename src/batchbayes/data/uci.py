@@ -1,8 +1,9 @@
 """The eight UCI regression sets of the MCBN paper, in the row order that its published splits count in.
 
-A set is looked for as `uci/<name>.npz` (arrays `X` and `y`) in the folder that the caller names, in the one that
-BATCHBAYES_DATA names and in the cache; otherwise it is downloaded into the cache. Whatever its source, its numbers must
-have the known checksum, so that a row that is missing, altered or out of order never gets into a table.
+A set is looked for as `uci/<name>.npz` or `<name>.npz` (arrays `X` and `y`) in the folder that the caller names, in the
+one that BATCHBAYES_DATA names and in the cache; otherwise it is downloaded, into the cache if that can be written to.
+Whatever its source, its numbers must have the known checksum, so that a row that is missing, altered or out of order
+never gets into a table.
 
 All eight are downloaded from one place, the repository of Gal & Ghahramani's regression experiments at a fixed commit:
 plain text, one row an example, in the row order of the MCBN authors' own files (the values were compared equal). UCI's
@@ -14,7 +15,7 @@ import difflib
 import hashlib
 import os
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 
 from batchbayes.data.files import read_npz
 from batchbayes.data.folder import VARIABLE, cache_folder
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 from batchbayes.files import atomic_path
 
 SOURCE = (
@@ -133,8 +134,9 @@ def load_regression(name: str, folder: str | os.PathLike[str] | None = None) -> 
             fix=f"did you mean {close[0]!r}? Pass that" if close else "choose one of them",
         )
     known = SETS[name]
-    path = next((path for path in _places(name, folder) if path.exists()), None) or _download(name)
-    inputs, targets = _read(name, path)
+    places = _places(name, folder)
+    path = next((path for path in places if os.path.exists(path)), None)  # a folder that may not be entered has none
+    inputs, targets = _read(name, path) if path else _download(name, places)
     return RegressionData(name, inputs, targets, known.feature_names, known.target)
 
 
@@ -178,8 +180,13 @@ def content_digest(inputs: np.ndarray, targets: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _places(name: str, folder: str | os.PathLike[str] | None) -> Iterator[Path]:
-    return (Path(base) / "uci" / f"{name}.npz" for base in (folder, os.environ.get(VARIABLE), cache_folder()) if base)
+def _places(name: str, folder: str | os.PathLike[str] | None) -> list[Path]:
+    named = [Path(base) for base in (folder, os.environ.get(VARIABLE)) if base]
+    return [path for base in named for path in (base / "uci" / f"{name}.npz", base / f"{name}.npz")] + [_cached(name)]
+
+
+def _cached(name: str) -> Path:
+    return cache_folder() / "uci" / f"{name}.npz"
 
 
 def _read(name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -218,8 +225,8 @@ def _address(name: str) -> str:
     return f"{SOURCE}/{SETS[name].remote}/data/data.txt"
 
 
-def _download(name: str) -> Path:
-    """Fetch a set, check it, and keep it in the cache."""
+def _download(name: str, places: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
+    """Fetch a set, check it, and keep it in the cache, if that can be written to."""
     known = SETS[name]
     try:
         with urllib.request.urlopen(_address(name), timeout=TIMEOUT_SECONDS) as response:
@@ -227,24 +234,31 @@ def _download(name: str) -> Path:
     except (OSError, HTTPException, ValueError) as error:
         raise BatchbayesError(
             expected=f"the {name} data in a folder, in the cache or from {_address(name)}",
-            got=f"no file, and a download that failed ({error})",
+            got=f"no file at {' or '.join(map(str, places))}, and a download that failed ({error})",
             fix=_by_hand(name),
         ) from error
     width = len(known.feature_names)
     arrays = {"X": table[:, :width], "y": table[:, width : width + 1].reshape(-1)}
     inputs, targets = _checked(name, arrays, _address(name))
-    path = cache_folder() / "uci" / f"{name}.npz"
+    try:
+        _keep(name, inputs, targets)
+    except OSError as error:
+        warn(f"The {name} data cannot be kept at {_cached(name)} ({error.strerror}): they are downloaded each time.")
+    return inputs, targets
+
+
+def _keep(name: str, inputs: np.ndarray, targets: np.ndarray) -> None:
+    path, known = _cached(name), SETS[name]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, X=inputs, y=targets, features=np.array(known.feature_names), target=known.target)
-    return path
 
 
 def _by_hand(name: str) -> str:
     known = SETS[name]
     width = len(known.feature_names)
     return (
-        f"put uci/{name}.npz, written by numpy.savez, into a folder and set {VARIABLE} to it: y is {known.target} and "
-        f"the columns of X are {', '.join(known.feature_names)}, with {known.num_rows} rows in the order of "
-        f"{_address(name)}; with table = numpy.loadtxt of that file, X=table[:, :{width}] and y=table[:, {width}]"
+        f"put uci/{name}.npz, written by numpy.savez, into a folder and name that by --data-dir or {VARIABLE}: "
+        f"y is {known.target} and the columns of X are {', '.join(known.feature_names)}, "
+        f"with {known.num_rows} rows in the order of {_address(name)}; with table = numpy.loadtxt of that file, X=table[:, :{width}] and y=table[:, {width}]"
     )

@@ -48,6 +48,12 @@ def reproduce(
 ) -> list[Table]:
     """Do the units that are not finished in `out`, then write tables, figures and a page there; returns the tables."""
     _require_extras()
+    if data_folder is not None and not os.path.isdir(data_folder):
+        raise BatchbayesError(
+            expected="a folder with the data sets (--data-dir)",
+            got=f"no folder at {os.fspath(data_folder)}",
+            fix="check the name, or leave it out to have data sets looked for in BATCHBAYES_DATA and downloaded",
+        )
     with room_for(out):
         out.mkdir(parents=True, exist_ok=True)
     with Results(out / RESULTS, plan.run) as results:
