@@ -36,8 +36,7 @@ def alone(network, examples, config):
 
 def assert_same(ours, theirs, **tolerance):
     for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
-        if not name.endswith("num_batches_tracked"):
-            torch.testing.assert_close(a, b, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(a, b, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize(("norm", "dropout"), [(True, 0.0), (False, 0.5), (False, 0.0), (True, 0.3)])

@@ -16,8 +16,9 @@ from torch import Tensor, nn, optim
 from batchbayes.errors import BatchbayesError
 from batchbayes.progress import Progress
 from batchbayes.rng import generator, stream_seed
+from batchbayes.training.layers import Layer, Stack, join
 from batchbayes.training.loop import TrainingConfig, require_data
-from batchbayes.training.stack import Layer, Stack, join, stack_networks, unstack
+from batchbayes.training.stack import stack_networks, unstack
 
 Examples = tuple[Tensor, Tensor]
 """Inputs (N, Q) and targets (N, K) that a network is trained on."""
@@ -135,8 +136,13 @@ class _Group:
 
     def run_epoch(self, epoch: int) -> None:
         """One shuffled pass over each network's own data."""
+        steps = 0
         for inputs, targets in self._orders.batches(epoch):
             self._step(inputs, targets)
+            steps += 1
+        for layer in self._layers:
+            if layer.norm:
+                self._running[f"{layer.norm}.num_batches_tracked"] += steps
 
     @torch.no_grad()
     def _step(self, inputs: Tensor, targets: Tensor) -> None:

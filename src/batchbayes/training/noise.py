@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from batchbayes.training.stack import Layer, Stack
+from batchbayes.training.layers import Layer, Stack
 
 CHUNK = 2**20
 """Numbers in the widest layer at a time: what the cache holds."""
