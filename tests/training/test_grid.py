@@ -77,6 +77,15 @@ def test_single_precision_agrees_to_its_rounding():
         assert_same(ours, theirs, rtol=2e-3, atol=2e-4)
 
 
+def test_weight_decay_has_the_precision_of_the_network():
+    examples, config = data(40, 1), TrainingConfig(5, 8, 1e-2, weight_decay=0.1)
+    stacked = networks(2)
+    expected = [alone(network, examples, config) for network in stacked]
+    train_grid(stacked, [examples] * 2, [config] * 2)
+    for ours, theirs in zip(stacked, expected, strict=True):
+        assert_same(ours, theirs, rtol=1e-11, atol=1e-13)
+
+
 @given(st.lists(st.integers(1, 6), min_size=3, max_size=3), st.sampled_from([0.0, 0.4]))
 @settings(max_examples=8, deadline=None)
 def test_networks_that_end_early_do_not_disturb_the_others(ends, dropout):
@@ -117,3 +126,58 @@ def test_what_cannot_be_stacked_is_refused():
         train_grid([], [], [])
     with pytest.raises(BatchbayesError, match="finite"):
         train_grid(networks(1), [(examples[0] / 0, examples[1])], [config])
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_data_of_each_network_is_looked_at_though_inputs_are_shared(bad):
+    x, y = data(20, 1)
+    broken = y.clone()
+    broken[3] = torch.nan
+    cases = {
+        "finite": (x, broken),
+        "20 inputs and 15 targets": (x, y[:15]),
+        "20 inputs and 40 targets": (x, torch.cat([y, y])),
+        rf"targets \(20, 1\); got .* \(20,\) for network {bad}": (x, y[:, 0]),
+        rf"\(20, 2\) for network {bad}": (x, torch.cat([y, y], 1)),
+        rf"inputs \(20, 3\) .* \(20, 2\) and \(20, 1\) for network {bad}": (x[:, :2], y),
+    }
+    for message, examples in cases.items():
+        chosen = [(x, y), (x, y)]
+        chosen[bad] = examples
+        with pytest.raises(BatchbayesError, match=message):
+            train_grid(networks(2), chosen, [TrainingConfig(1, 10)] * 2)
+
+
+def test_batch_norm_needs_two_examples():
+    with pytest.raises(BatchbayesError, match="batch of one for network 1"):
+        train_grid(networks(2), [data(9, 1), data(1, 2)], [TrainingConfig(1, 4)] * 2)
+    with pytest.raises(BatchbayesError, match="batch of one for network 0"):
+        train_grid(networks(2), [data(9, 1), data(9, 2)], [TrainingConfig(1, 1)] * 2)
+    single, examples, config = networks(1, norm=False), data(9, 1), TrainingConfig(2, 1)
+    expected = alone(single[0], examples, config)
+    train_grid(single, [examples], [config])
+    assert_same(single[0], expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_divergence_is_reported_with_the_networks_that_diverged(norm):
+    x, y = data(20, 1, dtype=torch.float32)
+    sets, stacked = [(x, y), (x, y * 1e30), (x, y)], networks(3, norm=norm, dtype=torch.float32)
+    with pytest.raises(BatchbayesError, match="finite training loss"):  # as the loop does
+        alone(stacked[1], sets[1], TrainingConfig(1, 10))
+    with pytest.raises(BatchbayesError, match=r"finite training loss.* epoch 3 .*networks \[1\]"):
+        train_grid(stacked, sets, [TrainingConfig(3, 10)] * 3)
+    seen = []
+    with pytest.raises(BatchbayesError, match=r"epoch 2 .*networks \[1\]"):
+        train_stack(
+            stack_networks(stacked), sets, [TrainingConfig(6, 10)] * 3, observe=lambda *look: seen.append(look), every=2
+        )
+    assert not seen
+
+
+def test_weights_that_are_not_finite_are_reported():
+    stacked = networks(2, norm=False)
+    with torch.no_grad():
+        stacked[0].hidden[0].linear.weight[0] = torch.nan
+    with pytest.raises(BatchbayesError, match=r"networks \[0\]"):
+        train_grid(stacked, [data(20, 1)] * 2, [TrainingConfig(1, 10)] * 2)

@@ -63,7 +63,11 @@ def train_stack(
             for group in groups:
                 group.run_epoch(epoch)
             shown.advance()
-            if observe and (epoch + 1) % every == 0:
+            looks = (epoch + 1) % every == 0
+            if looks or epoch + 1 == common.epochs:
+                for group in groups:
+                    group.require_converging(epoch)
+            if observe and looks:
                 numbers = torch.cat([group.numbers for group in groups])
                 order = numbers.argsort()
                 going = observe(epoch + 1, join([group.stack() for group in groups], order), numbers[order])
@@ -102,7 +106,8 @@ class _Group:
         self._adam = optim.Adam([nn.Parameter(self._vector)], lr=configs[0].learning_rate, fused=True)
         self._adam.param_groups[0]["params"][0].grad = self._slope
         own = [configs[number] for number in numbers.tolist()]
-        self._decay = torch.tensor([config.weight_decay for config in own]).to(self._vector)[:, None, None]
+        decays = [[[config.weight_decay]] for config in own]
+        self._decay = torch.tensor(decays, dtype=self._vector.dtype, device=self._vector.device)
         self._orders = _Orders([data[number] for number in numbers.tolist()], own)
         self._work: list[_Buffers] = []
 
@@ -143,6 +148,19 @@ class _Group:
         for layer in self._layers:
             if layer.norm:
                 self._running[f"{layer.norm}.num_batches_tracked"] += steps
+
+    def require_converging(self, epoch: int) -> None:
+        """Refuse networks whose parameters, or loss in the last batch of the epoch, are not finite."""
+        errors = self._work[-1].outputs  # the step has left there (f - y) / their number
+        finite = (errors * errors[0].numel()).square().mean((1, 2)).isfinite()
+        for parameter in self._parameters.values():
+            finite &= parameter.flatten(1).isfinite().all(1)
+        if not finite.all():
+            raise BatchbayesError(
+                expected="a finite training loss",
+                got=f"infinity or NaN in epoch {epoch + 1} or before, in networks {self.numbers[~finite].tolist()}",
+                fix="lower the learning rate, or scale inputs and targets to about unit variance",
+            )
 
     @torch.no_grad()
     def _step(self, inputs: Tensor, targets: Tensor) -> None:
@@ -304,6 +322,25 @@ def _require_common(stack: Stack, data: Sequence[Examples], configs: Sequence[Tr
             got="different ones" if common.optimiser == "adam" else repr(common.optimiser),
             fix="train each kind as a stack of its own",
         )
-    for own in {id(own[0]): own for own in data}.values():
-        require_data(*own)
+    for number in sorted({(id(own[0]), id(own[1])): i for i, own in reversed(list(enumerate(data)))}.values()):
+        _require_fitting(stack, *data[number], common, number)
     return common
+
+
+def _require_fitting(stack: Stack, inputs: Tensor, targets: Tensor, config: TrainingConfig, number: int) -> None:
+    """Refuse data that a network cannot be trained on."""
+    require_data(inputs, targets)
+    weights = [stack.tensors[f"{layer.linear}.weight"] for layer in stack.layers]
+    wanted = (len(inputs), weights[0].shape[2]), (len(inputs), weights[-1].shape[1])
+    if (inputs.shape, targets.shape) != wanted:
+        raise BatchbayesError(
+            expected="inputs {} and targets {}".format(*wanted),
+            got=f"{tuple(inputs.shape)} and {tuple(targets.shape)} for network {number}",
+            fix="check the network's first and last layer; a single target is a column, targets[:, None]",
+        )
+    if config.epochs and min(config.batch_size, len(inputs)) < 2 and any(layer.norm for layer in stack.layers):
+        raise BatchbayesError(
+            expected="batches of two examples or more, to train batch norm",
+            got=f"a batch of one for network {number}",
+            fix="raise batch_size, or pass more examples",
+        )
