@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,48 @@ def test_misuse_ends_with_2_and_usage(arguments: list[str], capsys: pytest.Captu
         cli.main(arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("usage: batchbayes")
+
+
+PRINTING = """
+import sys
+from batchbayes import cli, demo
+demo.run_demo = lambda out, seed: [print("7.5 ± 0.5, \u22121 \u4e00", file={stream}) for _ in range({lines})]
+sys.exit(cli.main({arguments}))
+"""
+
+
+@pytest.mark.parametrize("stream", ["sys.stdout", "sys.stderr"])
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_leaves_is_no_error(stream: str, lines: int) -> None:
+    script = PRINTING.format(stream=stream, lines=lines, arguments=["demo"])
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        closed, other = (process.stdout, process.stderr)[:: 1 if stream == "sys.stdout" else -1]
+        closed.close()
+        assert other.read() == b""
+        assert process.wait() == 141
+
+
+def test_help_may_be_cut_off_too() -> None:
+    script = PRINTING.format(stream="None", lines=0, arguments=["reproduce", "--help"])
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_a_pipe_of_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "run_demo", failing(BrokenPipeError()))
+    with pytest.raises(BrokenPipeError):
+        cli.main(["demo"])
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("ascii", "7.5 +- 0.5, -1 ?"), ("latin-1", "7.5 ± 0.5, -1 ?")])
+def test_letters_that_the_output_has_not_are_replaced(encoding: str, printed: str) -> None:
+    script = PRINTING.format(stream="sys.stdout", lines=1, arguments=["demo"])
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, env={"PYTHONIOENCODING": encoding}, check=True
+    )
+    assert done.stdout.decode(encoding) == f"{printed}\n"

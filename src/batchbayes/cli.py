@@ -1,6 +1,10 @@
 """The command line: `batchbayes COMMAND`. What a command needs is imported when it runs, so that --help is quick."""
 
 import argparse
+import codecs
+import io
+import os
+import select
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,8 +14,10 @@ from typing import Any
 from batchbayes import __version__
 from batchbayes.errors import BatchbayesError
 
-BAD_INPUT, INTERRUPTED = 2, 130
-"""Exit codes: argparse also ends with 2; 130 is what shells report after Ctrl-C."""
+BAD_INPUT, INTERRUPTED, NO_READER = 2, 130, 141
+"""Exit codes: argparse also ends with 2; shells report 130 after Ctrl-C, and 141 where nobody reads on (`| head`)."""
+PLAIN = {"±": "+-", "−": "-", "≥": ">=", "≤": "<=", "…": "..."}
+"""For output that has no such letters."""
 
 DATA_HELP = """\
 data (T, X, V, O and the input of predict):
@@ -27,7 +33,44 @@ EXIT_CODES = "exit codes: 0 done; 2 bad input, with one line that says what to d
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code, whatever becomes of the output."""
+    codecs.register_error("plain", _in_plain_letters)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="plain")
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        closed = _without_reader()
+        if not closed:
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in closed:  # otherwise Python complains at its end
+            os.dup2(nowhere, number)
+        os.close(nowhere)
+        return NO_READER
+
+
+def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
+    """A handler of `codecs`: what stands for letters that the output cannot have."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+def _without_reader() -> list[int]:
+    """Which of the standard outputs, by number, are pipes that nobody reads any more."""
+    if not hasattr(select, "poll"):
+        return []
+    poll = select.poll()
+    for number in (1, 2):
+        poll.register(number, select.POLLOUT)
+    return [number for number, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(given)
     options.line = shlex.join(["batchbayes", *given])

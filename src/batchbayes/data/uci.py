@@ -259,6 +259,7 @@ def _by_hand(name: str) -> str:
     width = len(known.feature_names)
     return (
         f"put uci/{name}.npz, written by numpy.savez, into a folder and name that by --data-dir or {VARIABLE}: "
-        f"y is {known.target} and the columns of X are {', '.join(known.feature_names)}, "
-        f"with {known.num_rows} rows in the order of {_address(name)}; with table = numpy.loadtxt of that file, X=table[:, :{width}] and y=table[:, {width}]"
+        f"y is {known.target} and the columns of X are {', '.join(known.feature_names)}, with {known.num_rows} rows in "
+        f"the order of {_address(name)}; with table = numpy.loadtxt of that file, X=table[:, :{width}] and "
+        f"y=table[:, {width}]"
     )
