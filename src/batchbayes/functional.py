@@ -201,8 +201,17 @@ def _affine(
     return torch.addcmul(shift.view(shape), inputs, scale.view(shape))
 
 
-def _see(see: Callable[[str, Tensor], Tensor | None], name: str, _: nn.Module, args: tuple[Tensor, ...]) -> object:
-    return see(name, args[0])
+def _see(
+    see: Callable[[str, Tensor], Tensor | None],
+    name: str,
+    _: nn.Module,
+    args: tuple[Tensor, ...],
+    named: dict[str, Tensor],
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]] | None:
+    other = see(name, args[0] if args else named["input"])
+    if other is None:
+        return None
+    return ((other, *args[1:]), named) if args else (args, {**named, "input": other})
 
 
 @contextmanager
@@ -210,7 +219,7 @@ def inputs_seen(layers: Mapping[str, nn.Module], see: Callable[[str, Tensor], Te
     """Call `see(name, input)` whenever a layer is about to run; a tensor it returns takes the input's place."""
     with ExitStack() as stack:
         for name, layer in layers.items():
-            handle = layer.register_forward_pre_hook(partial(_see, see, name))
+            handle = layer.register_forward_pre_hook(partial(_see, see, name), with_kwargs=True)
             stack.callback(handle.remove)
         yield
 

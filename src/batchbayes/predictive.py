@@ -65,20 +65,8 @@ class CategoricalPredictive:
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """log p(y | x) of integer labels (N, ...), averaged over draws inside the log; one number a label."""
-        classes = self.log_probs.shape[-1]
-        if targets.shape != self.log_probs.shape[:-1] or targets.is_floating_point():
-            raise BatchbayesError(
-                expected=f"integer labels of shape {tuple(self.log_probs.shape[:-1])}",
-                got=f"{targets.dtype} of shape {tuple(targets.shape)}",
-                fix="pass class numbers, not one-hot rows or probabilities",
-            )
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
-            raise BatchbayesError(
-                expected=f"labels from 0 to {classes - 1}",
-                got=f"labels from {int(targets.min())} to {int(targets.max())}",
-                fix="renumber the labels, or leave out what should be ignored",
-            )
-        return self.log_probs.gather(-1, targets.long().cpu().unsqueeze(-1)).squeeze(-1)
+        labels = fitting_labels(targets, self.log_probs.shape[:-1], self.log_probs.shape[-1])
+        return self.log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
     @classmethod
     def concatenate(cls, pieces: Sequence[Self]) -> Self:
@@ -130,13 +118,13 @@ class GaussianPredictive:
 
     def log_prob(self, targets: Tensor) -> Tensor:
         r"""Density of the mixture, $\log \frac1S \sum_s N(y; f_s, \sigma_s^2)$, in the shape of the targets."""
-        shaped = self._shaped_like_mean(targets).to(torch.float64)
+        shaped = shaped_like(targets, self.mean.shape).to(torch.float64)
         total = self.components().log_prob(shaped).logsumexp(0) - math.log(self.num_samples)
         return total.reshape(targets.shape).to(self.mean.dtype)
 
     def cdf(self, values: Tensor) -> Tensor:
         """P(y <= values) under the mixture, in the shape of the values."""
-        shaped = self._shaped_like_mean(values).to(torch.float64)
+        shaped = shaped_like(values, self.mean.shape).to(torch.float64)
         return self.components().cdf(shaped).mean(0).reshape(values.shape).to(self.mean.dtype)
 
     def quantile(self, probability: float) -> Tensor:
@@ -154,19 +142,6 @@ class GaussianPredictive:
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return ((low + high) / 2).to(self.mean.dtype)
 
-    def _shaped_like_mean(self, values: Tensor) -> Tensor:
-        """Targets (N,) for outputs (N, 1) are meant column-wise; any other mismatch would broadcast silently."""
-        shape = self.mean.shape
-        if values.shape == shape:
-            return values.cpu()
-        if values.shape == shape[:-1] and shape[-1] == 1:
-            return values.cpu().unsqueeze(-1)
-        raise BatchbayesError(
-            expected=f"targets of shape {tuple(shape)}",
-            got=f"shape {tuple(values.shape)}",
-            fix="reshape the targets like the network's output",
-        )
-
     @classmethod
     def concatenate(cls, pieces: Sequence[Self]) -> Self:
         """Join predictives of consecutive examples."""
@@ -181,6 +156,36 @@ class GaussianPredictive:
 
 
 Predictive = CategoricalPredictive | GaussianPredictive
+
+
+def fitting_labels(targets: Tensor, shape: torch.Size, num_classes: int) -> Tensor:
+    """Class numbers of the right shape, or an error."""
+    if targets.shape != shape or targets.is_floating_point():
+        raise BatchbayesError(
+            expected=f"integer labels of shape {tuple(shape)}",
+            got=f"{targets.dtype} of shape {tuple(targets.shape)}",
+            fix="pass class numbers, not one-hot rows or probabilities",
+        )
+    if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+        raise BatchbayesError(
+            expected=f"labels from 0 to {num_classes - 1}",
+            got=f"labels from {int(targets.min())} to {int(targets.max())}",
+            fix="renumber the labels, or leave out what should be ignored",
+        )
+    return targets.long().cpu()
+
+
+def shaped_like(values: Tensor, shape: torch.Size) -> Tensor:
+    """Targets (N,) for outputs (N, 1) are meant column-wise; any other mismatch would broadcast silently."""
+    if values.shape == shape:
+        return values.cpu()
+    if values.shape == shape[:-1] and shape[-1] == 1:
+        return values.cpu().unsqueeze(-1)
+    raise BatchbayesError(
+        expected=f"targets of shape {tuple(shape)}",
+        got=f"shape {tuple(values.shape)}",
+        fix="reshape the targets like the network's output",
+    )
 
 
 def _kept(draws: Kept | None) -> Tensor:

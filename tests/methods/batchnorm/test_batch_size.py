@@ -93,9 +93,77 @@ def test_of_more_examples_than_memory_likes_an_even_part_serves(monkeypatch):
     posterior, x, y = regression()
     monkeypatch.setattr(family, "LARGEST", 100 * 50)  # 100 draws of one output: 50 examples
     found = linear_family(posterior, [(x, y)], torch.zeros(2, dtype=torch.long), num_samples=100, seed=0)
-    assert torch.equal(found.inputs, x[::20])
-    assert torch.equal(found.targets, y[::20])
+    used = [round(999 * i / 49) for i in range(50)]
+    assert torch.equal(found.inputs, x[used])
+    assert torch.equal(found.targets, y[used])
     assert found.num_examples == 1000
+
+
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
+def test_outputs_of_an_example_add_up_in_the_elbo():
+    """Five copies of one output: five times the evidence, and the same divergence."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double().eval()
+    copies = nn.Sequential(network, nn.Linear(1, 5, bias=False)).double().eval()
+    nn.init.ones_(copies[1].weight)
+    x = torch.randn(300, 2).double()
+    y = network(x).detach() + 0.3 * torch.randn(300, 1).double()
+    one, five = (
+        bb.tune_batch_size(
+            bb.mcbn(each, x, batch_size=64, num_samples=16, center="running"),
+            [(x, y.expand(300, width))], bb.gaussian(1.0), objective="elbo", num_samples=16
+        ).curve
+        for each, width in ((network, 1), (copies, 5))
+    )  # fmt: skip
+    assert torch.allclose(five.values + five.kl, 5 * (one.values + one.kl), rtol=1e-6)
+    assert torch.allclose(five.kl, one.kl)
+
+
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
+def test_the_optimum_is_not_drawn_to_the_knots(monkeypatch):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double().eval()
+        nn.init.normal_(network[3].weight, std=6.0)
+        x, y = torch.randn(300, 2).double(), torch.randint(0, 3, (300,))
+        posterior = bb.mcbn(network, x, batch_size=64, num_samples=32)
+        sizes = []
+        for knots in (25, 241):
+            monkeypatch.setattr(family, "KNOTS", knots)
+            sizes.append(bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), num_samples=32).batch_size)
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.1)  # knots are 1.37 apart
+
+
+@pytest.mark.parametrize(
+    ("targets", "likelihood", "message"),
+    [
+        (torch.zeros(200, 1), bb.heteroscedastic_gaussian(), None),
+        (torch.zeros(200), bb.heteroscedastic_gaussian(), None),
+        (torch.zeros(200, dtype=torch.long), bb.heteroscedastic_gaussian(), None),
+        (torch.zeros(200), bb.gaussian(1.0), "targets of shape"),
+        (torch.zeros(200, 1, dtype=torch.long), bb.categorical(), "integer labels of shape"),
+        (torch.full((200,), 255), bb.categorical(), "labels from 0 to 1"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
+def test_targets_are_never_broadcast(targets, likelihood, message):
+    network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).eval()
+    x = torch.randn(200, 2)
+    posterior = bb.mcbn(network, x, batch_size=64, num_samples=16, center="running")
+    if message is None:
+        tuned = bb.tune_batch_size(posterior, [{"x": x, "y": targets}], likelihood, inputs="x", targets="y")
+        expected = bb.predict(tuned.posterior, x, likelihood, num_samples=64).log_prob(targets.float()).mean()
+        assert tuned.value == pytest.approx(float(expected), abs=0.05)
+    else:
+        with pytest.raises(bb.BatchbayesError, match=message):
+            bb.tune_batch_size(posterior, [(x, targets)], likelihood)
+
+
+def test_other_posteriors_have_no_batch_size():
+    network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 2))
+    x = torch.randn(50, 2)
+    with pytest.raises(bb.BatchbayesError, match="a batch-norm posterior; got DropoutPosterior"):
+        bb.tune_batch_size(bb.mc_dropout(network), [(x, x)], bb.gaussian(1.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
@@ -142,7 +210,7 @@ def test_a_family_repeats_the_linear_engine_at_every_batch_size():
 def test_bad_options(options, message):
     posterior, x, _ = regression()
     with pytest.raises(bb.BatchbayesError, match=message):
-        bb.tune_batch_size(posterior, [(x, x)], bb.categorical(), **options)
+        bb.tune_batch_size(posterior, [(x, torch.zeros(1000).long())], bb.categorical(), **options)
 
 
 @pytest.mark.parametrize(

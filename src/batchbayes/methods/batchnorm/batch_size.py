@@ -9,7 +9,7 @@ $N\,E[\log p(y \mid x, \omega)] - \mathrm{KL}(q_M \| p)$ with the prior that wei
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from batchbayes.batches import Picker
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import Gaussian, Likelihood
+from batchbayes.likelihoods import Categorical, Gaussian, Likelihood
 from batchbayes.linear import measure_linearity, warn_unless_trusted
 from batchbayes.methods.batchnorm.family import LinearFamily, linear_family
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
 from batchbayes.methods.batchnorm.statistics import site_of
+from batchbayes.predictive import fitting_labels, shaped_like
 from batchbayes.scores import gaussian_crps
 from batchbayes.search import maximise
 
@@ -74,6 +75,7 @@ def tune_batch_size(
     num_samples: int = 64,
     seed: int = 0,
     inputs: Picker = None,
+    targets: Picker = None,
 ) -> TunedBatchSize:
     """Choose the batch size after training, on labelled data.
 
@@ -89,7 +91,11 @@ def tune_batch_size(
         weight_decay: that of the training, as in torch's optimisers, for the prior of the ELBO.
         num_samples: draws in the objective.
         seed: of the draws.
-        inputs: where the inputs are in a batch; the targets are its last element.
+        inputs: where the inputs are in a batch, if not first.
+        targets: where the targets are, if not last.
+
+    The noise is scaled as the square root of the batch size says. Far from the batch size of the fit real batches are
+    less Gaussian than that, so with the training data at hand fit `mcbn` with small batches before you tune.
 
     >>> import batchbayes as bb
     >>> network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
@@ -100,11 +106,17 @@ def tune_batch_size(
     True
     """
     _check_options(objective, score, per_site, likelihood)
+    if not isinstance(posterior, BatchNormPosterior):
+        raise BatchbayesError(
+            expected="a batch-norm posterior", got=type(posterior).__name__, fix="fit mcbn or stochastic_bn"
+        )
     if not posterior.deviations.any():
         raise BatchbayesError(expected="a posterior with noise", got=posterior.method, fix="fit mcbn or stochastic_bn")
     index = site_of(posterior.sites)
     groups = index if per_site else torch.zeros_like(index)
-    family = linear_family(posterior, batches, groups, num_samples=num_samples, seed=seed, inputs=inputs)
+    options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "inputs": inputs, "targets": targets}
+    family = linear_family(posterior, batches, groups, **options)
+    family = replace(family, targets=fitting_targets(likelihood, family.middle[None], family.targets))
 
     count = family.num_examples if num_examples is None else num_examples
 
@@ -147,7 +159,7 @@ class Goal:
             return -gaussian_crps(mean, variance.sqrt(), targets).mean()
         log_prob = likelihood(outputs).log_prob(targets)  # (S, n, ...)
         if self.objective == "elbo":
-            return log_prob.mean()
+            return log_prob.flatten(1).sum(1).mean() / log_prob.shape[1]  # outputs of an example add up
         return (log_prob.logsumexp(0) - math.log(len(log_prob))).mean()
 
     def best_likelihood(self, outputs: Tensor) -> Any:
@@ -198,6 +210,14 @@ class Goal:
                     log_sizes.clamp_(self.family.knots[0], self.family.knots[-1])
         outputs = self.family.outputs(log_sizes.detach())
         return log_sizes.detach(), float(self.expected(outputs, self.best_likelihood(outputs)))
+
+
+def fitting_targets(likelihood: Likelihood[Any], outputs: Tensor, targets: Tensor) -> Tensor:
+    """Targets in the shape that the likelihood of outputs (S, N, ...) takes; any other would broadcast silently."""
+    if isinstance(likelihood, Categorical):
+        logits = likelihood.logits(outputs)
+        return fitting_labels(targets, logits.shape[1:-1], logits.shape[-1])
+    return shaped_like(targets, likelihood(outputs).mean.shape[1:]).to(outputs.dtype)
 
 
 def _check_options(objective: str, score: str, per_site: bool, likelihood: Any) -> None:

@@ -101,6 +101,7 @@ class PooledMoments:
 class ExampleMoments:
     """What single examples contribute to the statistics of a site, (C,) each, in float64.
 
+    The values of an example are those of all of its positions, and of all of its rows where a layer sees several.
     An example contributes a_i, the mean of its values, and q_i, their mean squared distance from the population mean:
     a batch mean is the mean of M a_i, a batch variance nearly that of M q_i. For (N, C) inputs Var(q_i) is
     mu_4 - sigma^4; in convolutions it accounts for the correlation between the positions of an image.
@@ -118,16 +119,25 @@ class ExampleMoments:
 def example_moments(network: Network, sites: Sequence[Site], batches: Iterable[Tensor]) -> list[ExampleMoments]:
     """Population moments up to the fourth of every site, in one pass, the network running as it is."""
     layers = {site.name: site.layer for site in sites}
-    count, sums = 0, {name: torch.zeros((), dtype=torch.float64) for name in layers}
+    count, size = 0, 0
+    sums = {name: torch.zeros((), dtype=torch.float64) for name in layers}
 
     def see(name: str, inputs: Tensor) -> None:
+        if len(inputs) % size:
+            raise BatchbayesError(
+                expected="as many rows for every example",
+                got=f"{len(inputs)} rows at {name} for {size} examples",
+                fix="use stochastic_bn, or leave this layer out with sites=",
+            )
         values = inputs.detach().cpu().double()
-        values = (values if values.ndim > 2 else values.unsqueeze(2)).flatten(2) - _origin(layers[name])  # (n, C, P)
+        values = (values if values.ndim > 2 else values.unsqueeze(2)).flatten(2) - _origin(layers[name])
+        values = values.unflatten(0, (size, -1)).transpose(1, 2).flatten(2)  # (n, C, P)
         a, b = values.mean(2), values.square().mean(2)  # (n, C)
         sums[name] = sums[name] + torch.stack([a, b, a * a, a * b, b * b]).sum(1)  # (5, C)
 
     for batch in batches:
-        count += len(batch)
+        size = len(batch)
+        count += size
         with torch.no_grad(), evaluation_mode(network.module), inputs_seen(layers, see):
             network.module(batch.to(network.device()))
     return [_moments(sums[name] / count, _origin(layer)) for name, layer in layers.items()]

@@ -83,8 +83,7 @@ def gather_rows(prepared: Prepared, num_samples: int, *, dropout: bool = False) 
 
 def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
     """The posterior of observed rows; warns if its mean prediction lies beside the network's own."""
-    if center not in ("batches", "running"):
-        raise BatchbayesError(expected='center="batches" or "running"', got=repr(center), fix="choose one of them")
+    require_center(center)
     mean = rows.mean(0)
     middle = mean if center == "batches" else running_omega(prepared.sites)
     size = float(prepared.batch_size)
@@ -101,6 +100,12 @@ def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method
     _, weights, index = posterior.combinations(len(rows), seed=0)
     order = weights[index].double()  # draws -> rows: a permutation
     return replace(posterior, influence=(order.T @ (moved @ moved.T) @ order).to(rows.dtype))
+
+
+def require_center(center: str) -> None:
+    """Refuse anything but the two centres that there are."""
+    if center not in ("batches", "running"):
+        raise BatchbayesError(expected='center="batches" or "running"', got=repr(center), fix="choose one of them")
 
 
 def _thinned(outputs: Tensor) -> Tensor:

@@ -26,10 +26,11 @@ def batch_statistics(inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack(sites: Sequence[Site], statistics: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """(mean, variance) of each site -> omega (D,), on the CPU."""
+    """(mean, variance) of each site -> omega (D,), on the CPU, in single precision or better."""
     parts = []
-    for site, (mean, variance) in zip(sites, statistics, strict=True):
-        parts += [mean.cpu(), 0.5 * (variance.cpu() + site.epsilon).log()]
+    for site, pair in zip(sites, statistics, strict=True):
+        mean, variance = (part.to("cpu", torch.promote_types(part.dtype, torch.float32)) for part in pair)
+        parts += [mean, 0.5 * (variance + site.epsilon).log()]
     return torch.cat(parts)
 
 

@@ -18,6 +18,7 @@ average (`estimator="moving-average"` has that: momentum 0.1 from zero, about 19
 """
 
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -27,7 +28,7 @@ from batchbayes.batches import Batches, Picker, chunks, input_stream, require_fi
 from batchbayes.errors import BatchbayesError
 from batchbayes.functional import as_network
 from batchbayes.methods.batchnorm.collect import example_moments
-from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare
+from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare, require_center
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, find_sites
 from batchbayes.methods.batchnorm.statistics import running_omega
@@ -135,13 +136,21 @@ def clt_bn(
     BatchNormPosterior(clt_bn on Sequential: 1 sites, 16 statistics, 1 rows, batch size 10, centred on batches)
     """
     require_size(float("inf"), batch_size)
-    network = as_network(model, output)
-    first = next(input_stream(batches, inputs), None)
+    require_center(center)
+    network, stream = as_network(model, output), input_stream(batches, inputs)
+    first = next(stream, None)
     if first is None:
         raise BatchbayesError(expected="at least one batch of training data", got="none", fix="check the loader")
     found = find_sites(network, first[:2].to(network.device()), sites)
-    running = running_omega(found)  # refuses layers without running statistics
-    moments = example_moments(network, found, progress(chunks(batches, None, inputs), "population moments"))
+    blind = [site.name for site in found if not site.tracks]
+    if blind:
+        raise BatchbayesError(
+            expected="running statistics at every site: clt_bn runs the network as it is",
+            got=f"none (track_running_stats=False) in {', '.join(blind)}",
+            fix="use stochastic_bn, which reads mini-batches",
+        )
+    running = running_omega(found)
+    moments = example_moments(network, found, progress(chunks(chain([first], stream), None), "population moments"))
     middle, std = [], []
     for site, moment in zip(found, moments, strict=True):
         mean_var = moment.mean_var / batch_size
@@ -150,5 +159,6 @@ def clt_bn(
         middle += [moment.mean, 0.5 * (divided - mean_var).log() - log_var]
         std += [mean_var.sqrt(), log_var.sqrt()]
     spread = require_finite(torch.cat(std).to(running.dtype), "the population moments")
-    own = torch.cat(middle).to(running.dtype) if center == "batches" else running
+    own = require_finite(torch.cat(middle).to(running.dtype), "the population moments")
+    own = own if center == "batches" else running
     return BatchNormPosterior(network, found, own, spread[None], float(batch_size), "clt_bn", center, "factorised")
