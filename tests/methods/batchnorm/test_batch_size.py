@@ -120,18 +120,21 @@ def test_outputs_of_an_example_add_up_in_the_elbo():
 
 
 @pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
-def test_the_optimum_is_not_drawn_to_the_knots(monkeypatch):
-    for seed in range(4):
+def test_the_optimum_does_not_depend_on_the_knots(monkeypatch):
+    """Where the centre moves with M; straight lines between the knots would be off by 0.3 to 0.9 %."""
+    for seed in (2, 3):
         torch.manual_seed(seed)
         network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double().eval()
-        nn.init.normal_(network[3].weight, std=6.0)
-        x, y = torch.randn(300, 2).double(), torch.randint(0, 3, (300,))
+        nn.init.normal_(network[3].weight, std=8.0)
+        x = torch.randn(300, 2).double()
         posterior = bb.mcbn(network, x, batch_size=64, num_samples=32)
-        sizes = []
+        truth, sizes = posterior.at_batch_size(30), []
+        y = torch.stack([truth.draw(5, i)(x[i : i + 1])[0].argmax() for i in range(300)])
         for knots in (25, 241):
             monkeypatch.setattr(family, "KNOTS", knots)
             sizes.append(bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), num_samples=32).batch_size)
-        assert sizes[0] == pytest.approx(sizes[1], rel=0.1)  # knots are 1.37 apart
+        assert 10 < sizes[0] < 200
+        assert sizes[0] == pytest.approx(sizes[1], rel=1e-3)
 
 
 @pytest.mark.parametrize(

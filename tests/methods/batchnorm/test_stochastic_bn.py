@@ -110,3 +110,42 @@ def test_the_central_limit_theorem_scales_with_the_batch_size():
     torch.testing.assert_close(moved.center, large.center, rtol=0, atol=0.02)
     with pytest.raises(bb.BatchbayesError, match="batch of one"):
         bb.clt_bn(network, x, batch_size=1)
+
+
+class TimeSteps(nn.Module):
+    """Its layer sees every time step of every example as a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bn(x.reshape(-1, 2)).view_as(x).mean(1)
+
+
+def test_the_central_limit_theorem_counts_examples_where_a_layer_sees_several_rows_of_each():
+    torch.manual_seed(0)
+    x = 3 + torch.randn(6000, 1, 2).double() + 0.5 * torch.randn(6000, 4, 2).double()  # steps of an example are alike
+    network = TimeSteps().double().eval()
+    network.bn.running_mean.fill_(3)
+    theorem = bb.clt_bn(network, x, batch_size=50)
+    observed = bb.mcbn(network, x, batch_size=50, num_samples=400)
+    assert torch.allclose(theorem.center, observed.center, atol=0.02)
+    assert torch.allclose(theorem.noise_variance().sqrt(), observed.noise_variance().sqrt(), rtol=0.15)
+
+
+def test_the_central_limit_theorem_reads_a_generator_once():
+    network, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval(), torch.randn(90, 3)
+    whole = bb.clt_bn(network, list(x.split(30)), batch_size=8)
+    once = bb.clt_bn(network, (batch for batch in x.split(30)), batch_size=8)
+    assert torch.equal(once.center, whole.center)
+    assert torch.equal(once.deviations, whole.deviations)
+
+
+def test_what_the_central_limit_theorem_needs():
+    network, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), torch.randn(90, 3)
+    with pytest.raises(bb.BatchbayesError, match='center="batches" or "running"'):
+        bb.clt_bn(network, x, batch_size=8, center="bogus")  # type: ignore[arg-type]
+    blind = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False))
+    with pytest.raises(bb.BatchbayesError, match="use stochastic_bn"):
+        bb.clt_bn(blind, x, batch_size=8)
