@@ -64,6 +64,16 @@ def test_a_finished_unit_is_one_row_with_its_circumstances(path: Path) -> None:
     assert finished["a"].warnings == ("careful",)
 
 
+def test_the_seed_of_a_unit_is_that_of_its_split_where_it_has_no_other(path: Path) -> None:
+    with Results(path, RUN) as results:
+        results.finish("a", {"split": 3}, outcome())
+        results.finish("b", {"split": 3, "seed": 5}, outcome())
+        results.finish("c", {}, outcome())
+    with sqlite3.connect(path) as connection:
+        assert list(connection.execute("SELECT name, seed FROM units")) == [("a", 3), ("b", 5), ("c", None)]
+    connection.close()
+
+
 def test_the_first_result_of_a_unit_stays(path: Path) -> None:
     with Results(path, RUN) as results:
         results.finish("a", {}, outcome(1.0))

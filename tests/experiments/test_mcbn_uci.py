@@ -250,6 +250,13 @@ def test_precision_is_the_best_of_a_fine_grid(objective):
         assert limits[0] <= bounded <= limits[1]
 
 
+@pytest.mark.parametrize("objective", ["CRPS", "PLL"])
+def test_predictions_without_error_have_no_precision(objective):
+    exact = Drawn(torch.ones(3, 4), torch.ones(4))
+    with pytest.raises(bb.BatchbayesError, match="errors that are not all zero"):
+        tune_precision([exact, exact], objective)
+
+
 def test_where_draws_are_wide_enough_the_limit_of_the_published_search_is_the_precision():
     source = torch.Generator().manual_seed(1)
     wide = Drawn(3 * normal(source, 50, 30), normal(source, 30))

@@ -16,7 +16,7 @@ import pytest
 import torch
 from own import tiny
 
-from batchbayes import cli, experiments, plots
+from batchbayes import __version__, cli, experiments, plots
 from batchbayes.experiments import Unit
 from batchbayes.progress import UnitProgress
 from batchbayes.reproduce.plan import make_plan
@@ -314,6 +314,9 @@ def test_units_of_different_versions_are_said(out: Path, capsys: Printed) -> Non
     with sqlite3.connect(out / "results.sqlite") as connection:
         connection.execute("UPDATE units SET torch = '1.0' WHERE name = 'first, sum'")
     connection.close()
+    said = f"batchbayes {__version__} with torch 1.0: 1"
+    assert said in table(out, capsys)[0].splitlines()[-1]
+    assert said in table(out, capsys, "csv")[1]
     assert reproduce(out) == 0
     page = (out / "index.html").read_text()
     assert "different versions of the software" in page

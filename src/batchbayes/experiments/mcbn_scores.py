@@ -13,6 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from batchbayes.calibrate import lowest
+from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import gaussian
 from batchbayes.metrics import mean_score, normalised_score, root_mean_squared_error
 from batchbayes.posterior import Posterior
@@ -96,6 +97,12 @@ def tune_precision(folds: Sequence[Drawn], objective: Objective = "CRPS", limits
     """
     moments = [(fold.mean, fold.variance, fold.truth) for fold in folds]
     error = math.fsum(float((mean - truth).square().mean()) for mean, _, truth in moments) / len(folds)
+    if not 0 < error < math.inf:
+        raise BatchbayesError(
+            expected="finite errors that are not all zero on the folds left out",
+            got=f"a mean squared error of {error}",
+            fix="use held-out points that the network has not learnt by heart",
+        )
 
     def cost(log_precision: float) -> float:
         precision = math.exp(log_precision)

@@ -15,7 +15,7 @@ from batchbayes.experiments import ABOUT, load_experiment
 from batchbayes.progress import UnitProgress, hidden_progress
 from batchbayes.reproduce.plan import Plan, make_plan, plan_of, require_fitting
 from batchbayes.reproduce.run import do_units
-from batchbayes.reproduce.write import all_tables, results_of, room_for, write_outputs
+from batchbayes.reproduce.write import all_tables, mixed_versions, room_for, write_outputs
 from batchbayes.results import Results, read_results, to_json
 from batchbayes.tables import FORMATS, Table, to_terminal
 from batchbayes.workers import local_workers
@@ -67,7 +67,7 @@ def reproduce(
             do_units(plan, results, partial(local_workers, count), count, folder, shown)
         finished = results.finished()
     write_outputs(plan, finished, out)
-    return all_tables(plan, results_of(finished))
+    return all_tables(plan, finished)
 
 
 def table_command(options: argparse.Namespace) -> None:
@@ -78,7 +78,9 @@ def table_command(options: argparse.Namespace) -> None:
     missing = [unit.name for unit in plan.units if unit.name not in finished]
     if missing:
         print(f"not finished: {len(missing)} of {len(plan.units)} units: {_shortened(missing)}", file=sys.stderr)
-    tables = all_tables(plan, results_of(finished))
+    tables = all_tables(plan, finished)
+    for note in mixed_versions(finished) if options.format == "csv" else ():  # which has no notes
+        print(note, file=sys.stderr)
     texts = [FORMATS[options.format](table) for table in tables]
     if options.format == "csv" and len(tables) > 1:
         texts = [f"# {table.title}\n{text}" for table, text in zip(tables, texts, strict=True)]

@@ -22,10 +22,10 @@ def results_of(finished: Mapping[str, Finished]) -> dict[str, Any]:
     return {name: json.loads(row.result) for name, row in finished.items()}
 
 
-def all_tables(plan: Plan, results: Mapping[str, Any]) -> list[Table]:
-    """The tables; where the preset differs from the paper is said under the last."""
-    tables = bare_tables(plan, results)
-    notes = tuple(plan.experiment.notes(plan.config))
+def all_tables(plan: Plan, finished: Mapping[str, Finished]) -> list[Table]:
+    """The tables; where the preset differs from the paper, and the software from unit to unit, is said under the last."""
+    tables = bare_tables(plan, results_of(finished))
+    notes = (*plan.experiment.notes(plan.config), *mixed_versions(finished))
     return [*tables[:-1], replace(tables[-1], notes=tables[-1].notes + notes)] if tables else []
 
 
@@ -57,13 +57,22 @@ def _is_readable(plan: Plan, results: Mapping[str, Any]) -> bool:
     return True
 
 
+def mixed_versions(finished: Mapping[str, Finished]) -> list[str]:
+    """A note where units were made by different versions of batchbayes or torch."""
+    counts = Counter(
+        " with ".join(f"{name} {row.versions[name]}" for name in ("batchbayes", "torch")) for row in finished.values()
+    )
+    each = "; ".join(f"{versions}: {count}" for versions, count in counts.items())
+    return [f"Units were made by different versions of the software: {each}."] if len(counts) > 1 else []
+
+
 def write_outputs(plan: Plan, finished: Mapping[str, Finished], out: Path) -> list[Path]:
     """Write table.md, tables/*.csv, figures/*.png and index.html to `out`; all units are finished."""
     from batchbayes.plots import save_figure
     from batchbayes.report.experiment import render_experiment
 
     results = results_of(finished)
-    tables, paths = all_tables(plan, results), []
+    tables, paths = all_tables(plan, finished), []
     with room_for(out):
         (out / "tables").mkdir(exist_ok=True)
         (out / "figures").mkdir(exist_ok=True)

@@ -110,7 +110,7 @@ class Results:
 
     def finish(self, name: str, arguments: Mapping[str, Any], outcome: Outcome) -> None:
         """Keep a result and end its claim, both or neither. Of two results of a unit the first stays."""
-        seed = arguments.get("seed")
+        seed = arguments.get("seed", arguments.get("split"))  # a split is named by its seed
         values = {
             "name": name,
             "experiment": self.run.experiment,
