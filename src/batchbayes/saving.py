@@ -142,6 +142,7 @@ def _batch_norm_posterior(
             header["centered_on"],
             header["noise"],
             tensors.get("influence"),
+            tuple(header.get("site_batch_sizes", ())),
         )
     if header["kind"] == "batchnorm-query":
         return QueryInBatchPosterior(network, sites, tensors["companions"], header["method"])

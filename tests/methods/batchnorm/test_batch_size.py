@@ -237,3 +237,17 @@ def test_posteriors_without_noise_are_refused():
         bb.tune_batch_size(bb.population(posterior.network.module, x), [(x, y)], bb.gaussian(1.0))
     with pytest.raises(bb.BatchbayesError, match="with noise"):
         bb.population(posterior.network.module, x).at_batch_size(8)
+
+
+@pytest.mark.parametrize("center", ["running", "batches"])
+def test_sites_with_batch_sizes_of_their_own_can_be_taken_elsewhere_and_kept(center, tmp_path):
+    network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6)).double().eval()
+    posterior = bb.mcbn(network, torch.randn(300, 2).double(), batch_size=64, num_samples=16, center=center)
+    each = posterior.at_batch_size([16.0, 100.0])
+    assert each.batch_size == pytest.approx(40)
+    bb.save(each, tmp_path / "each.safetensors")
+    for kept in (each, bb.load(tmp_path / "each.safetensors", network)):
+        back, direct = kept.at_batch_size(32), posterior.at_batch_size(32)
+        assert torch.allclose(back.deviations, direct.deviations, rtol=1e-12)
+        assert torch.allclose(back.center, direct.center, atol=1e-3)
+        assert back.site_batch_sizes == ()

@@ -112,6 +112,8 @@ def tune_batch_size(
         )
     if not posterior.deviations.any():
         raise BatchbayesError(expected="a posterior with noise", got=posterior.method, fix="fit mcbn or stochastic_bn")
+    if posterior.site_batch_sizes:
+        posterior = posterior.at_batch_size(posterior.batch_size)
     index = site_of(posterior.sites)
     groups = index if per_site else torch.zeros_like(index)
     options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "inputs": inputs, "targets": targets}

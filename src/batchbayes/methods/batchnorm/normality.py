@@ -190,7 +190,8 @@ def _require_rows(posterior: BatchNormPosterior) -> Tensor:
 
 def _require_comparable(posterior: BatchNormPosterior, against: BatchNormPosterior) -> None:
     names, others = ([site.name for site in each.sites] for each in (posterior, against))
-    if names != others or not math.isclose(posterior.batch_size, against.batch_size):
+    same_size = math.isclose(posterior.batch_size, against.batch_size)
+    if names != others or not same_size or posterior.site_batch_sizes != against.site_batch_sizes:
         raise BatchbayesError(
             expected=f"a posterior of the same {len(names)} sites at batch size {posterior.batch_size:g}",
             got=f"{len(others)} sites at batch size {against.batch_size:g}",

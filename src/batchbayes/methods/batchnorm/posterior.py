@@ -31,13 +31,15 @@ class BatchNormPosterior:
     """One row for each observed mini-batch, all sites jointly, less the mean row, (R, D); for factorised noise a single
     row of standard deviations; for a posterior without noise a single row of zeros."""
     batch_size: float
-    """M: the deviations scale as 1 / sqrt(M)."""
+    """M: the deviations scale as 1 / sqrt(M). Where sites have different ones, their geometric mean."""
     method: str
     centered_on: str
     """Where the centre came from: the mean over "batches", the "running" statistics or the "population"."""
     noise: Noise = "rows"
     influence: Tensor | None = None
     """Gram matrix, (R, R), of what the rows do to the outputs of some training inputs: which directions matter."""
+    site_batch_sizes: tuple[float, ...] = ()
+    """M of each site where they differ."""
 
     def __repr__(self) -> str:
         return (
@@ -125,19 +127,27 @@ class BatchNormPosterior:
             raise BatchbayesError(
                 expected=f"a finite batch size above 1, or {len(self.sites)} of them",
                 got=str(batch_size),
-                fix="pass 2 or more",
+                fix="pass one number, or a list with one for each site",
             )
         if not self.deviations.any():
             raise BatchbayesError(
-                expected="a posterior with noise", got=f"{self.method}, which has none", fix="fit mcbn or stochastic_bn"
+                expected="a posterior with noise",
+                got=f"{self.method} with none, of {len(self.deviations)} rows",
+                fix="fit mcbn or stochastic_bn with two mini-batches or more",
             )
         each = sizes.expand(len(self.sites))[site_of(self.sites)]  # (D,)
         return replace(
             self,
             center=self.center + self.center_shift(each),
-            deviations=self.deviations * (self.batch_size / each).sqrt().to(self.deviations),
+            deviations=self.deviations * (self._present_sizes() / each).sqrt().to(self.deviations),
             batch_size=float(sizes.log().mean().exp()) if sizes.ndim else float(sizes),
+            site_batch_sizes=tuple(sizes.tolist()) if sizes.ndim else (),
         )
+
+    def _present_sizes(self) -> Tensor:
+        """The batch size of each statistic, (D,)."""
+        sizes = self.site_batch_sizes or (self.batch_size,) * len(self.sites)
+        return torch.tensor(sizes, dtype=torch.float64)[site_of(self.sites)]
 
     def center_shift(self, batch_sizes: Tensor) -> Tensor:
         """How the centre moves when each statistic is taken to another batch size; both (D,)."""
@@ -146,7 +156,7 @@ class BatchNormPosterior:
             return shift
         mean, noise = is_mean(self.sites), self.noise_variance()
         mean_noise, log_noise = noise[mean], noise[~mean]  # variances of a batch mean and of a batch log std
-        log_std, ratio = self.center[~mean], (self.batch_size / batch_sizes[~mean]).to(shift)
+        log_std, ratio = self.center[~mean], (self._present_sizes() / batch_sizes)[~mean].to(shift)
         variance = (2 * log_std + 2 * log_noise).exp()  # of a log-normal: E[var_M], epsilon included
         moved = torch.maximum(variance + mean_noise * (1 - ratio), 0.01 * variance)  # it cannot fall below zero
         shift[~mean] = 0.5 * moved.log() - ratio * log_noise - log_std
@@ -201,6 +211,7 @@ class BatchNormPosterior:
             "centered_on": self.centered_on,
             "noise": self.noise,
             "batch_size": self.batch_size,
+            "site_batch_sizes": list(self.site_batch_sizes),
             "output": self.network.output,
             "sites": [site.name for site in self.sites],
             "layout": layout(module),
