@@ -180,10 +180,9 @@ def _add_running(command: argparse.ArgumentParser, draws: int | None = 64) -> No
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, and not {text!r}")
+    return int(text)
 
 
 def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -228,7 +227,8 @@ def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
     command.add_argument("--list", action="store_true", help="say which experiments and presets there are, and stop")
     command.add_argument("--preset", default="quick", help="smoke (seconds, no data needed), quick, ... (quick)")
     command.add_argument("--out", type=Path, metavar="DIR", help="where the results go (runs/NAME-PRESET)")
-    command.add_argument("--datasets", metavar="A,B,...", help="only these (default: all of the preset)")
+    command.add_argument("--datasets", nargs="+", action="extend", metavar="A,B,...",
+                         help="only these (default: all of the preset)")  # fmt: skip
     command.add_argument("--workers", type=_positive, metavar="N", help="processes (default: the cores, at most 8)")
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="where the data sets lie (BATCHBAYES_DATA)")
     command.add_argument("--quiet", action="store_true", help="no progress, no tables")

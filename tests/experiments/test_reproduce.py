@@ -137,7 +137,7 @@ def test_another_engine_can_stand_behind_the_seam(out: Path) -> None:
 def test_data_sets_are_chosen_by_name(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reproduce(out, "--datasets", "third, first") == 0
     with (out / "tables" / "sums.csv").open(newline="") as file:
-        assert [row[0] for row in csv.reader(file)][1:] == ["third, sum", "first, sum"]
+        assert [row[0] for row in csv.reader(file)][1:] == ["first, sum", "third, sum"]
     monkeypatch.chdir(tmp_path)
     assert cli.main(["reproduce", "own.tiny", "--preset", "smoke", "--datasets", "third", "--quiet"]) == 0
     assert (tmp_path / "runs" / "own.tiny-smoke-third" / "index.html").exists()
@@ -172,7 +172,9 @@ def test_tables_in_every_format(out: Path, capsys: Printed) -> None:
         (["reproduce", "own.tiny", "--datasets", "first,first"], "data sets, each once; got 'first,first'"),
         (["reproduce", "batch-size-collapse", "--datasets", "boston"], "batch-size-collapse, which has not"),
         (["reproduce", "own.tiny", "--data-dir", "gone"], "got no folder at gone. Do this: check the name"),
-        (["table", "batch-size-colapse", "."], "nothing at results.sqlite"),
+        (["reproduce", "--datasets", "first", "own.tiny"], "choose one that --list names, and give it before --datas"),
+        (["table", "batch-size-colapse", "."], "(did you mean batch-size-collapse?)"),
+        (["table", "mcbn-toy", "."], "nothing at results.sqlite"),
         (["table", "own.tiny", "nowhere"], "nothing at nowhere/results.sqlite"),
     ],
 )
@@ -188,8 +190,17 @@ def test_wrong_names_are_answered_with_help(
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, capsys: Printed) -> None:
     (tmp_path / "taken").write_text("mine")
     assert reproduce(tmp_path / "taken") == 2
+    assert f"a folder for the results (--out); got the file {tmp_path / 'taken'}" in capsys.readouterr().err
+    assert reproduce(tmp_path / "taken" / "below") == 2
     assert "the right to write to" in capsys.readouterr().err
     assert (tmp_path / "taken").read_text() == "mine"
+    (tmp_path / "out" / "results.sqlite").mkdir(parents=True)
+    for command in (
+        ["reproduce", "own.tiny", "--out", str(tmp_path / "out")],
+        ["table", "own.tiny", f"{tmp_path}/out"],
+    ):
+        assert cli.main(command) == 2
+        assert "results.sqlite; got a folder of that name" in capsys.readouterr().err
 
 
 def test_a_folder_of_another_run_is_refused(out: Path, capsys: Printed) -> None:

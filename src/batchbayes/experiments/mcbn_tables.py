@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from batchbayes.assess.words import count as count_of
 from batchbayes.experiments.published import mcbn_value
 from batchbayes.metrics import one_sample_t_test
 from batchbayes.tables import Cell, Table
@@ -101,7 +102,7 @@ def normalised_table(title: str, datasets: Sequence[str], runs: Runs, table: int
         (
             "0 is constant uncertainty, 100 the optimum of every point. Stars: two-sided t-test against 0, from "
             "* p < 0.05 to **** p < 1e-4.",
-            counted(found),
+            in_a_sentence(found),
         ),
     )
 
@@ -109,10 +110,10 @@ def normalised_table(title: str, datasets: Sequence[str], runs: Runs, table: int
 NEITHER, TOO_FEW, NO_NUMBER = "neither significant", "too few runs", "no number"
 
 
-def counted(found: Sequence[str]) -> str:
+def in_a_sentence(found: Sequence[str]) -> str:
     """Verdicts in a sentence.
 
-    >>> counted(["agree", "agree", "opposite", NEITHER])
+    >>> in_a_sentence(["agree", "agree", "opposite", NEITHER])
     '2 of 4 agree with the paper in sign and significance (p < 0.05), in 1 more neither is significant.'
     """
     text = f"{found.count('agree')} of {len(found)} agree with the paper in sign and significance (p < 0.05)"
@@ -193,8 +194,8 @@ def beyond_table(title: str, datasets: Sequence[str], runs: Runs, table: int, me
         cells: list[Cell] = [dataset, with_error(paper.value, paper.standard_error) if paper else None]
         usual = summary(runs, dataset, "MCBN", metric)[2]
         for method in BEYOND:
-            mean, error, count = summary(runs, dataset, method, metric)
-            fewer = f" ({count} run{'s' * (count != 1)})" if count not in (0, usual) else ""
+            mean, error, number = summary(runs, dataset, method, metric)
+            fewer = f" ({count_of(number, 'run')})" if number not in (0, usual) else ""
             cells.append(None if mean is None else f"{with_error(mean, error)}{fewer}")
         rows.append(tuple(cells))
     return Table(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from batchbayes.assess.words import count
 from batchbayes.data import toy
 from batchbayes.experiments import Unit
 from batchbayes.experiments.mcbn_methods import TUNING_SIZES
@@ -243,8 +244,8 @@ def tables(config: Config, results: Mapping[str, Any]) -> list[Table]:
             tuple(lines),
             ("", "", *(form for _, form in COLUMNS.values()), ""),
             (
-                f"Means over {len(config.seeds)} data sets, and the range of the ratio. std: of the drawn functions, "
-                "without observation noise. PLL: mean log-likelihood, observation noise included.",
+                f"Means over {count(len(config.seeds), 'data set')}, and the range of the ratio. std: of the "
+                "drawn functions, without observation noise. PLL: mean log-likelihood, observation noise included.",
             ),
         )
     ]

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 
+from batchbayes.assess.words import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.experiments import ABOUT, load_experiment
 from batchbayes.progress import UnitProgress, hidden_progress
@@ -31,16 +32,30 @@ def reproduce_command(options: argparse.Namespace) -> None:
         print("\n".join(listed()))
         return
     if options.name is None:
-        raise BatchbayesError(expected="the name of an experiment", got="none", fix="choose one that --list names")
-    datasets = None if options.datasets is None else [name.strip() for name in options.datasets.split(",")]
+        where = ", and give it before --datasets" if options.datasets else ""
+        raise BatchbayesError(
+            expected="the name of an experiment", got="none", fix=f"choose one that --list names{where}"
+        )
+    datasets = None
+    if options.datasets is not None:
+        datasets = [name.strip() for text in options.datasets for name in text.split(",") if name.strip()]
     plan = make_plan(options.name, options.preset, datasets)
-    out = options.out or Path("runs") / "-".join([options.name, options.preset, *(datasets or ())])
+    out = options.out or _default_folder(plan, datasets or ())
     workers = options.workers or min(MOST_WORKERS, os.cpu_count() or 1)
     with hidden_progress(options.quiet):
         tables = reproduce(plan, out, workers=workers, data_folder=options.data_dir)
     if not options.quiet:
         print("\n\n".join(map(to_terminal, tables)))
         print(f"\nTables, figures and a page: {out / 'index.html'}")
+
+
+def _default_folder(plan: Plan, as_given: Sequence[str]) -> Path:
+    """Data sets in their own order, unless there is a folder with them as they were given."""
+    names = [
+        Path("runs") / "-".join([plan.run.experiment, plan.run.preset, *datasets])
+        for datasets in (as_given, plan.run.datasets or ())
+    ]
+    return next((folder for folder in names if folder.exists()), names[-1])
 
 
 def reproduce(
@@ -54,17 +69,19 @@ def reproduce(
             got=f"no folder at {os.fspath(data_folder)}",
             fix="check the name, or leave it out to have data sets looked for in BATCHBAYES_DATA and downloaded",
         )
+    if out.exists() and not out.is_dir():
+        raise BatchbayesError(expected="a folder for the results (--out)", got=f"the file {out}", fix="choose another")
     with room_for(out):
         out.mkdir(parents=True, exist_ok=True)
     with Results(out / RESULTS, plan.run) as results:
         before = results.finished()
         require_fitting(plan, before)
-        count = min(workers, max(1, len(plan.units) - len(before)))
-        with UnitProgress({unit.name: unit.effort for unit in plan.units}, count) as shown:
+        workers = min(workers, max(1, len(plan.units) - len(before)))
+        with UnitProgress({unit.name: unit.effort for unit in plan.units}, workers) as shown:
             if before:
-                shown.say(f"{len(before)} of {len(plan.units)} units were done already")
+                shown.say(f"{len(before)} of {count(len(plan.units), 'unit')} were done already")
             folder = None if data_folder is None else os.fspath(data_folder)
-            do_units(plan, results, partial(local_workers, count), count, folder, shown)
+            do_units(plan, results, partial(local_workers, workers), workers, folder, shown)
         finished = results.finished()
     write_outputs(plan, finished, out)
     return all_tables(plan, finished)
@@ -72,12 +89,15 @@ def reproduce(
 
 def table_command(options: argparse.Namespace) -> None:
     """Print the tables of a run that is finished, or as far as it is."""
+    load_experiment(options.name)  # a wrong name is said before a wrong folder
     found, finished = read_results(options.folder / RESULTS)
     plan = plan_of(options.name, found)
     require_fitting(plan, finished)
     missing = [unit.name for unit in plan.units if unit.name not in finished]
     if missing:
-        print(f"not finished: {len(missing)} of {len(plan.units)} units: {_shortened(missing)}", file=sys.stderr)
+        print(
+            f"not finished: {len(missing)} of {count(len(plan.units), 'unit')}: {_shortened(missing)}", file=sys.stderr
+        )
     tables = all_tables(plan, finished)
     for note in mixed_versions(finished) if options.format == "csv" else ():  # which has no notes
         print(note, file=sys.stderr)
@@ -95,7 +115,7 @@ def listed() -> list[str]:
         lines.append(f"{name}: {about}")
         for preset, config in experiment.PRESETS.items():
             fields = ", ".join(f"{field} {to_json(value)}" for field, value in asdict(config).items())
-            lines.append(f"  --preset {preset}: {len(experiment.units(config))} units; {shorten(fields, 160)}")
+            lines.append(f"  --preset {preset}: {count(len(experiment.units(config)), 'unit')}; {shorten(fields, 160)}")
         if datasets := getattr(experiment, "DATASETS", ()):
             lines.append(f"  --datasets {','.join(datasets)}")
     return lines

@@ -27,7 +27,7 @@ class Plan:
 
 
 def make_plan(name: str, preset: str, datasets: Sequence[str] | None = None) -> Plan:
-    """The plan of a preset; `datasets` are used instead of all of its own."""
+    """The plan of a preset; `datasets`, in any order, are used instead of all of its own."""
     experiment = load_experiment(name)
     if preset not in experiment.PRESETS:
         raise unknown_name(f"a preset of {name}", preset, experiment.PRESETS)
@@ -36,7 +36,7 @@ def make_plan(name: str, preset: str, datasets: Sequence[str] | None = None) -> 
         config = _with_datasets(name, experiment, config, datasets)
     units = tuple(experiment.units(config))
     _require_order(name, units)
-    chosen = None if datasets is None else tuple(datasets)
+    chosen = None if datasets is None else config.datasets
     return Plan(experiment, config, units, Run(name, preset, chosen, to_json(asdict(config))))
 
 
@@ -85,7 +85,7 @@ def _with_datasets(name: str, experiment: Experiment, config: Any, datasets: Seq
         raise BatchbayesError(
             expected="data sets, each once", got=repr(",".join(datasets)), fix=f"choose from {', '.join(known)}"
         )
-    return replace(config, datasets=tuple(datasets))
+    return replace(config, datasets=tuple(dataset for dataset in known if dataset in datasets))
 
 
 def _require_order(name: str, units: Sequence[Unit]) -> None:

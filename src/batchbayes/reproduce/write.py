@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from batchbayes.assess.words import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.files import atomic_path
 from batchbayes.progress import duration
@@ -23,7 +24,7 @@ def results_of(finished: Mapping[str, Finished]) -> dict[str, Any]:
 
 
 def all_tables(plan: Plan, finished: Mapping[str, Finished]) -> list[Table]:
-    """The tables; where the preset differs from the paper, and the software from unit to unit, is said under the last."""
+    """The tables; under the last, how the preset differs from the paper, and the software from unit to unit."""
     tables = bare_tables(plan, results_of(finished))
     notes = (*plan.experiment.notes(plan.config), *mixed_versions(finished))
     return [*tables[:-1], replace(tables[-1], notes=tables[-1].notes + notes)] if tables else []
@@ -62,7 +63,7 @@ def mixed_versions(finished: Mapping[str, Finished]) -> list[str]:
     counts = Counter(
         " with ".join(f"{name} {row.versions[name]}" for name in ("batchbayes", "torch")) for row in finished.values()
     )
-    each = "; ".join(f"{versions}: {count}" for versions, count in counts.items())
+    each = "; ".join(f"{versions}: {number}" for versions, number in counts.items())
     return [f"Units were made by different versions of the software: {each}."] if len(counts) > 1 else []
 
 
@@ -102,8 +103,9 @@ def how_made(plan: Plan, finished: Mapping[str, Finished]) -> dict[str, str]:
     versions = dict.fromkeys(", ".join(f"{name} {text}" for name, text in row.versions.items()) for row in rows)
     return {
         "Preset": plan.run.preset + (f", data sets {', '.join(plan.run.datasets)}" if plan.run.datasets else ""),
-        "Work": f"{len(rows)} units, {duration(sum(row.seconds for row in rows))} on one thread in all, on machines of "
-        f"{' or '.join(map(str, sorted({row.cores for row in rows})))} cores",
+        "Work": f"{count(len(rows), 'unit')}, {duration(sum(row.seconds for row in rows))} on one thread in all, "
+        "on machines of "
+        f"{' or '.join(count(cores, 'core') for cores in sorted({row.cores for row in rows}))}",
         "When": f"{min(row.finished for row in rows)} to {max(row.finished for row in rows)}" if rows else "",
         "Versions": "; ".join(versions),
     }
@@ -112,7 +114,7 @@ def how_made(plan: Plan, finished: Mapping[str, Finished]) -> dict[str, str]:
 def cautions(finished: Mapping[str, Finished]) -> list[str]:
     """Warnings of units, with how many gave each; and whether they were made by different programs."""
     counts = Counter(text for row in finished.values() for text in row.warnings)
-    texts = [f"{text} (units: {count})" for text, count in counts.items()]
+    texts = [f"{text} (units: {number})" for text, number in counts.items()]
     if len({tuple(sorted(row.versions.items())) for row in finished.values()}) > 1:
         texts.append("Units were made by different versions of the software, listed below.")
     return texts

@@ -88,6 +88,12 @@ def require_size(path: Path) -> None:
 
     The file is not opened for this: closing it would drop the locks that SQLite holds in this process.
     """
+    if path.is_dir():
+        raise BatchbayesError(
+            expected=f"a file of results at {path}",
+            got="a folder of that name",
+            fix="choose another --out, or move the folder away; it is left as it was",
+        )
     if 0 < path.stat().st_size < LEAST_BYTES:
         raise sqlite3.DatabaseError("file is not a database")
 

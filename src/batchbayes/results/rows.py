@@ -52,14 +52,21 @@ def to_json(value: Any) -> str:
 
 
 def config_differences(wanted: str, found: str) -> list[tuple[str, str, str]]:
-    """Fields in which two configurations in JSON differ, with both values.
+    """Fields in which two configurations in JSON differ, with both values; data sets have no order.
 
     >>> config_differences('{"a": 1, "b": [2]}', '{"a": 1, "b": [3]}')
     [('b', '[2]', '[3]')]
+    >>> config_differences('{"datasets": ["a", "b"]}', '{"datasets": ["b", "a"]}')
+    []
     """
     first, second = json.loads(wanted), json.loads(found)
-    names = dict.fromkeys([*first, *second])
-    texts = [
-        (name, *(to_json(side[name]) if name in side else "nothing" for side in (first, second))) for name in names
-    ]
-    return [(name, one, other) for name, one, other in texts if one != other]
+    names = [name for name in dict.fromkeys([*first, *second]) if _compared(name, first) != _compared(name, second)]
+    return [(name, *(to_json(side[name]) if name in side else "nothing" for side in (first, second))) for name in names]
+
+
+def _compared(name: str, config: Mapping[str, Any]) -> Any:
+    """What of a field counts, as text; None where there is none."""
+    if name not in config:
+        return None
+    value = config[name]
+    return to_json(sorted(value, key=to_json) if name == "datasets" and isinstance(value, list) else value)

@@ -160,10 +160,11 @@ class Results:
 
 def read_results(path: Path) -> tuple[Run, dict[str, Finished]]:
     """What a file is about and its rows, without writing to it."""
-    if not path.is_file():
+    if not path.exists():
         raise BatchbayesError(
             expected="a file of results", got=f"nothing at {path}", fix="name the --out folder of a reproduce command"
         )
-    with explained(path), closing(connect(path, "ro")) as connection:
+    with explained(path):
         require_size(path)
+    with explained(path), closing(connect(path, "ro")) as connection:
         return run_of(connection, path), rows_of(connection, path)
