@@ -61,7 +61,11 @@ def config_differences(wanted: str, found: str) -> list[tuple[str, str, str]]:
     """
     first, second = json.loads(wanted), json.loads(found)
     names = [name for name in dict.fromkeys([*first, *second]) if _compared(name, first) != _compared(name, second)]
-    return [(name, *(to_json(side[name]) if name in side else "nothing" for side in (first, second))) for name in names]
+    return [(name, _shown(name, first), _shown(name, second)) for name in names]
+
+
+def _shown(name: str, config: Mapping[str, Any]) -> str:
+    return to_json(config[name]) if name in config else "nothing"
 
 
 def _compared(name: str, config: Mapping[str, Any]) -> Any:
