@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,10 +42,11 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Tensor:
     else:
         inputs = batch
     if not isinstance(inputs, Tensor) or inputs.ndim == 0:
+        where = 'say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x'
         raise BatchbayesError(
             expected="a batch that is a tensor (N, ...), or a tuple that starts with one",
             got=_describe(batch),
-            fix='say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x',
+            fix="convert it by torch.from_numpy" if isinstance(inputs, np.ndarray | np.generic) else where,
         )
     return inputs
 
@@ -112,7 +114,7 @@ def mini_batches(
             got="an empty iterable",
             fix="check the loader or the generator",
         )
-    size = batch_size or getattr(batches, "batch_size", None) or len(first)
+    size = batch_size if batch_size is not None else getattr(batches, "batch_size", None) or len(first)
     passes: Iterator[Iterator[Tensor]] = iter([chain([first], first_pass)])
     if not isinstance(batches, Sequence) and iter(batches) is not batches:
         passes = chain(passes, _endlessly(lambda: input_stream(batches, picker)))

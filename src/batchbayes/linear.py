@@ -260,13 +260,13 @@ def compare_with_exact(
     return Linearity(correlation, float(linear_spread.mean() / spread.mean()), float(missed), left_out)
 
 
-def warn_unless_trusted(found: Linearity) -> None:
+def warn_unless_trusted(
+    found: Linearity,
+    advice: str = 'do not trust the linear engine here. Use engine="sample", or engine="auto", which chooses',
+) -> None:
     """Say loudly that the linear answer differs from exact draws."""
     if not found.trusted:
-        warn(
-            f"the network is not linear enough in its batch statistics over their spread ({found}): do not trust the "
-            'linear engine here. Use engine="sample", or engine="auto", which chooses.'
-        )
+        warn(f"the network is not linear enough in its batch statistics over their spread ({found}): {advice}.")
 
 
 def is_linearisable(posterior: Posterior) -> bool:

@@ -110,6 +110,8 @@ def tune_batch_size(
         raise BatchbayesError(
             expected="a batch-norm posterior", got=type(posterior).__name__, fix="fit mcbn or stochastic_bn"
         )
+    if num_samples < 1:
+        raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
     if not posterior.deviations.any():
         raise BatchbayesError(expected="a posterior with noise", got=posterior.method, fix="fit mcbn or stochastic_bn")
     if posterior.site_batch_sizes:
@@ -137,7 +139,8 @@ def tune_batch_size(
         log_sizes, value = goal.optimum_per_group(log_sizes, penalty)
     sizes = tuple(float(size) for size in log_sizes.exp()) if per_site else (float(log_sizes[0].exp()),)
     tuned = posterior.at_batch_size(sizes if per_site else sizes[0])
-    warn_unless_trusted(measure_linearity(tuned, family.inputs, num_draws=8, max_examples=32, seed=seed))
+    linearity = measure_linearity(tuned, family.inputs, num_draws=8, max_examples=32, seed=seed)
+    warn_unless_trusted(linearity, 'the best batch size may be off. Predict there with engine="sample", and compare')
     best = goal.best_likelihood(family.outputs(log_sizes))
     return TunedBatchSize(tuned, value, curve, best, sizes if per_site else sizes * len(posterior.sites))
 

@@ -80,11 +80,15 @@ def stochastic_bn(
         raise BatchbayesError(
             expected='estimator="exact" for a correlated Gaussian', got=repr(estimator), fix="drop estimator="
         )
+    if num_samples < 2:
+        raise BatchbayesError(
+            expected="two mini-batches or more", got=f"num_samples={num_samples}", fix="a spread needs two: pass 64"
+        )
     with seeded_globals(seed):
         prepared = prepare(
             model,
             batches,
-            num_samples=max(2, num_samples),
+            num_samples=num_samples,
             seed=seed,
             batch_size=batch_size,
             training_batch_size=training_batch_size,
@@ -92,7 +96,7 @@ def stochastic_bn(
             inputs=inputs,
             output=output,
         )
-        rows = gather_rows(prepared, max(2, num_samples), dropout=dropout)
+        rows = gather_rows(prepared, num_samples, dropout=dropout)
     posterior = posterior_from_rows(prepared, rows, center, "stochastic_bn")
     if covariance == "correlated":
         return replace(posterior, noise="correlated", method="correlated_stochastic_bn")
