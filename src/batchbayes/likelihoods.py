@@ -17,6 +17,8 @@ from batchbayes.predictive import (
     RunningCategorical,
     RunningGaussian,
     RunningSummary,
+    fitting_labels,
+    shaped_like,
 )
 
 P_co = TypeVar("P_co", covariant=True)
@@ -28,6 +30,14 @@ class Likelihood(Protocol[P_co]):
     def __call__(self, outputs: Tensor) -> distributions.Distribution: ...
 
     def summary(self) -> RunningSummary[P_co]: ...
+
+
+class TargetLikelihood(Likelihood[P_co], Protocol[P_co]):
+    """A likelihood that knows the shape of its targets."""
+
+    def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Targets in the shape that outputs (S, N, ...) ask for, or an error: others would broadcast silently."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,10 @@ class Categorical:
         moved = outputs.movedim(axis, -1)  # (S, N, ..., K)
         return moved if self.temperature == 1 else moved / self.temperature
 
+    def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        logits = self.logits(outputs)
+        return fitting_labels(targets, logits.shape[1:-1], logits.shape[-1])
+
     def summary(self) -> RunningSummary[CategoricalPredictive]:
         return RunningCategorical(self.logits)
 
@@ -70,6 +84,9 @@ class Gaussian:
     def __call__(self, outputs: Tensor) -> distributions.Normal:
         scale = torch.as_tensor(self.precision**-0.5, dtype=outputs.dtype, device=outputs.device)
         return distributions.Normal(outputs, scale, validate_args=False)
+
+    def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return shaped_like(targets, outputs.shape[1:]).to(outputs.dtype)
 
     def summary(self) -> RunningSummary[GaussianPredictive]:
         return RunningGaussian(self, same_noise=True)
@@ -94,6 +111,9 @@ class HeteroscedasticGaussian:
             )
         mean, log_variance = outputs.chunk(2, dim=axis)  # (S, N, D, ...) each
         return distributions.Normal(mean, (0.5 * log_variance).exp(), validate_args=False)
+
+    def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return shaped_like(targets, self(outputs).mean.shape[1:]).to(outputs.dtype)
 
     def summary(self) -> RunningSummary[GaussianPredictive]:
         return RunningGaussian(self, same_noise=False)

@@ -14,7 +14,7 @@ from batchbayes.assess.engine import Drawing
 from batchbayes.assess.job import Job, Loaded
 from batchbayes.data.examples import Examples
 from batchbayes.errors import BatchbayesError, BatchbayesWarning, warn
-from batchbayes.likelihoods import Likelihood
+from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.linear import measure_linearity
 from batchbayes.methods.batchnorm.baselines import deterministic
 from batchbayes.methods.batchnorm.batch_size import TunedBatchSize, tune_batch_size
@@ -117,7 +117,7 @@ def notes_for_new_data(
 def fit_all(
     job: Job,
     loaded: Loaded,
-    likelihood: Likelihood[Any],
+    likelihood: TargetLikelihood[Any],
     *,
     num_samples: int | None = None,
     num_examples: int = TUNING_EXAMPLES,

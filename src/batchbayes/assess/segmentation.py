@@ -51,6 +51,10 @@ class IgnoringCategorical(Categorical):
     def __call__(self, outputs: Tensor) -> distributions.Categorical:
         return _Ignoring(self.logits(outputs), self.ignored_label)
 
+    def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        keep = kept_pixels(targets, self.ignored_label)
+        return super().fitting(outputs, targets.where(keep, 0)).where(keep.cpu(), targets.cpu())
+
 
 class _Ignoring(distributions.Categorical):
     def __init__(self, logits: Tensor, ignored_label: int | None) -> None:

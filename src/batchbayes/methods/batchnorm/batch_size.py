@@ -17,13 +17,12 @@ from torch import Tensor
 
 from batchbayes.batches import Picker
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import Categorical, Gaussian, Likelihood
+from batchbayes.likelihoods import Gaussian, TargetLikelihood
 from batchbayes.linear import measure_linearity, warn_unless_trusted
 from batchbayes.methods.batchnorm.family import LinearFamily, linear_family
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
 from batchbayes.methods.batchnorm.statistics import site_of
-from batchbayes.predictive import fitting_labels, shaped_like
 from batchbayes.scores import gaussian_crps
 from batchbayes.search import maximise
 
@@ -64,7 +63,7 @@ class TunedBatchSize:
 def tune_batch_size(
     posterior: BatchNormPosterior,
     batches: Iterable[Any],
-    likelihood: Likelihood[Any],
+    likelihood: TargetLikelihood[Any],
     *,
     objective: Objective = "held-out",
     score: Score = "log-likelihood",
@@ -120,7 +119,7 @@ def tune_batch_size(
     groups = index if per_site else torch.zeros_like(index)
     options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "inputs": inputs, "targets": targets}
     family = linear_family(posterior, batches, groups, **options)
-    family = replace(family, targets=fitting_targets(likelihood, family.middle[None], family.targets))
+    family = replace(family, targets=likelihood.fitting(family.middle[None], family.targets))
 
     count = family.num_examples if num_examples is None else num_examples
 
@@ -150,7 +149,7 @@ class Goal:
     """What is maximised, as a function of log batch sizes; per example."""
 
     family: LinearFamily
-    likelihood: Likelihood[Any]
+    likelihood: TargetLikelihood[Any]
     objective: Objective
     score: Score
     kl: Callable[[float, float], float]
@@ -215,14 +214,6 @@ class Goal:
                     log_sizes.clamp_(self.family.knots[0], self.family.knots[-1])
         outputs = self.family.outputs(log_sizes.detach())
         return log_sizes.detach(), float(self.expected(outputs, self.best_likelihood(outputs)))
-
-
-def fitting_targets(likelihood: Likelihood[Any], outputs: Tensor, targets: Tensor) -> Tensor:
-    """Targets in the shape that the likelihood of outputs (S, N, ...) takes; any other would broadcast silently."""
-    if isinstance(likelihood, Categorical):
-        logits = likelihood.logits(outputs)
-        return fitting_labels(targets, logits.shape[1:-1], logits.shape[-1])
-    return shaped_like(targets, likelihood(outputs).mean.shape[1:]).to(outputs.dtype)
 
 
 def _check_options(objective: str, score: str, per_site: bool, likelihood: Any) -> None:
