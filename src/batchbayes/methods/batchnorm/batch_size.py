@@ -104,23 +104,12 @@ def tune_batch_size(
     >>> tuned.posterior.batch_size == tuned.batch_size
     True
     """
-    _check_options(objective, score, per_site, likelihood)
-    if not isinstance(posterior, BatchNormPosterior):
-        raise BatchbayesError(
-            expected="a batch-norm posterior", got=type(posterior).__name__, fix="fit mcbn or stochastic_bn"
-        )
-    if num_samples < 1:
-        raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
-    if not posterior.deviations.any():
-        raise BatchbayesError(expected="a posterior with noise", got=posterior.method, fix="fit mcbn or stochastic_bn")
-    if posterior.site_batch_sizes:
-        posterior = posterior.at_batch_size(posterior.batch_size)
-    index = site_of(posterior.sites)
-    groups = index if per_site else torch.zeros_like(index)
+    _check_options(objective, score, per_site, likelihood, num_samples)
+    posterior = _evened(posterior)
+    groups = site_of(posterior.sites) * per_site
     options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "inputs": inputs, "targets": targets}
     family = linear_family(posterior, batches, groups, **options)
     family = replace(family, targets=likelihood.fitting(family.middle[None], family.targets))
-
     count = family.num_examples if num_examples is None else num_examples
 
     def kl(log_size: float, precision: float) -> float:
@@ -216,7 +205,20 @@ class Goal:
         return log_sizes.detach(), float(self.expected(outputs, self.best_likelihood(outputs)))
 
 
-def _check_options(objective: str, score: str, per_site: bool, likelihood: Any) -> None:
+def _evened(posterior: BatchNormPosterior) -> BatchNormPosterior:
+    """A posterior with noise, at one batch size for all sites."""
+    if not isinstance(posterior, BatchNormPosterior):
+        raise BatchbayesError(
+            expected="a batch-norm posterior", got=type(posterior).__name__, fix="fit mcbn or stochastic_bn"
+        )
+    if not posterior.deviations.any():
+        raise BatchbayesError(expected="a posterior with noise", got=posterior.method, fix="fit mcbn or stochastic_bn")
+    return posterior.at_batch_size(posterior.batch_size) if posterior.site_batch_sizes else posterior
+
+
+def _check_options(objective: str, score: str, per_site: bool, likelihood: Any, num_samples: int) -> None:
+    if num_samples < 1:
+        raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
     if objective not in ("held-out", "elbo") or score not in ("log-likelihood", "crps"):
         raise BatchbayesError(
             expected='objective "held-out" or "elbo" and score "log-likelihood" or "crps"',
