@@ -11,7 +11,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
 
 # From the inside out: a module may import those of its own layer and of the layers above it in this list.
 LAYERS = [
-    {"errors", "rng", "files", "progress", "checks", "search", "tables", "results"},
+    {"errors", "rng", "files", "progress", "checks", "search", "tables", "results", "words"},
     {"scores", "metrics"},
     {"functional", "batches", "posterior", "drawn", "predictive", "likelihoods", "linear", "predict"},
     {"methods", "training", "models", "data"},

@@ -1,9 +1,10 @@
 """Which method to use: the simplest of those that are as good as the best, as far as the test data can tell."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from batchbayes.assess.job import Scored
+from batchbayes.words import number
 
 DOUBT = 2.0
 """Standard errors of the mean difference within which two methods are taken as equally good."""
@@ -27,3 +28,17 @@ def choose(scored: Sequence[Scored]) -> Choice:
         if method is best or float(difference.mean()) <= DOUBT * error:
             return Choice(method.name, best.name)
     raise AssertionError("the best method is as good as itself")
+
+
+def sentence_of_choice(
+    recommended: str, best: str, means: Mapping[str, float], loss: str, advice: Mapping[str, str]
+) -> str:
+    """Which method to use, why, and how."""
+    name = "the network as it is" if recommended == "deterministic" else recommended
+    why = f"it has the lowest {loss} on the test data, {number(means[best])}"
+    if recommended != best:
+        why = (
+            f"at {number(means[recommended])} its {loss} cannot be told from the lowest, {number(means[best])} "
+            f"({best}), and it is simpler"
+        )
+    return f"Use {name}: {why}. {advice[recommended]}"

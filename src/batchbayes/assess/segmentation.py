@@ -18,12 +18,12 @@ from batchbayes.assess.pixels import PixelSums, kept_pixels
 from batchbayes.assess.tables import Table, flags
 from batchbayes.assess.thumbnails import chosen_rows, displayable, small
 from batchbayes.assess.verdict import class_sentences, pixel_rejection
-from batchbayes.assess.words import count
 from batchbayes.calibrate import lowest
 from batchbayes.likelihoods import Categorical, categorical
 from batchbayes.metrics import risk_coverage
 from batchbayes.posterior import Posterior
 from batchbayes.predictive import CategoricalPredictive
+from batchbayes.words import count
 
 COLUMNS = (
     Column("accuracy", "Pixel accuracy", "higher", 1, "share of pixels with the right class", percent=True),

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from batchbayes.assess.choice import Choice
+from batchbayes.assess.choice import Choice, sentence_of_choice
 from batchbayes.assess.job import Scored
 from batchbayes.assess.verdict import advice_in_short, capital
-from batchbayes.assess.words import count, number, percent, sentence_of_choice
 from batchbayes.data.examples import Examples
 from batchbayes.metrics import rank_correlation
+from batchbayes.words import count, number, percent
 
 TOLERATED = 0.03
 """By how much the coverage of 90 % intervals may miss without a remark, besides two standard errors."""

@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from batchbayes.assess.choice import Choice
+from batchbayes.assess.choice import Choice, sentence_of_choice
 from batchbayes.assess.job import Loaded, Scored
-from batchbayes.assess.words import count, number, percent, sentence_of_choice
 from batchbayes.metrics import RiskCoverage
 from batchbayes.scores import is_misclassified
+from batchbayes.words import count, number, percent
 
 HONEST, ROUGH = 0.02, 0.05
 """Gaps between confidence and accuracy up to which a network is honest, and nearly so."""

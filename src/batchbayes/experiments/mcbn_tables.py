@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from batchbayes.assess.words import count as count_of
 from batchbayes.experiments.published import mcbn_value
 from batchbayes.metrics import one_sample_t_test
 from batchbayes.tables import Cell, Table
+from batchbayes.words import count as count_of
 
 Runs = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
 """Scores of every run, by data set and method."""

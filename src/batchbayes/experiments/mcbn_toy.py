@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from batchbayes.assess.words import count
 from batchbayes.data import toy
 from batchbayes.experiments import Unit
 from batchbayes.experiments.mcbn_methods import TUNING_SIZES
@@ -28,6 +27,7 @@ from batchbayes.rng import seeded_globals
 from batchbayes.tables import Cell, Table
 from batchbayes.training.grid import train_grid
 from batchbayes.training.loop import TrainingConfig
+from batchbayes.words import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 
-from batchbayes.assess.words import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.experiments import ABOUT, load_experiment
 from batchbayes.progress import UnitProgress, hidden_progress
@@ -19,6 +18,7 @@ from batchbayes.reproduce.run import do_units
 from batchbayes.reproduce.write import all_tables, mixed_versions, room_for, write_outputs
 from batchbayes.results import Results, read_results, to_json
 from batchbayes.tables import FORMATS, Table, to_terminal
+from batchbayes.words import count
 from batchbayes.workers import local_workers
 
 RESULTS = "results.sqlite"

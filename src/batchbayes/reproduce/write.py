@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from batchbayes.assess.words import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.files import atomic_path
 from batchbayes.progress import duration
 from batchbayes.reproduce.plan import Plan
 from batchbayes.results import Finished
 from batchbayes.tables import Table, to_csv, to_markdown
+from batchbayes.words import count
 
 
 def results_of(finished: Mapping[str, Finished]) -> dict[str, Any]:
