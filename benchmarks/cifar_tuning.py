@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 import batchbayes as bb
+from batchbayes._common.minimise import maximise
+from batchbayes._common.rng import generator
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
 from batchbayes.data.folder import data_file
 from batchbayes.data.svhn import load_svhn
-from batchbayes.methods.batchnorm.family import LinearFamily, linear_family
+from batchbayes.methods.batchnorm.tuning.family import LinearFamily, linear_family
 from batchbayes.metrics import (
     accuracy,
     area_under_roc,
@@ -26,8 +28,6 @@ from batchbayes.metrics import (
     expected_calibration_error,
 )
 from batchbayes.models.pretrained import cifar_resnet
-from batchbayes.rng import generator
-from batchbayes.search import maximise
 
 TRAINING_BATCH_SIZE, WEIGHT_DECAY, TRAINING_IMAGES = 128, 1e-4, 50_000
 NO_NOISE = math.inf

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import batchbayes as bb
 from batchbayes.data import camvid, cifar10
 from batchbayes.data.folder import data_file
-from batchbayes.linear import forward_plan, linear_draws, plan_linear
+from batchbayes.engines.linear import forward_plan, linear_draws, plan_linear
 from batchbayes.metrics import rank_correlation
 from batchbayes.models.mlp import MLP
 from batchbayes.models.pretrained import cifar_resnet, espnet_camvid

@@ -12,10 +12,10 @@ from statistics import fmean
 import torch
 
 from batchbayes.errors import BatchbayesWarning
-from batchbayes.experiments.mcbn_methods import chosen_mcbn
-from batchbayes.experiments.mcbn_passes import PRESETS
-from batchbayes.experiments.mcbn_protocol import load_split
-from batchbayes.experiments.mcbn_scores import crps, scores_of, tune_precision
+from batchbayes.experiments.mcbn.methods import chosen_mcbn
+from batchbayes.experiments.mcbn.passes import PRESETS
+from batchbayes.experiments.mcbn.protocol import load_split
+from batchbayes.experiments.mcbn.scores import crps, scores_of, tune_precision
 
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16)
 

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from batchbayes._common.rng import generator, seeded_globals
 from batchbayes.data.folder import data_file
 from batchbayes.models.mlp import MLP
-from batchbayes.rng import generator, seeded_globals
 from batchbayes.training.loop import TrainingConfig, train
 
 FEATURES = ("cement", "slag", "fly ash", "water", "superplasticizer", "coarse aggregate", "fine aggregate", "age")

@@ -1,6 +1,6 @@
 import pytest
-import shared
 import torch
+from helpers import shared
 
 
 @pytest.fixture(autouse=True)

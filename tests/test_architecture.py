@@ -11,14 +11,13 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
 
 # From the inside out: a module may import those of its own layer and of the layers above it in this list.
 LAYERS = [
-    {"errors", "rng", "files", "progress", "checks", "search", "tables", "results", "words"},
+    {"errors", "_common"},
     {"scores", "metrics"},
-    {"functional", "batches", "posterior", "drawn", "predictive", "likelihoods", "linear", "predict"},
+    {"network", "batches", "posterior", "predictive", "likelihoods", "engines", "prediction"},
     {"methods", "training", "models", "data"},
     {"saving", "plots", "calibrate"},
-    {"report", "workers"},
-    {"demo", "assess", "experiments"},
     {"reproduce"},
+    {"demo", "assess", "experiments"},
     {"cli"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.
@@ -59,7 +58,7 @@ def test_imports_point_inwards(path, parts):
 @pytest.mark.parametrize(("path", "parts"), modules())
 def test_modes_buffers_and_hooks_belong_to_functional(path, parts):
     text = path.read_text()
-    if parts != ("functional",):
+    if parts != ("network",):
         for word in ("register_forward", "_forward_hooks", ".train()", ".running_mean =", "functional_call"):
             allowed = word == ".train()" and parts[0] in ("training", "experiments", "demo")
             assert allowed or word not in text, f"{'/'.join(parts)} has {word}"
@@ -94,7 +93,7 @@ def test_help_does_not_wait_for_torch():
 
 def test_public_names_are_all_there_whatever_was_imported_before():
     script = (
-        "import batchbayes.predict, batchbayes.linear, batchbayes as bb; "
+        "import batchbayes.prediction, batchbayes.engines.linear, batchbayes as bb; "
         "assert set(bb.__all__) == {*bb._HOMES, 'BatchbayesError', 'BatchbayesWarning'}; "
         "assert all(hasattr(bb, name) for name in bb.__all__); "
         "print(*sorted(name for name in bb.__all__ if isinstance(getattr(bb, name), type(bb))))"

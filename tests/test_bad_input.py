@@ -4,10 +4,10 @@ from itertools import count
 
 import pytest
 import torch
-from cases import NETWORKS
+from helpers.cases import NETWORKS
+from helpers.references import left_alone
 from hypothesis import given
 from hypothesis import strategies as st
-from references import left_alone
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

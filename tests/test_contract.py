@@ -1,9 +1,9 @@
 """Every law for every posterior: on a network with branches and several sites, or on those that it names itself."""
 
-import contract
 import pytest
 import torch
-from cases import CASES, CONTRACT, NOISELESS, POSTERIORS
+from helpers import contract
+from helpers.cases import CASES, CONTRACT, NOISELESS, POSTERIORS
 
 import batchbayes as bb
 

@@ -10,7 +10,7 @@ from matplotlib.patches import Polygon
 from PIL import Image
 from torch.distributions import LogNormal, Normal
 
-from batchbayes.methods.batchnorm.normality import CorrelationMap, Marginal
+from batchbayes.methods.batchnorm.diagnostics.normality import CorrelationMap, Marginal
 from batchbayes.metrics import equal_width_reliability
 from batchbayes.plots import (
     Band,

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.files import atomic_path
+from batchbayes._common.atomic import atomic_path
 
 
 def build(width=4, depth=1, epsilon=1e-5):

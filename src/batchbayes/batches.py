@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.rng import generator
 
 Batches = Tensor | Iterable[Any]
 """A tensor of examples, or an iterable of batches: x, (x, y, ...), or anything that a picker takes apart."""

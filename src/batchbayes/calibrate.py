@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes.checks import check_in_unit_interval, check_labels, refuse
+from batchbayes._common.checks import check_in_unit_interval, check_labels, refuse
+from batchbayes._common.minimise import maximise
 from batchbayes.likelihoods import Categorical
 from batchbayes.metrics import mean_score
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
 from batchbayes.scores import mixture_crps, mixture_log_likelihood
-from batchbayes.search import maximise
 
 GRID = 33
 """Points of the coarse search, between whose best neighbours the fine one looks."""

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from batchbayes._common.rng import GlobalStream
 from batchbayes.calibrate import tune_precision
 from batchbayes.data import toy
 from batchbayes.data.digits import Digits, inverted, load_digits, pixel_shuffled
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, categorical, gaussian
-from batchbayes.methods.batchnorm.baselines import deterministic
 from batchbayes.methods.batchnorm.mcbn import mcbn
+from batchbayes.methods.point import deterministic
 from batchbayes.metrics import (
     accuracy,
     area_under_roc,
@@ -27,9 +28,8 @@ from batchbayes.models.convnet import ConvNet
 from batchbayes.models.mlp import MLP
 from batchbayes.plots import Band, band_figure, certainty_figure, save_figure
 from batchbayes.posterior import Posterior
-from batchbayes.predict import predict
+from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
-from batchbayes.rng import seeded_globals
 from batchbayes.training.loop import TrainingConfig, one_thread, train
 
 # Small batches, since the spread of batch statistics shrinks as one over the root of the batch size. 600 toy epochs fit
@@ -101,7 +101,7 @@ def both_methods(network: nn.Module, inputs: Tensor, batch_size: int, num_sample
 def toy_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
     """One-dimensional regression: near the training data, and in the gap and beyond."""
     inputs, targets = toy.noisy_points(100, seed, "train")
-    with seeded_globals(seed):
+    with GlobalStream(seed):
         network = MLP(1, [30, 30, 30], 1)
     train(network, inputs, targets, mse_loss, replace(config.toy, seed=seed))
     methods = both_methods(network, inputs, config.toy.batch_size, config.toy_draws, seed)
@@ -136,7 +136,7 @@ def _save_toy_figure(
 def digits_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
     """Handwritten digits, and how well inverted and pixel-shuffled ones are told from them."""
     data = load_digits(seed)
-    with seeded_globals(seed):
+    with GlobalStream(seed):
         network = ConvNet(num_classes=10)
     train(network, data.train_images, data.train_labels, cross_entropy, replace(config.digits, seed=seed))
     own, bayesian = both_methods(network, data.train_images, config.digits.batch_size, config.digits_draws, seed)

@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from batchbayes.functional import Function, Network
+from batchbayes.network import Function, Network
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor, distributions
 
-from batchbayes.drawn import Block, Kept, LinearDraws, distinct_draws, formed, joined
+from batchbayes.engines.linear_draws import Block, Kept, LinearDraws, distinct_draws, formed, joined
 from batchbayes.errors import BatchbayesError
 
 P_co = TypeVar("P_co", covariant=True)

@@ -14,14 +14,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from batchbayes._common.atomic import atomic_path
 from batchbayes.errors import BatchbayesError
-from batchbayes.files import atomic_path
-from batchbayes.functional import Network, as_network
+from batchbayes.methods.batchnorm.omega import size
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
 from batchbayes.methods.batchnorm.sites import Site, all_sites, layout
-from batchbayes.methods.batchnorm.statistics import size
 from batchbayes.methods.dropout import DropoutPosterior, dropout_layout, mc_dropout
+from batchbayes.network import Network, as_network
 from batchbayes.posterior import Posterior
 
 FORMAT = 1

@@ -3,10 +3,10 @@
 import csv
 import json
 
-import assess_cases
 import numpy as np
 import pytest
 import torch
+from helpers import assess_cases
 from safetensors.torch import load_file
 
 import batchbayes as bb
@@ -183,7 +183,7 @@ def test_several_methods_endless_training_and_named_classes(tmp_path):
     arguments = assess_cases.write_case("classification", tmp_path)
     options = dict(zip(arguments[::2], arguments[1::2], strict=False))
     given = ["--model", options["--model"], "--weights", options["--weights"], "--draws", "6", "--quiet"]
-    given += ["--train", "assess_cases:endless_training", "--test", "assess_cases:named_test"]
+    given += ["--train", "helpers.assess_cases:endless_training", "--test", "helpers.assess_cases:named_test"]
     given += ["--method", "mcbn,correlated-bn", "--engine", "sample", "--center", "batches"]
     assert cli.main(["assess", *given, "--out", str(tmp_path / "out")]) == 0
     names = list(by_name(tmp_path / "out"))

@@ -1,9 +1,9 @@
 """Bad input at the front door: one line that says what to do, exit code 2, and nothing written."""
 
-import assess_cases
 import numpy as np
 import pytest
 import torch
+from helpers import assess_cases
 from safetensors.torch import save_file
 
 from batchbayes import BatchbayesError, cli
@@ -57,13 +57,13 @@ CASES = {
     "missing file": (lambda f: {"test": f / "nowhere.npz"}, "nothing at"),
     "missing weights": (lambda f: {"weights": f / "nowhere.safetensors"}, "nothing at"),
     "unknown kind of file": (lambda f: {"test": f / "weights.safetensors"}, "a .npz, .csv or .parquet file"),
-    "a factory that raises": (lambda f: {"model": "assess_cases:raising"}, "RuntimeError: no such layer"),
-    "a factory that is not there": (lambda f: {"model": "assess_cases:nobody"}, "a function nobody in assess_cases"),
+    "a factory that raises": (lambda f: {"model": "helpers.assess_cases:raising"}, "RuntimeError: no such layer"),
+    "a factory that is not there": (lambda f: {"model": "helpers.assess_cases:nobody"}, "a function nobody in helpers.assess_cases"),
     "a module that is not there": (lambda f: {"model": "no_such_module:build"}, "No module named 'no_such_module'"),
     "a factory that is no name": (lambda f: {"model": "model.py"}, "pkg.module:function; got 'model.py'"),
-    "a factory of something else": (lambda f: {"model": "assess_cases:not_a_network"}, "got a str"),
+    "a factory of something else": (lambda f: {"model": "helpers.assess_cases:not_a_network"}, "got a str"),
     "no batch norm": (
-        lambda f: {"model": "assess_cases:without_batch_norm", "weights": None},
+        lambda f: {"model": "helpers.assess_cases:without_batch_norm", "weights": None},
         "Do this: ",
     ),
     "weights of another network": (lambda f: {"weights": bad_weights(f)}, "output.weight of shape (3, 9)"),
@@ -81,7 +81,7 @@ CASES = {
     "batch size above the data": (lambda f: {"batch_size": 999}, "at least 999 training examples"),
     "unknown method": (lambda f: {"method": "magic"}, "methods among mcbn, stochastic-bn"),
     "too few class names": (lambda f: {"class_names": "a,b"}, "3 class names"),
-    "a test loader that shuffles": (lambda f: {"test": "assess_cases:shuffling_test"}, "shuffle=False"),
+    "a test loader that shuffles": (lambda f: {"test": "helpers.assess_cases:shuffling_test"}, "shuffle=False"),
     "an empty folder": (lambda f: {"test": _empty(f)}, "expected images in"),
     "an object array": (lambda f: {"test": write(f, "o.npz", np.array([{}]), [0])}, "arrays of numbers"),
     "no such device": (lambda f: {"device": "cuda:77"}, "use --device cpu"),
@@ -119,12 +119,12 @@ def test_an_output_folder_that_exists(case, tmp_path, capsys):
 
 def test_debug_shows_where(case):
     with pytest.raises(BatchbayesError, match="no such layer"):
-        cli.main([*change(case, model="assess_cases:raising"), "--debug"])
+        cli.main([*change(case, model="helpers.assess_cases:raising"), "--debug"])
 
 
 @pytest.mark.parametrize("stage", ["load", "write_files", "build_report"])
 def test_an_interrupt_leaves_nothing(stage, case, tmp_path, monkeypatch, capsys):
-    from batchbayes.report import build
+    from batchbayes.assess.report import build
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -144,7 +144,7 @@ def test_predict_refuses_what_it_cannot_use(case, tmp_path, capsys):
         (["--input", str(tmp_path / "nowhere.npz")], "nothing at"),
         (["--input", case["--test"], "--out", case["--test"]], "an output file that does not exist yet"),
         (["--input", case["--test"], "--posterior", case["--weights"]], "a posterior written by save()"),
-        (["--input", case["--test"], "--model", "assess_cases:segmenter", "--weights", _segmenter(tmp_path)],
+        (["--input", case["--test"], "--model", "helpers.assess_cases:segmenter", "--weights", _segmenter(tmp_path)],
          "the network that the posterior was fitted to"),
     ):  # fmt: skip
         assert cli.main([*base, *changes]) == 2

@@ -21,7 +21,7 @@ from batchbayes.experiments.batch_size_collapse import (
     units,
     work,
 )
-from batchbayes.tables import to_markdown
+from batchbayes.reproduce.tables import to_markdown
 
 SMOKE = PRESETS["smoke"]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from references import dropout_mask, left_alone
+from helpers.references import dropout_mask, left_alone
 from torch import Tensor, nn
 
 import batchbayes as bb

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.experiments import Unit
-from batchbayes.tables import Table
+from batchbayes.reproduce.experiment import Unit
+from batchbayes.reproduce.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

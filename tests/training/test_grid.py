@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
 from batchbayes.models.mlp import MLP
-from batchbayes.rng import seeded_globals
 from batchbayes.training.grid import train_grid, train_stack
 from batchbayes.training.loop import TrainingConfig, half_squared_error, train
 from batchbayes.training.stack import stack_networks, unstack
@@ -23,7 +23,7 @@ def data(count, seed, features=3, dtype=torch.float64):
 
 
 def networks(count, norm=True, dropout=0.0, dtype=torch.float64):
-    with seeded_globals(5):
+    with GlobalStream(5):
         rates = [dropout * (i + 1) / count for i in range(count)]
         return [MLP(3, [7, 5], 1, norm=norm, dropout=rate, epsilon=1e-10).to(dtype) for rate in rates]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import batchbayes as bb
+from batchbayes._common.rng import GlobalStream
 from batchbayes.models.mlp import MLP
-from batchbayes.rng import seeded_globals
 from batchbayes.training import noise
 from batchbayes.training.noise import batch_noise, mask_noise, stack_outputs
 from batchbayes.training.stack import stack_networks
@@ -17,7 +17,7 @@ def chunk(request, monkeypatch):
 
 
 def networks(count, **options):
-    with seeded_globals(1):
+    with GlobalStream(1):
         made = [MLP(3, [6, 5], 2, **options).double() for _ in range(count)]
         for network in made:
             network.train()

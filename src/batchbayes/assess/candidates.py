@@ -13,14 +13,14 @@ from torch import Tensor
 from batchbayes.assess.engine import Drawing
 from batchbayes.assess.job import Job, Loaded
 from batchbayes.data.examples import Examples
+from batchbayes.engines.linear import measure_linearity
 from batchbayes.errors import BatchbayesError, BatchbayesWarning, warn
 from batchbayes.likelihoods import TargetLikelihood
-from batchbayes.linear import measure_linearity
-from batchbayes.methods.batchnorm.baselines import deterministic
-from batchbayes.methods.batchnorm.batch_size import TunedBatchSize, tune_batch_size
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
+from batchbayes.methods.batchnorm.tuning.batch_size import TunedBatchSize, tune_batch_size
+from batchbayes.methods.point import deterministic
 
 METHODS: Mapping[str, tuple[str, Callable[..., BatchNormPosterior]]] = {
     "mcbn": ("MCBN", mcbn),

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from batchbayes._common.text import number
 from batchbayes.assess.job import Scored
-from batchbayes.words import number
 
 DOUBT = 2.0
 """Standard errors of the mean difference within which two methods are taken as equally good."""

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import torch
 
+from batchbayes._common.progress import hidden_progress
 from batchbayes.assess.job import Job
 from batchbayes.assess.new_data import predict_new
 from batchbayes.assess.run import noted_warnings, run_assessment
 from batchbayes.assess.write import write_table
 from batchbayes.errors import BatchbayesError
-from batchbayes.progress import hidden_progress
 
 
 def assess_command(options: argparse.Namespace) -> None:

@@ -8,10 +8,10 @@ from typing import Any, Self
 from torch import Tensor, distributions
 
 from batchbayes.data.examples import Examples
-from batchbayes.drawn import Block, Kept
+from batchbayes.engines.linear_draws import Block, Kept
 from batchbayes.likelihoods import Likelihood
 from batchbayes.posterior import Posterior
-from batchbayes.predict import Engine, predict
+from batchbayes.prediction import Engine, predict
 
 
 @dataclass(frozen=True, eq=False)

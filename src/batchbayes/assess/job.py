@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from batchbayes.data.examples import Examples
 from batchbayes.posterior import Posterior
-from batchbayes.predict import Engine
+from batchbayes.prediction import Engine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from batchbayes.batches import pick_inputs
 from batchbayes.data.examples import Examples, as_batch, from_object
 from batchbayes.data.files import read_examples
 from batchbayes.errors import BatchbayesError
-from batchbayes.functional import as_network
+from batchbayes.network import as_network
 
 
 def load(job: Job) -> Loaded:

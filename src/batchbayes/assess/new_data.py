@@ -5,13 +5,13 @@ from pathlib import Path
 from batchbayes.assess.engine import Drawing
 from batchbayes.assess.load import examples, trial
 from batchbayes.assess.named import build_network
-from batchbayes.assess.pixels import image_table
+from batchbayes.assess.segmentation.pixels import image_table
 from batchbayes.assess.tables import Table, class_table, value_table
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import categorical, gaussian
-from batchbayes.methods.batchnorm.baselines import deterministic
-from batchbayes.predict import Engine
+from batchbayes.methods.point import deterministic
+from batchbayes.prediction import Engine
 from batchbayes.saving import load, load_notes
 
 

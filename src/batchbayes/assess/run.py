@@ -17,7 +17,7 @@ from batchbayes.errors import BatchbayesError, BatchbayesWarning
 
 def run_assessment(job: Job, say: Callable[[str], None] = lambda _: None) -> Path:
     """Assess, and write the output folder, whole or not at all; returns the path of the report."""
-    from batchbayes.report.build import build_report
+    from batchbayes.assess.report.build import build_report
 
     start = time.monotonic()
     _require_extras(job)
@@ -36,9 +36,9 @@ def run_assessment(job: Job, say: Callable[[str], None] = lambda _: None) -> Pat
 
 def assessors() -> Mapping[Task, Callable[[Job, Loaded], Assessment]]:
     """How each task is assessed."""
-    from batchbayes.assess.classification import assess_classification
-    from batchbayes.assess.regression import assess_regression
-    from batchbayes.assess.segmentation import assess_segmentation
+    from batchbayes.assess.classification.compare import assess_classification
+    from batchbayes.assess.regression.compare import assess_regression
+    from batchbayes.assess.segmentation.compare import assess_segmentation
 
     return {
         "classification": assess_classification,

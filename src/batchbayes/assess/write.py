@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from batchbayes._common.atomic import atomic_path
 from batchbayes.assess.job import Assessment, Job, Loaded, Thumbnails
 from batchbayes.errors import BatchbayesError
-from batchbayes.files import atomic_path
 from batchbayes.plots import save_figure
 from batchbayes.saving import save
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchbayes._common.rng import generator
 from batchbayes.data.folder import data_file, mosaic
-from batchbayes.rng import generator
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes.rng import generator
+from batchbayes._common.rng import generator
 
 BRIGHTEST = 16.0
 """Pixels count ink from 0 to 16."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
+from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.rng import generator
 
 READ_SIZE = 128
 """Examples read at once from files."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from batchbayes.rng import generator
+from batchbayes._common.rng import generator
 
 SUPPORT = ((-5.0, -1.0), (1.0, 5.0))
 """Where the data lies; what is between and beyond is left to the network's imagination."""

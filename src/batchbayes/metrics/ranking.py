@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchbayes.checks import check_bool, check_no_nan, check_not_empty, check_same_shape, refuse
+from batchbayes._common.checks import check_bool, check_no_nan, check_not_empty, check_same_shape, refuse
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes.checks import check_finite, check_not_empty, check_positive, check_same_shape, refuse
+from batchbayes._common.checks import check_finite, check_not_empty, check_positive, check_same_shape, refuse
 
 # Enough to halve any bracket of log std down to the spacing of float64.
 _BISECTIONS = 64

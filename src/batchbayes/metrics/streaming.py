@@ -7,7 +7,7 @@ Each has ``add`` for a piece of any shape, be it empty, and gives the objects th
 import torch
 from torch import Tensor
 
-from batchbayes.checks import check_bool, check_finite, check_integer, check_same_shape, refuse
+from batchbayes._common.checks import check_bool, check_finite, check_integer, check_same_shape, refuse
 from batchbayes.metrics.classification import NUM_BINS, Reliability, equal_width_reliability
 from batchbayes.metrics.ranking import ScoreCounts, both_classes
 

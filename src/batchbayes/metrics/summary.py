@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from batchbayes.checks import check_no_nan, check_not_empty, check_same_shape, refuse
+from batchbayes._common.checks import check_no_nan, check_not_empty, check_same_shape, refuse
 
 
 def mean_score(scores: Tensor) -> float:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from batchbayes.methods.batchnorm.normality import CorrelationMap, Marginal
+    from batchbayes.methods.batchnorm.diagnostics.normality import CorrelationMap, Marginal
 
 LINES = ((VERMILION, "-"), ("black", (0, (4, 2))), (GREEN, (0, (1, 1))), (BLUE, (0, (6, 1, 1, 1))))
 """Colour and dashes of the curves of a panel: told apart by either."""

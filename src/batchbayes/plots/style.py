@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchbayes.files import atomic_path
+from batchbayes._common.atomic import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,16 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 
+from batchbayes._common.progress import UnitProgress, hidden_progress
+from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
-from batchbayes.experiments import ABOUT, load_experiment
-from batchbayes.progress import UnitProgress, hidden_progress
+from batchbayes.reproduce.experiment import ABOUT, load_experiment
 from batchbayes.reproduce.plan import Plan, make_plan, plan_of, require_fitting
+from batchbayes.reproduce.results import Results, read_results, to_json
 from batchbayes.reproduce.run import do_units
+from batchbayes.reproduce.tables import FORMATS, Table, to_terminal
+from batchbayes.reproduce.workers import local_workers
 from batchbayes.reproduce.write import all_tables, mixed_versions, room_for, write_outputs
-from batchbayes.results import Results, read_results, to_json
-from batchbayes.tables import FORMATS, Table, to_terminal
-from batchbayes.words import count
-from batchbayes.workers import local_workers
 
 RESULTS = "results.sqlite"
 MOST_WORKERS = 8

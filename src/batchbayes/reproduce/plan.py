@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.experiments import ABOUT, Experiment, Unit, load_experiment
-from batchbayes.results import Finished, Run, to_json
-from batchbayes.results.rows import config_differences
+from batchbayes.reproduce.experiment import ABOUT, Experiment, Unit, load_experiment
+from batchbayes.reproduce.results import Finished, Run, to_json
+from batchbayes.reproduce.results.rows import config_differences
 
 
 @dataclass(frozen=True, eq=False)

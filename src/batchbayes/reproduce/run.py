@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 
+from batchbayes._common.progress import UnitProgress
 from batchbayes.errors import BatchbayesError
-from batchbayes.experiments import Unit
-from batchbayes.progress import UnitProgress
+from batchbayes.reproduce.experiment import Unit
 from batchbayes.reproduce.plan import Plan
+from batchbayes.reproduce.results import Outcome, Results
 from batchbayes.reproduce.unit import Failure, perform
-from batchbayes.results import Outcome, Results
 
 TICK_SECONDS = 0.5
 """How often to look what other processes have finished, and to draw the progress."""

@@ -13,10 +13,10 @@ from platform import python_version
 from typing import Any
 
 from batchbayes import __version__
+from batchbayes._common.progress import hidden_progress
 from batchbayes.errors import BatchbayesError, BatchbayesWarning
-from batchbayes.experiments import Unit, load_experiment
-from batchbayes.progress import hidden_progress
-from batchbayes.results import Outcome, to_json
+from batchbayes.reproduce.experiment import Unit, load_experiment
+from batchbayes.reproduce.results import Outcome, to_json
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from batchbayes._common.atomic import atomic_path
+from batchbayes._common.progress import duration
+from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
-from batchbayes.files import atomic_path
-from batchbayes.progress import duration
 from batchbayes.reproduce.plan import Plan
-from batchbayes.results import Finished
-from batchbayes.tables import Table, to_csv, to_markdown
-from batchbayes.words import count
+from batchbayes.reproduce.results import Finished
+from batchbayes.reproduce.tables import Table, to_csv, to_markdown
 
 
 def results_of(finished: Mapping[str, Finished]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def mixed_versions(finished: Mapping[str, Finished]) -> list[str]:
 def write_outputs(plan: Plan, finished: Mapping[str, Finished], out: Path) -> list[Path]:
     """Write table.md, tables/*.csv, figures/*.png and index.html to `out`; all units are finished."""
     from batchbayes.plots import save_figure
-    from batchbayes.report.experiment import render_experiment
+    from batchbayes.reproduce.page import render_experiment
 
     results = results_of(finished)
     tables, paths = all_tables(plan, finished), []

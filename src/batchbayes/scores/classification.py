@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from batchbayes.checks import SUM_TOLERANCE, check_labels, check_no_nan, check_probabilities, refuse
+from batchbayes._common.checks import SUM_TOLERANCE, check_labels, check_no_nan, check_probabilities, refuse
 
 
 def categorical_log_likelihood(log_probs: Tensor, labels: Tensor) -> Tensor:

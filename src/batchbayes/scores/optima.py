@@ -8,7 +8,7 @@ import math
 
 from torch import Tensor
 
-from batchbayes.checks import check_finite, refuse
+from batchbayes._common.checks import check_finite, refuse
 
 _ROOT_LOG_TWO = math.sqrt(math.log(2))
 

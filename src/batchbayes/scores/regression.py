@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes.checks import check_finite, check_positive, check_same_shape, refuse
+from batchbayes._common.checks import check_finite, check_positive, check_same_shape, refuse
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 

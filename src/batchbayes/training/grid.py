@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn, optim
 
+from batchbayes._common.progress import Progress
+from batchbayes._common.rng import generator, stream_seed
 from batchbayes.errors import BatchbayesError
-from batchbayes.progress import Progress
-from batchbayes.rng import generator, stream_seed
 from batchbayes.training.layers import Layer, Stack, join
 from batchbayes.training.loop import TrainingConfig, require_data
 from batchbayes.training.stack import stack_networks, unstack
@@ -263,7 +263,7 @@ class _Orders:
         self._seeds = [configs[first[stream]].seed for stream in kinds]
         self._size = min(configs[0].batch_size, len(data[0][0]))
         seeds = [config.seed for config in configs]
-        self._sources = {seed: _as_seeded_globals(seed) for seed in seeds}
+        self._sources = {seed: _as_GlobalStream(seed) for seed in seeds}
         self._source_of_network = torch.tensor([list(self._sources).index(seed) for seed in seeds])
 
     def batches(self, epoch: int):
@@ -292,7 +292,7 @@ class _Orders:
         self._sources = {seed: other._sources[seed] for seed in self._sources}
 
 
-def _as_seeded_globals(seed: int) -> torch.Generator:
+def _as_GlobalStream(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(stream_seed(seed, "torch"))
 
 

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn, optim
 
+from batchbayes._common.progress import Progress
+from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
-from batchbayes.functional import reference_tensor
-from batchbayes.progress import Progress
-from batchbayes.rng import generator, seeded_globals
+from batchbayes.network import reference_tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From (outputs, targets) of a batch to a scalar."""
@@ -71,7 +71,7 @@ def train(network: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, confi
     stepper, device, losses = _optimiser(network, config), reference_tensor(network).device, []
     steps = config.epochs * max(1, len(inputs) // config.batch_size)
     network.train()
-    with seeded_globals(config.seed), Progress("training", steps) as shown:
+    with GlobalStream(config.seed), Progress("training", steps) as shown:
         for epoch in range(config.epochs):
             total = count = 0.0
             for rows in shuffled_batches(len(inputs), config.batch_size, config.seed, epoch):

@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.rng import generator, seeded_globals
 from batchbayes.training.layers import Layer, Stack
 from batchbayes.training.noise import mask_noise, stack_outputs
 
@@ -155,7 +155,7 @@ def _answers(network: nn.Module, stack: Stack, inputs: Tensor) -> bool:
             module.p = PROBE_RATE
     for index, wanted in enumerate(expected):
         unstack(stack.select([index]), [copied])
-        with torch.no_grad(), seeded_globals(0):  # torch's own generator is now as generator(0, "torch")
+        with torch.no_grad(), GlobalStream(0):  # torch's own generator is now as generator(0, "torch")
             outputs = copied(inputs)
         if not (isinstance(outputs, Tensor) and outputs.shape == wanted.shape and torch.allclose(outputs, wanted)):
             return False

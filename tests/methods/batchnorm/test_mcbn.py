@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from cases import NETWORKS, vectors
+from helpers.cases import NETWORKS, vectors
+from helpers.references import left_alone, training_forward, training_statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import left_alone, training_forward, training_statistics
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
-from batchbayes.methods.batchnorm.statistics import is_mean, running_omega, unpack
+from batchbayes.methods.batchnorm.omega import is_mean, running_omega, unpack
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 

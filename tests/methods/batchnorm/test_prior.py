@@ -5,15 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import NETWORKS
+from helpers.cases import NETWORKS
+from helpers.references import same_state, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import same_state, snapshot
 from scipy import integrate, stats
 from torch import nn
 from torch.func import functional_call
 
 import batchbayes as bb
+from batchbayes.methods.batchnorm.omega import unpack
 from batchbayes.methods.batchnorm.prior import (
     batch_kl,
     flat_kl,
@@ -23,7 +24,6 @@ from batchbayes.methods.batchnorm.prior import (
     kl_to_implied_prior,
     log_normal_kl,
 )
-from batchbayes.methods.batchnorm.statistics import unpack
 from batchbayes.models.mlp import MLP
 from batchbayes.training.loop import shuffled_batches
 

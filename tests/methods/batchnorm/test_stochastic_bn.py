@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import NETWORKS
+from helpers.cases import NETWORKS
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.methods.batchnorm.statistics import is_mean
+from batchbayes.methods.batchnorm.omega import is_mean
 from batchbayes.methods.batchnorm.stochastic_bn import moving_average_moments
 
 CASE = NETWORKS["BatchNorm1d (N, C)"]

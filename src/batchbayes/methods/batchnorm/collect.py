@@ -10,9 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
-from batchbayes.functional import Network, evaluation_mode, inputs_seen, statistics_in_place
+from batchbayes.methods.batchnorm.omega import batch_statistics, pack
 from batchbayes.methods.batchnorm.sites import Site
-from batchbayes.methods.batchnorm.statistics import batch_statistics, pack
+from batchbayes.network import Network, evaluation_mode, inputs_seen, statistics_in_place
 
 
 def collect_omegas(

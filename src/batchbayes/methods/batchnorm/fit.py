@@ -7,15 +7,15 @@ from itertools import chain, islice
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.progress import progress
 from batchbayes.batches import Batches, Picker, mini_batches, require_finite
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.functional import Network, as_network
 from batchbayes.methods.batchnorm.collect import collect_omegas
+from batchbayes.methods.batchnorm.omega import is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
-from batchbayes.methods.batchnorm.statistics import is_mean, running_omega
-from batchbayes.predict import sampled_outputs
-from batchbayes.progress import progress
+from batchbayes.network import Network, as_network
+from batchbayes.prediction import sampled_outputs
 
 DRIFT_LIMIT = 1.0
 """How many standard deviations of a draw the mean prediction may lie from the network's own, unremarked."""

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.functional import Network, affine_batch_norm, inputs_seen, statistics_in_place
+from batchbayes.methods.batchnorm.omega import by_site
 from batchbayes.methods.batchnorm.sites import Site
-from batchbayes.methods.batchnorm.statistics import by_site
+from batchbayes.network import Network, affine_batch_norm, inputs_seen, statistics_in_place
 
 
 def tangents_by_reverse_mode(

@@ -13,12 +13,12 @@ from typing import Any, Literal, overload
 import torch
 from torch import nn
 
+from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import Batches, Picker
 from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
 from batchbayes.methods.batchnorm.sites import Select
-from batchbayes.rng import seeded_globals
 
 
 @overload
@@ -85,7 +85,7 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     >>> posterior
     BatchNormPosterior(mcbn on Sequential: 1 sites, 16 statistics, 32 rows, batch size 10, centred on batches)
     """
-    with seeded_globals(seed):
+    with GlobalStream(seed):
         prepared = prepare(
             model,
             batches,

@@ -7,12 +7,12 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from batchbayes._common.rng import dealt, dealt_first, normals
 from batchbayes.errors import BatchbayesError
-from batchbayes.functional import Function, Network, inputs_seen, reference_tensor, statistics_in_place
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
+from batchbayes.methods.batchnorm.omega import by_site, is_mean, site_of, unpack
 from batchbayes.methods.batchnorm.sites import Site, layout, layout_hash
-from batchbayes.methods.batchnorm.statistics import by_site, is_mean, site_of, unpack
-from batchbayes.rng import dealt, dealt_first, normals
+from batchbayes.network import Function, Network, inputs_seen, reference_tensor, statistics_in_place
 
 Center = Literal["batches", "running"]
 Noise = Literal["rows", "correlated", "factorised"]

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.functional import as_network, inputs_seen
+from batchbayes.methods.batchnorm.omega import is_mean, site_of
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import all_sites
-from batchbayes.methods.batchnorm.statistics import is_mean, site_of
+from batchbayes.network import as_network, inputs_seen
 
 
 def gaussian_kl(mean: Tensor, var: Tensor, prior_mean: Tensor | float, prior_var: Tensor | float) -> Tensor:

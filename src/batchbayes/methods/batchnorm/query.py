@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchbayes.functional import Function, Network, statistics_in_place
+from batchbayes._common.rng import dealt
 from batchbayes.methods.batchnorm.sites import Site, layout, layout_hash
-from batchbayes.rng import dealt
+from batchbayes.network import Function, Network, statistics_in_place
 
 
 @dataclass(frozen=True, eq=False)

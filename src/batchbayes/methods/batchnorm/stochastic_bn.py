@@ -18,22 +18,17 @@ average (`estimator="moving-average"` has that: momentum 0.1 from zero, about 19
 """
 
 from dataclasses import replace
-from itertools import chain
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes.batches import Batches, Picker, chunks, input_stream, require_finite, require_size
+from batchbayes._common.rng import GlobalStream
+from batchbayes.batches import Batches, Picker
 from batchbayes.errors import BatchbayesError
-from batchbayes.functional import as_network
-from batchbayes.methods.batchnorm.collect import example_moments
-from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare, require_center
+from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
-from batchbayes.methods.batchnorm.sites import Select, find_sites
-from batchbayes.methods.batchnorm.statistics import running_omega
-from batchbayes.progress import progress
-from batchbayes.rng import seeded_globals
+from batchbayes.methods.batchnorm.sites import Select
 
 Covariance = Literal["factorised", "correlated"]
 Estimator = Literal["exact", "moving-average"]
@@ -84,7 +79,7 @@ def stochastic_bn(
         raise BatchbayesError(
             expected="two mini-batches or more", got=f"num_samples={num_samples}", fix="a spread needs two: pass 64"
         )
-    with seeded_globals(seed):
+    with GlobalStream(seed):
         prepared = prepare(
             model,
             batches,
@@ -119,50 +114,3 @@ def moving_average_moments(rows: Tensor, momentum: float = MOMENTUM) -> tuple[Te
         first = (1 - momentum) * first + momentum * row
         second = (1 - momentum) * second + momentum * row.square()
     return first, (second - first.square()).clamp_min(0).sqrt()
-
-
-def clt_bn(
-    model: nn.Module,
-    batches: Batches,
-    *,
-    batch_size: int,
-    center: Center = "batches",
-    sites: Select = None,
-    inputs: Picker = None,
-    output: str | int | None = None,
-) -> BatchNormPosterior:
-    """A factorised Gaussian by the central limit theorem, for any batch size M, from one pass over the data.
-
-    `batches` may have any size: only single examples count. The network runs as it is, with its running statistics.
-
-    >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-    >>> clt_bn(network, torch.randn(100, 2), batch_size=10)
-    BatchNormPosterior(clt_bn on Sequential: 1 sites, 16 statistics, 1 rows, batch size 10, centred on batches)
-    """
-    require_size(float("inf"), batch_size)
-    require_center(center)
-    network, stream = as_network(model, output), input_stream(batches, inputs)
-    first = next(stream, None)
-    if first is None:
-        raise BatchbayesError(expected="at least one batch of training data", got="none", fix="check the loader")
-    found = find_sites(network, first[:2].to(network.device()), sites)
-    blind = [site.name for site in found if not site.tracks]
-    if blind:
-        raise BatchbayesError(
-            expected="running statistics at every site: clt_bn runs the network as it is",
-            got=f"none (track_running_stats=False) in {', '.join(blind)}",
-            fix="use stochastic_bn, which reads mini-batches",
-        )
-    running = running_omega(found)
-    moments = example_moments(network, found, progress(chunks(chain([first], stream), None), "population moments"))
-    middle, std = [], []
-    for site, moment in zip(found, moments, strict=True):
-        mean_var = moment.mean_var / batch_size
-        divided = moment.variance + site.epsilon
-        log_var = moment.square_var / (4 * divided.square() * batch_size)  # of the log of sqrt(var + epsilon)
-        middle += [moment.mean, 0.5 * (divided - mean_var).log() - log_var]
-        std += [mean_var.sqrt(), log_var.sqrt()]
-    spread = require_finite(torch.cat(std).to(running.dtype), "the population moments")
-    own = require_finite(torch.cat(middle).to(running.dtype), "the population moments")
-    own = own if center == "batches" else running
-    return BatchNormPosterior(network, found, own, spread[None], float(batch_size), "clt_bn", center, "factorised")

@@ -1,0 +1,113 @@
+"""Randomness as an explicit argument: a stream is named by (seed, path) and depends on nothing else.
+
+Draw s takes its own stream, so it is the same whatever the number of draws, their order or the chunking.
+"""
+
+import hashlib
+import random
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def stream_seed(seed: int, *path: int | str) -> int:
+    """A 63-bit seed for the stream with this name; streams with different names are independent."""
+    digest = hashlib.blake2b(repr((int(seed), *path)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(seed: int, *path: int | str) -> torch.Generator:
+    """A fresh CPU generator at the start of the stream (seed, path).
+
+    >>> a = torch.randn(2, generator=generator(0, "draw", 3))
+    >>> b = torch.randn(2, generator=generator(0, "draw", 3))
+    >>> bool((a == b).all())
+    True
+    """
+    return torch.Generator().manual_seed(stream_seed(seed, *path))
+
+
+class GlobalStream:
+    """A seeded stream for code that draws from the global generators of torch, numpy and Python.
+
+    Data loaders, augmentations and dropout draw from the global generators. Inside `with stream:` these generators
+    continue this stream. After the block they have their former state again, and the stream remembers its place for
+    the next block. The global generators belong to the whole process, so only one thread at a time can be in a block.
+
+    >>> stream = GlobalStream(0)
+    >>> with stream:
+    ...     first = torch.rand(2)
+    >>> with stream:
+    ...     second = torch.rand(2)
+    >>> with GlobalStream(0):
+    ...     bool((torch.rand(4) == torch.cat([first, second])).all())
+    True
+    """
+
+    _LOCK = threading.RLock()
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._place, self._outside = seed, None, None
+
+    def __enter__(self) -> None:
+        self._LOCK.acquire()
+        self._outside = _global_states()
+        if self._place is not None:
+            _set_global_states(self._place)
+            return
+        torch.default_generator.manual_seed(stream_seed(self._seed, "torch"))
+        np.random.seed(stream_seed(self._seed, "numpy") % 2**32)
+        random.seed(stream_seed(self._seed, "python"))
+
+    def __exit__(self, *_: object) -> None:
+        self._place = _global_states()
+        _set_global_states(self._outside)
+        self._LOCK.release()
+
+
+def _global_states() -> tuple[torch.Tensor, Any, Any]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _set_global_states(states: Any) -> None:
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+
+def normals(seed: int, indices: Sequence[int], size: int) -> torch.Tensor:
+    """Standard normal numbers for some draws, (s, size) in double precision: each draw has its own stream.
+
+    >>> bool((normals(0, [3], 2)[0] == normals(0, range(5), 2)[3]).all())
+    True
+    """
+    numbers, source = torch.empty(len(indices), size, dtype=torch.float64), torch.Generator()
+    for row, index in zip(numbers, indices, strict=True):
+        row.normal_(generator=source.manual_seed(stream_seed(seed, "draw", index)))
+    return numbers
+
+
+def dealt(seed: int, index: int, cards: int) -> int:
+    """Which of a number of cards draw `index` gets: each once before any comes again, in an order set by the seed.
+
+    >>> sorted(dealt(0, index, 4) for index in range(4))
+    [0, 1, 2, 3]
+    """
+    deck, position = divmod(index, cards)
+    return int(_deck(seed, deck, cards)[position])
+
+
+def dealt_first(seed: int, count: int, cards: int) -> torch.Tensor:
+    """Which cards the first `count` draws get, (count,).
+
+    >>> dealt_first(0, 9, 4).tolist() == [dealt(0, index, 4) for index in range(9)]
+    True
+    """
+    return torch.cat([_deck(seed, deck, cards) for deck in range(-(-count // cards))])[:count]
+
+
+def _deck(seed: int, deck: int, cards: int) -> torch.Tensor:
+    return torch.randperm(cards, generator=generator(seed, "deck", deck))

@@ -1,0 +1,49 @@
+"""Baselines that are posteriors too: one function, drawn every time.
+
+What is random: nothing.
+q(omega): a point mass, on the running statistics (`deterministic`) or on those of the whole training set
+(`population`, the "BN" of the MCBN paper: one pass of the training set as a single batch).
+Cost: `deterministic` nothing; `population` one pass over the data for each batch-norm layer, up to that layer.
+"""
+
+import torch
+from torch import nn
+
+from batchbayes._common.progress import progress
+from batchbayes.batches import Batches, Picker, chunks, input_stream
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.batchnorm.collect import population_omega
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.sites import Select, find_sites
+from batchbayes.network import as_network
+
+
+def population(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    sites: Select = None,
+    inputs: Picker = None,
+    output: str | int | None = None,
+) -> BatchNormPosterior:
+    """The network normalised by the statistics of the whole training set, as if it were one batch.
+
+    `batches` is a tensor, or can be read again and again: there is a pass for each batch-norm layer. Its batch sizes do
+    not matter.
+    """
+    network = as_network(model, output)
+    if iter(batches) is batches:
+        raise BatchbayesError(
+            expected="training data that can be read several times",
+            got="a generator",
+            fix="pass a list or a loader",
+        )
+    first = next(input_stream(batches, inputs), None)
+    if first is None:
+        raise BatchbayesError(expected="at least one training batch", got="none", fix="check the loader")
+    found = find_sites(network, first[:2].to(network.device()), sites)
+    passes = progress((chunks(batches, 4096, inputs) for _ in found), "population statistics", len(found))
+    center = population_omega(network, found, passes)
+    return BatchNormPosterior(
+        network, found, center, torch.zeros_like(center)[None], float("inf"), "population", "population"
+    )

@@ -1,0 +1,237 @@
+r"""The batch size as a variational parameter, chosen after training.
+
+MCBN takes its noise from the mini-batches of training, so that a network trained with large batches is left with hardly
+any (Mukhoti et al., "On Batch Normalisation for Approximate Bayesian Inference", 2021, who propose to choose the batch
+size by the ELBO). Deviations scale as $1/\sqrt M$, so we can: the Jacobians of the linear engine are computed once, and
+serve for every M. The objective is the held-out score, or the ELBO
+$N\,E[\log p(y \mid x, \omega)] - \mathrm{KL}(q_M \| p)$ with the prior that weight decay implies.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.minimise import maximise
+from batchbayes.batches import Picker
+from batchbayes.engines.linear import measure_linearity, warn_unless_trusted
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Gaussian, TargetLikelihood
+from batchbayes.methods.batchnorm.omega import site_of
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
+from batchbayes.methods.batchnorm.tuning.family import LinearFamily, linear_family
+from batchbayes.scores import gaussian_crps
+
+Objective = Literal["held-out", "elbo"]
+Score = Literal["log-likelihood", "crps"]
+GRID = 25
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSizeCurve:
+    """The objective at each batch size of a grid, per example; higher is better. All (G,)."""
+
+    batch_sizes: Tensor
+    values: Tensor
+    kl: Tensor
+    """KL divergence per example, which `values` has subtracted; zero for a held-out objective."""
+
+
+@dataclass(frozen=True, eq=False)
+class TunedBatchSize:
+    """A posterior at the batch size that the objective likes best."""
+
+    posterior: BatchNormPosterior
+    value: float
+    """The objective at the optimum."""
+    curve: BatchSizeCurve
+    likelihood: Any
+    """The likelihood; a Gaussian one has the noise precision that is best at the optimum."""
+    batch_sizes: tuple[float, ...]
+    """The optimum of each site, in order; all the same unless tuned per site."""
+
+    @property
+    def batch_size(self) -> float:
+        """The optimum, continuous; of several their geometric mean."""
+        return self.posterior.batch_size
+
+
+def tune_batch_size(
+    posterior: BatchNormPosterior,
+    batches: Iterable[Any],
+    likelihood: TargetLikelihood[Any],
+    *,
+    objective: Objective = "held-out",
+    score: Score = "log-likelihood",
+    per_site: bool = False,
+    penalty: float = 0.01,
+    num_examples: int | None = None,
+    weight_decay: float = 1e-4,
+    num_samples: int = 64,
+    seed: int = 0,
+    inputs: Picker = None,
+    targets: Picker = None,
+) -> TunedBatchSize:
+    """Choose the batch size after training, on labelled data.
+
+    Args:
+        posterior: any batch-norm posterior with noise; it is not changed.
+        batches: pairs (x, y): held-out data for "held-out", training data for "elbo".
+        likelihood: `categorical()`, or `gaussian(precision)`, whose precision is tuned along.
+        objective: "held-out" maximises the score of data that the network has not seen; "elbo" needs no such data.
+        score: "log-likelihood" of the mixture over draws, or, for regression, "crps" of the moment-matched Gaussian.
+        per_site: one batch size for each batch-norm layer.
+        penalty: what keeps these together: this times the variance of their logarithms is subtracted.
+        num_examples: the size of the training set, for the ELBO, if `batches` are a part of it.
+        weight_decay: that of the training, as in torch's optimisers, for the prior of the ELBO.
+        num_samples: draws in the objective.
+        seed: of the draws.
+        inputs: where the inputs are in a batch, if not first.
+        targets: where the targets are, if not last.
+
+    The noise is scaled as the square root of the batch size says. Far from the batch size of the fit real batches are
+    less Gaussian than that, so with the training data at hand fit `mcbn` with small batches before you tune.
+
+    >>> import batchbayes as bb
+    >>> network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    >>> x, y = torch.randn(200, 2), torch.randint(0, 3, (200,))
+    >>> posterior = bb.mcbn(network, x, batch_size=50)
+    >>> tuned = tune_batch_size(posterior, [(x, y)], bb.categorical())
+    >>> tuned.posterior.batch_size == tuned.batch_size
+    True
+    """
+    _check_options(objective, score, per_site, likelihood, num_samples)
+    posterior = _evened(posterior)
+    groups = site_of(posterior.sites) * per_site
+    options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "inputs": inputs, "targets": targets}
+    family = linear_family(posterior, batches, groups, **options)
+    family = replace(family, targets=likelihood.fitting(family.middle[None], family.targets))
+    count = family.num_examples if num_examples is None else num_examples
+
+    def kl(log_size: float, precision: float) -> float:
+        sizes = torch.tensor([math.exp(log_size)], dtype=torch.float64)
+        found = kl_to_implied_prior(
+            posterior, sizes, num_examples=count, weight_decay=weight_decay, precision=precision
+        )
+        return float(found) / count
+
+    goal = Goal(family, likelihood, objective, score, kl if objective == "elbo" else lambda *_: 0.0)
+    with torch.no_grad():
+        curve = goal.curve()
+        log_sizes, value = goal.optimum(curve)
+    if per_site:
+        log_sizes, value = goal.optimum_per_group(log_sizes, penalty)
+    sizes = tuple(float(size) for size in log_sizes.exp()) if per_site else (float(log_sizes[0].exp()),)
+    tuned = posterior.at_batch_size(sizes if per_site else sizes[0])
+    linearity = measure_linearity(tuned, family.inputs, num_draws=8, max_examples=32, seed=seed)
+    warn_unless_trusted(linearity, 'the best batch size may be off. Predict there with engine="sample", and compare')
+    best = goal.best_likelihood(family.outputs(log_sizes))
+    return TunedBatchSize(tuned, value, curve, best, sizes if per_site else sizes * len(posterior.sites))
+
+
+@dataclass(frozen=True, eq=False)
+class Goal:
+    """What is maximised, as a function of log batch sizes; per example."""
+
+    family: LinearFamily
+    likelihood: TargetLikelihood[Any]
+    objective: Objective
+    score: Score
+    kl: Callable[[float, float], float]
+    """Of (log batch size, noise precision)."""
+
+    def expected(self, outputs: Tensor, likelihood: Any) -> Tensor:
+        """Mean over examples of the score of draws (S, n, ...), or of their expected log-likelihood; differentiable."""
+        targets = self.family.targets
+        if self.score == "crps":
+            mean, variance = outputs.mean(0), outputs.var(0, correction=0) + 1 / likelihood.precision
+            return -gaussian_crps(mean, variance.sqrt(), targets).mean()
+        log_prob = likelihood(outputs).log_prob(targets)  # (S, n, ...)
+        if self.objective == "elbo":
+            return log_prob.flatten(1).sum(1).mean() / log_prob.shape[1]  # outputs of an example add up
+        return (log_prob.logsumexp(0) - math.log(len(log_prob))).mean()
+
+    def best_likelihood(self, outputs: Tensor) -> Any:
+        """The likelihood with its best noise precision, searched in log tau around the best constant one."""
+        if not isinstance(self.likelihood, Gaussian):
+            return self.likelihood
+
+        def value(log_precision: float) -> float:
+            return float(self.expected(outputs, Gaussian(math.exp(log_precision))))
+
+        with torch.no_grad():
+            middle = -float((outputs.mean(0) - self.family.targets).square().mean().log())
+            return Gaussian(math.exp(maximise(value, middle - 2, middle + 6, steps=16)[0]))
+
+    def evaluate(self, log_size: float) -> tuple[float, float]:
+        """The objective with one batch size for all, and the KL divergence in it."""
+        outputs = self.family.outputs(torch.full((len(self.family.spread),), log_size))
+        likelihood = self.best_likelihood(outputs)
+        divergence = self.kl(log_size, likelihood.precision if isinstance(likelihood, Gaussian) else 1.0)
+        return float(self.expected(outputs, likelihood)) - divergence, divergence
+
+    def curve(self) -> BatchSizeCurve:
+        """The objective over the whole range."""
+        grid = torch.linspace(float(self.family.knots[0]), float(self.family.knots[-1]), GRID)
+        values, divergences = zip(*(self.evaluate(float(u)) for u in grid), strict=True)
+        return BatchSizeCurve(grid.exp(), torch.tensor(values).double(), torch.tensor(divergences).double())
+
+    def optimum(self, curve: BatchSizeCurve) -> tuple[Tensor, float]:
+        """The best point between the neighbours of the best one on the curve."""
+        grid, best = curve.batch_sizes.log(), int(curve.values.argmax())
+        low, high = float(grid[max(0, best - 1)]), float(grid[min(GRID - 1, best + 1)])
+        refined = maximise(lambda u: self.evaluate(u)[0], low, high, steps=12)
+        log_size, value = max(refined, (float(grid[best]), float(curve.values[best])), key=lambda found: found[1])
+        return torch.full((len(self.family.spread),), log_size), value
+
+    def optimum_per_group(self, start: Tensor, penalty: float, steps: int = 80) -> tuple[Tensor, float]:
+        """Climb from one batch size for all to one for each group."""
+        likelihood = self.best_likelihood(self.family.outputs(start))
+        log_sizes = start.clone().requires_grad_()
+        optimiser = torch.optim.Adam([log_sizes], lr=0.1, maximize=True)
+        with torch.enable_grad():
+            for _ in range(steps):
+                optimiser.zero_grad()
+                value = self.expected(self.family.outputs(log_sizes), likelihood)
+                (value - penalty * log_sizes.var(correction=0)).backward()
+                optimiser.step()
+                with torch.no_grad():
+                    log_sizes.clamp_(self.family.knots[0], self.family.knots[-1])
+        outputs = self.family.outputs(log_sizes.detach())
+        return log_sizes.detach(), float(self.expected(outputs, self.best_likelihood(outputs)))
+
+
+def _evened(posterior: BatchNormPosterior) -> BatchNormPosterior:
+    """A posterior with noise, at one batch size for all sites."""
+    if not isinstance(posterior, BatchNormPosterior):
+        raise BatchbayesError(
+            expected="a batch-norm posterior", got=type(posterior).__name__, fix="fit mcbn or stochastic_bn"
+        )
+    if not posterior.deviations.any():
+        raise BatchbayesError(expected="a posterior with noise", got=posterior.method, fix="fit mcbn or stochastic_bn")
+    return posterior.at_batch_size(posterior.batch_size) if posterior.site_batch_sizes else posterior
+
+
+def _check_options(objective: str, score: str, per_site: bool, likelihood: Any, num_samples: int) -> None:
+    if num_samples < 1:
+        raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
+    if objective not in ("held-out", "elbo") or score not in ("log-likelihood", "crps"):
+        raise BatchbayesError(
+            expected='objective "held-out" or "elbo" and score "log-likelihood" or "crps"',
+            got=f"{objective!r} and {score!r}",
+            fix="choose among these",
+        )
+    if objective == "elbo" and (per_site or score == "crps"):
+        raise BatchbayesError(
+            expected="the log-likelihood of one batch size for the ELBO",
+            got=f"per_site={per_site}, score={score!r}",
+            fix='leave these out, or use objective="held-out"',
+        )
+    if score == "crps" and not isinstance(likelihood, Gaussian):
+        raise BatchbayesError(
+            expected='a gaussian likelihood for score="crps"', got=type(likelihood).__name__, fix="drop score="
+        )

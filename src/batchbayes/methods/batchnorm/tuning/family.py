@@ -1,0 +1,141 @@
+"""One posterior at every batch size: its outputs on some labelled data, from Jacobians that are computed once."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes.batches import Picker, chunks, pick_inputs, require_finite
+from batchbayes.engines.linear import plan_linear, spread_evenly, tangents_along
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+
+LARGEST = 2**27
+"""Numbers that a family may hold (512 MiB in float32): of more examples a part serves."""
+CHUNK = 3 * 2**16
+"""Input numbers in one pass."""
+KNOTS = 25
+"""Batch sizes at which the move of the centre is computed; between them it is interpolated."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearFamily:
+    """Outputs of S draws as a function of log batch sizes, one for each of G groups of sites, linear in the noise."""
+
+    log_size: float
+    """log M of the posterior that it was made from."""
+    middle: Tensor
+    """Outputs at the centre, (n, ...)."""
+    spread: Tensor
+    """What the deviations of each group do to them, (G, S, n, ...)."""
+    knots: Tensor
+    """Evenly spaced log batch sizes, (J,): the range of the family."""
+    shifts: Tensor | None
+    """What the move of the centre of each group does at each knot, (G, J, n, ...); None if the centre stays."""
+    inputs: Tensor
+    targets: Tensor
+    num_examples: int
+    """How many labelled examples there were; of more than memory likes, the above are a part, evenly spread."""
+
+    def outputs(self, log_sizes: Tensor) -> Tensor:
+        """Outputs of all draws, (S, n, ...), at these log batch sizes (G,). Differentiable in them."""
+        moved = self.middle
+        if self.shifts is not None:
+            position = (log_sizes - self.knots[0]) / (self.knots[1] - self.knots[0])
+            weights = cubic_weights(position, len(self.knots))
+            moved = moved + torch.einsum("gj,gj...->...", weights.to(self.shifts), self.shifts)
+        scale = (0.5 * (self.log_size - log_sizes)).exp().to(self.spread)
+        return moved + torch.einsum("g,gs...->s...", scale, self.spread)
+
+
+def cubic_weights(position: Tensor, count: int) -> Tensor:
+    """How values at 0, 1, ..., count - 1 are weighed to give those at positions (G,) between them, (G, count).
+
+    Cubic convolution: smooth, so that an optimum is not drawn to a knot; exact for parabolas. Beyond the ends the
+    values are thought to go on as the parabola through the last three.
+
+    >>> values = torch.arange(5.0) ** 2
+    >>> cubic_weights(torch.tensor([0.5, 2.2]), 5) @ values
+    tensor([0.2500, 4.8400])
+    """
+    distance = (position[:, None] - torch.arange(-1, count + 1).to(position)).abs()  # (G, count + 2)
+    near = (1.5 * distance - 2.5) * distance.square() + 1
+    far = ((2.5 - 0.5 * distance) * distance - 4) * distance + 2
+    weights = torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(far)))
+    parabola = torch.tensor([3.0, -3.0, 1.0]).to(weights)
+    inner = weights[:, 1:-1].clone()
+    inner[:, :3] += weights[:, :1] * parabola
+    inner[:, -3:] += weights[:, -1:] * parabola.flip(0)
+    return inner
+
+
+def linear_family(
+    posterior: BatchNormPosterior,
+    batches: Iterable[Any],
+    groups: Tensor,
+    *,
+    num_samples: int,
+    seed: int,
+    inputs: Picker = None,
+    targets: Picker = None,
+) -> LinearFamily:
+    """Compute the Jacobians on labelled batches (x, y); `groups` (D,) numbers the group of each statistic."""
+    x, y = _labelled(batches, inputs, targets)
+    device, count = posterior.network.device(), int(groups.max()) + 1
+    with torch.no_grad():
+        outputs = posterior.function(posterior.center)(x[:1].to(device))
+    plan = plan_linear(posterior, outputs.numel(), num_samples, seed)
+    if count > 1 and plan.mode == "forward":
+        raise BatchbayesError(
+            expected="few enough outputs for one batch size a site",
+            got=f"{outputs.numel()} outputs an example",
+            fix="tune one batch size for the whole network",
+        )
+    masks = (groups == torch.arange(count)[:, None]).to(plan.directions)  # (G, D)
+    knots = torch.linspace(math.log(2.0), math.log(max(4096.0, 4 * posterior.batch_size)), KNOTS)
+    moves = torch.stack([posterior.center_shift(knot.exp().expand_as(posterior.center)) for knot in knots])  # (J, D)
+    parts = [plan.directions, *([moves] if moves.any() else [])]
+    directions = torch.cat([mask * part for part in parts for mask in masks])  # (G * Q + G * J, D)
+    most = max(1, LARGEST // (outputs.numel() * max(len(directions), count * num_samples)))
+    total, middle, rows = len(x), [], []
+    if most < total:
+        used = spread_evenly(total, most)
+        x, y = x[used], y[used]
+    for chunk in chunks(x, None, numbers=CHUNK):
+        value, along = tangents_along(posterior, chunk.to(device), directions, plan.mode)
+        middle.append(value.cpu())
+        rows.append(along.cpu())
+    tangents, cut = torch.cat(rows, dim=1), count * len(plan.directions)  # (G * Q + G * J, n, ...)
+    shape = tangents.shape[1:]
+    spread = tangents[:cut].view(count, -1, *shape)  # (G, Q, n, ...)
+    if plan.weights is not None:
+        spread = torch.einsum("uq,gq...->gu...", plan.weights.to(tangents), spread)
+    spread = spread[:, plan.index]  # (G, S, n, ...)
+    shifts = tangents[cut:].view(count, KNOTS, *shape) if len(parts) > 1 else None
+    log_size = math.log(posterior.batch_size)
+    return LinearFamily(log_size, torch.cat(middle), spread, knots, shifts, x, y.cpu(), total)
+
+
+def _labelled(batches: Iterable[Any], inputs: Picker, targets: Picker) -> tuple[Tensor, Tensor]:
+    """All inputs and all targets of pairs (x, y)."""
+    x, y = [], []
+    for batch in batches:
+        if targets is None and (not isinstance(batch, list | tuple) or len(batch) < 2):
+            raise BatchbayesError(
+                expected="labelled batches (x, y)",
+                got=f"a {type(batch).__name__}",
+                fix='pass a list or loader of pairs, or say where the targets are, as in targets="label"',
+            )
+        x.append(require_finite(pick_inputs(batch, inputs), "the inputs"))
+        y.append(require_finite(pick_inputs(batch, -1 if targets is None else targets), "the targets"))
+    if not x:
+        raise BatchbayesError(expected="at least one labelled batch", got="none", fix="pass [(x, y)]")
+    joined = torch.cat(x), torch.cat(y)
+    if len(joined[0]) != len(joined[1]):
+        raise BatchbayesError(
+            expected="as many targets as inputs", got=f"{len(joined[1])} and {len(joined[0])}", fix="check the batches"
+        )
+    return joined

@@ -1,0 +1,64 @@
+"""Draws kept as what they are combined from, against draws formed one by one, in float64."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import batchbayes as bb
+from batchbayes.engines.linear_draws import LinearDraws, formed, joined
+
+
+def naive_moments(draws):
+    return draws.mean(0), draws.var(0, correction=0)
+
+
+@given(
+    tangents=st.integers(1, 5),
+    distinct=st.integers(1, 7),
+    count=st.integers(1, 20),
+    combined=st.booleans(),
+    shift=st.floats(-1e3, 1e3),
+)
+def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, shift):
+    """Draws, moments and summaries from tangents are those of draws formed one by one."""
+    random = torch.Generator().manual_seed(tangents + 10 * distinct + 100 * count)
+    middle = shift + torch.randn(4, 3, generator=random, dtype=torch.float64)
+    moves = torch.randn(tangents if combined else distinct, 4, 3, generator=random, dtype=torch.float64)
+    weights = torch.randn(distinct, tangents, generator=random, dtype=torch.float64) + 0.5 if combined else None
+    index = torch.randint(0, distinct, (count,), generator=random)
+    draws = LinearDraws(middle, moves, weights, index)
+    mixing = torch.eye(distinct, dtype=torch.float64) if weights is None else weights
+    naive = torch.stack([middle + sum(w * t for w, t in zip(mixing[i], moves, strict=True)) for i in index])
+    torch.testing.assert_close(draws.outputs(), naive)
+    torch.testing.assert_close(draws.first(2).outputs(), naive[:2])
+    torch.testing.assert_close(draws.at(slice(0, 4, 2)).outputs(), naive[:, ::2])
+    for found, expected in zip(draws.moments(), naive_moments(naive), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    for likelihood in (bb.categorical(), bb.gaussian(3.0)):
+        compact, plain = likelihood.summary(), likelihood.summary()
+        compact.add(draws)
+        plain.add(naive)
+        for name in ("epistemic_variance", "entropy", "mutual_information", "mean", "noise_variance"):
+            one, other = (getattr(summary.finish(None), name, torch.zeros(1)) for summary in (compact, plain))
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+    parts = [draws.at(slice(0, 1)), draws.at(slice(1, 4))]
+    torch.testing.assert_close(formed(joined(parts)), naive)
+    torch.testing.assert_close(formed(joined([parts[0], naive[:, 1:]])), naive)
+    torch.testing.assert_close(formed(joined([joined(parts), draws])), torch.cat([naive, naive], 1))
+    assert joined([*parts, None]) is None
+
+
+def test_predicted_noise_is_averaged_over_linear_draws():
+    """A network that predicts its noise has no closed form: the draws are formed."""
+    draws = LinearDraws(
+        torch.zeros(1, 2, dtype=torch.float64),
+        torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]], dtype=torch.float64),
+        None,
+        torch.tensor([0, 1, 1]),
+    )
+    summary = bb.heteroscedastic_gaussian().summary()
+    summary.add(draws)
+    found = summary.finish(draws)
+    torch.testing.assert_close(found.mean, torch.full((1, 1), 1 / 3, dtype=torch.float64))
+    torch.testing.assert_close(found.noise_variance, (1 + 2 * torch.tensor([[2.0]], dtype=torch.float64).exp()) / 3)
+    torch.testing.assert_close(found.draws, draws.outputs())

@@ -1,0 +1,194 @@
+"""Networks and outputs of many kinds under the linear engine: right, or refused, and "auto" always answers."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import batchbayes as bb
+from batchbayes.engines import linear_draws as drawn
+from batchbayes.engines.linear import spread_evenly
+
+X = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+
+
+def settled(network: nn.Module, inputs: Tensor = X) -> nn.Module:
+    for _ in range(60):
+        network.train()(inputs)
+    return network.eval()
+
+
+def assert_linear_is_exact(posterior, inputs: Tensor, likelihood, rel: float = 0.05) -> None:
+    linear, exact = (
+        bb.predict(posterior, inputs, likelihood, num_samples=32, engine=engine) for engine in ("linear", "sample")
+    )
+    a, b = linear.epistemic_variance.double(), exact.epistemic_variance.double()
+    assert torch.allclose(a, b, rtol=rel, atol=rel * float(b.mean()))
+    assert float(b.mean()) > 0
+
+
+class Squeezed(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).squeeze(-1)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))
+        self.main, self.other = (nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.body(x)
+        return {"main": self.main(hidden), "other": self.other(hidden)}
+
+
+class FrozenBackbone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))
+        self.head = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = self.back(x)
+        return self.head(hidden)
+
+
+class TimeSteps(nn.Module):
+    """The layer sees every time step of every example as a row, and is called by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn, self.out = nn.BatchNorm1d(3), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.bn(input=x.reshape(-1, 3))
+        return self.out(rows).view(len(x), -1).mean(1, keepdim=True)
+
+
+def test_outputs_without_an_axis():
+    network = settled(Squeezed(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    assert_linear_is_exact(posterior, X[:20], bb.gaussian(1.0), rel=0.1)
+    assert bb.check_linearity(posterior, X).trusted
+
+
+def test_class_maps_of_a_single_position():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 4), nn.Unflatten(1, (4, 1, 1))))
+    posterior = bb.mcbn(network, X, batch_size=200, center="running")
+    assert_linear_is_exact(posterior, X[:20], bb.categorical(), rel=0.15)
+
+
+def test_inputs_that_are_all_the_same_have_no_ranking():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    predictive = bb.predict(posterior, X[:1].expand(5, 3), bb.categorical(), engine="auto")
+    assert predictive.engine.startswith("linear")
+    assert "nan" in predictive.engine
+
+
+def test_heads_that_are_not_asked_for_move_nothing():
+    posterior = bb.mcbn(settled(TwoHeads()), X, batch_size=200, output="main", center="running")
+    assert len(posterior.sites) == 3
+    assert_linear_is_exact(posterior, X[:20], bb.gaussian(1.0), rel=0.15)
+
+
+def test_layers_without_gradients_are_refused_and_auto_draws_exactly():
+    posterior = bb.mcbn(settled(FrozenBackbone()), X, batch_size=200, center="running")
+    with pytest.raises(bb.BatchbayesError, match=r"back\.1 under no_grad"):
+        bb.predict(posterior, X[:20], bb.gaussian(1.0), engine="linear")
+    assert bb.predict(posterior, X[:20], bb.gaussian(1.0), engine="auto").engine.startswith("sample: no linear engine")
+
+
+def test_several_rows_of_an_example():
+    x = torch.randn(600, 5, 3)
+    posterior = bb.mcbn(settled(TimeSteps(), x), x, batch_size=200, center="running")
+    assert_linear_is_exact(posterior, x[:20], bb.gaussian(1.0))
+
+
+def test_half_precision():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+    rounded = network.bfloat16()
+    for fit in (bb.mcbn, bb.stochastic_bn):
+        posterior = fit(rounded, X.bfloat16(), batch_size=100, center="running")
+        assert posterior.center.dtype == torch.float32
+        for engine in ("linear", "sample"):
+            predictive = bb.predict(posterior, X[:9].bfloat16(), bb.gaussian(1.0), engine=engine)
+            assert predictive.epistemic_variance.float().mean() > 0
+
+
+def test_inference_mode():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    expected = bb.predict(posterior, X[:9], bb.gaussian(1.0), engine="linear")
+    with torch.inference_mode():
+        predictive = bb.predict(posterior, X[:9].clone(), bb.gaussian(1.0), engine="linear")
+    assert torch.equal(predictive.mean, expected.mean)
+
+
+def test_fewer_draws_than_the_check_takes(monkeypatch):
+    monkeypatch.setattr(drawn, "BLOCK", 1)  # a block for each draw
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    for likelihood in (bb.heteroscedastic_gaussian(), bb.categorical(), bb.gaussian(1.0)):
+        linear, exact = (
+            bb.predict(posterior, X[:9], likelihood, num_samples=2, engine=engine, keep_draws=True)
+            for engine in ("linear", "sample")
+        )
+        assert linear.num_samples == len(linear.draws) == 2
+        assert torch.allclose(linear.draws, exact.draws, atol=0.1 * float(exact.draws.std()))
+
+
+def conv(channels: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Conv2d(6, channels, 3, padding=1))
+
+
+def test_directions_left_out_do_not_make_a_linear_network_untrusted():
+    images = torch.randn(200, 1, 12, 12)
+    posterior = bb.mcbn(settled(conv(), images), images, batch_size=32, center="running").at_batch_size(1e8)
+    predictive = bb.predict(posterior, images[:20], bb.categorical(), engine="auto")
+    assert predictive.engine.startswith("linear, forward mode")
+    assert "by directions left out" in predictive.engine
+    assert bb.check_linearity(posterior, images).trusted
+
+
+def test_many_outputs_without_rows_to_choose_directions_by():
+    images = torch.randn(60, 1, 20, 20)
+    posterior = bb.clt_bn(settled(conv(), images), images, batch_size=32)
+    assert bb.predict(posterior, images[:4], bb.categorical(), num_samples=3, engine="auto").engine.startswith("sample")
+    with pytest.raises(bb.BatchbayesError, match="at most 1024 outputs"):
+        bb.predict(posterior, images[:4], bb.categorical(), engine="linear")
+    still = bb.population(posterior.network.module, [images])
+    assert bb.predict(still, images[:4], bb.categorical(), engine="auto").engine.startswith("linear")
+
+
+def test_auto_takes_what_costs_less():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    names = [bb.predict(posterior, X[:9], bb.categorical(), num_samples=s, engine="auto").engine for s in (4, 64)]
+    assert names[0].startswith("sample: 4 draws cost less")
+    assert names[1].startswith("linear")
+
+
+def test_empty_batches_are_passed_over():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    assert len(bb.predict(posterior, [X[:0], X[:5]], bb.gaussian(1.0), engine="auto").mean) == 5
+    with pytest.raises(bb.BatchbayesError, match="at least one example"):
+        bb.predict(posterior, X[:0], bb.gaussian(1.0), engine="linear")
+
+
+@pytest.mark.parametrize(("inputs", "options"), [([X], {}), (X, {"num_draws": 1}), (X, {"max_examples": 0})])
+def test_check_linearity_says_what_it_needs(inputs, options):
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+    with pytest.raises(bb.BatchbayesError, match="two draws or more"):
+        bb.check_linearity(bb.mcbn(network, X, batch_size=200), inputs, **options)
+
+
+@pytest.mark.parametrize(("length", "count"), [(127, 64), (5, 9), (1, 1), (1000, 7)])
+def test_examples_are_spread_over_all(length, count):
+    index = spread_evenly(length, count)
+    assert len(index.unique()) == min(length, count)
+    assert (int(index[0]), int(index[-1])) == (0, length - 1)
+    steps = {*index.diff().tolist()} or {0}
+    assert max(steps) - min(steps) <= 1

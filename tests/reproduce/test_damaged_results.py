@@ -1,0 +1,109 @@
+"""Files of results that were damaged, or written by hand: refused in words, with the unit, and left as they were."""
+
+import json
+import math
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from batchbayes import BatchbayesError, cli
+from batchbayes.experiments.mcbn import uci as mcbn_uci
+from batchbayes.experiments.mcbn.tables import stars_of, summary
+from batchbayes.reproduce.results import Outcome, Results, Run, to_json
+from batchbayes.reproduce.results.leases import this_process
+
+Printed = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    assert reproduce(folder) == 0
+    return folder
+
+
+def reproduce(out: Path) -> int:
+    arguments = ["reproduce", "own.tiny", "--preset", "smoke", "--out", str(out), "--workers", "1", "--quiet"]
+    return cli.main(arguments)
+
+
+def change(out: Path, statement: str, *values: object) -> bytes:
+    connection = sqlite3.connect(out / "results.sqlite")
+    with connection:
+        connection.execute(statement, values)
+    connection.close()
+    return (out / "results.sqlite").read_bytes()
+
+
+DAMAGES = {
+    "a key is missing": ("DELETE FROM meta WHERE key = 'preset'", "no preset of the run"),
+    "two keys are missing": (
+        "DELETE FROM meta WHERE key LIKE '%e%' AND key <> 'format'",
+        "no experiment and no preset",
+    ),
+    "config": ("UPDATE meta SET value = '{' WHERE key = 'config'", "config of the run: Expecting"),
+    "config of another shape": ("UPDATE meta SET value = '[1]' WHERE key = 'config'", "config of the run: no fields"),
+    "datasets": ("UPDATE meta SET value = '[\"first' WHERE key = 'datasets'", "datasets of the run: Unterminated"),
+    "datasets of another shape": ("UPDATE meta SET value = '[1]' WHERE key = 'datasets'", "datasets of the run: no na"),
+    "result": ("UPDATE units SET result = '[0.' WHERE name = 'first, sum'", "result of the unit 'first, sum': Exp"),
+    "empty result": ("UPDATE units SET result = '{}' WHERE name = 'second, sum'", "that of the unit 'second, sum', wh"),
+    "warnings": ("UPDATE units SET warnings = '' WHERE name = 'first, sum'", "warnings of the unit 'first, sum': Exp"),
+    "other warnings": ("UPDATE units SET warnings = '[[]]' WHERE name = 'first, sum'", "'first, sum': no texts"),
+    "bytes": ("UPDATE units SET result = CAST(x'5BFF5D' AS TEXT) WHERE name = 'first, sum'", "damaged or something"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named(damage: str, out: Path, capsys: Printed) -> None:
+    statement, answer = DAMAGES[damage]
+    before = change(out, statement)
+    assert cli.main(["table", "own.tiny", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert answer in error
+    assert "damaged or something else" in error
+    assert (out / "results.sqlite").read_bytes() == before
+    assert reproduce(out) == 2
+    assert "damaged or something else" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("owner", ["", "{", "{}", "[1]", json.dumps({"host": "a", "pid": 2**40, "started": None})])
+def test_a_claim_of_nobody_is_named(owner: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    with Results(path, Run("tiny", "smoke", None, "{}")) as results:
+        change(tmp_path, "INSERT INTO claims VALUES ('a', ?, ?)", owner, time.time() + 1000)
+        with pytest.raises(BatchbayesError, match=r"damaged or something else .claim on the unit 'a'"):
+            results.claim(["a", "b"], 1)
+        assert results.finished() == {}
+    assert this_process().text() not in path.read_text(errors="replace")
+
+
+def test_a_result_needed_by_another_unit_is_named(tmp_path: Path) -> None:
+    with Results(tmp_path / "results.sqlite", Run("tiny", "smoke", None, "{}")) as results:
+        versions = dict.fromkeys(("batchbayes", "torch", "numpy", "python"), "1")
+        results.finish("a", {}, Outcome("{'", (), 0.1, versions, 1))
+        with pytest.raises(BatchbayesError, match="result of the unit 'a'"):
+            results.result("a")
+
+
+def test_a_bug_in_the_tables_is_not_called_damage(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from own import tiny
+
+    monkeypatch.setattr(tiny, "tables", lambda config, results: [][0])
+    with pytest.raises(IndexError):
+        cli.main(["table", "own.tiny", str(out)])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e200])
+def test_scores_that_are_no_numbers_have_no_stars_and_do_no_harm(value: float) -> None:
+    config = mcbn_uci.PRESETS["quick"]
+    metrics = ("rmse", "crps", "pll", "crps_norm", "pll_norm")
+    runs = [dict.fromkeys(metrics, number) for number in (1.0, value, -value)]
+    methods = ("MCBN", "MCBN, tuned by CRPS", "MCBN, tuned by PLL", "ensemble")
+    results = {"boston, split 1, BN, test": json.loads(to_json({"runs": dict.fromkeys(methods, runs)}))}
+    tables = mcbn_uci.tables(config, results)
+    (row,) = [row for row in tables[3].rows if row[:2] == ("boston", "MCBN")]
+    assert row[7] == ""
+    assert stars_of([1.0, value]) == ""
+    assert summary({"a": {"m": runs}}, "a", "m", "pll")[2] == 3

@@ -1,0 +1,83 @@
+import csv
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchbayes import BatchbayesError
+from batchbayes.reproduce.tables import Table, to_csv, to_latex, to_markdown, to_terminal
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]))
+CELLS = TEXTS | st.floats() | st.integers() | st.none()
+TABLES = st.integers(1, 4).flatmap(
+    lambda width: st.builds(
+        Table,
+        TEXTS,
+        st.tuples(*[TEXTS] * width),
+        st.lists(st.tuples(*[CELLS] * width), max_size=4).map(tuple),
+        st.just((".3g",) * width),
+        st.lists(TEXTS, max_size=2).map(tuple),
+    )
+)
+
+
+@given(TABLES)
+def test_csv_keeps_every_digit(table: Table) -> None:
+    read = list(csv.reader(io.StringIO(to_csv(table), newline="")))
+    assert tuple(read[0]) == table.columns
+    for texts, cells in zip(read[1:], table.rows, strict=True):
+        for text, cell in zip(texts, cells, strict=True):
+            if isinstance(cell, float):
+                assert float(text) == cell or (math.isnan(cell) and text == "nan")
+            else:
+                assert text == ("" if cell is None else str(cell))
+
+
+@given(TABLES)
+def test_markdown_has_a_line_a_row_whatever_is_in_the_cells(table: Table) -> None:
+    lines = to_markdown(table).split("\n")
+    rows = lines[2 : 4 + len(table.rows)]
+    assert {line.replace("\\|", "").count("|") for line in rows} == {len(table.columns) + 1}
+    assert lines[4 + len(table.rows) :] == ([""] if table.notes else []) + [
+        f"- {' '.join(note.split())}" for note in table.notes
+    ]
+
+
+@given(TABLES)
+def test_latex_has_no_mark_that_is_not_escaped(table: Table) -> None:
+    body = to_latex(table).split("\\toprule\n")[1].split("    \\bottomrule")[0]
+    lines = [line for line in body.split("\n") if line and line != "    \\midrule"]
+    assert len(lines) == 1 + len(table.rows)
+    for line in lines:
+        plain = line.removesuffix("\\\\").replace("$\\pm$", "").replace("$-$", "").replace("{}", "")
+        for mark in "&%$#_{}":
+            plain = plain.replace(f"\\{mark}", "")
+        assert plain.count("&") == len(table.columns) - 1
+        assert not set(plain) & set("%$#_{}~^<>")
+
+
+def test_columns_are_aligned() -> None:
+    table = Table("T", ("name", "number", "mixed"), (("a", 1.0, 2.0), ("bcdefg", -10.25, "x")), ("", ".1f", ".2f"))
+    assert to_terminal(table).split("\n") == [
+        "T",
+        "name    number  mixed",
+        "a          1.0  2.00",
+        "bcdefg   -10.2  x",
+    ]
+
+
+def test_a_table_without_rows_has_its_names() -> None:
+    table = Table("T", ("a", "b"), ())
+    assert to_terminal(table) == "T\na  b"
+    assert to_csv(table) == "a,b\n"
+    assert "| a | b |" in to_markdown(table)
+    assert "a & b" in to_latex(table)
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    with pytest.raises(BatchbayesError, match="2 cells a row"):
+        Table("T", ("a", "b"), ((1.0,),))
+    with pytest.raises(BatchbayesError, match="as many formats"):
+        Table("T", ("a", "b"), ((1.0, 2.0),), (".1f",))
