@@ -58,7 +58,7 @@ CASES = {
     "missing weights": (lambda f: {"weights": f / "nowhere.safetensors"}, "nothing at"),
     "unknown kind of file": (lambda f: {"test": f / "weights.safetensors"}, "a .npz, .csv or .parquet file"),
     "a factory that raises": (lambda f: {"model": "helpers.assess_cases:raising"}, "RuntimeError: no such layer"),
-    "a factory that is not there": (lambda f: {"model": "helpers.assess_cases:nobody"}, "a function nobody in helpers.assess_cases"),
+    "a factory that is not there": (lambda f: {"model": "helpers.assess_cases:nobody"}, "a function nobody in helpers"),
     "a module that is not there": (lambda f: {"model": "no_such_module:build"}, "No module named 'no_such_module'"),
     "a factory that is no name": (lambda f: {"model": "model.py"}, "pkg.module:function; got 'model.py'"),
     "a factory of something else": (lambda f: {"model": "helpers.assess_cases:not_a_network"}, "got a str"),

@@ -263,7 +263,7 @@ class _Orders:
         self._seeds = [configs[first[stream]].seed for stream in kinds]
         self._size = min(configs[0].batch_size, len(data[0][0]))
         seeds = [config.seed for config in configs]
-        self._sources = {seed: _as_GlobalStream(seed) for seed in seeds}
+        self._sources = {seed: _as_global_stream(seed) for seed in seeds}
         self._source_of_network = torch.tensor([list(self._sources).index(seed) for seed in seeds])
 
     def batches(self, epoch: int):
@@ -292,7 +292,7 @@ class _Orders:
         self._sources = {seed: other._sources[seed] for seed in self._sources}
 
 
-def _as_GlobalStream(seed: int) -> torch.Generator:
+def _as_global_stream(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(stream_seed(seed, "torch"))
 
 
