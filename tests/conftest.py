@@ -1,6 +1,10 @@
 import pytest
 import torch
 from helpers import shared
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing about the code
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

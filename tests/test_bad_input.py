@@ -122,7 +122,7 @@ def test_outputs_that_differ_between_draws(network):
 
 def test_outputs_with_another_number_of_rows():
     network = nn.Sequential(nn.BatchNorm1d(4), nn.Flatten(0))
-    with pytest.raises(bb.BatchbayesError, match="one row an example"):
+    with pytest.raises(bb.BatchbayesError, match="one row for each example"):
         bb.mcbn(network, X, batch_size=8)
 
 

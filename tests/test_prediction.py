@@ -13,6 +13,7 @@ from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
+from batchbayes import prediction
 from batchbayes._common.progress import Progress
 from batchbayes.likelihoods import Categorical
 
@@ -133,7 +134,7 @@ def test_data_of_every_kind(posterior, x, kind):
 def test_draws_are_kept_only_where_needed_and_small(posterior, x, monkeypatch):
     with pytest.raises(bb.BatchbayesError, match="keep_draws=True"):
         _ = bb.predict(posterior, x, bb.categorical()).draws
-    monkeypatch.setitem(bb.predict.__wrapped__.__globals__, "KEPT_DRAWS_LIMIT", 100)
+    monkeypatch.setattr(prediction, "KEPT_DRAWS_LIMIT", 100)
     predictive = bb.predict(posterior, x, bb.gaussian(1.0), num_samples=8, chunk_size=2)
     with pytest.raises(bb.BatchbayesError, match="keep_draws=True"):
         predictive.log_prob(torch.zeros(11, 3))

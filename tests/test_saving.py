@@ -77,7 +77,7 @@ def rewritten(path, header=None, tensors=None):
     ("header", "tensors", "message"),
     [
         ({"format": 99}, None, "posterior format 1; got format 99"),
-        ({"kind": "voodoo"}, None, "unknown kind 'voodoo'"),
+        ({"kind": "voodoo"}, None, "got kind 'voodoo'"),
         ({}, {"center": torch.zeros(3), "deviations": torch.zeros(2, 3)}, "for 16 statistics"),
         ({}, {"center": torch.zeros(16)}, "deviations"),
     ],

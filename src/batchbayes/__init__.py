@@ -9,21 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from batchbayes.errors import BatchbayesError, BatchbayesWarning
+from batchbayes.methods import METHODS, register, resolve
 
 if TYPE_CHECKING:
-    from batchbayes.engines.linear import check_linearity
+    from batchbayes import calibrate, metrics, plots, scores
+    from batchbayes.engines.linearity import check_linearity
     from batchbayes.likelihoods import categorical, gaussian, heteroscedastic_gaussian
     from batchbayes.methods.batchnorm.clt_bn import clt_bn
     from batchbayes.methods.batchnorm.mcbn import mcbn
     from batchbayes.methods.batchnorm.population import population
     from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
     from batchbayes.methods.batchnorm.prior import batch_norm_regulariser
-    from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
+    from batchbayes.methods.batchnorm.stochastic_bn import correlated_bn, stochastic_bn
     from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
     from batchbayes.methods.dropout import DropoutPosterior, mc_dropout
-    from batchbayes.methods.point import deterministic
+    from batchbayes.methods.point import PointPosterior, deterministic
     from batchbayes.posterior import Posterior
-    from batchbayes.prediction import predict
+    from batchbayes.prediction import predict, predict_stream
     from batchbayes.predictive import CategoricalPredictive, GaussianPredictive, Predictive
     from batchbayes.saving import load, save
 
@@ -36,57 +38,64 @@ __all__ = [
     "CategoricalPredictive",
     "DropoutPosterior",
     "GaussianPredictive",
+    "PointPosterior",
     "Posterior",
     "Predictive",
     "batch_norm_regulariser",
+    "calibrate",
     "categorical",
     "check_linearity",
     "clt_bn",
+    "correlated_bn",
     "deterministic",
     "gaussian",
     "heteroscedastic_gaussian",
     "load",
     "mc_dropout",
     "mcbn",
+    "metrics",
+    "plots",
     "population",
     "predict",
+    "predict_stream",
+    "register",
     "save",
+    "scores",
     "stochastic_bn",
     "tune_batch_size",
 ]
 
 _HOMES = {
-    "BatchNormPosterior": "methods.batchnorm.posterior",
-    "CategoricalPredictive": "predictive",
-    "DropoutPosterior": "methods.dropout",
-    "GaussianPredictive": "predictive",
-    "Posterior": "posterior",
-    "Predictive": "predictive",
-    "batch_norm_regulariser": "methods.batchnorm.prior",
-    "categorical": "likelihoods",
-    "check_linearity": "engines.linear",
-    "clt_bn": "methods.batchnorm.clt_bn",
-    "deterministic": "methods.point",
-    "gaussian": "likelihoods",
-    "heteroscedastic_gaussian": "likelihoods",
-    "load": "saving",
-    "mc_dropout": "methods.dropout",
-    "mcbn": "methods.batchnorm.mcbn",
-    "population": "methods.batchnorm.population",
-    "predict": "prediction",
-    "save": "saving",
-    "stochastic_bn": "methods.batchnorm.stochastic_bn",
-    "tune_batch_size": "methods.batchnorm.tuning.batch_size",
+    "batchbayes.engines.linearity": ["check_linearity"],
+    "batchbayes.likelihoods": ["categorical", "gaussian", "heteroscedastic_gaussian"],
+    "batchbayes.methods.batchnorm.posterior": ["BatchNormPosterior"],
+    "batchbayes.methods.batchnorm.prior": ["batch_norm_regulariser"],
+    "batchbayes.methods.batchnorm.tuning.batch_size": ["tune_batch_size"],
+    "batchbayes.methods.dropout": ["DropoutPosterior"],
+    "batchbayes.methods.point": ["PointPosterior"],
+    "batchbayes.posterior": ["Posterior"],
+    "batchbayes.prediction": ["predict", "predict_stream"],
+    "batchbayes.predictive": ["CategoricalPredictive", "GaussianPredictive", "Predictive"],
+    "batchbayes.saving": ["load", "save"],
 }
-"""Where each name lives. It is imported when first asked for, so that `batchbayes --help` need not wait for torch."""
+"""Where public names live, beside the methods. A name is imported when it is first asked for, so that
+`batchbayes --help` need not wait for torch."""
+_FOLDERS = ("calibrate", "metrics", "plots", "scores")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    homes = {name: f"{home}:{name}" for home, names in _HOMES.items() for name in names}
+    if name in METHODS:
+        found = resolve(METHODS[name].fit)
+    elif name in homes:
+        found = resolve(homes[name])
+    elif name in _FOLDERS:
+        found = import_module(f"batchbayes.{name}")
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return globals()[name]
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return sorted({*globals(), *__all__})

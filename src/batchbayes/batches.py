@@ -59,8 +59,8 @@ def _describe(batch: object) -> str:
     return f"a {type(batch).__name__}"
 
 
-def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Tensor]:
-    """One pass over the inputs, each batch checked; a tensor of examples is a single batch."""
+def batch_stream(batches: Batches, picker: Picker = None) -> Iterator[tuple[Any, Tensor]]:
+    """Read the data once. Yield each batch as it comes, and its inputs. A tensor of examples is a single batch."""
     if isinstance(batches, Tensor):
         batches = [batches]
     try:
@@ -71,7 +71,12 @@ def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Tensor]:
             got=f"a {type(batches).__name__}",
             fix="pass a DataLoader, a list of batches or a tensor",
         ) from error
-    return (require_finite(pick_inputs(batch, picker), "the inputs") for batch in iterator)
+    return ((batch, require_finite(pick_inputs(batch, picker), "the inputs")) for batch in iterator)
+
+
+def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Tensor]:
+    """Read the data once, and yield the inputs of each batch."""
+    return (inputs for _, inputs in batch_stream(batches, picker))
 
 
 def require_finite(values: Tensor, what: str) -> Tensor:
@@ -164,7 +169,11 @@ def _regrouped(passes: Iterator[Iterator[Tensor]], batch_size: int) -> Iterator[
 
 
 def chunks(data: Batches, chunk_size: int | None, picker: Picker = None, *, numbers: int = 2**21) -> Iterator[Tensor]:
-    """Cut a tensor or each batch of an iterable into pieces of a size, or of about so many numbers."""
-    for inputs in input_stream(data, picker):
-        per_example = max(1, inputs[0].numel()) if len(inputs) else 1
-        yield from inputs.split(chunk_size or max(1, numbers // per_example))
+    """Read the data once, and cut the inputs of each batch into chunks."""
+    return (chunk for inputs in input_stream(data, picker) for chunk in cut(inputs, chunk_size, numbers))
+
+
+def cut(inputs: Tensor, chunk_size: int | None, numbers: int) -> tuple[Tensor, ...]:
+    """Cut inputs into chunks of `chunk_size` examples, or of about so many numbers."""
+    per_example = max(1, inputs[0].numel()) if len(inputs) else 1
+    return inputs.split(chunk_size or max(1, numbers // per_example))

@@ -27,6 +27,9 @@ P_co = TypeVar("P_co", covariant=True)
 class Likelihood(Protocol[P_co]):
     """p(y | f), and how draws of f are summed up."""
 
+    shift_invariant: ClassVar[bool]
+    """Whether it changes nothing to add one number to all outputs of an example. Then one output less is computed."""
+
     def __call__(self, outputs: Tensor) -> distributions.Distribution: ...
 
     def summary(self) -> RunningSummary[P_co]: ...
@@ -50,7 +53,6 @@ class Categorical:
     class_axis: int = 1
     temperature: float = 1.0
     shift_invariant: ClassVar[bool] = True
-    """Adding one number to all outputs of an example changes nothing: fewer of them need be computed."""
 
     def __call__(self, outputs: Tensor) -> distributions.Categorical:
         return distributions.Categorical(logits=self.logits(outputs), validate_args=False)
@@ -80,6 +82,7 @@ class Gaussian:
     """Real targets with noise of one precision tau: y ~ N(f, 1/tau), in the units of the outputs."""
 
     precision: float
+    shift_invariant: ClassVar[bool] = False
 
     def __call__(self, outputs: Tensor) -> distributions.Normal:
         scale = torch.as_tensor(self.precision**-0.5, dtype=outputs.dtype, device=outputs.device)
@@ -100,6 +103,7 @@ class HeteroscedasticGaussian:
     """
 
     axis: int = 1
+    shift_invariant: ClassVar[bool] = False
 
     def __call__(self, outputs: Tensor) -> distributions.Normal:
         axis = self.axis + 1 if self.axis >= 0 else self.axis

@@ -1,29 +1,97 @@
 """What a posterior is: anything that functions can be drawn from."""
 
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from batchbayes.network import Function, Network
+from batchbayes.network import Function
+
+Header = dict[str, Any]
+"""What a file says about a posterior, as JSON values."""
 
 
-@runtime_checkable
-class Posterior(Protocol):
-    """A distribution over functions, fitted: all the work that needs no test input is done.
+class Posterior(ABC):
+    """A fitted distribution over functions. All work that needs no test input is done.
 
-    Draw `index` under `seed` is a deterministic function that depends on nothing else: not on how many draws are
-    taken, nor on how inputs are batched, nor on their neighbours in the batch.
+    Draw `index` under `seed` is a deterministic function. It depends on nothing else: not on the number of draws, not
+    on how inputs are batched, and not on the other inputs of a batch. Any number of threads may use a posterior at
+    once.
     """
 
+    kind: ClassVar[str]
+    """The name of this class in files; `methods` finds the class by it."""
+    is_point: bool = False
+    """Whether all draws are one function, so that one draw is enough."""
+    linear: "Linearisable | None" = None
+    """What the linear engine needs; None if draws must be made one by one."""
+
     @property
-    def network(self) -> Network:
-        """The user's network, which a draw borrows for the length of a call."""
-        ...
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device that inputs are moved to."""
 
+    @abstractmethod
     def draw(self, seed: int, index: int) -> Function:
-        """One function from the posterior."""
+        """Return one function from the posterior."""
+
+    @abstractmethod
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        """Return what a file must hold to bring the posterior back: a header of JSON values, and tensors."""
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        """Build the posterior from what `state` returned and the user's network.
+
+        Raises:
+            BatchbayesError: if the posterior does not belong to this network.
+            KeyError, TypeError, ValueError, RuntimeError: if header and tensors do not fit together.
+        """
+
+
+class Linearisable(Protocol):
+    """What the linear engine needs: the randomness is a vector, omega = centre + deviation."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def center(self) -> Tensor:
+        """Omega that the draws scatter around, (D,)."""
         ...
 
-    def state(self) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """What a file must hold to bring it back: a JSON header with its `kind`, and tensors."""
+    @property
+    def num_axes(self) -> int:
+        """How many leading axes are known; 0 if none."""
+        ...
+
+    def draw(self, seed: int, index: int) -> Function: ...
+
+    def function(self, omega: Tensor) -> Function:
+        """Return the network at omega (D,)."""
+        ...
+
+    def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
+        """Return several draws as one function, (n, ...) -> (s, n, ...)."""
+        ...
+
+    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return directions (Q, D), weights (U, Q) and index (S,).
+
+        Draw s deviates from the centre by `weights[index[s]] @ directions`.
+        """
+        ...
+
+    def leading_axes(self, rank: int) -> tuple[Tensor, float]:
+        """Return the combinations of directions that move outputs most, (Q, rank), and the share of variance kept."""
+        ...
+
+    def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
+        """Return outputs at the centre (n, ...), and their derivatives along directions (Q, D), (Q, n, ...).
+
+        Contrasts are derivatives relative to the last output.
+        """
         ...

@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor, distributions
 
-from batchbayes.engines.linear_draws import Block, Kept, LinearDraws, distinct_draws, formed, joined
+from batchbayes.engines.linear_draws import Block, Kept, LinearDraws, distinct_draws, formed, join_draws
 from batchbayes.errors import BatchbayesError
 
 P_co = TypeVar("P_co", covariant=True)
@@ -48,6 +48,10 @@ class CategoricalPredictive:
     engine: str = "sample"
     """How the draws were made, and how far that was checked."""
 
+    def __repr__(self) -> str:
+        examples, classes = tuple(self.entropy.shape), self.log_probs.shape[-1]
+        return f"{type(self).__name__}(examples {examples}, {classes} classes, {self.num_samples} draws)"
+
     @property
     def probs(self) -> Tensor:
         """Mean probability over draws, (N, ..., K)."""
@@ -77,7 +81,7 @@ class CategoricalPredictive:
             torch.cat([p.mutual_information for p in pieces]),
             torch.cat([p.epistemic_variance for p in pieces]),
             pieces[0].num_samples,
-            joined([p._draws for p in pieces]),
+            join_draws([p._draws for p in pieces]),
         )
 
 
@@ -96,6 +100,9 @@ class GaussianPredictive:
     _draws: Kept | None = None
     engine: str = "sample"
     """How the draws were made, and how far that was checked."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(mean of shape {tuple(self.mean.shape)}, {self.num_samples} draws)"
 
     @property
     def variance(self) -> Tensor:
@@ -151,7 +158,7 @@ class GaussianPredictive:
             torch.cat([p.noise_variance for p in pieces]),
             pieces[0].num_samples,
             pieces[0].likelihood,
-            joined([p._draws for p in pieces]),
+            join_draws([p._draws for p in pieces]),
         )
 
 

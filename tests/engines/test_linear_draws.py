@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchbayes as bb
-from batchbayes.engines.linear_draws import LinearDraws, formed, joined
+from batchbayes.engines.linear_draws import LinearDraws, formed, join_draws
 
 
 def naive_moments(draws):
@@ -42,10 +42,10 @@ def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, sh
             one, other = (getattr(summary.finish(None), name, torch.zeros(1)) for summary in (compact, plain))
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
     parts = [draws.at(slice(0, 1)), draws.at(slice(1, 4))]
-    torch.testing.assert_close(formed(joined(parts)), naive)
-    torch.testing.assert_close(formed(joined([parts[0], naive[:, 1:]])), naive)
-    torch.testing.assert_close(formed(joined([joined(parts), draws])), torch.cat([naive, naive], 1))
-    assert joined([*parts, None]) is None
+    torch.testing.assert_close(formed(join_draws(parts)), naive)
+    torch.testing.assert_close(formed(join_draws([parts[0], naive[:, 1:]])), naive)
+    torch.testing.assert_close(formed(join_draws([join_draws(parts), draws])), torch.cat([naive, naive], 1))
+    assert join_draws([*parts, None]) is None
 
 
 def test_predicted_noise_is_averaged_over_linear_draws():

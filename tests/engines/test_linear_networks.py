@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import batchbayes as bb
 from batchbayes.engines import linear_draws as drawn
-from batchbayes.engines.linear import spread_evenly
+from batchbayes.engines.linearity import spread_evenly
 
 X = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
 
@@ -159,7 +159,7 @@ def test_many_outputs_without_rows_to_choose_directions_by():
     with pytest.raises(bb.BatchbayesError, match="at most 1024 outputs"):
         bb.predict(posterior, images[:4], bb.categorical(), engine="linear")
     still = bb.population(posterior.network.module, [images])
-    assert bb.predict(still, images[:4], bb.categorical(), engine="auto").engine.startswith("linear")
+    assert bb.predict(still, images[:4], bb.categorical(), engine="auto").engine == "sample: all draws are one function"
 
 
 def test_auto_takes_what_costs_less():
@@ -181,7 +181,7 @@ def test_empty_batches_are_passed_over():
 @pytest.mark.parametrize(("inputs", "options"), [([X], {}), (X, {"num_draws": 1}), (X, {"max_examples": 0})])
 def test_check_linearity_says_what_it_needs(inputs, options):
     network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
-    with pytest.raises(bb.BatchbayesError, match="two draws or more"):
+    with pytest.raises(bb.BatchbayesError, match="at least two draws"):
         bb.check_linearity(bb.mcbn(network, X, batch_size=200), inputs, **options)
 
 

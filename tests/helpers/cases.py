@@ -168,20 +168,18 @@ POSTERIORS: dict[str, Fit] = {
     "mcbn, centre running": lambda network, batches: bb.mcbn(network, batches, center="running"),
     "mcbn, first site": lambda network, batches: bb.mcbn(network, batches, sites=1),
     "mcbn, query in its batch": lambda network, batches: bb.mcbn(network, batches, include_query=True),
-    "stochastic BN": lambda network, batches: bb.stochastic_bn(network, batches),
-    "stochastic BN, moving average": lambda n, b: bb.stochastic_bn(n, b, estimator="moving-average"),
-    "stochastic BN, correlated": lambda network, batches: bb.stochastic_bn(network, batches, covariance="correlated"),
-    "central limit theorem": lambda network, batches: bb.clt_bn(network, batches, batch_size=8),
+    "stochastic_bn": lambda network, batches: bb.stochastic_bn(network, batches),
+    "stochastic_bn, moving average": lambda n, b: bb.stochastic_bn(n, b, estimator="moving-average"),
+    "correlated_bn": lambda network, batches: bb.correlated_bn(network, batches),
+    "clt_bn": lambda network, batches: bb.clt_bn(network, batches, batch_size=8),
     "deterministic": lambda network, batches: bb.deterministic(network),
     "population": lambda network, batches: bb.population(network, batches),
-    "MC dropout": lambda network, batches: bb.mc_dropout(network),
+    "mc_dropout": lambda network, batches: bb.mc_dropout(network),
 }
-"""Every method, by the name in its contract test. A new method joins here, and the laws run for it."""
+"""Every method by its name in the table, a comma, and the option. A new method joins here, and the laws run for it."""
 
-ON: dict[str, list[str]] = {"MC dropout": list(DROPOUT_NETWORKS)}
+ON: dict[str, list[str]] = {"mc_dropout": list(DROPOUT_NETWORKS)}
 """The networks that the laws run on, for methods that need another than one with branches and several BN sites."""
 
 CASES = NETWORKS | DROPOUT_NETWORKS
 CONTRACT = [(method, name) for method in POSTERIORS for name in ON.get(method, ["BatchNorm2d"])]
-
-NOISELESS = {"deterministic", "population"}

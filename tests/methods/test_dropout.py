@@ -200,7 +200,7 @@ def test_gradients_flow_through_a_draw():
 
 def test_the_linear_engine_is_refused_and_auto_samples():
     posterior, x = bb.mc_dropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))), torch.randn(4, 3)
-    with pytest.raises(bb.BatchbayesError, match=r"batch-norm posterior.*got DropoutPosterior.*engine=.sample"):
+    with pytest.raises(bb.BatchbayesError, match=r"linear in its noise.*got DropoutPosterior.*engine=.sample"):
         bb.predict(posterior, x, bb.categorical(), engine="linear")
     chosen, exact = (bb.predict(posterior, x, bb.categorical(), engine=engine) for engine in ("auto", "sample"))
     assert chosen.engine == "sample: DropoutPosterior has no linear engine"

@@ -1,0 +1,1 @@
+"""Engines: how the outputs of S drawn functions are computed, one by one or all together."""

@@ -1,7 +1,7 @@
 """All draws of the linear engine on some examples, kept as what they are combined from.
 
-Draws that are linear in a few tangents need not be formed: their moments have a closed form, and whoever asks for the
-draws themselves gets them then.
+Draws that are linear in a few tangents need not be formed. Their moments have a closed form, and the draws themselves
+are formed only when they are asked for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 BLOCK = 2**20
-"""Numbers in one block of draws: as many as stay in a processor's cache."""
+"""Numbers in one block of draws, so that it stays in a processor's cache."""
 
 
 @dataclass(frozen=True, eq=False)
 class LinearDraws:
-    """S draws of n examples: an output, how it moves along Q tangents, and which combination each draw is.
+    """S draws of n examples: an output, how it moves along Q tangents, and how each draw combines these.
 
     >>> draws = LinearDraws(torch.zeros(1), torch.tensor([[1.0], [3.0]]), None, torch.tensor([0, 1, 1]))
     >>> draws.outputs().T, draws.moments()[0]
@@ -29,7 +29,7 @@ class LinearDraws:
     tangents: Tensor
     """(Q, n, ...)"""
     weights: Tensor | None
-    """How the U distinct draws combine the tangents, (U, Q); None where distinct draw u moves by tangent u."""
+    """How the U distinct draws combine the tangents, (U, Q); None if distinct draw u moves by tangent u."""
     index: Tensor
     """Which of the distinct draws draw s is, (S,)."""
 
@@ -37,11 +37,11 @@ class LinearDraws:
         return len(self.index)
 
     def numel(self) -> int:
-        """How many numbers are kept."""
+        """Return how many numbers are kept."""
         return self.tangents.numel()
 
     def first(self, count: int) -> Self:
-        """The first draws alone."""
+        """Return the first draws alone."""
         used, index = self.index[:count].unique(return_inverse=True)
         if self.weights is not None:
             return replace(self, weights=self.weights[used], index=index)
@@ -49,11 +49,11 @@ class LinearDraws:
         return replace(self, tangents=tangents, index=index)
 
     def at(self, examples: Tensor) -> Self:
-        """The draws of some of the examples."""
+        """Return the draws of some of the examples."""
         return replace(self, middle=self.middle[examples], tangents=self.tangents[:, examples])
 
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The distinct draws, (u, n, ...), and how many of the S draws are such (u,), in blocks."""
+        """Yield blocks of distinct draws, (u, n, ...), with how many of the S draws each of them stands for, (u,)."""
         flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
         combinations = flat if self.weights is None else self.weights.to(flat)
         size = max(1, BLOCK // max(1, self.middle.numel()))
@@ -62,11 +62,11 @@ class LinearDraws:
             yield self.middle + moved.view(len(part), *self.middle.shape), counts
 
     def outputs(self) -> Tensor:
-        """Every draw, (S, n, ...)."""
+        """Form every draw, (S, n, ...)."""
         return torch.cat([block for block, _ in self.blocks()])[self.index]
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        r"""Mean and variance over draws, (n, ...) each: $f + \bar w T$ and $T^\top \mathrm{Cov}(w)\, T$."""
+        r"""Return mean and variance over draws, (n, ...) each: $f + \bar w T$ and $T^\top \mathrm{Cov}(w)\, T$."""
         flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
         shares = self._counts() / len(self)
         if self.weights is None:
@@ -82,7 +82,7 @@ class LinearDraws:
         return self.middle + shift.view_as(self.middle), variance.view_as(self.middle)
 
     def _counts(self) -> Tensor:
-        """How many of the S draws each distinct one is, (U,), in float64."""
+        """Return how many of the S draws each distinct draw stands for, (U,), in float64."""
         distinct = self.tangents if self.weights is None else self.weights
         return torch.bincount(self.index, minlength=len(distinct)).double()
 
@@ -99,17 +99,18 @@ class LinearPieces:
         return torch.cat([piece.middle for piece in self.pieces])
 
     def outputs(self) -> Tensor:
-        """Every draw, (S, N, ...)."""
+        """Form every draw, (S, N, ...)."""
         return torch.cat([piece.outputs() for piece in self.pieces], dim=1)
 
 
 Block = Tensor | LinearDraws
-"""Draws of some examples: (s, n, ...), or all of them at once as the linear engine has them."""
+"""Some draws of some examples, (s, n, ...), or all draws at once as the linear engine has them."""
 Kept = Block | LinearPieces
+"""All draws of some examples, in any form."""
 
 
 def distinct_draws(block: Block) -> Iterator[tuple[Tensor, Tensor]]:
-    """The draws of a block, (u, n, ...), each with the number of times that it counts, (u,)."""
+    """Yield the draws of a block, (u, n, ...), with the number of times that each counts, (u,)."""
     if isinstance(block, LinearDraws):
         yield from block.blocks()
     else:
@@ -117,14 +118,15 @@ def distinct_draws(block: Block) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def formed(kept: Kept) -> Tensor:
-    """Draws (S, N, ...), however they were kept."""
+    """Return draws as a tensor (S, N, ...)."""
     return kept if isinstance(kept, Tensor) else kept.outputs()
 
 
-def joined(pieces: Sequence[Kept | None]) -> Kept | None:
-    """Draws of consecutive examples as those of all, (S, N, ...), unless those of some were not kept."""
-    kept = [piece for piece in pieces if piece is not None]
-    if len(kept) < len(pieces):
+def join_draws(parts: Sequence[Kept | None]) -> Kept | None:
+    """Join the draws of consecutive examples, or return None if the draws of some examples were not kept."""
+    kept = [part for part in parts if part is not None]
+    if len(kept) < len(parts):
         return None
-    linear = [piece for piece in kept if isinstance(piece, LinearDraws)]
-    return LinearPieces(tuple(linear)) if len(linear) == len(kept) else torch.cat([formed(p) for p in kept], dim=1)
+    pieces = [piece for part in kept for piece in (part.pieces if isinstance(part, LinearPieces) else (part,))]
+    linear = [piece for piece in pieces if isinstance(piece, LinearDraws)]
+    return LinearPieces(tuple(linear)) if len(linear) == len(pieces) else torch.cat([formed(p) for p in kept], dim=1)

@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.digits import pixel_shuffled
 from batchbayes.data.mnist import load_mnist
-from batchbayes.engines.linear import measure_linearity
+from batchbayes.engines.linearity import measure_linearity
 from batchbayes.errors import BatchbayesWarning
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.batchnorm.mcbn import mcbn

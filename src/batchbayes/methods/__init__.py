@@ -1,0 +1,138 @@
+"""The table of methods. A method is one file and one line here.
+
+`bb.NAME`, `load`, `batchbayes assess --method`, the contract tests and the documentation all read this table. A method
+of a third party joins by `register`, in its own module. If its package names that module under the entry-point group
+"batchbayes.methods", the module is imported when somebody asks for the method.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from batchbayes.errors import BatchbayesError, unknown_name
+
+if TYPE_CHECKING:
+    from batchbayes.methods.candidates import Candidate, Setting
+    from batchbayes.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the table. Strings "module:name" are imported when they are first needed."""
+
+    name: str
+    """Name of the function that fits it, as in `bb.mcbn`. The command line writes dashes for underscores."""
+    label: str
+    """Name in tables and figures."""
+    about: str
+    """One line for somebody who has never heard of it."""
+    fit: str | Callable[..., "Posterior"]
+    """The function that fits it."""
+    kind: str
+    """Kind of its posterior in files."""
+    posterior: "str | type[Posterior]"
+    """Class of its posterior."""
+    candidates: "str | Callable[[Method, Setting], list[Candidate]] | None" = None
+    """What an assessment compares. By default that is `fit(model, batches)`, as it is."""
+    is_compared: bool = True
+    """Whether `batchbayes assess --method` offers it."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> "Posterior":
+        """Fit the method."""
+        return resolve(self.fit)(*arguments, **options)
+
+
+_BATCH_NORM = ("batchnorm", "batchbayes.methods.batchnorm.posterior:BatchNormPosterior")
+_COMPARED = "batchbayes.methods.batchnorm.candidates:batch_norm_candidates"
+_TABLE = [
+    Method("deterministic", "Network", "the network as it is", "batchbayes.methods.point:deterministic",
+           "point", "batchbayes.methods.point:PointPosterior", is_compared=False),
+    Method("population", "Population BN", "the network with the batch statistics of the whole training set",
+           "batchbayes.methods.batchnorm.population:population", *_BATCH_NORM, is_compared=False),
+    Method("mcbn", "MCBN", "noise in the batch statistics, as training mini-batches show it",
+           "batchbayes.methods.batchnorm.mcbn:mcbn", *_BATCH_NORM, _COMPARED),
+    Method("stochastic_bn", "Stochastic BN", "independent Gaussian noise in each batch statistic",
+           "batchbayes.methods.batchnorm.stochastic_bn:stochastic_bn", *_BATCH_NORM, _COMPARED),
+    Method("correlated_bn", "Correlated BN", "Gaussian noise in the batch statistics, correlated across layers",
+           "batchbayes.methods.batchnorm.stochastic_bn:correlated_bn", *_BATCH_NORM, _COMPARED),
+    Method("clt_bn", "CLT BN", "Gaussian noise in the batch statistics by the central limit theorem",
+           "batchbayes.methods.batchnorm.clt_bn:clt_bn", *_BATCH_NORM, is_compared=False),
+    Method("mc_dropout", "MC dropout", "random masks of the dropout layers", "batchbayes.methods.dropout:mc_dropout",
+           "dropout", "batchbayes.methods.dropout:DropoutPosterior", "batchbayes.methods.dropout:dropout_candidates"),
+]  # fmt: skip
+METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
+"""All methods by name."""
+_MORE_KINDS = {"batchnorm-query": "batchbayes.methods.batchnorm.query:QueryInBatchPosterior"}
+"""Posteriors that are options of a method."""
+
+
+def register(
+    fit: Callable[..., "Posterior"],
+    posterior: "type[Posterior]",
+    *,
+    label: str,
+    about: str,
+    candidates: "Callable[[Method, Setting], list[Candidate]] | None" = None,
+) -> Method:
+    """Add a method of your own to the table, under the name of the function that fits it.
+
+    Then `load` reads its files, and `batchbayes assess --method NAME` compares it.
+
+    Args:
+        fit: the function that fits it; an assessment calls `fit(model, batches)`.
+        posterior: the class that `fit` returns, with its own `kind`.
+        label: the name in tables and figures.
+        about: one line that says what it is.
+        candidates: what an assessment compares, if that is not `fit(model, batches)` as it is.
+    """
+    method = Method(fit.__name__, label, about, fit, posterior.kind, posterior, candidates)
+    METHODS[method.name] = method
+    return method
+
+
+def find_method(name: str) -> Method:
+    """Return the method of a name, written with underscores or dashes."""
+    key = name.replace("-", "_")
+    if key not in METHODS:
+        _import_plugins()
+    if key not in METHODS:
+        raise unknown_name("a method", name, compared_names())
+    return METHODS[key]
+
+
+def compared_names() -> list[str]:
+    """Return the methods that an assessment can compare, as the command line writes them."""
+    found = [name for name, method in METHODS.items() if method.is_compared]
+    plugins = (plugin.name for plugin in entry_points(group="batchbayes.methods"))
+    return [name.replace("_", "-") for name in dict.fromkeys([*found, *plugins])]
+
+
+def posterior_class(kind: str) -> "type[Posterior]":
+    """Return the class of a kind of posterior, to read a file."""
+    for attempt in range(2):
+        kinds: Mapping[str, Any] = {method.kind: method.posterior for method in METHODS.values()} | _MORE_KINDS
+        if kind in kinds:
+            return resolve(kinds[kind])
+        if attempt == 0:
+            _import_plugins()
+    raise BatchbayesError(
+        expected=f"a posterior of a known kind ({', '.join(kinds)})",
+        got=f"kind {kind!r}",
+        fix="import the package that defines this kind, or update batchbayes",
+    )
+
+
+def resolve(target: Any) -> Any:
+    """Import what "module:name" stands for; anything else is returned as it is."""
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _import_plugins() -> None:
+    """Import the modules that other packages offer, so that they register their methods."""
+    for plugin in entry_points(group="batchbayes.methods"):
+        plugin.load()

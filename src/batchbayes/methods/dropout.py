@@ -1,19 +1,21 @@
 r"""Monte Carlo dropout.
 
-What is random: the masks of the dropout layers. One mask is drawn for each call of a layer, of the shape of one
-example's activation, and shared by all inputs of a draw, so that a draw is a function. Batch norm and everything else
-is as in evaluation mode.
-q(omega): independent Bernoulli variables, of which a share 1 - p is one, in each element (`Dropout`, `AlphaDropout`) or
-each channel (`Dropout1d`, `Dropout2d`, `Dropout3d`, `FeatureAlphaDropout`); what is kept is scaled by 1 / (1 - p).
-Cost: fitting nothing; a draw is a forward pass and one mask a layer.
+What is random: the masks of the dropout layers. Each call of a layer draws one mask, of the shape of one example's
+activation. All inputs of a draw share it, so that a draw is a function. Everything else is as in evaluation mode.
+q(omega): independent Bernoulli variables, of which a share 1 - p is one, for each element (`Dropout`, `AlphaDropout`)
+or each channel (`Dropout1d`, `Dropout2d`, `Dropout3d`, `FeatureAlphaDropout`). What is kept is scaled by 1 / (1 - p).
+Cost: none for the fit; a draw is a forward pass and one mask for each layer.
 Reference: Gal, Ghahramani, "Dropout as a Bayesian Approximation", ICML 2016.
-Where we differ: the usual code draws a mask for each example, of the same marginals; ours depends on neither the batch
-nor its size. Dropout that is not a module cannot be seen and stays off: `F.dropout`, and what torch's recurrent and
-attention layers do inside.
+Where we differ: the usual code draws a mask for each example, with the same marginals. Our masks depend on neither the
+batch nor its size. Dropout that is not a module cannot be seen and stays off: `F.dropout`, and the dropout inside
+torch's recurrent and attention layers.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +23,15 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.network import Function, Network, as_network, outputs_replaced
+from batchbayes.methods import Method
+from batchbayes.methods.candidates import Candidate, Setting
+from batchbayes.network import Function, Network, as_network, modules_by_name, require_layout
+from batchbayes.posterior import Header, Posterior
 
 CHANNELWISE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout
 ALPHA = nn.AlphaDropout | nn.FeatureAlphaDropout
 SELU_FLOOR = -1.7580993408473766
-"""What SELU tends to for very negative inputs: alpha dropout puts it in the place of what it drops."""
+"""The limit of SELU for very negative inputs. Alpha dropout puts it in the place of what it drops."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +43,7 @@ class DropoutSite:
     probability: float
 
     def mask(self, inputs: Tensor, seed: int, index: int, call: int) -> Tensor:
-        """Ones and zeros in the shape of one example, channels apart; the CPU draws them, whatever the device."""
+        """Return ones and zeros in the shape of one example, or of its channels. The CPU draws them on every device."""
         shape = inputs.shape[1:]
         if isinstance(self.layer, CHANNELWISE):
             shape = [*shape[:1], *[1] * len(shape[1:])]
@@ -46,7 +51,7 @@ class DropoutSite:
         return (torch.rand(shape, generator=random) >= self.probability).to(inputs)
 
     def drop(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        """Inputs (N, ...) under a mask (...), scaled as the layer scales them in training."""
+        """Put a mask (...) on inputs (N, ...), and scale as the layer does in training."""
         p = self.probability
         if p == 1:
             return inputs * mask
@@ -57,23 +62,26 @@ class DropoutSite:
 
 
 @dataclass(frozen=True, eq=False)
-class DropoutPosterior:
+class DropoutPosterior(Posterior):
     """Functions that differ in what the dropout layers of one network drop."""
+
+    kind: ClassVar[str] = "dropout"
 
     network: Network
     sites: tuple[DropoutSite, ...]
     """The dropout layers that drop anything, in the order in which the modules were registered."""
 
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
     def __repr__(self) -> str:
         low, high = min(site.probability for site in self.sites), max(site.probability for site in self.sites)
         spread = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-        return (
-            f"{type(self).__name__}(mc_dropout on {type(self.network.module).__name__}: {len(self.sites)} sites, "
-            f"p {spread})"
-        )
+        return f"{type(self).__name__}(mc_dropout on {self.network}: {len(self.sites)} sites, p {spread})"
 
     def draw(self, seed: int, index: int) -> Function:
-        """One network: the user's own, with the masks of draw `index`."""
+        """Return the network with the masks of draw `index`."""
         sites = {site.name: site for site in self.sites}
 
         def drawn(inputs: Tensor) -> Tensor:
@@ -85,8 +93,7 @@ class DropoutPosterior:
                 site = sites[name]
                 return site.drop(activations, site.mask(activations, seed, index, calls[name]))
 
-            with outputs_replaced({name: site.layer for name, site in sites.items()}, dropped):
-                outputs = self.network(inputs)
+            outputs = self.network(inputs, instead={name: partial(dropped, name) for name in sites})
             if not calls:
                 raise BatchbayesError(
                     expected="dropout layers that run in a forward pass",
@@ -97,14 +104,19 @@ class DropoutPosterior:
 
         return drawn
 
-    def state(self) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """Header and tensors for a file: masks are drawn from the seed, so there are no tensors."""
-        header = {"kind": "dropout", "output": self.network.output, "layout": dropout_layout(self.network.module)}
-        return header, {}
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        return {"output": self.network.output, "layout": _layout(self.network.module)}, {}
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        network = as_network(model, header["output"])
+        row = "layer {} of type {} with p {:g}"
+        require_layout(network.module, header["layout"], _layout(network.module), "dropout", row)
+        return cls(network, _sites(network.module))
 
 
 def mc_dropout(model: nn.Module, *, output: str | int | None = None) -> DropoutPosterior:
-    """Keep the dropout of a trained network switched on, one mask for all inputs of a draw.
+    """Keep the dropout of a trained network on, with one mask for all inputs of a draw.
 
     Args:
         model: any network with dropout modules. It is not changed.
@@ -115,7 +127,7 @@ def mc_dropout(model: nn.Module, *, output: str | int | None = None) -> DropoutP
     DropoutPosterior(mc_dropout on Sequential: 1 sites, p 0.2)
     """
     network = as_network(model, output)
-    every = _dropout_layers(network.module)
+    every = modules_by_name(network.module, _DropoutNd)
     if not any(0 < layer.p < 1 for layer in every.values()):
         found = ", ".join(f"{name} with p={layer.p:g}" for name, layer in list(every.items())[:6])
         raise BatchbayesError(
@@ -123,28 +135,39 @@ def mc_dropout(model: nn.Module, *, output: str | int | None = None) -> DropoutP
             got=f"{type(network.module).__name__} with {found or 'none'}",
             fix="use a network that was trained with nn.Dropout; F.dropout inside forward() cannot be seen",
         )
-    return DropoutPosterior(
-        network, tuple(DropoutSite(name, layer, float(layer.p)) for name, layer in every.items() if layer.p > 0)
-    )
+    return DropoutPosterior(network, _sites(network.module))
 
 
-def dropout_layout(module: nn.Module) -> list[list[object]]:
-    """What a file must agree on with a network: name, type and probability of each dropout layer."""
-    return [[name, type(layer).__name__, float(layer.p)] for name, layer in _dropout_layers(module).items()]
+def dropout_candidates(method: Method, setting: Setting) -> list[Candidate]:
+    """Return what an assessment compares: the network with its dropout on."""
+    return [
+        Candidate(
+            name=method.label,
+            about=f"mean of {setting.num_samples} draws, each with its own dropout masks",
+            posterior=mc_dropout(setting.model),
+            advice=f"Average {setting.num_samples} draws with dropout on",
+            rank=2,
+            short_name=method.label,
+        )
+    ]
 
 
-def _dropout_layers(module: nn.Module) -> dict[str, _DropoutNd]:
-    """Every dropout layer, subclasses included, by name; a compiled part keeps the name it had."""
-    return {
-        name.replace("_orig_mod.", ""): layer for name, layer in module.named_modules() if isinstance(layer, _DropoutNd)
-    }
+def _sites(module: nn.Module) -> tuple[DropoutSite, ...]:
+    layers = modules_by_name(module, _DropoutNd)
+    return tuple(DropoutSite(name, layer, float(layer.p)) for name, layer in layers.items() if layer.p > 0)
+
+
+def _layout(module: nn.Module) -> list[list[object]]:
+    """Return name, type and probability of each dropout layer."""
+    layers = modules_by_name(module, _DropoutNd)
+    return [[name, type(layer).__name__, float(layer.p)] for name, layer in layers.items()]
 
 
 def _require_batch_first(name: str, activations: Tensor, count: int) -> None:
-    """Examples can share a mask only where their axis is known."""
+    """Raise an error if examples are not the first axis: they can share a mask only along a known axis."""
     if activations.shape[:1] != (count,):
         raise BatchbayesError(
-            expected=f"one row an example, {count} in all, at the dropout layer {name}",
+            expected=f"one row for each example, {count} in all, at the dropout layer {name}",
             got=f"an activation of shape {tuple(activations.shape)}",
             fix="let the network keep the batch as the first axis (batch_first=True)",
         )

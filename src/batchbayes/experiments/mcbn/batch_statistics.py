@@ -14,20 +14,20 @@ from torch.distributions import Normal
 from batchbayes.methods.batchnorm.diagnostics.kolmogorov import kolmogorov_p_value, ks_distance, lilliefors_p_value
 from batchbayes.methods.batchnorm.diagnostics.normality import ROUNDING, Statistic
 from batchbayes.models.mlp import MLP
-from batchbayes.network import evaluation_mode, inputs_seen, statistics_in_place
+from batchbayes.network import Network
 
 
 def layer_inputs(network: MLP, inputs: Tensor) -> list[Tensor]:
     """What each batch norm is given, (N, C), when all training rows are one batch; in double precision."""
-    layers = {str(number): layer.get_submodule("norm") for number, layer in enumerate(network.hidden)}
+    names = [f"hidden.{number}.norm" for number in range(len(network.hidden))]
     seen: list[Tensor] = []
-    with (
-        torch.no_grad(),
-        evaluation_mode(network),
-        statistics_in_place(layers.values(), [(None, None)] * len(layers)),  # pyright: ignore[reportArgumentType]
-        inputs_seen(layers, lambda _, values: seen.append(values.double())),
-    ):
-        network(inputs)
+
+    def see(values: Tensor) -> None:
+        seen.append(values.double())
+
+    by_batch = {f"{name}.running_{kind}": None for name in names for kind in ("mean", "var")}
+    with torch.no_grad():
+        Network(network)(inputs, tensors=by_batch, before=dict.fromkeys(names, see))
     return seen
 
 

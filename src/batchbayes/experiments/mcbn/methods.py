@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from batchbayes.engines.choose import EngineName
 from batchbayes.errors import BatchbayesError
 from batchbayes.experiments.mcbn.protocol import (
     SELECTION_SEED,
@@ -31,7 +32,6 @@ from batchbayes.methods.dropout import mc_dropout
 from batchbayes.methods.point import deterministic
 from batchbayes.models.mlp import MLP
 from batchbayes.posterior import Posterior
-from batchbayes.prediction import Engine
 
 TUNING_SIZES = (3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 """Batch sizes to choose from after training."""
@@ -143,7 +143,7 @@ def correlated(posterior: BatchNormPosterior) -> BatchNormPosterior:
 
 
 def predicted(
-    split: Split, posteriors: Posteriors[Any], own: Protocol, engine: Engine = "sample"
+    split: Split, posteriors: Posteriors[Any], own: Protocol, engine: EngineName = "sample"
 ) -> tuple[list[Drawn], list[Drawn]]:
     """Predictions of each fold left out, and of the test rows from each seed."""
     pairs = zip(posteriors.on_folds, split.folds, strict=True)
@@ -151,12 +151,14 @@ def predicted(
     return folds, on_test_rows(split, posteriors, own, engine)
 
 
-def on_test_rows(split: Split, posteriors: Posteriors[Any], own: Protocol, engine: Engine = "sample") -> list[Drawn]:
+def on_test_rows(
+    split: Split, posteriors: Posteriors[Any], own: Protocol, engine: EngineName = "sample"
+) -> list[Drawn]:
     """Predictions of the test rows from each seed."""
     return [_predicted(each, split.whole, seed, own, engine) for seed, each in enumerate(posteriors.on_whole, 1)]
 
 
-def _predicted(posterior: Posterior, part: Part, seed: int, own: Protocol, engine: Engine) -> Drawn:
+def _predicted(posterior: Posterior, part: Part, seed: int, own: Protocol, engine: EngineName) -> Drawn:
     """One draw is enough where all would be the same."""
     noiseless = isinstance(posterior, BatchNormPosterior) and not posterior.deviations.any()
     count = 1 if noiseless else own.num_samples

@@ -13,11 +13,12 @@ from typing import Literal
 from torch import Tensor
 
 from batchbayes.calibrate import lowest
+from batchbayes.engines.choose import EngineName
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import gaussian
 from batchbayes.metrics import mean_score, normalised_score, root_mean_squared_error
 from batchbayes.posterior import Posterior
-from batchbayes.prediction import Engine, predict
+from batchbayes.prediction import predict
 from batchbayes.scores import (
     crps_optimum,
     gaussian_crps,
@@ -66,7 +67,7 @@ def draw(
     in_units: Callable[[Tensor], Tensor],
     num_samples: int,
     seed: int,
-    engine: Engine = "sample",
+    engine: EngineName = "sample",
 ) -> Drawn:
     """Predict inputs by a posterior."""
     predictive = predict(

@@ -1,4 +1,17 @@
-"""Central limit theorem."""
+r"""Batch-norm noise by the central limit theorem.
+
+What is random: the mean and the log standard deviation by which every batch-norm layer normalises.
+q(omega): independent Gaussians, from population moments up to the fourth: $\mathrm{Var}(\mu_B) = \sigma^2/M$ and
+$\mathrm{Var}(\sigma_B) = (\mu_4 - \sigma^4)/(4\sigma^2 M)$, so that $\mathrm{Var}(\log\sigma_B) = (\mu_4/\sigma^4 -
+1)/(4M)$. In convolutions the values within an example are not independent. There the moments are those of a whole
+example's contribution (see `ExampleMoments`).
+Cost: one pass over the data; no mini-batches are needed.
+Reference: the appendix of Teye, Azizpour, Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks",
+ICML 2018.
+Limits: the theorem takes the examples of a batch as independent. But a deeper layer sees examples that were normalised
+together, which holds its batch means in place. There `clt_bn` is too wide: on a CIFAR-10 ResNet-20 at M = 32 by factors
+of 2.6 to 5 in the means of deeper layers, and 1.1 in the first layer.
+"""
 
 from itertools import chain
 
@@ -26,9 +39,10 @@ def clt_bn(
     inputs: Picker = None,
     output: str | int | None = None,
 ) -> BatchNormPosterior:
-    """A factorised Gaussian by the central limit theorem, for any batch size M, from one pass over the data.
+    """Fit a factorised Gaussian by the central limit theorem, for any batch size M, from one pass over the data.
 
-    `batches` may have any size: only single examples count. The network runs as it is, with its running statistics.
+    Batches may have any size, because only single examples count. The network runs as it is, with its running
+    statistics. The other arguments are those of `mcbn`.
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     >>> clt_bn(network, torch.randn(100, 2), batch_size=10)
@@ -40,7 +54,7 @@ def clt_bn(
     first = next(stream, None)
     if first is None:
         raise BatchbayesError(expected="at least one batch of training data", got="none", fix="check the loader")
-    found = find_sites(network, first[:2].to(network.device()), sites)
+    found = find_sites(network, first[:2].to(network.device), sites)
     blind = [site.name for site in found if not site.tracks]
     if blind:
         raise BatchbayesError(

@@ -1,25 +1,50 @@
-"""Collecting statistics: what a training-mode forward pass would normalise by, without its side effects."""
+"""Collecting statistics: what a forward pass in training mode would normalise by, without its side effects."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.omega import batch_statistics, pack
 from batchbayes.methods.batchnorm.sites import Site
-from batchbayes.network import Network, evaluation_mode, inputs_seen, statistics_in_place
+from batchbayes.network import Network
+
+Statistics = tuple[Tensor | None, Tensor | None]
+"""Mean and biased variance of a site, or None for those of the batch."""
+
+
+def in_place(sites: Sequence[Site], statistics: Iterable[Statistics]) -> dict[str, Tensor | None]:
+    """Return the buffers that let each site normalise by the given statistics, by their full names."""
+    pairs = zip(sites, statistics, strict=True)
+    return {
+        f"{site.name}.running_{kind}": part
+        for site, pair in pairs
+        for kind, part in zip(("mean", "var"), pair, strict=True)
+    }
+
+
+def by_batch(sites: Sequence[Site]) -> dict[str, Tensor | None]:
+    """Return the buffers that let each site normalise by the statistics of its batch.
+
+    A batch-norm layer in evaluation mode that has no running statistics uses those of the batch, and writes nothing.
+    """
+    return in_place(sites, [(None, None)] * len(sites))
 
 
 def collect_omegas(
-    network: Network, sites: Sequence[Site], batches: Iterable[Tensor], *, dropout: bool = False
+    network: Network, sites: Sequence[Site], batches: Iterable[Tensor], *, dropout: GlobalStream | None = None
 ) -> Iterator[Tensor]:
-    """Omega of each mini-batch, (D,): layer l sees inputs normalised by this batch's own statistics."""
-    layers = {site.name: site.layer for site in sites}
+    """Yield omega (D,) of each mini-batch: each layer sees inputs that are normalised by this batch's own statistics.
+
+    With `dropout`, dropout modules are active, and draw their masks from that stream.
+    """
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def see(name: str, inputs: Tensor) -> None:
@@ -27,13 +52,13 @@ def collect_omegas(
 
     for batch in batches:
         seen.clear()
-        with (
-            torch.no_grad(),
-            evaluation_mode(network.module, dropout=dropout),
-            statistics_in_place(layers.values(), [(None, None)] * len(layers)),
-            inputs_seen(layers, see),
-        ):
-            network.module(batch.to(network.device()))
+        with torch.no_grad(), dropout or nullcontext():
+            network(
+                batch.to(network.device),
+                tensors=by_batch(sites),
+                before={site.name: partial(see, site.name) for site in sites},
+                dropout=dropout is not None,
+            )
         missing = [site.name for site in sites if site.name not in seen]
         if missing:
             raise BatchbayesError(
@@ -46,39 +71,33 @@ def collect_omegas(
 
 
 class _ReachedError(Exception):
-    """The layer that a pass was for has seen its input: the rest of the network need not run."""
+    """The layer in question has seen its input, so the rest of the network need not run."""
 
 
 def population_omega(network: Network, sites: Sequence[Site], passes: Iterable[Iterable[Tensor]]) -> Tensor:
-    """Omega of the whole training set taken as one batch, (D,), in bounded memory.
+    """Return omega (D,) of the whole training set taken as one batch, in bounded memory.
 
-    Layer l depends on the population statistics of all layers before it, so there is one pass over the data for each
-    site, which stops at that site.
+    The statistics of a layer depend on those of all layers before it. So there is one pass over the data for each site,
+    and it stops at that site.
     """
-    layers, device = [site.layer for site in sites], network.device()
     known: list[tuple[Tensor, Tensor]] = []
     for site, batches in zip(sites, passes, strict=True):
         pooled = PooledMoments()
 
-        def see(_: str, inputs: Tensor, pooled: PooledMoments = pooled) -> None:
+        def see(inputs: Tensor, pooled: PooledMoments = pooled) -> None:
             pooled.add(inputs)
             raise _ReachedError
 
+        tensors = in_place(sites[: len(known)], known)
         for batch in batches:
-            with (
-                torch.no_grad(),
-                evaluation_mode(network.module),
-                statistics_in_place(layers[: len(known)], known),
-                inputs_seen({site.name: site.layer}, see),
-                suppress(_ReachedError),
-            ):
-                network.module(batch.to(device))
+            with torch.no_grad(), suppress(_ReachedError):
+                network(batch.to(network.device), tensors=tensors, before={site.name: see})
         known.append(pooled.statistics())
     return require_finite(pack(sites, known), "the population statistics")
 
 
 class PooledMoments:
-    """Mean and biased variance of each channel over many batches, merged in float64 (Chan's update)."""
+    """Mean and biased variance of each channel over many batches, merged in float64 by Chan's update."""
 
     def __init__(self) -> None:
         self._count, self._like = 0, torch.zeros(())
@@ -93,7 +112,7 @@ class PooledMoments:
         self._mean, self._count, self._like = self._mean + shift * (count / total), total, inputs[:0]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """(mean, biased variance), in the dtype and on the device of the inputs."""
+        """Return (mean, biased variance), in the dtype and on the device of the inputs."""
         return self._mean.to(self._like), (self._deviation / self._count).to(self._like)
 
 
@@ -101,10 +120,10 @@ class PooledMoments:
 class ExampleMoments:
     """What single examples contribute to the statistics of a site, (C,) each, in float64.
 
-    The values of an example are those of all of its positions, and of all of its rows where a layer sees several.
-    An example contributes a_i, the mean of its values, and q_i, their mean squared distance from the population mean:
-    a batch mean is the mean of M a_i, a batch variance nearly that of M q_i. For (N, C) inputs Var(q_i) is
-    mu_4 - sigma^4; in convolutions it accounts for the correlation between the positions of an image.
+    The values of an example are those at all of its positions, and in all of its rows if a layer sees several rows.
+    Example i contributes a_i, the mean of its values, and q_i, their mean squared distance from the population mean.
+    The mean of a batch is the mean of M values a_i, and its variance is nearly the mean of M values q_i. For (N, C)
+    inputs Var(q_i) is mu_4 - sigma^4. In convolutions it includes the correlation between the positions of an image.
     """
 
     mean: Tensor
@@ -117,7 +136,7 @@ class ExampleMoments:
 
 
 def example_moments(network: Network, sites: Sequence[Site], batches: Iterable[Tensor]) -> list[ExampleMoments]:
-    """Population moments up to the fourth of every site, in one pass, the network running as it is."""
+    """Return population moments up to the fourth of every site, from one pass of the network as it is."""
     layers = {site.name: site.layer for site in sites}
     count, size = 0, 0
     sums = {name: torch.zeros((), dtype=torch.float64) for name in layers}
@@ -125,7 +144,7 @@ def example_moments(network: Network, sites: Sequence[Site], batches: Iterable[T
     def see(name: str, inputs: Tensor) -> None:
         if len(inputs) % size:
             raise BatchbayesError(
-                expected="as many rows for every example",
+                expected="the same number of rows for every example",
                 got=f"{len(inputs)} rows at {name} for {size} examples",
                 fix="use stochastic_bn, or leave this layer out with sites=",
             )
@@ -138,19 +157,19 @@ def example_moments(network: Network, sites: Sequence[Site], batches: Iterable[T
     for batch in batches:
         size = len(batch)
         count += size
-        with torch.no_grad(), evaluation_mode(network.module), inputs_seen(layers, see):
-            network.module(batch.to(network.device()))
+        with torch.no_grad():
+            network(batch.to(network.device), before={name: partial(see, name) for name in layers})
     return [_moments(sums[name] / count, _origin(layer)) for name, layer in layers.items()]
 
 
 def _origin(layer: _BatchNorm) -> Tensor:
-    """Moments are taken about the running mean, (C, 1), so that little is lost to rounding."""
+    """Return the running mean, (C, 1): moments are taken about it, so that little is lost to rounding."""
     assert layer.running_mean is not None
     return layer.running_mean.detach().cpu().double()[:, None]
 
 
 def _moments(expected: Tensor, origin: Tensor) -> ExampleMoments:
-    """From E[a], E[b], E[a^2], E[ab], E[b^2] of values about `origin`, with q = b - 2 m a + m^2 and m = E[a]."""
+    """Compute moments from E[a], E[b], E[a^2], E[ab], E[b^2] about `origin`: q = b - 2 m a + m^2 with m = E[a]."""
     a, b, aa, ab, bb = expected
     var_a, cov, var_b = aa - a * a, ab - a * b, bb - b * b
     square_var = (var_b - 4 * a * cov + 4 * a * a * var_a).clamp_min(0)

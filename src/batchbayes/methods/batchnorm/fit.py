@@ -1,4 +1,4 @@
-"""Fitting, as far as it is the same for all methods that read mini-batches: prepare, gather rows, look for trouble."""
+"""What all methods that read mini-batches have in common: check the network, gather rows, look for trouble."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,19 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.progress import progress
+from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import Batches, Picker, mini_batches, require_finite
+from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.collect import collect_omegas
 from batchbayes.methods.batchnorm.omega import is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
 from batchbayes.network import Network, as_network
-from batchbayes.prediction import sampled_outputs
 
 DRIFT_LIMIT = 1.0
-"""How many standard deviations of a draw the mean prediction may lie from the network's own, unremarked."""
+"""A warning says if the mean prediction lies further from the network's own than this, in standard deviations of a
+draw."""
 SAMPLE_OUTPUTS = 4096
-"""Outputs of a training input at which the influence of the rows is measured."""
+"""The influence of the rows is measured at this many outputs of each training input, or fewer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,8 @@ class Prepared:
     batch_size: int
     first: Tensor
     stream: Iterator[Tensor]
+    random: GlobalStream
+    """The random numbers that data loaders, augmentations and dropout draw."""
 
 
 def prepare(
@@ -46,27 +50,40 @@ def prepare(
     inputs: Picker,
     output: str | int | None,
 ) -> Prepared:
-    """Check the network and the data; the stream ends after `num_samples` mini-batches, or with the data."""
+    """Check the network and the data. The stream ends after `num_samples` mini-batches, or with the data."""
     if num_samples < 1:
         raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
-    network = as_network(model, output)
+    network, random = as_network(model, output), GlobalStream(seed)
     for name, parameter in network.module.named_parameters():
         require_finite(parameter.detach(), f"the weights ({name})")
-    size, stream = mini_batches(batches, batch_size, picker=inputs, seed=seed)
+    with random:
+        size, stream = mini_batches(batches, batch_size, picker=inputs, seed=seed)
+        first = next(stream)
     if training_batch_size is not None and training_batch_size != size:
         warn(
             f"the statistics are those of batches of {size}, but the network was trained with batches of "
             f"{training_batch_size}: the spread is off by a factor of {(training_batch_size / size) ** 0.5:.2f}. "
             f"Pass batch_size={training_batch_size}."
         )
-    first = next(stream)
-    found = find_sites(network, first[:2].to(network.device()), sites)
-    return Prepared(network, found, size, first, islice(chain([first], stream), num_samples))
+    found = find_sites(network, first[:2].to(network.device), sites)
+    stream = islice(chain([first], _read_within(random, stream)), num_samples)
+    return Prepared(network, found, size, first, stream, random)
+
+
+def _read_within(random: GlobalStream, batches: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Read each batch inside the random stream."""
+    while True:
+        with random:
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def gather_rows(prepared: Prepared, num_samples: int, *, dropout: bool = False) -> Tensor:
-    """Omega of each mini-batch, (R, D); refused if they are all the same though several were asked for."""
-    omegas = collect_omegas(prepared.network, prepared.sites, prepared.stream, dropout=dropout)
+    """Return omega of each mini-batch, (R, D). Raise an error if several were asked for and all are the same."""
+    random = prepared.random if dropout else None
+    omegas = collect_omegas(prepared.network, prepared.sites, prepared.stream, dropout=random)
     rows = torch.stack(list(progress(omegas, "batch statistics", num_samples)))
     mean = is_mean(prepared.sites)
     relative = rows - rows.mean(0)
@@ -82,7 +99,7 @@ def gather_rows(prepared: Prepared, num_samples: int, *, dropout: bool = False) 
 
 
 def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
-    """The posterior of observed rows; warns if its mean prediction lies beside the network's own."""
+    """Return the posterior of observed rows. Warn if its mean prediction is far from the network's own."""
     require_center(center)
     mean = rows.mean(0)
     middle = mean if center == "batches" else running_omega(prepared.sites)
@@ -90,7 +107,7 @@ def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method
     posterior = BatchNormPosterior(prepared.network, prepared.sites, middle, rows - mean, size, method, center)
     if len(rows) < 2:
         return posterior
-    sample = prepared.first[: min(32, max(2, prepared.batch_size // 4))].to(prepared.network.device())
+    sample = prepared.first[: min(32, max(2, prepared.batch_size // 4))].to(prepared.network.device)
     with torch.no_grad():
         own = _thinned(prepared.network(sample)[None].cpu())[0]
         drawn = torch.cat([_thinned(draw) for draw in sampled_outputs(posterior, sample, len(rows), seed=0)])
@@ -103,23 +120,23 @@ def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method
 
 
 def require_center(center: str) -> None:
-    """Refuse anything but the two centres that there are."""
+    """Raise an error unless the centre is one of the two that exist."""
     if center not in ("batches", "running"):
         raise BatchbayesError(expected='center="batches" or "running"', got=repr(center), fix="choose one of them")
 
 
 def _thinned(outputs: Tensor) -> Tensor:
-    """Outputs (s, n, ...) -> (s, n, outputs), evenly thinned out where they are many."""
+    """Flatten outputs (s, n, ...) to (s, n, outputs). If there are many outputs, keep an even selection."""
     flat = outputs.reshape(*outputs.shape[:2], -1)
     return flat[..., torch.linspace(0, flat.shape[-1] - 1, min(SAMPLE_OUTPUTS, flat.shape[-1])).long()]
 
 
 def drift_message(posterior: BatchNormPosterior, own: Tensor, drawn: Tensor) -> str | None:
-    """What to say when the mean prediction lies beside the network's own by more than the noise; else None.
+    """Return a warning if the mean prediction lies further from the network's own than the noise explains; else None.
 
-    Batches that the network was not trained on (as a rule: without the training-time transforms) shift the statistics
-    of every draw the same way. Networks that never saw training data have nothing to compare with, and a handful of
-    draws cannot tell what the noise is.
+    Batches that the network was not trained on shift the statistics of every draw the same way. Most often they lack
+    the training-time transforms. There is no warning for networks that never saw training data, because there is
+    nothing to compare with, and none for fewer than 8 draws, because they cannot tell what the noise is.
     """
     settled = all(is_settled(site) for site in posterior.sites)
     if posterior.centered_on == "running" or not settled or len(drawn) < 8:
@@ -138,10 +155,10 @@ def drift_message(posterior: BatchNormPosterior, own: Tensor, drawn: Tensor) -> 
 
 
 def is_settled(site: Site) -> bool:
-    """Whether a site's running statistics tell of its training data.
+    """Return whether the running statistics of a site describe its training data.
 
-    They do not while they are those that it was made with, nor in the first few batches of a moving average. A counter
-    at zero beside other statistics is one that a file of weights left out.
+    They do not if they still have their initial values, nor after only a few batches of a moving average. If the
+    counter is zero but the statistics are not the initial ones, a file of weights has left the counter out.
     """
     mean, variance, seen = site.layer.running_mean, site.layer.running_var, site.layer.num_batches_tracked
     if mean is None or variance is None or not (mean.any() or (variance != 1).any()):

@@ -4,8 +4,8 @@ What is random: the statistics by which every batch-norm layer normalises, all l
 q(omega): the empirical distribution of the statistics of R training mini-batches of M examples.
 Cost: fitting is R forward passes of M examples; a draw is a copy of one row.
 Reference: Teye, Azizpour, Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks", ICML 2018.
-Where we differ: a draw is shared by all test inputs (the same marginals, far cheaper); the centre may be the
-network's own running statistics, which keeps its answer and takes only the spread from the batches.
+Where we differ: all test inputs share a draw, which has the same marginals and is far cheaper. The centre may be the
+network's own running statistics; this keeps the network's answer and takes only the spread from the batches.
 """
 
 from typing import Any, Literal, overload
@@ -13,7 +13,6 @@ from typing import Any, Literal, overload
 import torch
 from torch import nn
 
-from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import Batches, Picker
 from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
@@ -66,18 +65,18 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
         model: any network with batch normalisation. It is not changed.
         batches: training data **with the training-time transforms**: a DataLoader, an iterable of x or (x, y), or a
             tensor of inputs, from which batches are drawn. A list or generator is read once, a loader repeatedly.
-        num_samples: the number of mini-batches R. Prediction may draw more: the rows then come round again.
-        seed: for the order of the data, and for augmentations that use the global generators.
+        num_samples: the number of mini-batches R. If a prediction makes more draws than R, rows are used again.
+        seed: sets the order of the data, and augmentations that use the global random generators.
         center: "batches" scatters around the mean of the batch statistics (the paper); "running" scatters around the
             network's own running statistics, which keeps its mean answer.
-        batch_size: M, by default that of the loader. Batches of another size are cut and joined to M.
-        training_batch_size: what the network was trained with: warns if M differs.
+        batch_size: M, by default that of the loader. Batches of another size are cut and joined to size M.
+        training_batch_size: the batch size that the network was trained with. A warning says if M differs.
         sites: which batch-norm layers are random: the first k, names or patterns such as "layer1.*", or a function
-            of (name, layer). The others keep their running statistics.
-        dropout: gather the statistics with dropout active, as it was in training. Prediction never drops.
-        include_query: predict each input inside its own batch of M - 1 training examples: the exact predictive,
+            of (name, layer). The other layers keep their running statistics.
+        dropout: gather the statistics with dropout active, as in training. Prediction never uses dropout.
+        include_query: predict each input inside a batch with M - 1 training examples. This is the exact predictive,
             M times as slow, for research.
-        inputs: where the inputs are in a batch, if not first: a key, a position or a function.
+        inputs: where the inputs are in a batch, if they are not first: a key, a position or a function.
         output: which output counts, if the network returns a tuple or a dict.
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
@@ -85,20 +84,19 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     >>> posterior
     BatchNormPosterior(mcbn on Sequential: 1 sites, 16 statistics, 32 rows, batch size 10, centred on batches)
     """
-    with GlobalStream(seed):
-        prepared = prepare(
-            model,
-            batches,
-            num_samples=num_samples,
-            seed=seed,
-            batch_size=batch_size,
-            training_batch_size=training_batch_size,
-            sites=sites,
-            inputs=inputs,
-            output=output,
-        )
-        if include_query:
-            companions = torch.stack([batch[1:] for batch in prepared.stream])  # (R, M - 1, ...)
-            return QueryInBatchPosterior(prepared.network, prepared.sites, companions)
-        rows = gather_rows(prepared, num_samples, dropout=dropout)
+    prepared = prepare(
+        model,
+        batches,
+        num_samples=num_samples,
+        seed=seed,
+        batch_size=batch_size,
+        training_batch_size=training_batch_size,
+        sites=sites,
+        inputs=inputs,
+        output=output,
+    )
+    if include_query:
+        companions = torch.stack([batch[1:] for batch in prepared.stream])  # (R, M - 1, ...)
+        return QueryInBatchPosterior(prepared.network, prepared.sites, companions)
+    rows = gather_rows(prepared, num_samples, dropout=dropout)
     return posterior_from_rows(prepared, rows, center, "mcbn")

@@ -1,8 +1,8 @@
-r"""Omega: the one vector that all batch-norm noise lives in.
+r"""Omega: the one vector that holds all batch-norm noise.
 
-For each site in turn it holds the means of the C channels, then their log standard deviations. The standard
-deviation is what the layer divides by, $\sqrt{\mathrm{var} + \epsilon}$ with the biased variance: so a channel that
-never fires has a finite logarithm, and the layer's output is exactly linear in exp(-log std).
+For each site in turn, omega holds the means of the C channels and then their log standard deviations. The standard
+deviation is what the layer divides by: $\sqrt{\mathrm{var} + \epsilon}$ with the biased variance. So a channel that is
+always zero has a finite logarithm, and the output of the layer is exactly linear in exp(-log std).
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from batchbayes.methods.batchnorm.sites import Site
 
 
 def batch_statistics(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel of (N, C, ...), as the layer computes them in training.
+    """Return mean and biased variance of each channel of (N, C, ...), as the layer computes them in training.
 
     >>> batch_statistics(torch.tensor([[0.0], [2.0]]))
     (tensor([1.]), tensor([1.]))
@@ -26,7 +26,7 @@ def batch_statistics(inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack(sites: Sequence[Site], statistics: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """(mean, variance) of each site -> omega (D,), on the CPU, in single precision or better."""
+    """Turn (mean, variance) of each site into omega (D,), on the CPU, in single precision or better."""
     parts = []
     for site, pair in zip(sites, statistics, strict=True):
         mean, variance = (part.to("cpu", torch.promote_types(part.dtype, torch.float32)) for part in pair)
@@ -35,36 +35,39 @@ def pack(sites: Sequence[Site], statistics: Iterable[tuple[Tensor, Tensor]]) -> 
 
 
 def by_site(sites: Sequence[Site], omega: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Omega (..., D) -> (mean, log standard deviation) of each site, (..., C) each."""
+    """Turn omega (..., D) into (mean, log standard deviation) of each site, (..., C) each."""
     parts = omega.split([2 * site.channels for site in sites], -1)
     return [tuple(part.tensor_split(2, -1)) for part in parts]  # type: ignore[misc]
 
 
 def unpack(sites: Sequence[Site], omega: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Omega (D,) -> (mean, variance) of each site. A variance may be as low as -epsilon: the layer adds it back."""
+    """Turn omega (D,) into (mean, variance) of each site.
+
+    A variance may be as low as -epsilon, because the layer adds epsilon.
+    """
     pairs = zip(sites, by_site(sites, omega), strict=True)
     return [(mean, (2 * log_std).exp() - site.epsilon) for site, (mean, log_std) in pairs]
 
 
 def size(sites: Sequence[Site]) -> int:
-    """D, the length of omega: two numbers a channel."""
+    """Return D, the length of omega: two numbers for each channel."""
     return 2 * sum(site.channels for site in sites)
 
 
 def is_mean(sites: Sequence[Site]) -> Tensor:
-    """Mask (D,): which numbers of omega are means (the others are log standard deviations)."""
+    """Return a mask (D,) of the numbers in omega that are means. The others are log standard deviations."""
     parts = [torch.arange(2).repeat_interleave(site.channels) == 0 for site in sites]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 
 
 def site_of(sites: Sequence[Site]) -> Tensor:
-    """Which site each number of omega belongs to, (D,)."""
+    """Return the number of the site that each number of omega belongs to, (D,)."""
     widths = torch.tensor([2 * site.channels for site in sites], dtype=torch.long)
     return torch.arange(len(sites)).repeat_interleave(widths)
 
 
 def running_omega(sites: Sequence[Site]) -> Tensor:
-    """Omega of the network's own running statistics."""
+    """Return omega of the network's own running statistics."""
     statistics = []
     for site in sites:
         mean, variance = site.layer.running_mean, site.layer.running_var

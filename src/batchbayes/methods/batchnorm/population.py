@@ -1,9 +1,8 @@
-"""Baselines that are posteriors too: one function, drawn every time.
+"""The network normalised by the statistics of the whole training set: the baseline "BN" of the MCBN paper.
 
 What is random: nothing.
-q(omega): a point mass, on the running statistics (`deterministic`) or on those of the whole training set
-(`population`, the "BN" of the MCBN paper: one pass of the training set as a single batch).
-Cost: `deterministic` nothing; `population` one pass over the data for each batch-norm layer, up to that layer.
+q(omega): a point mass on the statistics of the training set, taken as one batch.
+Cost: one pass over the data for each batch-norm layer, up to that layer.
 """
 
 import torch
@@ -26,10 +25,10 @@ def population(
     inputs: Picker = None,
     output: str | int | None = None,
 ) -> BatchNormPosterior:
-    """The network normalised by the statistics of the whole training set, as if it were one batch.
+    """Return the network normalised by the statistics of the whole training set, as if it were one batch.
 
-    `batches` is a tensor, or can be read again and again: there is a pass for each batch-norm layer. Its batch sizes do
-    not matter.
+    `batches` is a tensor, or an iterable that can be read several times: there is a pass for each batch-norm layer. The
+    sizes of the batches do not matter.
     """
     network = as_network(model, output)
     if iter(batches) is batches:
@@ -41,9 +40,8 @@ def population(
     first = next(input_stream(batches, inputs), None)
     if first is None:
         raise BatchbayesError(expected="at least one training batch", got="none", fix="check the loader")
-    found = find_sites(network, first[:2].to(network.device()), sites)
+    found = find_sites(network, first[:2].to(network.device), sites)
     passes = progress((chunks(batches, 4096, inputs) for _ in found), "population statistics", len(found))
     center = population_omega(network, found, passes)
-    return BatchNormPosterior(
-        network, found, center, torch.zeros_like(center)[None], float("inf"), "population", "population"
-    )
+    noiseless = torch.zeros_like(center)[None]
+    return BatchNormPosterior(network, found, center, noiseless, float("inf"), "population", "population")

@@ -1,107 +1,114 @@
-"""The batch-norm posterior: a centre in omega, deviations from it, and the batch size they belong to."""
+"""The batch-norm posterior: a centre in omega, deviations from it, and the batch size that they belong to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt, dealt_first, normals
 from batchbayes.errors import BatchbayesError
+from batchbayes.methods.batchnorm.collect import in_place
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
-from batchbayes.methods.batchnorm.omega import by_site, is_mean, site_of, unpack
-from batchbayes.methods.batchnorm.sites import Site, layout, layout_hash
-from batchbayes.network import Function, Network, inputs_seen, reference_tensor, statistics_in_place
+from batchbayes.methods.batchnorm.omega import by_site, is_mean, site_of, size, unpack
+from batchbayes.methods.batchnorm.sites import Site, site_header, sites_of_header
+from batchbayes.network import Function, Network, as_network, reference_tensor
+from batchbayes.posterior import Header, Posterior
 
 Center = Literal["batches", "running"]
 Noise = Literal["rows", "correlated", "factorised"]
-"""How draws deviate: by an observed row, a Gaussian combination of rows, or independently in each statistic."""
+"""How draws deviate: by an observed row, by a Gaussian combination of rows, or independently in each statistic."""
 
 
 @dataclass(frozen=True, eq=False)
-class BatchNormPosterior:
+class BatchNormPosterior(Posterior):
     """Functions that differ in the statistics by which the batch-norm sites normalise: a draw is centre + deviation."""
+
+    kind: ClassVar[str] = "batchnorm"
 
     network: Network
     sites: tuple[Site, ...]
     center: Tensor
     """Omega that the draws scatter around, (D,)."""
     deviations: Tensor
-    """One row for each observed mini-batch, all sites jointly, less the mean row, (R, D); for factorised noise a single
-    row of standard deviations; for a posterior without noise a single row of zeros."""
+    """One row for each observed mini-batch, all sites jointly, less the mean row, (R, D). For factorised noise there is
+    a single row of standard deviations, and for a posterior without noise a single row of zeros."""
     batch_size: float
-    """M: the deviations scale as 1 / sqrt(M). Where sites have different ones, their geometric mean."""
+    """M: the deviations scale as 1 / sqrt(M). If sites have different M, this is their geometric mean."""
     method: str
     centered_on: str
-    """Where the centre came from: the mean over "batches", the "running" statistics or the "population"."""
+    """Where the centre comes from: the mean over "batches", the "running" statistics, or the "population"."""
     noise: Noise = "rows"
     influence: Tensor | None = None
-    """Gram matrix, (R, R), of what the rows do to the outputs of some training inputs: which directions matter."""
+    """What the rows do to the outputs of some training inputs, as a Gram matrix (R, R)."""
     site_batch_sizes: tuple[float, ...] = ()
-    """M of each site where they differ."""
+    """M of each site, if they differ."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    @property
+    def is_point(self) -> bool:  # type: ignore[override]
+        return not bool(self.deviations.any())
+
+    @property
+    def linear(self) -> Self:  # type: ignore[override]
+        return self
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.method} on {type(self.network.module).__name__}: {len(self.sites)} sites, "
+            f"{type(self).__name__}({self.method} on {self.network}: {len(self.sites)} sites, "
             f"{self.center.numel()} statistics, {len(self.deviations)} rows, batch size {self.batch_size:g}, "
             f"centred on {self.centered_on})"
         )
 
     def coefficients(self, seed: int, indices: Sequence[int]) -> Tensor:
-        """How Gaussian draws combine the rows, (s, R); for factorised noise how far off statistics are, (s, D)."""
+        """Return how Gaussian draws combine the rows, (s, R); for factorised noise, the normal numbers (s, D)."""
         rows, size = self.deviations.shape
         if self.noise == "factorised":
             return normals(seed, indices, size).to(self.center.dtype)
         return normals(seed, indices, rows).to(self.center.dtype) / max(1, rows - 1) ** 0.5
 
     def deviation(self, seed: int, index: int) -> Tensor:
-        """Omega of draw `index` less the centre, (D,). Every observed row is drawn once before any is drawn again."""
+        """Return omega of draw `index` less the centre, (D,). No observed row is used twice before all are used."""
         if self.noise == "rows":
             return self.deviations[dealt(seed, index, len(self.deviations))]
         coefficients = self.coefficients(seed, [index])[0]
         return coefficients * self.deviations[0] if self.noise == "factorised" else coefficients @ self.deviations
 
     def draw(self, seed: int, index: int) -> Function:
-        """One network: the user's own, normalised by the statistics of draw `index`."""
+        """Return the network that normalises by the statistics of draw `index`."""
         return self.function(self.center + self.deviation(seed, index))
 
     def function(self, omega: Tensor) -> Function:
-        """The network that normalises by these statistics."""
-        layers, statistics = [site.layer for site in self.sites], self._statistics(omega)
-
-        def drawn(inputs: Tensor) -> Tensor:
-            with statistics_in_place(layers, statistics):
-                return self.network(inputs)
-
-        return drawn
+        """Return the network that normalises by the statistics omega (D,)."""
+        return partial(self.network, tensors=in_place(self.sites, self._statistics(omega)))
 
     def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
-        r"""Several draws in one pass, (n, ...) -> (s, n, ...): quicker than one by one where inputs are few.
+        r"""Return several draws as one function, (n, ...) -> (s, n, ...): quicker than one by one if inputs are few.
 
-        Statistics $(\mu', s')$ do to an input h what those of the centre do to $\mu + (h - \mu') s / s'$, so each layer
-        is given that, with the statistics of the draw that a row belongs to.
+        Statistics $(\mu', s')$ do to an input h what those of the centre do to $\mu + (h - \mu') s / s'$. So each layer
+        is given that input, with the statistics of the draw that a row belongs to.
         """
         omegas = self.center + torch.stack([self.deviation(seed, index) for index in indices])  # (s, D)
-        moves = {}
         pairs = zip(self.sites, by_site(self.sites, self.center), by_site(self.sites, omegas), strict=True)
+        before = {}
         for site, (center, log_std), (means, log_stds) in pairs:
             scale = (log_std - log_stds).exp()
-            moves[site.name] = scale, center - means * scale  # (s, C) each
-
-        def moved(name: str, h: Tensor) -> Tensor:
-            scale, shift = (part.to(h).view(len(indices), 1, -1, *[1] * (h.ndim - 2)) for part in moves[name])
-            return torch.addcmul(shift, h.unflatten(0, (len(indices), -1)), scale).flatten(0, 1)
+            before[site.name] = partial(_move, len(indices), scale, center - means * scale)  # (s, C) each
+        tensors = in_place(self.sites, self._statistics(self.center))
 
         def drawn(inputs: Tensor) -> Tensor:
             rows = inputs.expand(len(indices), *inputs.shape).flatten(0, 1)
-            with inputs_seen({site.name: site.layer for site in self.sites}, moved):
-                return self.function(self.center)(rows).unflatten(0, (len(indices), -1))
+            return self.network(rows, tensors=tensors, before=before).unflatten(0, (len(indices), -1))
 
         return drawn
 
     def _statistics(self, omega: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """(mean, variance) for each layer, in its dtype and on its device."""
+        """Return (mean, variance) for each layer, in its dtype and on its device."""
         placed = []
         for site, (mean, variance) in zip(self.sites, unpack(self.sites, omega), strict=True):
             like = reference_tensor(site.layer)
@@ -110,17 +117,18 @@ class BatchNormPosterior:
         return placed
 
     def noise_variance(self) -> Tensor:
-        """Variance of each statistic over draws, (D,)."""
+        """Return the variance of each statistic over draws, (D,)."""
         if self.noise == "factorised":
             return self.deviations[0].square()
         return self.deviations.square().sum(0) / max(1, len(self.deviations) - 1)
 
     def at_batch_size(self, batch_size: float | Sequence[float]) -> Self:
-        r"""The posterior as if it had been fitted on mini-batches of another size m (or one m for each site).
+        r"""Return the posterior as if it had been fitted on mini-batches of another size m, or one m for each site.
 
-        Deviations scale as $1/\sqrt m$. A centre taken from batches moves too, because the statistics of a batch are
-        biased by their own noise: $E[\mathrm{var}_m] = \mathrm{var} - \mathrm{Var}(\mathrm{mean}_m)$ (for independent
-        values $\frac{m-1}{m}\mathrm{var}$), and the mean of a logarithm lies below the logarithm of the mean.
+        Deviations scale as $1/\sqrt m$. A centre that was taken from batches moves too, because the statistics of a
+        batch are biased by their own noise: $E[\mathrm{var}_m] = \mathrm{var} - \mathrm{Var}(\mathrm{mean}_m)$ (for
+        independent values $\frac{m-1}{m}\mathrm{var}$), and the mean of a logarithm lies below the logarithm of the
+        mean.
         """
         sizes = torch.as_tensor(batch_size, dtype=torch.float64)
         if sizes.shape not in ((), (len(self.sites),)) or not ((sizes > 1) & sizes.isfinite()).all():
@@ -129,12 +137,7 @@ class BatchNormPosterior:
                 got=str(batch_size),
                 fix="pass one number, or a list with one for each site",
             )
-        if not self.deviations.any():
-            raise BatchbayesError(
-                expected="a posterior with noise",
-                got=f"{self.method} with none, of {len(self.deviations)} rows",
-                fix="fit mcbn or stochastic_bn with two mini-batches or more",
-            )
+        require_noise(self)
         each = sizes.expand(len(self.sites))[site_of(self.sites)]  # (D,)
         return replace(
             self,
@@ -145,12 +148,12 @@ class BatchNormPosterior:
         )
 
     def _present_sizes(self) -> Tensor:
-        """The batch size of each statistic, (D,)."""
+        """Return the batch size of each statistic, (D,)."""
         sizes = self.site_batch_sizes or (self.batch_size,) * len(self.sites)
         return torch.tensor(sizes, dtype=torch.float64)[site_of(self.sites)]
 
     def center_shift(self, batch_sizes: Tensor) -> Tensor:
-        """How the centre moves when each statistic is taken to another batch size; both (D,)."""
+        """Return how the centre moves when each statistic is taken to another batch size; both (D,)."""
         shift = torch.zeros_like(self.center)
         if self.centered_on != "batches":
             return shift
@@ -163,9 +166,9 @@ class BatchNormPosterior:
         return shift
 
     def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Directions (Q, D), weights (U, Q) and an index (S,): draw s deviates by weights[index[s]] @ directions.
+        """Return directions (Q, D), weights (U, Q) and index (S,): draw s deviates by weights[index[s]] @ directions.
 
-        However many draws there are, those by observed rows are no more than the rows.
+        Draws by observed rows have at most as many distinct deviations as there are rows.
         """
         every = torch.arange(num_samples)
         if self.noise == "rows":
@@ -177,8 +180,13 @@ class BatchNormPosterior:
             return directions, torch.eye(num_samples, dtype=directions.dtype), every
         return self.deviations, self.coefficients(seed, range(num_samples)), every
 
+    @property
+    def num_axes(self) -> int:
+        """How many leading axes are known: all, if the influence of the rows was measured, else none."""
+        return 0 if self.influence is None else len(self.influence)
+
     def leading_axes(self, rank: int) -> tuple[Tensor, float]:
-        """The combinations of rows that move outputs most, orthonormal columns (R, rank), and the share they keep."""
+        """Return the combinations of rows that move outputs most, orthonormal (R, rank), and the share they keep."""
         if self.influence is None:
             raise BatchbayesError(
                 expected="a posterior fitted by mini-batches, with a known influence on the outputs",
@@ -190,11 +198,11 @@ class BatchNormPosterior:
         return vectors[:, -rank:].flip(1).to(self.center.dtype), float(share)
 
     def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
-        """Outputs at the centre (n, ...), and their exact derivatives along directions of omega, (Q, n, ...).
+        """Return outputs at the centre (n, ...), and their exact derivatives along directions of omega, (Q, n, ...).
 
-        Contrasts are derivatives relative to the last output, which are one fewer.
+        Contrasts are derivatives relative to the last output, so there is one fewer of them.
         """
-        with torch.inference_mode(False):  # whose tensors no gradient can pass
+        with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
             statistics, inputs = self._statistics(self.center.clone()), _normal(inputs)
             if directions.any():
                 return tangents_by_reverse_mode(self.network, self.sites, statistics, inputs, directions, contrasts)
@@ -202,25 +210,56 @@ class BatchNormPosterior:
             outputs = self.function(self.center)(inputs)
         return outputs, outputs.new_zeros(len(directions), *outputs.shape)
 
-    def state(self) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """Header and tensors for a file."""
-        module = self.network.module
-        header: dict[str, object] = {
-            "kind": "batchnorm",
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        header = {
             "method": self.method,
             "centered_on": self.centered_on,
             "noise": self.noise,
             "batch_size": self.batch_size,
             "site_batch_sizes": list(self.site_batch_sizes),
-            "output": self.network.output,
-            "sites": [site.name for site in self.sites],
-            "layout": layout(module),
-            "layout_hash": layout_hash(module),
+            **site_header(self.network, self.sites),
         }
         tensors = {"center": self.center, "deviations": self.deviations}
         return header, tensors if self.influence is None else {**tensors, "influence": self.influence}
 
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        network = as_network(model, header["output"])
+        sites = sites_of_header(header, network.module)
+        center, deviations = tensors["center"], tensors["deviations"]
+        if center.shape != (size(sites),) or deviations.shape[1:] != center.shape:
+            raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
+        return cls(
+            network,
+            sites,
+            center,
+            deviations,
+            header["batch_size"],
+            header["method"],
+            header["centered_on"],
+            header["noise"],
+            tensors.get("influence"),
+            tuple(header.get("site_batch_sizes", ())),
+        )
+
+
+def require_noise(posterior: object) -> BatchNormPosterior:
+    """Return a batch-norm posterior whose draws differ, or raise an error that says what it is."""
+    if isinstance(posterior, BatchNormPosterior) and not posterior.is_point:
+        return posterior
+    raise BatchbayesError(
+        expected="a batch-norm posterior with noise",
+        got=f"{posterior}",
+        fix="fit mcbn or stochastic_bn with two mini-batches or more",
+    )
+
+
+def _move(draws: int, scale: Tensor, shift: Tensor, h: Tensor) -> Tensor:
+    """Move the input of a layer, (s * n, C, ...), by the scale and the shift of each draw, (s, C)."""
+    scale, shift = (part.to(h).view(draws, 1, -1, *[1] * (h.ndim - 2)) for part in (scale, shift))
+    return torch.addcmul(shift, h.unflatten(0, (draws, -1)), scale).flatten(0, 1)
+
 
 def _normal(inputs: Tensor) -> Tensor:
-    """Inputs that a gradient can pass, even if they were made in inference mode."""
+    """Return inputs that a gradient can pass through, even if they were made in inference mode."""
     return inputs.clone() if inputs.is_inference() else inputs

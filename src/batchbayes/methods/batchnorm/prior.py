@@ -8,15 +8,15 @@ torch's optimisers, which add $\lambda W$ to the gradient of the mean loss; the 
 $\lambda_p\|W\|^2$, so that $\lambda_p = \lambda/2$ and the variance is $1/(2N\tau\lambda_p)$.
 q: independent over units and statistics. `kl_to_implied_prior` takes the q that a posterior draws from, Normal means
 and log-normal standard deviations; `batch_norm_regulariser` the Gaussian of the central limit theorem (paper).
-The flat prior is improper: it is counted as the density 1, so that its part is the negative entropy of q. Only
-differences between KL divergences mean something.
+The flat prior is improper. It counts as the density 1, so its part of the KL divergence is the negative entropy of q.
+Only differences between KL divergences have a meaning.
 Cost: O(D) for each batch size; the regulariser adds about a third to a training step of a ResNet-20 on one CPU core.
 Reference: Teye, Azizpour, Smith, ICML 2018: section 3 and its appendix.
-Where we differ: the KL of the log-normal is exact, where matching a Gaussian to it by the delta method would drop terms
-of order 1/M. In convolutions examples, not pixels, are independent. What the regulariser does, the paper does not say:
-the loss of a batch-normalised network does not depend on the scale of a unit's weights, so the scale follows the
-regulariser alone and settles at $E[\sigma_B^2] = 2/(N\tau\lambda)$; what is left besides favours heavy-tailed units,
-whose statistics are noisier.
+Where we differ: the KL of the log-normal is exact; a Gaussian matched by the delta method would drop terms of order
+1/M. In convolutions examples, not pixels, are independent. The paper does not say what the regulariser does: the loss
+of a batch-normalised network does not depend on the scale of a unit's weights. So the scale follows the regulariser
+alone, and settles at $E[\sigma_B^2] = 2/(N\tau\lambda)$. The rest of the regulariser favours heavy-tailed units, whose
+statistics are noisier.
 """
 
 import math
@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.omega import is_mean, site_of
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, require_noise
 from batchbayes.methods.batchnorm.sites import all_sites
-from batchbayes.network import as_network, inputs_seen
+from batchbayes.network import as_network, inputs_watched
 
 
 def gaussian_kl(mean: Tensor, var: Tensor, prior_mean: Tensor | float, prior_var: Tensor | float) -> Tensor:
@@ -55,12 +55,12 @@ def log_normal_kl(log_mean: Tensor, log_var: Tensor, prior_var: float) -> Tensor
 
 
 def flat_kl(var: Tensor) -> Tensor:
-    """KL of a Gaussian from the improper density 1, by element: its negative entropy."""
+    """Return the KL divergence of a Gaussian from the improper density 1, by element: its negative entropy."""
     return -0.5 * (2 * math.pi * math.e * var).log()
 
 
 def implied_prior_var(*, num_examples: int, weight_decay: float, precision: float = 1.0) -> float:
-    """Variance of the zero-mean Gaussian that weight decay implies for a batch standard deviation: 1 / (N tau lambda).
+    """Return the variance 1 / (N tau lambda) of the Gaussian that weight decay implies for a batch standard deviation.
 
     Args:
         num_examples: N, the size of the training set.
@@ -91,8 +91,9 @@ def kl_by_site(
     weight_decay: float,
     precision: float = 1.0,
 ) -> Tensor:
-    """KL(q_M || p) in nats for each batch size M and each site, (K, sites); see `kl_to_implied_prior`."""
+    """Return KL(q_M || p) in nats for each batch size M and each site, (K, sites); see `kl_to_implied_prior`."""
     prior_var = implied_prior_var(num_examples=num_examples, weight_decay=weight_decay, precision=precision)
+    require_noise(posterior)
     mean, noisy = is_mean(posterior.sites), posterior.noise_variance() > 0
     index = site_of(posterior.sites)
     totals = torch.zeros(len(batch_sizes), len(posterior.sites), dtype=torch.float64)
@@ -114,10 +115,10 @@ def kl_to_implied_prior(
 ) -> Tensor:
     r"""KL(q_M || p) in nats, (K,) in float64, for each of K batch sizes M.
 
-    q_M is the posterior taken to batch size M, with each statistic independent of the others whatever the posterior's
-    own covariance is: a correlated q of fewer rows than statistics has no density. Statistics that never vary are left
-    out: at every M they are the same constant. The divergence rises about as $\frac{D}{2}\log M$, and the flat prior
-    leaves it without an origin: compare values at different M only.
+    q_M is the posterior at batch size M, with independent statistics. The posterior's own covariance is ignored,
+    because a correlated q with fewer rows than statistics has no density. Statistics that never vary are left out: they
+    add the same constant at every M. The divergence rises about as $\frac{D}{2}\log M$. Its origin is arbitrary,
+    because the prior is flat, so compare only values at different M.
 
     Arguments are those of `implied_prior_var`.
 
@@ -137,8 +138,8 @@ def batch_kl(inputs: Tensor, epsilon: float, prior_var: float) -> Tensor:
 
     q is the central limit theorem's: $\mu_B \sim N(\mu, \mathrm{Var}(a)/M)$ and
     $\sigma_B \sim N(\sigma, \mathrm{Var}(q)/(4\sigma^2 M))$, where an example contributes a, the mean of its values,
-    and q, their mean squared distance from the mean; the batch stands for the population. The layer's epsilon is added
-    to both variances, so that a unit that never fires has a finite divergence.
+    and q, their mean squared distance from the mean. The batch stands for the population. The layer's epsilon is added
+    to both variances, so that a unit that is always zero has a finite divergence.
     """
     values = (inputs if inputs.ndim > 2 else inputs.unsqueeze(2)).flatten(2)  # (M, C, P)
     values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
@@ -158,10 +159,10 @@ def batch_norm_regulariser(
 ) -> Iterator[Callable[[], Tensor]]:
     r"""Train by the exact variational objective: $\Omega(\theta) = KL(q_\theta\|p)/(N\tau)$ in place of weight decay.
 
-    Inside the block call what is returned after each training forward pass, and add it to the mean loss: half the
-    squared error (`precision` is tau, of the noise in the targets) or the cross-entropy (`precision` 1). It replaces
-    the decay of the weights before batch-norm layers; the others keep that of the optimiser. Passes in evaluation mode
-    or without gradients are not looked at.
+    The block gives a function. Call it after each forward pass of the training, and add its value to the mean loss:
+    half the squared error (`precision` is tau, that of the noise in the targets) or the cross-entropy (`precision` 1).
+    It replaces the weight decay of the weights before batch-norm layers. The other weights keep the weight decay of the
+    optimiser. Passes in evaluation mode or without gradients are ignored.
 
     >>> net = nn.Sequential(nn.Linear(2, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     >>> groups = [{"params": net[:3].parameters()}, {"params": net[3].parameters(), "weight_decay": 1e-3}]
@@ -196,5 +197,5 @@ def batch_norm_regulariser(
             )
         return torch.stack(divergences).sum() / (num_examples * precision)
 
-    with inputs_seen({name: site.layer for name, site in sites.items()}, see):
+    with inputs_watched({name: site.layer for name, site in sites.items()}, see):
         yield regulariser

@@ -6,52 +6,61 @@ Cost: fitting keeps R companion batches; a draw runs M examples for each query, 
 Reference: the predictive of Atanov et al., "Uncertainty Estimation via Stochastic Batch Normalization", 2018.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt
-from batchbayes.methods.batchnorm.sites import Site, layout, layout_hash
-from batchbayes.network import Function, Network, statistics_in_place
+from batchbayes.methods.batchnorm.collect import by_batch
+from batchbayes.methods.batchnorm.sites import Site, site_header, sites_of_header
+from batchbayes.network import Function, Network, as_network
+from batchbayes.posterior import Header, Posterior
 
 
 @dataclass(frozen=True, eq=False)
-class QueryInBatchPosterior:
-    """Functions that differ in the training examples which each query is normalised with."""
+class QueryInBatchPosterior(Posterior):
+    """Functions that differ in the training examples that each query is normalised with."""
+
+    kind: ClassVar[str] = "batchnorm-query"
 
     network: Network
     sites: tuple[Site, ...]
     companions: Tensor
     """Training inputs, (R, M - 1, ...)."""
-    method: str = "mcbn-query"
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
 
     @property
     def batch_size(self) -> float:
         """M: the query and its companions."""
         return float(self.companions.shape[1] + 1)
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(mcbn on {self.network}: {len(self.sites)} sites, {len(self.companions)} batches, "
+            f"batch size {self.batch_size:g}, the query inside)"
+        )
+
     def draw(self, seed: int, index: int) -> Function:
-        """The network as each query sees it among the companions of draw `index`; never two queries in one batch."""
+        """Return the network as each query sees it among the companions of draw `index`."""
         companions = self.companions[dealt(seed, index, len(self.companions))]
-        layers = [site.layer for site in self.sites]
 
         def drawn(inputs: Tensor) -> Tensor:
-            others = companions.to(inputs)
-            with statistics_in_place(layers, [(None, None)] * len(layers)):
-                return torch.stack([self.network(torch.cat([query[None], others]))[0] for query in inputs])
+            others, tensors = companions.to(inputs), by_batch(self.sites)
+            batches = (torch.cat([query[None], others]) for query in inputs)
+            return torch.stack([self.network(batch, tensors=tensors)[0] for batch in batches])
 
         return drawn
 
-    def state(self) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """Header and tensors for a file."""
-        header: dict[str, object] = {
-            "kind": "batchnorm-query",
-            "method": self.method,
-            "batch_size": self.batch_size,
-            "output": self.network.output,
-            "sites": [site.name for site in self.sites],
-            "layout": layout(self.network.module),
-            "layout_hash": layout_hash(self.network.module),
-        }
-        return header, {"companions": self.companions}
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        return site_header(self.network, self.sites), {"companions": self.companions}
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        network = as_network(model, header["output"])
+        return cls(network, sites_of_header(header, network.module), tensors["companions"])

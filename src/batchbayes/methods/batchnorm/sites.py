@@ -1,18 +1,20 @@
-"""The batch-norm sites of a network: where its noise enters, in the order in which a forward pass meets them."""
+"""The batch-norm sites of a network: the layers where noise enters, in the order in which a forward pass meets them."""
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.network import Network, evaluation_mode, inputs_seen
+from batchbayes.network import Network, modules_by_name, require_layout
 
 Select = int | str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 """Which sites: the first k, names or patterns ("layer1.*"), a function of (name, layer), or None for all."""
@@ -35,31 +37,41 @@ class Site:
 
     @property
     def tracks(self) -> bool:
-        """Whether it keeps running statistics, so that it can predict without batch statistics of ours."""
+        """Whether the layer has running statistics, so that it can predict without batch statistics of ours."""
         return self.layer.running_mean is not None and self.layer.running_var is not None
 
 
 def all_sites(module: nn.Module) -> tuple[Site, ...]:
-    """Every batch-norm layer, subclasses included, in the order in which the modules were registered."""
-    return tuple(
-        Site(name.replace("_orig_mod.", ""), layer)  # a compiled part keeps the name it had
-        for name, layer in module.named_modules()
-        if isinstance(layer, _BatchNorm)
-    )
+    """Return every batch-norm layer, subclasses included, in the order in which the modules were registered."""
+    return tuple(Site(name, layer) for name, layer in modules_by_name(module, _BatchNorm).items())
 
 
-def layout(module: nn.Module) -> list[list[object]]:
-    """What a file must agree on with a network: name, channels and epsilon of each batch-norm layer."""
+def site_header(network: Network, sites: Sequence[Site]) -> dict[str, object]:
+    """Return what a file notes about the sites, and about the layout of the network that they belong to."""
+    layout = _layout(network.module)
+    return {
+        "output": network.output,
+        "sites": [site.name for site in sites],
+        "layout": layout,
+        "layout_hash": hashlib.sha256(json.dumps(layout).encode()).hexdigest()[:16],
+    }
+
+
+def sites_of_header(header: Mapping[str, Any], module: nn.Module) -> tuple[Site, ...]:
+    """Return the sites that a file names, or raise an error if the network has another layout."""
+    row = "layer {} with {} channels and epsilon {:g}"
+    require_layout(module, header["layout"], _layout(module), "batch-norm", row)
+    by_name = {site.name: site for site in all_sites(module)}
+    return tuple(by_name[name] for name in header["sites"])
+
+
+def _layout(module: nn.Module) -> list[list[object]]:
+    """Return name, channels and epsilon of each batch-norm layer."""
     return [[site.name, site.channels, site.epsilon] for site in all_sites(module)]
 
 
-def layout_hash(module: nn.Module) -> str:
-    """A fingerprint of the layout."""
-    return hashlib.sha256(json.dumps(layout(module)).encode()).hexdigest()[:16]
-
-
 def find_sites(network: Network, example: Tensor, select: Select = None) -> tuple[Site, ...]:
-    """The selected sites that a forward pass of `example` meets, in that order."""
+    """Return the selected sites that a forward pass of `example` meets, in that order."""
     every = {site.name: site for site in all_sites(network.module)}
     if not every:
         raise BatchbayesError(
@@ -86,20 +98,19 @@ def find_sites(network: Network, example: Tensor, select: Select = None) -> tupl
     return tuple(every[name] for name in chosen)
 
 
-def _calls(network: Network, example: Tensor, every: dict[str, Site]) -> Counter[str]:
-    """How often each site runs in a forward pass; the keys stand in the order of the first call."""
+def _calls(network: Network, example: Tensor, every: Mapping[str, Site]) -> Counter[str]:
+    """Count how often each site runs in a forward pass. The keys stand in the order of the first call."""
     calls: Counter[str] = Counter()
-    layers = {name: site.layer for name, site in every.items()}
-    with (
-        torch.no_grad(),
-        evaluation_mode(network.module),
-        inputs_seen(layers, lambda name, _: calls.update([name])),
-    ):
-        network.module(example)
+
+    def count(name: str, _: Tensor) -> None:
+        calls[name] += 1
+
+    with torch.no_grad():
+        network(example, before={name: partial(count, name) for name in every})
     return calls
 
 
-def _selected(names: list[str], every: dict[str, Site], select: Select) -> list[str]:
+def _selected(names: list[str], every: Mapping[str, Site], select: Select) -> list[str]:
     if select is None:
         return names
     if isinstance(select, int):

@@ -165,7 +165,7 @@ def test_targets_are_never_broadcast(targets, likelihood, message):
 def test_other_posteriors_have_no_batch_size():
     network = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 2))
     x = torch.randn(50, 2)
-    with pytest.raises(bb.BatchbayesError, match="a batch-norm posterior; got DropoutPosterior"):
+    with pytest.raises(bb.BatchbayesError, match="a batch-norm posterior with noise; got DropoutPosterior"):
         bb.tune_batch_size(bb.mc_dropout(network), [(x, x)], bb.gaussian(1.0))  # type: ignore[arg-type]
 
 

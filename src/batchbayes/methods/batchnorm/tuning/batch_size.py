@@ -1,9 +1,9 @@
 r"""The batch size as a variational parameter, chosen after training.
 
-MCBN takes its noise from the mini-batches of training, so that a network trained with large batches is left with hardly
-any (Mukhoti et al., "On Batch Normalisation for Approximate Bayesian Inference", 2021, who propose to choose the batch
-size by the ELBO). Deviations scale as $1/\sqrt M$, so we can: the Jacobians of the linear engine are computed once, and
-serve for every M. The objective is the held-out score, or the ELBO
+MCBN takes its noise from the mini-batches of training. A network that was trained with large batches therefore has
+hardly any noise (Mukhoti et al., "On Batch Normalisation for Approximate Bayesian Inference", 2021, who propose to
+choose the batch size by the ELBO). Deviations scale as $1/\sqrt M$, so the Jacobians of the linear engine are computed
+once and serve for every M. The objective is the score on held-out data, or the ELBO
 $N\,E[\log p(y \mid x, \omega)] - \mathrm{KL}(q_M \| p)$ with the prior that weight decay implies.
 """
 
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from batchbayes._common.minimise import maximise
 from batchbayes.batches import Picker
-from batchbayes.engines.linear import measure_linearity, warn_unless_trusted
+from batchbayes.engines.linearity import measure_linearity, warn_unless_trusted
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood
 from batchbayes.methods.batchnorm.omega import site_of
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, require_noise
 from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
 from batchbayes.methods.batchnorm.tuning.family import LinearFamily, linear_family
 from batchbayes.scores import gaussian_crps
@@ -38,25 +38,25 @@ class BatchSizeCurve:
     batch_sizes: Tensor
     values: Tensor
     kl: Tensor
-    """KL divergence per example, which `values` has subtracted; zero for a held-out objective."""
+    """KL divergence per example, already subtracted in `values`; zero for a held-out objective."""
 
 
 @dataclass(frozen=True, eq=False)
 class TunedBatchSize:
-    """A posterior at the batch size that the objective likes best."""
+    """A posterior at the best batch size."""
 
     posterior: BatchNormPosterior
     value: float
     """The objective at the optimum."""
     curve: BatchSizeCurve
     likelihood: Any
-    """The likelihood; a Gaussian one has the noise precision that is best at the optimum."""
+    """The likelihood. A Gaussian one has the noise precision that is best at the optimum."""
     batch_sizes: tuple[float, ...]
-    """The optimum of each site, in order; all the same unless tuned per site."""
+    """The best batch size of each site, in order. All are the same unless tuned per site."""
 
     @property
     def batch_size(self) -> float:
-        """The optimum, continuous; of several their geometric mean."""
+        """The best batch size, a real number. If sites differ, the geometric mean."""
         return self.posterior.batch_size
 
 
@@ -79,22 +79,23 @@ def tune_batch_size(
     """Choose the batch size after training, on labelled data.
 
     Args:
-        posterior: any batch-norm posterior with noise; it is not changed.
+        posterior: any batch-norm posterior with noise. It is not changed.
         batches: pairs (x, y): held-out data for "held-out", training data for "elbo".
-        likelihood: `categorical()`, or `gaussian(precision)`, whose precision is tuned along.
-        objective: "held-out" maximises the score of data that the network has not seen; "elbo" needs no such data.
+        likelihood: `categorical()`, or `gaussian(precision)`, whose precision is tuned as well.
+        objective: "held-out" maximises the score of data that the network has not seen. "elbo" needs no such data.
         score: "log-likelihood" of the mixture over draws, or, for regression, "crps" of the moment-matched Gaussian.
-        per_site: one batch size for each batch-norm layer.
-        penalty: what keeps these together: this times the variance of their logarithms is subtracted.
+        per_site: whether to choose one batch size for each batch-norm layer.
+        penalty: weight of the variance of the logarithms of these batch sizes, which keeps them together.
         num_examples: the size of the training set, for the ELBO, if `batches` are a part of it.
-        weight_decay: that of the training, as in torch's optimisers, for the prior of the ELBO.
-        num_samples: draws in the objective.
-        seed: of the draws.
-        inputs: where the inputs are in a batch, if not first.
-        targets: where the targets are, if not last.
+        weight_decay: the weight decay of the training, as in torch's optimisers, for the prior of the ELBO.
+        num_samples: number of draws in the objective.
+        seed: seed of the draws.
+        inputs: where the inputs are in a batch, if they are not first.
+        targets: where the targets are, if they are not last.
 
-    The noise is scaled as the square root of the batch size says. Far from the batch size of the fit real batches are
-    less Gaussian than that, so with the training data at hand fit `mcbn` with small batches before you tune.
+    The noise is scaled by the square root of the batch size. Far from the batch size of the fit this is less accurate,
+    because statistics of small batches are less Gaussian. If you have the training data, fit `mcbn` with small batches
+    before you tune.
 
     >>> import batchbayes as bb
     >>> network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
@@ -135,28 +136,28 @@ def tune_batch_size(
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """What is maximised, as a function of log batch sizes; per example."""
+    """What is maximised, per example, as a function of log batch sizes."""
 
     family: LinearFamily
     likelihood: TargetLikelihood[Any]
     objective: Objective
     score: Score
     kl: Callable[[float, float], float]
-    """Of (log batch size, noise precision)."""
+    """KL divergence as a function of (log batch size, noise precision)."""
 
     def expected(self, outputs: Tensor, likelihood: Any) -> Tensor:
-        """Mean over examples of the score of draws (S, n, ...), or of their expected log-likelihood; differentiable."""
+        """Return the mean over examples of the score of draws (S, n, ...), or of their expected log-likelihood."""
         targets = self.family.targets
         if self.score == "crps":
             mean, variance = outputs.mean(0), outputs.var(0, correction=0) + 1 / likelihood.precision
             return -gaussian_crps(mean, variance.sqrt(), targets).mean()
         log_prob = likelihood(outputs).log_prob(targets)  # (S, n, ...)
         if self.objective == "elbo":
-            return log_prob.flatten(1).sum(1).mean() / log_prob.shape[1]  # outputs of an example add up
+            return log_prob.flatten(1).sum(1).mean() / log_prob.shape[1]  # the outputs of an example are summed
         return (log_prob.logsumexp(0) - math.log(len(log_prob))).mean()
 
     def best_likelihood(self, outputs: Tensor) -> Any:
-        """The likelihood with its best noise precision, searched in log tau around the best constant one."""
+        """Return the likelihood with its best noise precision, searched in log tau around the best constant one."""
         if not isinstance(self.likelihood, Gaussian):
             return self.likelihood
 
@@ -168,20 +169,20 @@ class Goal:
             return Gaussian(math.exp(maximise(value, middle - 2, middle + 6, steps=16)[0]))
 
     def evaluate(self, log_size: float) -> tuple[float, float]:
-        """The objective with one batch size for all, and the KL divergence in it."""
+        """Return the objective with one batch size for all sites, and the KL divergence in it."""
         outputs = self.family.outputs(torch.full((len(self.family.spread),), log_size))
         likelihood = self.best_likelihood(outputs)
         divergence = self.kl(log_size, likelihood.precision if isinstance(likelihood, Gaussian) else 1.0)
         return float(self.expected(outputs, likelihood)) - divergence, divergence
 
     def curve(self) -> BatchSizeCurve:
-        """The objective over the whole range."""
+        """Return the objective over the whole range of batch sizes."""
         grid = torch.linspace(float(self.family.knots[0]), float(self.family.knots[-1]), GRID)
         values, divergences = zip(*(self.evaluate(float(u)) for u in grid), strict=True)
         return BatchSizeCurve(grid.exp(), torch.tensor(values).double(), torch.tensor(divergences).double())
 
     def optimum(self, curve: BatchSizeCurve) -> tuple[Tensor, float]:
-        """The best point between the neighbours of the best one on the curve."""
+        """Search between the neighbours of the best point of the curve."""
         grid, best = curve.batch_sizes.log(), int(curve.values.argmax())
         low, high = float(grid[max(0, best - 1)]), float(grid[min(GRID - 1, best + 1)])
         refined = maximise(lambda u: self.evaluate(u)[0], low, high, steps=12)
@@ -189,7 +190,7 @@ class Goal:
         return torch.full((len(self.family.spread),), log_size), value
 
     def optimum_per_group(self, start: Tensor, penalty: float, steps: int = 80) -> tuple[Tensor, float]:
-        """Climb from one batch size for all to one for each group."""
+        """Start from one batch size for all groups, and climb to one for each group."""
         likelihood = self.best_likelihood(self.family.outputs(start))
         log_sizes = start.clone().requires_grad_()
         optimiser = torch.optim.Adam([log_sizes], lr=0.1, maximize=True)
@@ -206,13 +207,8 @@ class Goal:
 
 
 def _evened(posterior: BatchNormPosterior) -> BatchNormPosterior:
-    """A posterior with noise, at one batch size for all sites."""
-    if not isinstance(posterior, BatchNormPosterior):
-        raise BatchbayesError(
-            expected="a batch-norm posterior", got=type(posterior).__name__, fix="fit mcbn or stochastic_bn"
-        )
-    if not posterior.deviations.any():
-        raise BatchbayesError(expected="a posterior with noise", got=posterior.method, fix="fit mcbn or stochastic_bn")
+    """Return the posterior at one batch size for all sites. Raise an error if it has no noise."""
+    require_noise(posterior)
     return posterior.at_batch_size(posterior.batch_size) if posterior.site_batch_sizes else posterior
 
 

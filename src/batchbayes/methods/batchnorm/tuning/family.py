@@ -1,4 +1,4 @@
-"""One posterior at every batch size: its outputs on some labelled data, from Jacobians that are computed once."""
+"""One posterior at every batch size: its outputs on labelled data, from Jacobians that are computed once."""
 
 import math
 from collections.abc import Iterable
@@ -9,24 +9,25 @@ import torch
 from torch import Tensor
 
 from batchbayes.batches import Picker, chunks, pick_inputs, require_finite
-from batchbayes.engines.linear import plan_linear, spread_evenly, tangents_along
+from batchbayes.engines.linear import plan_linear, tangents_along
+from batchbayes.engines.linearity import spread_evenly
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 
 LARGEST = 2**27
-"""Numbers that a family may hold (512 MiB in float32): of more examples a part serves."""
+"""A family holds at most this many numbers (512 MiB in float32). If there are more examples, it uses a part."""
 CHUNK = 3 * 2**16
 """Input numbers in one pass."""
 KNOTS = 25
-"""Batch sizes at which the move of the centre is computed; between them it is interpolated."""
+"""Number of batch sizes at which the move of the centre is computed. Between them it is interpolated."""
 
 
 @dataclass(frozen=True, eq=False)
 class LinearFamily:
-    """Outputs of S draws as a function of log batch sizes, one for each of G groups of sites, linear in the noise."""
+    """Outputs of S draws as a function of log batch sizes, one for each of G groups of sites; linear in the noise."""
 
     log_size: float
-    """log M of the posterior that it was made from."""
+    """log M of the posterior that the family was made from."""
     middle: Tensor
     """Outputs at the centre, (n, ...)."""
     spread: Tensor
@@ -34,14 +35,14 @@ class LinearFamily:
     knots: Tensor
     """Evenly spaced log batch sizes, (J,): the range of the family."""
     shifts: Tensor | None
-    """What the move of the centre of each group does at each knot, (G, J, n, ...); None if the centre stays."""
+    """What the move of the centre of each group does at each knot, (G, J, n, ...); None if the centre does not move."""
     inputs: Tensor
     targets: Tensor
     num_examples: int
-    """How many labelled examples there were; of more than memory likes, the above are a part, evenly spread."""
+    """How many labelled examples there were. If they were too many, inputs and targets are an even selection."""
 
     def outputs(self, log_sizes: Tensor) -> Tensor:
-        """Outputs of all draws, (S, n, ...), at these log batch sizes (G,). Differentiable in them."""
+        """Return outputs of all draws, (S, n, ...), at these log batch sizes (G,). Gradients pass to the sizes."""
         moved = self.middle
         if self.shifts is not None:
             position = (log_sizes - self.knots[0]) / (self.knots[1] - self.knots[0])
@@ -52,10 +53,10 @@ class LinearFamily:
 
 
 def cubic_weights(position: Tensor, count: int) -> Tensor:
-    """How values at 0, 1, ..., count - 1 are weighed to give those at positions (G,) between them, (G, count).
+    """Return weights (G, count) that interpolate values at 0, 1, ..., count - 1 to positions (G,) between them.
 
-    Cubic convolution: smooth, so that an optimum is not drawn to a knot; exact for parabolas. Beyond the ends the
-    values are thought to go on as the parabola through the last three.
+    This is cubic convolution. It is smooth, so that an optimum is not pulled to a knot, and exact for parabolas. Beyond
+    the ends the values continue as the parabola through the last three.
 
     >>> values = torch.arange(5.0) ** 2
     >>> cubic_weights(torch.tensor([0.5, 2.2]), 5) @ values
@@ -82,16 +83,16 @@ def linear_family(
     inputs: Picker = None,
     targets: Picker = None,
 ) -> LinearFamily:
-    """Compute the Jacobians on labelled batches (x, y); `groups` (D,) numbers the group of each statistic."""
+    """Compute the Jacobians on labelled batches (x, y). `groups` (D,) is the number of each statistic's group."""
     x, y = _labelled(batches, inputs, targets)
-    device, count = posterior.network.device(), int(groups.max()) + 1
+    device, count = posterior.device, int(groups.max()) + 1
     with torch.no_grad():
         outputs = posterior.function(posterior.center)(x[:1].to(device))
     plan = plan_linear(posterior, outputs.numel(), num_samples, seed)
     if count > 1 and plan.mode == "forward":
         raise BatchbayesError(
             expected="few enough outputs for one batch size a site",
-            got=f"{outputs.numel()} outputs an example",
+            got=f"{outputs.numel()} outputs for each example",
             fix="tune one batch size for the whole network",
         )
     masks = (groups == torch.arange(count)[:, None]).to(plan.directions)  # (G, D)
@@ -120,7 +121,7 @@ def linear_family(
 
 
 def _labelled(batches: Iterable[Any], inputs: Picker, targets: Picker) -> tuple[Tensor, Tensor]:
-    """All inputs and all targets of pairs (x, y)."""
+    """Return all inputs and all targets of pairs (x, y)."""
     x, y = [], []
     for batch in batches:
         if targets is None and (not isinstance(batch, list | tuple) or len(batch) < 2):

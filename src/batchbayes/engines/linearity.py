@@ -1,0 +1,134 @@
+"""Is the linear engine to be trusted? A comparison with a few exact draws."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from batchbayes.engines.linear import linear_draws, plan_linear, require_linearisable
+from batchbayes.engines.linear_draws import LinearDraws, LinearPieces
+from batchbayes.errors import BatchbayesError, warn
+from batchbayes.metrics.ranking import rank_correlation
+from batchbayes.posterior import Linearisable, Posterior
+
+MOST_UNEXPLAINED, SCALES = 0.15, (0.7, 1.4)
+"""The linear engine is trusted if it misses less than this share of the deviations, with a scale in this range."""
+TOGETHER = 2**18
+"""Several exact draws are made in one pass, of at most this many input numbers."""
+
+
+@dataclass(frozen=True)
+class Linearity:
+    """How well the linear engine repeats exact draws, on a sample of inputs."""
+
+    rank_correlation: float
+    """Rank correlation over examples of the exact and the linear variance."""
+    scale_ratio: float
+    """Mean linear variance over mean exact variance."""
+    unexplained: float
+    """Share of the exact deviations, draw by draw, that the linear ones miss."""
+    left_out: float = 0.0
+    """The part of `unexplained` that is expected because forward mode leaves directions out."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the linear answer can stand for the exact one."""
+        low, high = SCALES
+        return self.unexplained - self.left_out < MOST_UNEXPLAINED and low < self.scale_ratio < high
+
+    def __str__(self) -> str:
+        return (
+            f"rank correlation of the variance {self.rank_correlation:.3f}, scale ratio {self.scale_ratio:.2f}, "
+            f"unexplained {self.unexplained:.0%}"
+            + (f", about {self.left_out:.0%} by directions left out" if self.left_out else "")
+        )
+
+
+def check_linearity(
+    posterior: Posterior, inputs: Tensor, *, num_draws: int = 16, max_examples: int = 64, seed: int = 0
+) -> Linearity:
+    """Compare a few exact draws with linear ones on a sample of inputs (N, ...). Warn if they differ too much.
+
+    >>> import batchbayes as bb
+    >>> network = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2)).double()
+    >>> posterior = bb.mcbn(network, torch.randn(4000, 3).double(), batch_size=400)
+    >>> bb.check_linearity(posterior, torch.randn(50, 3).double()).trusted
+    True
+    """
+    if not isinstance(inputs, Tensor) or not len(inputs) or num_draws < 2 or max_examples < 1:
+        raise BatchbayesError(
+            expected="a tensor of inputs (N, ...), at least two draws and at least one example",
+            got=f"{type(inputs).__name__}, num_draws={num_draws}, max_examples={max_examples}",
+            fix="pass some inputs, as in check_linearity(posterior, images[:100])",
+        )
+    found = measure_linearity(require_linearisable(posterior), inputs, num_draws, max_examples, seed)
+    warn_unless_trusted(found)
+    return found
+
+
+@torch.no_grad()
+def measure_linearity(
+    posterior: Linearisable, inputs: Tensor, num_draws: int, max_examples: int, seed: int
+) -> Linearity:
+    """Make the comparison on examples that are spread evenly over the inputs."""
+    sample = inputs[spread_evenly(len(inputs), max_examples)].to(posterior.device)
+    pieces = sample.split(max(1, TOGETHER // max(1, sample[0].numel())))
+    exact = [exact_draws(posterior, piece, num_draws, seed) for piece in pieces]
+    plan = plan_linear(posterior, exact[0][0, 0].numel(), num_draws, seed)
+    linear = LinearPieces(tuple(linear_draws(posterior, piece, plan) for piece in pieces))
+    return compare_with_exact(linear, torch.cat(exact, dim=1), left_out=plan.left_out)
+
+
+def spread_evenly(length: int, count: int) -> Tensor:
+    """Choose at most `count` of `length` examples, evenly spread.
+
+    >>> spread_evenly(10, 4)
+    tensor([0, 3, 6, 9])
+    """
+    return torch.linspace(0, length - 1, min(length, count), dtype=torch.float64).round().long()
+
+
+def exact_draws(posterior: Linearisable, inputs: Tensor, num_draws: int, seed: int) -> Tensor:
+    """Make the first draws exactly, (S, n, ...), on the CPU. If inputs are few, one pass makes several draws.
+
+    A layer that does more with its input than to normalise it makes the first draw come out different. Then all draws
+    are made one by one.
+    """
+    size = max(1, TOGETHER // max(1, inputs.numel()))
+    parts = [range(num_draws)[start : start + size] for start in range(0, num_draws, size)]
+    first = posterior.draw(seed, 0)(inputs).cpu()
+    together = torch.cat([posterior.draw_together(seed, part)(inputs).cpu() for part in parts])
+    if (together[0] - first).abs().max() <= _rounding(first):
+        return together
+    return torch.stack([first, *(posterior.draw(seed, s)(inputs).cpu() for s in range(1, num_draws))])
+
+
+def _rounding(outputs: Tensor) -> Tensor:
+    """Return how far outputs of one function may differ when it is computed in two ways."""
+    return 1000 * torch.finfo(outputs.dtype).eps * outputs.abs().max()
+
+
+def compare_with_exact(
+    draws: LinearDraws | LinearPieces, exact: Tensor, *, contrasts: bool = False, left_out: float = 0.0
+) -> Linearity:
+    """Compare linear draws with the same draws made exactly, (S, n, ...). Contrasts ignore the mean of the logits."""
+    middle, drawn = draws.middle, draws.outputs()
+    middle, drawn, exact = (part.reshape(-1, exact.shape[1], exact[0, 0].numel()) for part in (middle, drawn, exact))
+    if contrasts:
+        middle, drawn, exact = (logits - logits.mean(-1, keepdim=True) for logits in (middle, drawn, exact))
+    if torch.equal(drawn, middle.expand_as(drawn)) and (exact - exact[0]).abs().max() <= _rounding(exact):  # no noise
+        return Linearity(1.0, 1.0, 0.0)
+    spread, linear_spread = exact.var(0).mean(-1), drawn.var(0).mean(-1)  # (n,)
+    ranked = min(len(spread.unique()), len(linear_spread.unique())) > 2
+    correlation = rank_correlation(spread, linear_spread) if ranked else float("nan")
+    missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
+    return Linearity(correlation, float(linear_spread.mean() / spread.mean()), float(missed), left_out)
+
+
+def warn_unless_trusted(
+    found: Linearity,
+    advice: str = 'do not trust the linear engine here. Use engine="sample", or engine="auto", which chooses',
+) -> None:
+    """Warn if the linear answer differs too much from exact draws."""
+    if not found.trusted:
+        warn(f"the network is not linear enough in its batch statistics over their spread ({found}): {advice}.")

@@ -1,0 +1,353 @@
+"""Shadows: copies of a network that share its tensors, one for each thread that uses it.
+
+A shadow copies the module tree. It shares every parameter and buffer with the user's network, so it costs no memory for
+weights, and it follows later changes of the weights. It owns everything else: modes, hooks, attributes, and the tensors
+that a pass puts in the place of the network's own. So the user's network stays as it is, whatever happens in a pass,
+and threads do not disturb each other.
+
+Some networks cannot be copied: scripted modules, and networks in which a function or an object refers to a module in a
+way that copying cannot follow (a closure, a weak reference, an object that refuses to be copied). Then passes run
+inside the user's own modules, one thread at a time, and put everything back. `why_in_place` tells the reason.
+"""
+
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Self, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+_TENSORS = ("_parameters", "_buffers")
+"""Where a module keeps its tensors."""
+_TORCH = frozenset(vars(nn.Module()))
+"""What torch itself keeps in a module: its tensors, its children, its mode and its hooks."""
+_HOOKS = _TORCH - {"training", "_modules", *_TENSORS}
+_FORWARD_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+_SHARED = (Tensor, np.ndarray)
+_MOST_OBJECTS = 50_000
+"""A network with attributes that lead to more objects than this is not searched, and not copied."""
+_LOCAL = threading.local()
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def workplace(module: nn.Module) -> "Iterator[Workplace]":
+    """Give the calling thread a place to run the network: its own shadow, or the network itself under a lock."""
+    shadow = _shadow_of(module)
+    if isinstance(shadow, Workplace):
+        with shadow:
+            yield shadow
+    else:
+        with _LOCK, _evaluating_scripted(module), Workplace({id(m): m for m in module.modules()}, module) as place:
+            yield place
+
+
+@contextmanager
+def _evaluating_scripted(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode in scripted modules, whose attributes are out of our reach."""
+    training = [m for m in module.modules() if isinstance(m, torch.jit.ScriptModule) and m.training]
+    try:
+        for m in training:
+            m.eval()
+        yield
+    finally:
+        for m in training:
+            m.train()
+
+
+def why_in_place(module: nn.Module) -> str | None:
+    """Return why a network cannot be copied; None if it can."""
+    shadow = _shadow_of(module)
+    return None if isinstance(shadow, Workplace) else shadow
+
+
+def _shadow_of(module: nn.Module) -> "Workplace | str":
+    """Return the calling thread's shadow of a network, made when first asked for, or why there can be none."""
+    table = _LOCAL.__dict__.setdefault("shadows", weakref.WeakKeyDictionary())
+    shadow = table.get(module)
+    if shadow is None or (isinstance(shadow, Workplace) and shadow.is_outdated()):
+        shadow = table[module] = _make_shadow(module)
+    return shadow
+
+
+def _make_shadow(module: nn.Module) -> "Workplace | str":
+    if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
+        return "it holds scripted modules"
+    try:
+        theirs = list(_reachable([module]))
+        copies = _copies(module, shared=[value for value in theirs if isinstance(value, _SHARED)])
+    except Exception as error:
+        return f"copying it failed ({type(error).__name__}: {error})"
+    originals = {id(value) for value in theirs if isinstance(value, nn.Module) and not is_wrapper(value)}
+    for value in _reachable(copies.values()):
+        if id(value) in originals:
+            return f"copying cannot follow how a function or an object in it refers to a {type(value).__name__}"
+    return Workplace(copies, module)
+
+
+class Workplace:
+    """Modules to run passes on. What a pass changes in them is put back at its end.
+
+    `copies` maps the identity of each of the user's modules to the module to work on: a copy, or the module itself.
+    """
+
+    def __init__(self, copies: Mapping[int, nn.Module], module: nn.Module) -> None:
+        self.module = copies[id(module)]
+        own = [m for m in module.modules() if not is_wrapper(m) and not isinstance(m, torch.jit.ScriptModule)]
+        self._parts = [_Part(m, copies[id(m)]) for m in own]
+        self._by_name: dict[str, nn.Module] = {}
+        self._hooked: list[tuple[dict[str, Any], str, Any]] = []
+        """Lists of hooks that the present pass has replaced: attributes of a module, the name, the list before."""
+        self._first, self._in_use = True, False
+
+    def is_outdated(self) -> bool:
+        """Whether the user has put other modules into the network since the copy was made."""
+        return any(part.is_outdated() for part in self._parts)
+
+    def __enter__(self) -> Self:
+        if self._in_use:  # an interrupt came while the last pass put things back
+            self._put_back()
+        self._in_use = True
+        for part in self._parts:
+            part.begin(first=self._first)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._first:
+            for part in self._parts:
+                part.find_changing_buffers()
+            self._first = False
+        self._put_back()
+
+    def _put_back(self) -> None:
+        for attributes, kind, hooks in self._hooked:
+            attributes[kind] = hooks
+        self._hooked.clear()
+        for part in self._parts:
+            part.put_back()
+        self._in_use = False
+
+    def prepare(
+        self,
+        tensors: Mapping[str, Tensor | None],
+        before: Mapping[str, Callable[[Tensor], Tensor | None]],
+        instead: Mapping[str, Callable[[Tensor], Tensor]],
+        dropout: bool,
+    ) -> None:
+        """Make the changes of one pass; the arguments are those of `Network.__call__`."""
+        for name, tensor in tensors.items():
+            path, _, key = name.rpartition(".")
+            attributes = vars(self._find(path))
+            kind = attributes["_parameters" if key in attributes["_parameters"] else "_buffers"]
+            kind[key] = tensor
+        for name, see in before.items():
+            self._with_own_hooks(name).register_forward_pre_hook(partial(_before, see), with_kwargs=True)
+        for name, replace in instead.items():
+            hook = partial(_instead, replace)
+            self._with_own_hooks(name).register_forward_hook(hook, prepend=True, with_kwargs=True)
+        for part in self._parts:
+            part.adapt(dropout)
+
+    def _find(self, name: str) -> nn.Module:
+        """Return the module of a name, as `plain_name` writes it."""
+        if name not in self._by_name:
+            found = self.module
+            for part in name.split(".") if name else ():
+                found = found._modules[part]
+                found = getattr(found, "_orig_mod", found)
+            self._by_name[name] = cast(nn.Module, found)
+        return self._by_name[name]
+
+    def _with_own_hooks(self, name: str) -> nn.Module:
+        """Let hooks that are added to a module stay out of the lists that it shares with the user's module."""
+        module = self._find(name)
+        attributes = vars(module)
+        for kind in _FORWARD_HOOKS:
+            self._hooked.append((attributes, kind, attributes[kind]))
+            attributes[kind] = attributes[kind].copy()
+        return module
+
+
+class _Part:
+    """One of the user's modules, and the module that passes run on in its place."""
+
+    __slots__ = (
+        "_buffers",
+        "_changing",
+        "_children",
+        "_contents",
+        "_module",
+        "_modules",
+        "_names",
+        "_parameters",
+        "_plain",
+    )
+
+    def __init__(self, theirs: nn.Module, ours: nn.Module) -> None:
+        self._module, self._names = ours, len(vars(ours))
+        self._parameters, self._buffers = theirs._parameters, theirs._buffers
+        self._modules, self._children = theirs._modules, tuple(theirs._modules.values())
+        self._plain = {name: value for name, value in vars(ours).items() if name not in _TORCH or name == "training"}
+        """Our attributes between passes, but for those that torch itself keeps."""
+        containers = [value for value in self._plain.values() if type(value) in (dict, list, set)]
+        self._contents = tuple((value, value.copy()) for value in containers)
+        """Containers among them, with what they hold between passes: some layers keep results of a pass there."""
+        self._changing: Sequence[str] | dict[str, Tensor] = ()
+        """Buffers that the module changes while it runs, so that a pass works on copies of them."""
+        self.put_back()
+
+    def is_outdated(self) -> bool:
+        return tuple(self._modules.values()) != self._children
+
+    def begin(self, *, first: bool) -> None:
+        """Take over the user's present tensors, and set evaluation mode."""
+        ours = vars(self._module)
+        ours["training"] = False
+        ours["_parameters"], ours["_buffers"] = self._parameters.copy(), self._buffers.copy()
+        for name in self._buffers if first else self._changing:
+            if (buffer := self._buffers[name]) is not None:
+                ours["_buffers"][name] = buffer.clone()
+        if first:
+            self._changing = ours["_buffers"].copy()
+
+    def adapt(self, dropout: bool) -> None:
+        """Make the changes that depend on the kind of module."""
+        if dropout and isinstance(self._module, _DropoutNd):
+            vars(self._module)["training"] = True
+        elif isinstance(self._module, nn.RNNBase):
+            weights = [getattr(self._module, name) for name in self._module._flat_weights_names]
+            vars(self._module)["_flat_weights"] = weights
+
+    def find_changing_buffers(self) -> None:
+        """Look which buffers the first pass changed. It ran on copies of all of them."""
+        pairs = ((name, self._buffers.get(name), copied) for name, copied in dict(self._changing).items())
+        self._changing = tuple(n for n, own, copied in pairs if own is not None and not torch.equal(own, copied))
+
+    def put_back(self) -> None:
+        """Undo what a pass has changed."""
+        ours = vars(self._module)
+        ours.update(self._plain, _parameters=self._parameters, _buffers=self._buffers)
+        if len(ours) > self._names:
+            for name in ours.keys() - self._plain.keys() - _TORCH:
+                del ours[name]
+        for container, content in self._contents:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(content)
+
+
+def _before(
+    see: Callable[[Tensor], Tensor | None], _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    other = see(input_of(args, named))
+    if other is None:
+        return None
+    return ((other, *args[1:]), named) if args else (args, {**named, "input": other})
+
+
+def _instead(
+    replace: Callable[[Tensor], Tensor], _: nn.Module, args: tuple[Any, ...], named: dict[str, Any], __: object
+) -> Tensor:
+    return replace(input_of(args, named))
+
+
+def input_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
+    """Return the input of a module, which it may get by position or by name."""
+    return args[0] if args else named["input"]
+
+
+def _copies(module: nn.Module, shared: Iterable[object]) -> dict[int, nn.Module]:
+    """Copy all modules of a network, but not what is shared; the keys are the identities of the originals."""
+    memo: dict[int, Any] = {id(value): value for value in shared}
+    plain = [m for m in module.modules() if not is_wrapper(m) and _copies_plainly(type(m))]
+    for m in plain:
+        memo[id(m)] = type(m).__new__(type(m))
+    for m in module.modules():
+        if is_wrapper(m):  # a compiled part: the copy runs the module that was compiled
+            memo[id(m)] = copy.deepcopy(m._modules["_orig_mod"], memo)
+    for m in plain:
+        for name, value in vars(m).items():
+            object.__setattr__(memo[id(m)], name, _copied(name, value, memo))  # one by one: takes less memory
+    copies = {id(m): copy.deepcopy(m, memo) for m in module.modules()}
+    for m in copies.values():
+        m.training = False
+        vars(m).pop("_compiled_call_impl", None)
+    return copies
+
+
+def _copies_plainly(kind: type[nn.Module]) -> bool:
+    """Whether a class copies its instances as torch's own modules do. Others are copied by their own methods."""
+    return (
+        kind.__getstate__ is nn.Module.__getstate__
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and not hasattr(kind, "__deepcopy__")
+    )
+
+
+def _copied(name: str, value: Any, memo: dict[int, Any]) -> Any:
+    if name in _TENSORS:
+        return dict(value)
+    if name in _HOOKS and not any(isinstance(hook, MethodType) for hook in _values(value)):
+        return value  # shared, so that hooks which the user adds later run too
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, a file or the like
+        return value
+
+
+def _values(registry: Any) -> Iterable[Any]:
+    return registry.values() if isinstance(registry, dict) else ()
+
+
+def _reachable(start: Iterable[object]) -> Iterator[object]:
+    """Walk through all objects that attributes, containers and closures lead to, tensors included, each once."""
+    waiting, seen = list(start), set()
+    while waiting:
+        value = waiting.pop()
+        if not gc.is_tracked(value) or isinstance(value, type | ModuleType) or id(value) in seen:
+            continue  # what the garbage collector does not track leads nowhere
+        if len(seen) > _MOST_OBJECTS:
+            raise ValueError("its attributes lead to too many objects")
+        seen.add(id(value))
+        yield value
+        if isinstance(value, FunctionType):  # not its globals, which lead to everything
+            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            waiting += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        elif isinstance(value, weakref.ref):
+            waiting.append(value())
+        elif not isinstance(value, _SHARED):
+            waiting += gc.get_referents(value)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a module without the parts that torch.compile adds.
+
+    >>> plain_name("encoder._orig_mod.norm")
+    'encoder.norm'
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether torch.compile made this module around one of the user's."""
+    return isinstance(getattr(module, "_orig_mod", None), nn.Module)
