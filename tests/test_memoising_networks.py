@@ -73,3 +73,20 @@ def test_a_second_fit_sees_weights_that_training_has_moved() -> None:
     fresh = bb.mcbn(fresh_model, inputs, batch_size=8, num_samples=4)
     assert torch.equal(moved.center, fresh.center)
     assert torch.equal(moved.deviations, fresh.deviations)
+
+
+def test_notes_of_the_user_s_that_training_has_dropped_are_not_used() -> None:
+    """The shadow is made while the layer holds notes; then the weights move, and `train()` drops the notes."""
+    model, inputs = network().eval(), torch.randn(40, 2)
+    scale = model[1]
+    assert isinstance(scale, MemoisingScale)
+    function = bb.deterministic(model).draw(0, 0)
+    with torch.no_grad():
+        model(inputs)
+        assert torch.equal(function(inputs), model(inputs))
+        model.train()
+        scale.weight.add_(1.0)
+        model.eval()
+        expected = function(inputs)
+        assert torch.equal(expected, model(inputs))
+        assert torch.equal(function(inputs), model(inputs))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.shadow import input_of, is_wrapper, plain_name, why_in_place, workplace
@@ -83,6 +84,13 @@ def as_network(model: nn.Module, output: str | int | None = None) -> Network:
             model = original
         else:
             break
+    lazy = [type(m).__name__ for m in model.modules() if any(map(is_lazy, m.parameters(recurse=False)))]
+    if lazy:
+        raise BatchbayesError(
+            expected="a network whose parameters all have a shape",
+            got=f"lazy modules that have never run: {', '.join(lazy[:6])}",
+            fix="run one forward pass, and load the weights, before you pass the network",
+        )
     if why := why_in_place(model):
         warn(
             f"{type(model).__name__} cannot be copied: {why}. Passes therefore run inside the network itself, one "

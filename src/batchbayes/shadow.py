@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-_TENSORS = ("_parameters", "_buffers")
+_TENSORS = frozenset({"_parameters", "_buffers"})
 """Where a module keeps its tensors."""
 _TORCH = frozenset(vars(nn.Module()))
 """What torch itself keeps in a module: its tensors, its children, its mode and its hooks."""
@@ -38,6 +38,8 @@ _FORWARD_HOOKS = (
     "_forward_pre_hooks_with_kwargs",
 )
 _SHARED = (Tensor, np.ndarray)
+_CONTAINERS = (dict, list, set)
+_MISSING = object()
 _MOST_OBJECTS = 50_000
 """A network with attributes that lead to more objects than this is not searched, and not copied."""
 _LOCAL = threading.local()
@@ -185,44 +187,37 @@ class Workplace:
 class _Part:
     """One of the user's modules, and the module that passes run on in its place."""
 
-    __slots__ = (
-        "_buffers",
-        "_changing",
-        "_children",
-        "_contents",
-        "_module",
-        "_modules",
-        "_names",
-        "_parameters",
-        "_plain",
-    )
+    __slots__ = ("_changing", "_children", "_contents", "_module", "_own", "_theirs")
 
     def __init__(self, theirs: nn.Module, ours: nn.Module) -> None:
-        self._module, self._names = ours, len(vars(ours))
-        self._parameters, self._buffers = theirs._parameters, theirs._buffers
-        self._modules, self._children = theirs._modules, tuple(theirs._modules.values())
-        self._plain = {name: value for name, value in vars(ours).items() if name not in _TORCH or name == "training"}
-        """Our attributes between passes, but for those that torch itself keeps."""
-        containers = [value for value in self._plain.values() if type(value) in (dict, list, set)]
-        self._contents = tuple((value, value.copy()) for value in containers)
-        """Containers among them, with what they hold between passes: some layers keep results of a pass there."""
+        self._module = ours
+        self._theirs = vars(theirs) if theirs is not ours else vars(theirs).copy()
+        self._children = tuple(theirs._modules.values())
+        shared = self._theirs.keys() & (_TENSORS | {"training"})
+        self._own = {n: v for n, v in vars(ours).items() if v is not self._theirs.get(n, _MISSING) and n not in shared}
+        """Attributes that are ours: copies of the user's. We share all others."""
+        containers = [name for name in vars(ours).keys() - _TORCH if type(vars(ours)[name]) in _CONTAINERS]
+        self._contents = tuple(_Container(self._theirs[name], vars(ours)[name], name) for name in containers)
+        """Containers in attributes: some layers keep results of a pass there."""
         self._changing: Sequence[str] | dict[str, Tensor] = ()
         """Buffers that the module changes while it runs, so that a pass works on copies of them."""
-        self.put_back()
 
     def is_outdated(self) -> bool:
-        return tuple(self._modules.values()) != self._children
+        """Whether the user has put in other modules or filled containers since."""
+        if tuple(self._theirs["_modules"].values()) != self._children:
+            return True
+        return any(container.is_outdated(self._theirs) for container in self._contents)
 
     def begin(self, *, first: bool) -> None:
-        """Take over the user's present tensors, and set evaluation mode."""
-        ours = vars(self._module)
-        ours["training"] = False
-        ours["_parameters"], ours["_buffers"] = self._parameters.copy(), self._buffers.copy()
-        for name in self._buffers if first else self._changing:
-            if (buffer := self._buffers[name]) is not None:
-                ours["_buffers"][name] = buffer.clone()
+        """Take over the user's present tensors and attributes, and set evaluation mode."""
+        self.put_back()
+        ours, buffers = vars(self._module), self._theirs["_buffers"].copy()
+        for name in self._theirs["_buffers"] if first else self._changing:
+            if buffers[name] is not None:
+                buffers[name] = buffers[name].clone()
         if first:
-            self._changing = ours["_buffers"].copy()
+            self._changing = buffers.copy()
+        ours["training"], ours["_parameters"], ours["_buffers"] = False, self._theirs["_parameters"].copy(), buffers
 
     def adapt(self, dropout: bool) -> None:
         """Make the changes that depend on the kind of module."""
@@ -234,19 +229,58 @@ class _Part:
 
     def find_changing_buffers(self) -> None:
         """Look which buffers the first pass changed. It ran on copies of all of them."""
-        pairs = ((name, self._buffers.get(name), copied) for name, copied in dict(self._changing).items())
+        theirs = self._theirs["_buffers"]
+        pairs = ((name, theirs.get(name), copied) for name, copied in dict(self._changing).items())
         self._changing = tuple(n for n, own, copied in pairs if own is not None and not torch.equal(own, copied))
 
     def put_back(self) -> None:
         """Undo what a pass has changed."""
         ours = vars(self._module)
-        ours.update(self._plain, _parameters=self._parameters, _buffers=self._buffers)
-        if len(ours) > self._names:
-            for name in ours.keys() - self._plain.keys() - _TORCH:
+        ours.update(self._theirs)
+        ours.update(self._own)
+        if len(ours) > len(self._theirs):
+            for name in ours.keys() - self._theirs.keys() - self._own.keys():
                 del ours[name]
-        for container, content in self._contents:
-            container.clear()
-            (container.extend if isinstance(container, list) else container.update)(content)
+        for container in self._contents:
+            container.put_back()
+
+
+class _Container:
+    """A dict, list or set in an attribute: the user's, ours, and what each of them holds between passes."""
+
+    __slots__ = ("_name", "_ours", "_ours_before", "_theirs", "_theirs_before")
+
+    def __init__(self, theirs: Any, ours: Any, name: str) -> None:
+        self._theirs, self._ours, self._name = theirs, ours, name
+        self._theirs_before, self._ours_before = _content(theirs), _content(ours)
+        if _same(self._theirs_before, self._ours_before):
+            self._ours_before = self._theirs_before  # takes less memory
+
+    def is_outdated(self, attributes: Mapping[str, Any]) -> bool:
+        """Whether the user's module has another container, or the container holds something else."""
+        now = attributes.get(self._name, _MISSING)
+        return now is not self._theirs or not _same(_content(now), self._theirs_before)
+
+    def put_back(self) -> None:
+        content = self._ours_before
+        if _same(_content(self._ours), content):
+            return
+        self._ours.clear()
+        if isinstance(self._ours, dict):
+            self._ours.update(zip(content[::2], content[1::2], strict=True))
+        else:
+            (self._ours.extend if isinstance(self._ours, list) else self._ours.update)(content)
+
+
+def _content(value: Any) -> tuple[Any, ...]:
+    """Return what a container holds; nothing for other objects."""
+    if type(value) is dict:
+        return tuple(part for item in value.items() for part in item)
+    return tuple(value) if type(value) in _CONTAINERS else ()
+
+
+def _same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
 
 
 def _before(

@@ -1,0 +1,276 @@
+"""Shadows: what is shared, what is not, what follows later changes, and what cannot be copied."""
+
+import gc
+import threading
+import tracemalloc
+import weakref
+
+import pytest
+import torch
+from helpers.references import left_alone
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import batchbayes as bb
+from batchbayes.models.cifar_resnet import CifarResNet
+from batchbayes.network import Network, as_network
+from batchbayes.shadow import why_in_place, workplace
+
+
+def small(**options: bool) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, **options), nn.ReLU(), nn.Linear(4, 2))
+
+
+class Wrapped(nn.Module):
+    """A batch norm that is reached in a way of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.reach(x))
+
+    def reach(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class ByBoundMethod(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reach = super().reach
+
+
+class ByList(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = [self.norm]
+
+    def reach(self, x: Tensor) -> Tensor:
+        return self.order[0](x)
+
+
+class ByClosure(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reach = lambda x: self.norm(x)
+
+
+class ByWeakReference(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reference = weakref.ref(self.norm)
+
+    def reach(self, x: Tensor) -> Tensor:
+        return self.reference()(x)
+
+
+class WithLock(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def reach(self, x: Tensor) -> Tensor:
+        with self.lock:
+            return super().reach(x)
+
+
+class Counting(Wrapped):
+    """Changes buffers and attributes in evaluation mode, and switches a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("latest", torch.zeros(3))
+        self.drop, self.seen = nn.Dropout(0.5), {}
+
+    def reach(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.latest = x.mean(0)
+        self.seen[len(self.seen)] = x
+        self.number = 1
+        self.drop.train()
+        return super().reach(x)
+
+
+KINDS = {
+    "plain": small,
+    "bound method": ByBoundMethod,
+    "list of modules": ByList,
+    "lock": WithLock,
+    "counting": Counting,
+    "parametrised": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4)), nn.BatchNorm1d(4)),
+    "traced by fx": lambda: torch.fx.symbolic_trace(small()),
+    "compiled part": lambda: nn.Sequential(torch.compile(small(), backend="eager"), nn.ReLU()),
+    "tied modules": lambda: (lambda layer: nn.Sequential(layer, nn.BatchNorm1d(3), layer))(nn.Linear(3, 3)),
+    "recurrent": lambda: Recurrent(),
+}
+IN_PLACE = {
+    "closure": ByClosure,
+    "weak reference": ByWeakReference,
+    "scripted": lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 3)), nn.BatchNorm1d(3)),
+}
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.norm = nn.LSTM(1, 4, batch_first=True), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.cells(x[..., None])[0][:, -1])
+
+
+def trained(build) -> nn.Module:
+    network = build()
+    with torch.no_grad():
+        for _ in range(20):
+            network.train()(torch.randn(16, 3) + 0.5)
+    return network
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", KINDS | IN_PLACE)
+@pytest.mark.filterwarnings("ignore:.*cannot be copied", "ignore:.*torch.jit.script")
+def test_a_pass_gives_the_network_s_answer_and_leaves_it_alone(kind, training):
+    network, x = trained((KINDS | IN_PLACE)[kind]).train(training), torch.randn(5, 3)
+    assert (why_in_place(network) is None) == (kind in KINDS)
+    with left_alone(network), torch.no_grad():
+        found = as_network(network)(x)
+        again = as_network(network)(x)
+    with torch.no_grad():
+        assert torch.equal(found, network.eval()(x))
+    assert torch.equal(found, again)
+
+
+@pytest.mark.parametrize("kind", KINDS | IN_PLACE)
+@pytest.mark.filterwarnings("ignore:.*cannot be copied", "ignore:.*torch.jit.script")
+def test_noise_reaches_the_layer_however_it_is_called(kind):
+    network, x = trained((KINDS | IN_PLACE)[kind]), torch.randn(64, 3)
+    posterior = bb.mcbn(network, [x + 0.1 * torch.randn(64, 3) for _ in range(4)])
+    with torch.no_grad():
+        assert not torch.equal(posterior.draw(0, 0)(x), posterior.draw(0, 1)(x))
+
+
+def test_a_network_that_cannot_be_copied_says_so():
+    with pytest.warns(bb.BatchbayesWarning, match=r"ByClosure cannot be copied: .*refers to a.*other threads"):
+        posterior = bb.deterministic(trained(ByClosure))
+    assert "(in place)" in repr(posterior)
+
+
+def test_a_shadow_follows_the_weights():
+    network, x = trained(small), torch.randn(5, 3)
+    function = bb.deterministic(network).draw(0, 0)
+    network.eval()
+    with torch.no_grad():
+        function(x)
+        network[0].weight.mul_(2)  # as an optimiser does
+        assert torch.equal(function(x), network(x))
+        network.load_state_dict({k: v + 0.5 for k, v in network.state_dict().items()}, assign=True)
+        assert torch.equal(function(x), network(x))
+        network[1].running_mean = torch.ones(4)  # another tensor
+        assert torch.equal(function(x), network(x))
+        network[1].register_forward_hook(lambda *_: torch.zeros(5, 4))  # a hook of the user's
+        assert torch.equal(function(x), network(x))
+        network[3] = nn.Linear(4, 2)  # another module
+        assert torch.equal(function(x), network(x))
+        network[1]._forward_hooks.clear()
+        network[1].eps = 0.5  # an attribute
+        assert torch.equal(function(x), network(x))
+
+
+def test_a_posterior_follows_a_network_that_is_moved():
+    """To another device, or as here to another precision: buffers become other tensors, parameters keep theirs."""
+    network, x = trained(small), torch.randn(40, 3)
+    posterior = bb.mcbn(network, x, batch_size=8)
+    before = bb.predict(posterior, x[:5], bb.categorical()).probs
+    network.double()
+    after = bb.predict(posterior, x[:5].double(), bb.categorical()).probs
+    assert after.dtype == torch.float64
+    torch.testing.assert_close(after.float(), before)
+
+
+def test_an_interrupt_at_any_point_harms_nothing():
+    """An exception in any layer, as Ctrl-C raises it, leaves the network alone and the next pass right."""
+    network, x = trained(small), torch.randn(6, 3)
+    wrapped = Network(network)
+    with torch.no_grad():
+        expected = wrapped(x)
+        for name in ("0", "1", "2", "3"):
+
+            def interrupt(_: Tensor) -> None:
+                raise KeyboardInterrupt
+
+            with left_alone(network), pytest.raises(KeyboardInterrupt):
+                wrapped(x, tensors={"1.running_mean": torch.ones(4)}, before={name: interrupt}, dropout=True)
+            assert torch.equal(wrapped(x), expected)
+
+
+def test_an_interrupt_while_things_are_put_back_harms_nothing(monkeypatch):
+    network, x = trained(small), torch.randn(6, 3)
+    wrapped = Network(network)
+    with torch.no_grad():
+        expected = wrapped(x)
+        with workplace(network) as place:
+            place.prepare({"1.running_mean": torch.ones(4)}, {"0": lambda h: h + 1}, {}, False)
+            place._put_back = lambda: None  # cut off
+        del place._put_back
+        assert torch.equal(wrapped(x), expected)
+
+
+def test_a_shadow_costs_no_copy_of_the_weights():
+    network = CifarResNet(20).eval()
+    weights = sum(p.numel() * p.element_size() for p in network.parameters())
+    x, done = torch.zeros(1, 3, 32, 32), []
+    storages = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    with workplace(network) as place:
+        assert {p.untyped_storage().data_ptr() for p in place.module.parameters()} == storages
+        assert place.module is not network
+
+    def work() -> None:
+        gc.collect()
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        with torch.no_grad():
+            Network(network)(x)
+        gc.collect()
+        done.append((tracemalloc.get_traced_memory()[0] - before) / weights)
+        tracemalloc.stop()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done[0] < 0.05
+
+
+def test_a_shadow_does_not_keep_the_network_alive():
+    network = trained(small)
+    bb.predict(bb.deterministic(network), torch.randn(5, 3), bb.categorical())
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None
+
+
+def test_tensors_stand_in_for_weights():
+    network, x = trained(small), torch.randn(5, 3)
+    other = torch.randn(2, 4, requires_grad=True)
+    outputs = Network(network)(x, tensors={"3.weight": other})
+    network.eval()
+    hidden = network[:3](x)
+    torch.testing.assert_close(outputs, hidden @ other.T + network[3].bias)
+    outputs.sum().backward()
+    assert other.grad is not None  # gradients pass to them
+
+
+def test_weights_of_recurrent_layers_can_be_replaced():
+    network, x = trained(Recurrent), torch.randn(5, 3)
+    zero = {f"cells.{name}": torch.zeros_like(p) for name, p in network.cells.named_parameters()}
+    with torch.no_grad():
+        found = Network(network)(x, tensors=zero)
+        assert torch.equal(found, network.eval().norm(torch.zeros(5, 4)))
+
+
+def test_lazy_modules_are_refused():
+    with pytest.raises(bb.BatchbayesError, match=r"LazyLinear.*forward pass"):
+        bb.deterministic(nn.Sequential(nn.LazyLinear(3)))
