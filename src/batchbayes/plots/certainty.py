@@ -1,4 +1,4 @@
-"""The most and the least certain images."""
+"""Images with the most and the least certain predictions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -23,10 +23,10 @@ def certainty_figure(
     count: int = 8,
     names: Sequence[str] | None = None,
 ) -> "Figure":
-    """The most certain images above, the least certain below, by mutual information; wrong answers stand out.
+    """Draw the images with the lowest mutual information above those with the highest. Wrong answers are marked.
 
     Shapes: images (N, 1, H, W), or (N, 3, H, W) with colours from 0 to 1; all others (N,). Both uncertainties are in
-    nats. Classes are numbers unless there are `names`.
+    nats. Without `names`, classes are shown as numbers.
     """
     images, labels, predicted = np.asarray(images), np.asarray(labels), np.asarray(predicted)
     entropy, mutual_information = np.asarray(entropy), np.asarray(mutual_information)
@@ -63,7 +63,7 @@ def _image_cell(
 
 
 def format_nats(value: float) -> str:
-    """Three decimals.
+    """Format an uncertainty with three decimals.
 
     >>> format_nats(0.1234), format_nats(0.0001)
     ('0.123', '< 0.001')
