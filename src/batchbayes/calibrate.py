@@ -14,7 +14,7 @@ from torch import Tensor
 
 from batchbayes._common.checks import check_in_unit_interval, check_labels
 from batchbayes._common.minimise import minimise
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.likelihoods import Categorical
 from batchbayes.metrics import mean_score
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
@@ -38,9 +38,7 @@ def tune_precision(
     0.25
     """
     if objective not in ("log_likelihood", "crps"):
-        raise BatchbayesError(
-            expected='objective "log_likelihood" or "crps"', got=repr(objective), fix="choose one of the two"
-        )
+        raise unknown_name("an objective", objective, ("log_likelihood", "crps"))
     draws, targets = predictive.draws.double(), targets.reshape(predictive.mean.shape).double()
     error = float((predictive.mean - targets).square().mean())
     if not 0 < error < float("inf"):

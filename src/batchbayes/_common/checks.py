@@ -9,6 +9,7 @@ from batchbayes.errors import BatchbayesError
 
 SUM_TOLERANCE = 1e-3
 """Largest error of a sum of probabilities: averages in half precision stay below it, logits almost never do."""
+FIX_NAN = "find where they come from, or drop those examples"
 
 
 def check_same_shape(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
@@ -24,29 +25,29 @@ def check_same_shape(name: str, tensor: Tensor, like_name: str, like: Tensor) ->
 def check_not_empty(name: str, tensor: Tensor) -> None:
     """Check that a tensor has at least one element."""
     if tensor.numel() == 0:
+        got = f"shape {tuple(tensor.shape)}"
         raise BatchbayesError(
-            expected=f"at least one example in {name}",
-            got=f"shape {tuple(tensor.shape)}",
-            fix="check how the data was selected",
+            expected=f"at least one example in {name}", got=got, fix="check the selection of the data"
         )
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Check that a tensor has no NaN and no infinity."""
     if bad := int((~torch.isfinite(tensor)).sum()):
-        raise BatchbayesError(
-            expected=f"finite numbers in {name}",
-            got=f"{bad} NaN or infinite",
-            fix="find where they come from, or drop those examples",
-        )
+        raise BatchbayesError(expected=f"finite numbers in {name}", got=f"{bad} NaN or infinite", fix=FIX_NAN)
 
 
 def check_no_nan(name: str, tensor: Tensor) -> None:
     """Check that a tensor has no NaN; infinity is allowed."""
     if bad := int(torch.isnan(tensor).sum()):
-        raise BatchbayesError(
-            expected=f"numbers in {name}", got=f"{bad} NaN", fix="find where they come from, or drop those examples"
-        )
+        raise BatchbayesError(expected=f"numbers in {name}", got=f"{bad} NaN", fix=FIX_NAN)
+
+
+def check_truth(prediction: Tensor, target: Tensor) -> None:
+    """Check that predictions and targets have the same shape and are finite."""
+    check_same_shape("target", target, "the prediction", prediction)
+    check_finite("the prediction", prediction)
+    check_finite("target", target)
 
 
 def check_positive(name: str, tensor: Tensor) -> None:
@@ -59,14 +60,12 @@ def check_positive(name: str, tensor: Tensor) -> None:
         )
 
 
-def check_bool(name: str, tensor: Tensor) -> None:
-    """Check that a tensor is of type bool."""
+def check_bool(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
+    """Check that a tensor is of type bool and has the shape of another one."""
+    check_same_shape(name, tensor, like_name, like)
     if tensor.dtype != torch.bool:
-        raise BatchbayesError(
-            expected=f"{name} as torch.bool",
-            got=f"{tensor.dtype}",
-            fix=f"compare with the value that counts as true, for example {name} == 1",
-        )
+        fix = f"compare it with the value that counts as true, for example {name} == 1"
+        raise BatchbayesError(expected=f"{name} as torch.bool", got=f"{tensor.dtype}", fix=fix)
 
 
 def check_in_unit_interval(name: str, tensor: Tensor) -> None:

@@ -11,7 +11,6 @@ from batchbayes._common.checks import (
     check_labels,
     check_not_empty,
     check_probabilities,
-    check_same_shape,
 )
 from batchbayes.errors import BatchbayesError
 from batchbayes.scores import is_misclassified
@@ -140,8 +139,7 @@ def classwise_calibration_error(probs: Tensor, labels: Tensor, num_bins: int = N
 
 
 def _check_bins(confidence: Tensor, correct: Tensor, num_bins: int) -> None:
-    check_same_shape("correct", correct, "confidence", confidence)
-    check_bool("correct", correct)
+    check_bool("correct", correct, "confidence", confidence)
     check_in_unit_interval("confidence", confidence)
     if num_bins < 1:
         raise BatchbayesError(expected="at least one bin", got=f"{num_bins}", fix=f"use {NUM_BINS}, the usual number")

@@ -42,8 +42,7 @@ def count_by_score(score: Tensor, positive: Tensor) -> ScoreCounts:
     >>> counts.positives.tolist(), counts.negatives.tolist()
     ([1, 0], [1, 1])
     """
-    check_same_shape("positive", positive, "score", score)
-    check_bool("positive", positive)
+    check_bool("positive", positive, "score", score)
     check_not_empty("score", score)
     check_no_nan("score", score)
     values, inverse, sizes = _groups(score)

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite, check_not_empty, check_positive, check_same_shape
-from batchbayes.errors import BatchbayesError
+from batchbayes._common.checks import check_finite, check_not_empty, check_positive, check_same_shape, check_truth
+from batchbayes.errors import BatchbayesError, unknown_name
 
 _BISECTIONS = 64
 """Enough to halve any interval of log std down to the spacing of float64."""
@@ -50,9 +50,7 @@ def best_constant_precision(prediction: Tensor, target: Tensor, objective: Liter
     """
     error = _errors(prediction, target).abs().flatten()
     if objective not in ("crps", "log_likelihood"):
-        raise BatchbayesError(
-            expected='objective "crps" or "log_likelihood"', got=repr(objective), fix="choose one of the two"
-        )
+        raise unknown_name("an objective", objective, ("crps", "log_likelihood"))
     needed = 0.0 if objective == "log_likelihood" else 1 - math.sqrt(0.5)
     nonzero = error[error > 0]
     if len(nonzero) <= needed * len(error):
@@ -89,11 +87,8 @@ def interval_summary(lower: Tensor, upper: Tensor, target: Tensor) -> Intervals:
         check_not_empty(name, tensor)
         check_finite(name, tensor)
     if swapped := int((lower > upper).sum()):
-        raise BatchbayesError(
-            expected="lower ends at or below upper ends",
-            got=f"{swapped} the other way round",
-            fix="swap the two arguments",
-        )
+        got = f"{swapped} the other way round"
+        raise BatchbayesError(expected="lower ends at or below upper ends", got=got, fix="swap the two arguments")
     inside = (lower <= target) & (target <= upper)
     width = upper.double() - lower.double()
     return Intervals(float(inside.double().mean()), float(width.mean()))
@@ -114,8 +109,6 @@ def sharpness(std: Tensor) -> float:
 
 
 def _errors(prediction: Tensor, target: Tensor) -> Tensor:
-    check_same_shape("target", target, "the prediction", prediction)
+    check_truth(prediction, target)
     check_not_empty("the prediction", prediction)
-    check_finite("the prediction", prediction)
-    check_finite("target", target)
     return target.double() - prediction.double()

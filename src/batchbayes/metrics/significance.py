@@ -44,9 +44,8 @@ def one_sample_t_test(values: Sequence[float], null_mean: float = 0.0) -> TTest:
     mean = math.fsum(numbers) / count
     variance = math.fsum((number - mean) ** 2 for number in numbers) / (count - 1)
     if variance == 0:
-        raise BatchbayesError(
-            expected="values that differ", got=f"{count} times {mean}", fix="check that the seeds were different"
-        )
+        got = f"{count} times {mean}"
+        raise BatchbayesError(expected="values that differ", got=got, fix="check that the seeds were different")
     standard_error = math.sqrt(variance / count)
     t = (mean - null_mean) / standard_error
     p_value = student_t_two_sided(t, count - 1)

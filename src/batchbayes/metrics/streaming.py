@@ -114,8 +114,7 @@ class ScoreHistogram:
 
     def add(self, score: Tensor, positive: Tensor) -> None:
         """Count a piece. Shapes: score (N, ...), positive bool (N, ...)."""
-        check_same_shape("positive", positive, "score", score)
-        check_bool("positive", positive)
+        check_bool("positive", positive, "score", score)
         check_finite("score", score)
         num_values = self._counts.shape[1]
         step = (self.highest - self.lowest) / (num_values - 1)

@@ -34,15 +34,9 @@ def normality_figure(fits: "Mapping[str, Sequence[Marginal]]") -> "Figure":
         for panel, marginal in zip(panels[0], next(iter(fits.values())), strict=True):
             panel.set_title(_title(marginal))
         entries = _legend(panels[0, 0])
-        figure.legend(
-            entries.values(),
-            entries.keys(),
-            loc="outside lower center",
-            ncols=6,
-            frameon=False,
-            title="p: Kolmogorov-Smirnov test that allows for fitted parameters (Lilliefors)",
-            title_fontsize=8,
-        )
+        test = "p: Kolmogorov-Smirnov test that allows for fitted parameters (Lilliefors)"
+        options: dict[str, Any] = {"ncols": 6, "frameon": False, "title": test, "title_fontsize": 8}
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", **options)
     return figure
 
 
@@ -123,19 +117,9 @@ def _gaps(panel: "Axes", marginal: "Marginal") -> None:
 
 
 def _p_value(panel: "Axes", p_value: float) -> None:
-    rejected = p_value < 0.05
     text = f"p = {p_value:.2f}" if p_value >= 0.01 else "p < 0.01"
-    panel.text(
-        0.97,
-        0.95,
-        text,
-        transform=panel.transAxes,
-        ha="right",
-        va="top",
-        color=VERMILION if rejected else "black",
-        fontweight="bold" if rejected else "normal",
-        fontsize=8.5,
-    )
+    look: dict[str, Any] = {"color": VERMILION, "fontweight": "bold"} if p_value < 0.05 else {}
+    panel.text(0.97, 0.95, text, transform=panel.transAxes, ha="right", va="top", fontsize=8.5, **look)
 
 
 def _title(marginal: "Marginal") -> str:

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite, check_positive, check_same_shape
-from batchbayes.errors import BatchbayesError
+from batchbayes._common.checks import check_finite, check_positive, check_truth
+from batchbayes.errors import BatchbayesError, unknown_name
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -23,7 +23,7 @@ def absolute_error(prediction: Tensor, target: Tensor) -> Tensor:
     >>> absolute_error(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 0.0]))
     tensor([0.5000, 2.0000])
     """
-    _check_truth(prediction, target)
+    check_truth(prediction, target)
     return (target - prediction).abs()
 
 
@@ -35,7 +35,7 @@ def gaussian_log_likelihood(mean: Tensor, std: Tensor | float, target: Tensor) -
     >>> gaussian_log_likelihood(torch.tensor([0.0]), 2.0, torch.tensor([1.0]))
     tensor([-1.7371])
     """
-    _check_truth(mean, target)
+    check_truth(mean, target)
     std = _scale("std", std, mean, mean.shape)
     return -_HALF_LOG_TWO_PI - std.log() - 0.5 * ((target - mean) / std).square()
 
@@ -66,7 +66,7 @@ def gaussian_crps(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
     >>> gaussian_crps(torch.tensor([0.0]), 1.0, torch.tensor([1.0]))
     tensor([0.6024])
     """
-    _check_truth(mean, target)
+    check_truth(mean, target)
     std = _scale("std", std, mean, mean.shape)
     return _mean_absolute_gaussian(target - mean, std) - std / math.sqrt(math.pi)
 
@@ -87,13 +87,10 @@ def sample_crps(draws: Tensor, target: Tensor, estimator: Literal["nrg", "fair"]
     _check_draws(draws, target)
     num_draws = len(draws)
     if estimator not in ("nrg", "fair"):
-        raise BatchbayesError(expected='estimator "nrg" or "fair"', got=repr(estimator), fix="choose one of the two")
+        raise unknown_name("an estimator", estimator, ("nrg", "fair"))
     if estimator == "fair" and num_draws < 2:
-        raise BatchbayesError(
-            expected="at least two draws for the fair estimator",
-            got=f"{num_draws}",
-            fix='draw more, or use estimator="nrg"',
-        )
+        fix = 'draw more, or use estimator="nrg"'
+        raise BatchbayesError(expected="at least two draws for the fair estimator", got=f"{num_draws}", fix=fix)
     pairs = num_draws**2 if estimator == "nrg" else num_draws * (num_draws - 1)
     residual = draws.double() - target.double()  # (S, N, ...); this does not change differences of draws
     # Half of the sum of |a - b| over all pairs: the i-th smallest draw is added i - 1 times and subtracted S - i times.
@@ -142,12 +139,6 @@ def _scale(name: str, value: Tensor | float, like: Tensor, *shapes: torch.Size) 
         )
     check_positive(name, scale)
     return scale
-
-
-def _check_truth(prediction: Tensor, target: Tensor) -> None:
-    check_same_shape("target", target, "the prediction", prediction)
-    check_finite("the prediction", prediction)
-    check_finite("target", target)
 
 
 def _check_draws(draws: Tensor, target: Tensor) -> None:
