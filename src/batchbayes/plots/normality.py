@@ -54,7 +54,7 @@ def normality_sweep_figure(
         panels[1, 0].set_ylabel("variance,\nobserved / CLT")
         entries = [panel.get_legend_handles_labels() for panel in panels[:, 0]]
         handles, labels = (first + second for first, second in zip(*entries, strict=True))
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(sweeps)), frameon=False)
     return figure
 
 
