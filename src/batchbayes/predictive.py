@@ -190,7 +190,7 @@ def _kept(draws: Kept | None) -> Tensor:
 
 
 class RunningCategorical:
-    """Sums over draws of p, p^2 and the entropy. Mean probabilities as small as exp(-745) are exact."""
+    """Sums over draws of p, p^2 and the entropy. Mean probabilities down to exp(-745) stay above zero."""
 
     needs_draws = False
 

@@ -26,9 +26,7 @@ def check_not_empty(name: str, tensor: Tensor) -> None:
     """Check that a tensor has at least one element."""
     if tensor.numel() == 0:
         got = f"shape {tuple(tensor.shape)}"
-        raise BatchbayesError(
-            expected=f"at least one example in {name}", got=got, fix="check the selection of the data"
-        )
+        raise BatchbayesError(expected=f"at least one example in {name}", got=got, fix="check how data is selected")
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
