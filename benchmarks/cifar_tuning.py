@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import batchbayes as bb
-from batchbayes._common.minimise import maximise
+from batchbayes._common.minimise import minimise
 from batchbayes._common.rng import generator
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
 from batchbayes.data.folder import data_file
@@ -63,17 +63,20 @@ def nll(family: LinearFamily, batch_size: float, temperature: float) -> float:
 
 
 def best_temperature(family: LinearFamily, batch_size: float) -> float:
-    return math.exp(maximise(lambda t: -nll(family, batch_size, math.exp(t)), math.log(0.5), math.log(5.0), 12)[0])
+    def cost(log_temperature: float) -> float:
+        return nll(family, batch_size, math.exp(log_temperature))
+
+    return math.exp(minimise(cost, math.log(0.5), math.log(5.0), grid=0, steps=12)[0])
 
 
 def jointly(family: LinearFamily) -> tuple[float, float]:
     """The batch size and the temperature that are best together."""
 
-    def value(log_size: float) -> float:
+    def cost(log_size: float) -> float:
         size = math.exp(log_size)
-        return -nll(family, size, best_temperature(family, size))
+        return nll(family, size, best_temperature(family, size))
 
-    size = math.exp(maximise(value, math.log(4.0), math.log(4096.0), 12)[0])
+    size = math.exp(minimise(cost, math.log(4.0), math.log(4096.0), grid=0, steps=12)[0])
     return size, best_temperature(family, size)
 
 

@@ -153,7 +153,7 @@ def test_shares_and_ratios_are_means_over_epochs() -> None:
     lines = {line.get_label(): np.asarray(line.get_ydata(), float) for line in above.get_lines()}
     np.testing.assert_allclose(lines["fitted"], [0.85, 0.95])
     np.testing.assert_allclose(lines["limit"], [0.1, 0.4])
-    np.testing.assert_allclose(lines["if the claim were exact"], 0.95)
+    np.testing.assert_allclose(lines["if the claim is exact"], 0.95)
     lines = {line.get_label(): np.asarray(line.get_ydata(), float) for line in below.get_lines()}
     np.testing.assert_allclose(lines["variance: median over units"], [0.03, 0.6])
     np.testing.assert_allclose(lines["(N − M) / (N − 1): drawn without replacement"], [0.9, 0.6])
@@ -273,3 +273,25 @@ def test_coloured_images_and_names() -> None:
     )
     assert [cell.get_title() for cell in figure.axes] == ["says $\nis $", "says $\nis cat"]
     assert figure.axes[0].get_images()[0].get_array().shape == (4, 4, 3)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda ax: batch_size_figure([4, 64], [3.0, 2.0], best=64, trained_with=64, score="NLL", ax=ax),
+        lambda ax: risk_coverage_figure({"a": ([0.5, 1.0], [0.0, 0.25])}, ax=ax),
+        lambda ax: uncertainty_error_figure([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0], constant_std=2.0, ax=ax),
+        lambda ax: interval_coverage_figure([0.5, 0.9], {"a": [0.4, 0.8]}, ax=ax),
+        lambda ax: correlation_figure(CorrelationMap(("a", "b"), torch.tensor([[0.4, 0.1], [0.1, 0.3]]), 0.08), ax=ax),
+    ],
+)
+def test_a_single_panel_is_drawn_into_given_axes(draw) -> None:
+    figure = Figure()
+    other, given = figure.subplots(1, 2)
+    assert draw(given) is figure
+    assert given.has_data()
+    assert not other.has_data()
+    assert figure.legends == []
+    alone = draw(None)
+    assert alone is not figure
+    assert alone.axes[0].has_data()

@@ -90,7 +90,7 @@ def test_probabilities_of_exactly_zero_and_one():
         (torch.tensor([[1, 0]]), torch.tensor([0]), "floating-point"),
         (torch.tensor([[0.5, 0.5]]), torch.tensor([2]), "labels from 0 to 1; got 2 to 2"),
         (torch.tensor([[0.5, 0.5]]), torch.tensor([-1]), "drop ignored labels"),
-        (torch.tensor([[0.5, 0.5]]), torch.tensor([0.0]), "integers"),
+        (torch.tensor([[0.5, 0.5]]), torch.tensor([0.0]), "integer labels; got torch.float32"),
         (torch.tensor([[0.5, 0.5]]), torch.tensor([[0]]), "labels of shape"),
     ],
 )
@@ -179,7 +179,7 @@ def test_sample_crps_with_ties_is_the_double_loop(values, target):
     truth = torch.tensor([target], dtype=torch.float64)
     assert float(scores.sample_crps(draws, truth, "nrg")) == pytest.approx(distance - pairs / size**2, abs=1e-12)
     if size == 1:
-        with pytest.raises(ValueError, match="two draws"):
+        with pytest.raises(ValueError, match="at least two draws"):
             scores.sample_crps(draws, truth, "fair")
     else:
         fair = distance - pairs / (size * (size - 1))

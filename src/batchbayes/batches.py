@@ -1,4 +1,4 @@
-"""Streams of input tensors out of whatever users keep their data in."""
+"""Streams of input tensors from the data of a user: a tensor, a list of batches, a DataLoader or a generator."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -12,14 +12,14 @@ from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
 
 Batches = Tensor | Iterable[Any]
-"""A tensor of examples, or an iterable of batches: x, (x, y, ...), or anything that a picker takes apart."""
+"""A tensor of examples, or an iterable of batches. A batch is x, (x, y, ...), or anything that a picker can read."""
 
 Picker = str | int | Callable[[Any], Tensor] | None
-"""How the inputs are found in a batch: a key, a position, a function, or None for x and (x, y)."""
+"""Where the inputs are in a batch: a key, a position, a function of the batch, or None for x and (x, y)."""
 
 
 def pick_inputs(batch: Any, picker: Picker = None) -> Tensor:
-    """The input tensor of one batch.
+    """Return the input tensor of one batch.
 
     >>> pick_inputs((torch.zeros(2, 3), torch.ones(2))).shape
     torch.Size([2, 3])
@@ -35,7 +35,7 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Tensor:
             raise BatchbayesError(
                 expected=f"a batch with inputs at {picker!r}",
                 got=_describe(batch),
-                fix="name what is there in inputs=",
+                fix="pass a key or a position that the batch has as inputs=",
             ) from error
     elif isinstance(batch, list | tuple) and batch:
         inputs = batch[0]
@@ -46,7 +46,7 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Tensor:
         raise BatchbayesError(
             expected="a batch that is a tensor (N, ...), or a tuple that starts with one",
             got=_describe(batch),
-            fix="convert it by torch.from_numpy" if isinstance(inputs, np.ndarray | np.generic) else where,
+            fix="convert it with torch.from_numpy" if isinstance(inputs, np.ndarray | np.generic) else where,
         )
     return inputs
 
@@ -80,13 +80,13 @@ def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Tensor]:
 
 
 def require_finite(values: Tensor, what: str) -> Tensor:
-    """Pass finite values through; NaN or infinity would spread silently into every statistic."""
-    suspect = values.is_floating_point() and not values.sum().isfinite()  # far quicker than to look at each number
+    """Return the values if they are finite. NaN or infinity would get into every statistic without any sign."""
+    suspect = values.is_floating_point() and not values.sum().isfinite()  # much faster than a test of each number
     if suspect and (bad := int((~torch.isfinite(values)).sum())):
         raise BatchbayesError(
             expected=f"finite numbers in {what}",
             got=f"{bad} of {values.numel()} that are NaN or infinite",
-            fix="drop or fill those rows; if the inputs are clean, look for NaN in the network's weights",
+            fix="drop or fill those rows; if the inputs are fine, look for NaN in the weights of the network",
         )
     return values
 
@@ -94,11 +94,11 @@ def require_finite(values: Tensor, what: str) -> Tensor:
 def mini_batches(
     batches: Batches, batch_size: int | None, *, picker: Picker = None, seed: int = 0
 ) -> tuple[int, Iterator[Tensor]]:
-    """The batch size M, and a stream of training mini-batches of exactly M examples.
+    """Return the batch size M, and a stream of training mini-batches of exactly M examples.
 
-    A tensor gives batches drawn without replacement, each from a fresh shuffle. Batches of other sizes are cut and
-    joined, and what is left at the end of a pass is dropped, as in training. A list or a generator is read once; a
-    DataLoader is read again and again, so its stream ends only if the reader stops.
+    From a tensor, each batch is drawn without replacement after a new shuffle. Batches of other sizes are cut and
+    joined. The rest at the end of a pass is dropped, as in training. A list or a generator is read once. A DataLoader
+    is read again and again, so its stream has no end.
     """
     if isinstance(batches, Tensor):
         if batch_size is None:
@@ -132,10 +132,10 @@ def _endlessly(make: Callable[[], Iterator[Tensor]]) -> Iterator[Iterator[Tensor
 
 
 def require_size(available: float, batch_size: int) -> None:
-    """Refuse batches of one, and data sets smaller than a batch."""
+    """Check that a batch has at least two examples, and that there are enough examples for one batch."""
     if batch_size < 2:
         raise BatchbayesError(
-            expected="batches of two or more examples",
+            expected="batches of at least two examples",
             got=f"a batch size of {batch_size}",
             fix="a batch of one has no batch statistics: raise batch_size, or use a loader with larger batches",
         )

@@ -1,4 +1,4 @@
-"""The one error and the one warning that batchbayes raises about what it was given."""
+"""The one error and the one warning that batchbayes raises about its inputs."""
 
 import difflib
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class BatchbayesError(ValueError):
-    """An input that cannot be worked with. The message says what was expected, what came, and what to do.
+    """An input that cannot be used. The message says what was expected, what was given, and what to do.
 
     >>> raise BatchbayesError(expected="a batch of two or more", got="one example", fix="raise batch_size")
     Traceback (most recent call last):
@@ -19,12 +19,12 @@ class BatchbayesError(ValueError):
         self.expected, self.got, self.fix = expected, got, fix
 
     def __reduce__(self) -> tuple[type["BatchbayesError"], tuple[str, str, str]]:
-        """So that it can come out of another process."""
+        """Make the error picklable, so that it can be passed between processes."""
         return type(self), (self.expected, self.got, self.fix)
 
 
 def unknown_name(what: str, name: str, choices: Iterable[str]) -> BatchbayesError:
-    """An error that names the choices, and the nearest first.
+    """Return an error that lists the choices and suggests the one that is most similar to `name`.
 
     >>> print(unknown_name("a data set", "bosten", ["boston", "yacht"]))
     expected a data set, one of: boston, yacht; got 'bosten'. Do this: choose one of them (did you mean boston?).
@@ -36,11 +36,11 @@ def unknown_name(what: str, name: str, choices: Iterable[str]) -> BatchbayesErro
 
 
 class BatchbayesWarning(UserWarning):
-    """An answer was given, and there is a reason to doubt it."""
+    """A result that there is a reason to doubt."""
 
 
 def warn(message: str) -> None:
-    """Issue a `BatchbayesWarning` that points at the first line outside of batchbayes, not at our insides."""
+    """Issue a `BatchbayesWarning` that points at the first line of the call stack outside of batchbayes."""
     depth, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("batchbayes."):
         depth, frame = depth + 1, frame.f_back

@@ -1,7 +1,7 @@
-"""Likelihoods: what a network's output says about the target. A likelihood knows nothing of the method.
+"""Likelihoods say how a network's output describes the target. They do not depend on the method.
 
-A likelihood is called on outputs with a leading axis of draws, (S, N, ...), and gives p(y | f) of each. It also
-starts the running summary that turns draws into a predictive one block at a time.
+A likelihood takes outputs with a leading axis of draws, (S, N, ...), and returns p(y | f) for each draw. It also makes
+the running summary that turns blocks of draws into a predictive.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ P_co = TypeVar("P_co", covariant=True)
 
 
 class Likelihood(Protocol[P_co]):
-    """p(y | f), and how draws of f are summed up."""
+    """p(y | f), and the running summary of draws of f."""
 
     shift_invariant: ClassVar[bool]
     """Whether it changes nothing to add one number to all outputs of an example. Then one output less is computed."""
@@ -39,7 +39,7 @@ class TargetLikelihood(Likelihood[P_co], Protocol[P_co]):
     """A likelihood that knows the shape of its targets."""
 
     def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets in the shape that outputs (S, N, ...) ask for, or an error: others would broadcast silently."""
+        """Return targets in the shape that fits outputs (S, N, ...), or raise an error: others would broadcast."""
         ...
 
 
@@ -47,7 +47,7 @@ class TargetLikelihood(Likelihood[P_co], Protocol[P_co]):
 class Categorical:
     """Classes: the outputs are logits along `class_axis` of (N, K, ...), as in torch's cross-entropy.
 
-    The logits are divided by a `temperature`: above one, every draw is less sure of itself.
+    The logits are divided by the `temperature`. A temperature above one makes each draw less certain.
     """
 
     class_axis: int = 1
@@ -79,7 +79,7 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Real targets with noise of one precision tau: y ~ N(f, 1/tau), in the units of the outputs."""
+    """Real targets with one noise precision tau for all: y ~ N(f, 1/tau), in the unit of the outputs."""
 
     precision: float
     shift_invariant: ClassVar[bool] = False
@@ -97,9 +97,9 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian:
-    """Real targets with noise that the network predicts: it returns means, then as many log variances.
+    """Real targets with noise that the network predicts.
 
-    Both stand along `axis` of (N, 2 D, ...): the first half are means, the second half log variances.
+    The outputs (N, 2 D, ...) hold D means and then D log variances along `axis`.
     """
 
     axis: int = 1
@@ -109,9 +109,9 @@ class HeteroscedasticGaussian:
         axis = self.axis + 1 if self.axis >= 0 else self.axis
         if outputs.ndim < 3 or not -outputs.ndim < axis < outputs.ndim or outputs.shape[axis] % 2:
             raise BatchbayesError(
-                expected="an even number of outputs, means and then log variances",
+                expected="an even number of outputs: means, then log variances",
                 got=f"an output of shape {tuple(outputs.shape[1:])}",
-                fix="use bb.gaussian(precision=...) if the network predicts means alone",
+                fix="use bb.gaussian(precision=...) if the network predicts means only",
             )
         mean, log_variance = outputs.chunk(2, dim=axis)  # (S, N, D, ...) each
         return distributions.Normal(mean, (0.5 * log_variance).exp(), validate_args=False)
@@ -124,7 +124,7 @@ class HeteroscedasticGaussian:
 
 
 def categorical(class_axis: int = 1, temperature: float = 1.0) -> Categorical:
-    """Classification, and segmentation: logits (N, K, ...) -> probabilities (N, ..., K).
+    """Make the likelihood of classification and segmentation: logits (N, K, ...) -> probabilities (N, ..., K).
 
     >>> categorical(temperature=2.0)(torch.tensor([[[0.0, 2.0]]])).logits
     tensor([[[-1.3133, -0.3133]]])
@@ -139,7 +139,7 @@ def categorical(class_axis: int = 1, temperature: float = 1.0) -> Categorical:
 
 
 def gaussian(precision: float) -> Gaussian:
-    """Regression with observation noise of variance 1 / precision.
+    """Make the likelihood of regression with observation noise of variance 1 / precision.
 
     >>> gaussian(precision=4.0)(torch.zeros(1, 2, 1)).stddev[0, 0]
     tensor([0.5000])
@@ -154,5 +154,5 @@ def gaussian(precision: float) -> Gaussian:
 
 
 def heteroscedastic_gaussian(axis: int = 1) -> HeteroscedasticGaussian:
-    """Regression by a network that returns means and log variances, stacked along `axis`."""
+    """Make the likelihood of regression by a network that returns means and then log variances along `axis`."""
     return HeteroscedasticGaussian(axis)

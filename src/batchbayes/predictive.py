@@ -1,6 +1,6 @@
-"""Predictives: what S drawn functions say together about N examples, and the running sums that build them.
+"""Predictives summarise what S drawn functions say about N examples. Running sums build them from blocks of draws.
 
-The sums are kept in float64 and do not grow with S. Axes: S (draws), N (examples), the rest, classes last.
+The sums are in float64, and their size does not grow with S. Axes: S (draws), N (examples), any others, classes last.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor, distributions
 
+from batchbayes._common.checks import check_labels
 from batchbayes.engines.linear_draws import Block, Kept, LinearDraws, distinct_draws, formed, join_draws
 from batchbayes.errors import BatchbayesError
 
@@ -18,7 +19,7 @@ P_co = TypeVar("P_co", covariant=True)
 
 
 class RunningSummary(Protocol[P_co]):
-    """Takes blocks of draws for one chunk of examples, and gives their predictive."""
+    """A running summary takes blocks of draws for one chunk of examples and builds their predictive."""
 
     needs_draws: bool
 
@@ -29,18 +30,18 @@ class RunningSummary(Protocol[P_co]):
 
 @dataclass(frozen=True, eq=False)
 class CategoricalPredictive:
-    """Class probabilities averaged over draws, and how the uncertainty splits.
+    """Class probabilities averaged over draws, and the two parts of their uncertainty.
 
-    Total `entropy` = `expected_entropy` (aleatoric: the drawn functions agree that it is ambiguous)
-    + `mutual_information` (epistemic: they disagree).
+    The total `entropy` is the sum of `expected_entropy` (aleatoric: each drawn function is unsure) and
+    `mutual_information` (epistemic: the drawn functions disagree).
     """
 
     log_probs: Tensor
-    """log of the mean probability, (N, ..., K)."""
+    """Log of the mean probability, (N, ..., K)."""
     entropy: Tensor
     """Entropy of the mean probability, (N, ...), in nats."""
     mutual_information: Tensor
-    """Between the label and the drawn function, (N, ...), in nats; zero where all draws agree."""
+    """Mutual information of the label and the drawn function, (N, ...), in nats; zero where all draws agree."""
     epistemic_variance: Tensor
     """Variance over draws of each probability, (N, ..., K)."""
     num_samples: int
@@ -68,7 +69,7 @@ class CategoricalPredictive:
         return _kept(self._draws)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """log p(y | x) of integer labels (N, ...), averaged over draws inside the log; one number a label."""
+        """Return the log of the mean probability of integer labels, (N, ...)."""
         labels = fitting_labels(targets, self.log_probs.shape[:-1], self.log_probs.shape[-1])
         return self.log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
@@ -90,11 +91,11 @@ class GaussianPredictive:
     """A mixture over draws of Gaussians: one component N(f_s, noise) for each drawn function."""
 
     mean: Tensor
-    """Mean over draws, in the shape of the network's (mean) output, (N, ...)."""
+    """Mean over draws of the predicted mean, (N, ...)."""
     epistemic_variance: Tensor
-    """Variance over draws of the drawn means (divided by S), (N, ...)."""
+    """Variance over draws of the predicted mean, with divisor S, (N, ...)."""
     noise_variance: Tensor
-    """Mean over draws of the observation noise: 1/tau, or what the network predicts, (N, ...)."""
+    """Mean over draws of the variance of the observation noise, (N, ...): 1/tau, or what the network predicts."""
     num_samples: int
     likelihood: Callable[[Tensor], distributions.Normal]
     _draws: Kept | None = None
@@ -106,7 +107,7 @@ class GaussianPredictive:
 
     @property
     def variance(self) -> Tensor:
-        """Total variance: epistemic + observation noise, (N, ...)."""
+        """Total variance: epistemic variance plus observation noise, (N, ...)."""
         return self.epistemic_variance + self.noise_variance
 
     @property
@@ -120,22 +121,22 @@ class GaussianPredictive:
         return _kept(self._draws)
 
     def components(self) -> distributions.Normal:
-        """The S components of the mixture, as a float64 distribution over (S, N, ...)."""
+        """Return the S components of the mixture, as a distribution over (S, N, ...) in float64."""
         return self.likelihood(self.draws.double())
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        r"""Density of the mixture, $\log \frac1S \sum_s N(y; f_s, \sigma_s^2)$, in the shape of the targets."""
+        r"""Return the log-density of the mixture, $\log \frac1S \sum_s N(y; f_s, \sigma_s^2)$, shaped like targets."""
         shaped = shaped_like(targets, self.mean.shape).to(torch.float64)
         total = self.components().log_prob(shaped).logsumexp(0) - math.log(self.num_samples)
         return total.reshape(targets.shape).to(self.mean.dtype)
 
     def cdf(self, values: Tensor) -> Tensor:
-        """P(y <= values) under the mixture, in the shape of the values."""
+        """Return P(y <= values) under the mixture, in the shape of the values."""
         shaped = shaped_like(values, self.mean.shape).to(torch.float64)
         return self.components().cdf(shaped).mean(0).reshape(values.shape).to(self.mean.dtype)
 
     def quantile(self, probability: float) -> Tensor:
-        """The exact quantile of the mixture, (N, ...), by bisection between the components' quantiles."""
+        """Return the exact quantile of the mixture, (N, ...), by bisection between the quantiles of the components."""
         if not 0 < probability < 1:
             raise BatchbayesError(
                 expected="a probability between 0 and 1, both excluded", got=str(probability), fix="try 0.975"
@@ -166,24 +167,14 @@ Predictive = CategoricalPredictive | GaussianPredictive
 
 
 def fitting_labels(targets: Tensor, shape: torch.Size, num_classes: int) -> Tensor:
-    """Class numbers of the right shape, or an error."""
-    if targets.shape != shape or targets.is_floating_point():
-        raise BatchbayesError(
-            expected=f"integer labels of shape {tuple(shape)}",
-            got=f"{targets.dtype} of shape {tuple(targets.shape)}",
-            fix="pass class numbers, not one-hot rows or probabilities",
-        )
-    if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
-        raise BatchbayesError(
-            expected=f"labels from 0 to {num_classes - 1}",
-            got=f"labels from {int(targets.min())} to {int(targets.max())}",
-            fix="renumber the labels, or leave out what should be ignored",
-        )
-    return targets.long().cpu()
+    """Return labels as int64 on the CPU, or raise an error if they do not fit. Bool labels are classes 0 and 1."""
+    labels = targets.long() if targets.dtype == torch.bool else targets
+    check_labels(labels, shape, num_classes)
+    return labels.long().cpu()
 
 
 def shaped_like(values: Tensor, shape: torch.Size) -> Tensor:
-    """Targets (N,) for outputs (N, 1) are meant column-wise; any other mismatch would broadcast silently."""
+    """Return values in the given shape. Values (N,) fit (N, 1); any other shape is an error, as it would broadcast."""
     if values.shape == shape:
         return values.cpu()
     if values.shape == shape[:-1] and shape[-1] == 1:
@@ -200,13 +191,13 @@ def _kept(draws: Kept | None) -> Tensor:
         raise BatchbayesError(
             expected="a predictive that kept its draws",
             got="one that kept running sums only",
-            fix="call predict(..., keep_draws=True), with fewer examples at a time if memory is short",
+            fix="call predict(..., keep_draws=True), with fewer examples at a time if there is not enough memory",
         )
     return formed(draws)
 
 
 class RunningCategorical:
-    """Sums of p, p^2 and entropy over draws; the mean probability is right down to exp(-745)."""
+    """Sums over draws of p, p^2 and the entropy. Mean probabilities down to exp(-745) stay above zero."""
 
     needs_draws = False
 
@@ -231,7 +222,7 @@ class RunningCategorical:
         return CategoricalPredictive(
             mean.log().to(self._dtype),
             entropy.to(self._dtype),
-            torch.where(information > 1e-12, information, 0.0).to(self._dtype),  # below is rounding, not disagreement
+            torch.where(information > 1e-12, information, 0.0).to(self._dtype),  # smaller values are rounding errors
             variance.to(self._dtype),
             self._count,
             draws,
@@ -239,12 +230,12 @@ class RunningCategorical:
 
 
 class RunningGaussian:
-    """Mean and sum of squared deviations over draws, merged block by block (Chan's update), and mean noise."""
+    """Mean and sum of squared deviations over draws, merged block by block (Chan's update), and sum of the noise."""
 
-    needs_draws = True  # for the density and the quantiles of the mixture
+    needs_draws = True  # the density and the quantiles of the mixture need them
 
     def __init__(self, likelihood: Callable[[Tensor], distributions.Normal], *, same_noise: bool) -> None:
-        """With the same noise everywhere, p(y | f) = N(f, noise), so that linear draws have moments in closed form."""
+        """`same_noise` means p(y | f) = N(f, noise) with one noise. Then linear draws have moments in closed form."""
         self._likelihood, self._same_noise, self._count, self._dtype = likelihood, same_noise, 0, torch.float32
         self._mean = self._deviation = self._noise = torch.zeros((), dtype=torch.float64)
 
@@ -262,7 +253,7 @@ class RunningGaussian:
             self._merge(int(counts.sum()), mean, torch.tensordot(shares, (each - mean).square_(), 1), noise)
 
     def _merge(self, count: int, mean: Tensor, variance: Tensor, noise: Tensor) -> None:
-        """Join the moments of `count` more draws."""
+        """Add the moments of `count` more draws."""
         total = self._count + count
         shift, share = mean - self._mean, count / total
         self._deviation = self._deviation + variance * count + shift.square() * (self._count * share)

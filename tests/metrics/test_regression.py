@@ -98,7 +98,7 @@ def test_normalised_score_runs_from_constant_to_optimum(kind):
 @pytest.mark.parametrize(
     ("constant", "optimum", "message"),
     [
-        ([1.0, 2.0], [2.0, 1.0], "nothing to normalise"),
+        ([1.0, 2.0], [2.0, 1.0], "differs from the constant-variance score"),
         ([1.0, 2.0], [1.0, math.inf], "finite optimum"),
         ([1.0, 2.0], [1.0, math.nan], "NaN"),
         ([1.0], [1.0, 2.0], "never broadcast"),

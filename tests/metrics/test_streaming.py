@@ -69,7 +69,7 @@ def test_a_class_that_was_never_seen_does_not_count():
         ([0, 3], [0, 1], "predicted classes from 0 to 2; got 0 to 3"),
         ([0, 1], [0, -1], "labels from 0 to 2"),
         ([0, 1], [0, IGNORED], "ignored_label"),
-        ([0.0, 1.0], [0, 1], "integers"),
+        ([0.0, 1.0], [0, 1], "integer predicted classes"),
         ([0], [0, 1], "never broadcast"),
     ],
 )

@@ -1,7 +1,7 @@
-"""Files that are whole or absent: written under another name, flushed, then renamed."""
+"""Files that are complete or absent: written under a temporary name, flushed to disk, then renamed."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to; when the block ends well it takes the place of `path`, otherwise nothing is left.
+    """Give a temporary path to write to, and rename it to `path` when the block ends without an error.
+
+    After an error the temporary file is deleted, and `path` is as it was before.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "result.txt"
@@ -19,20 +21,14 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     'whole'
     """
     target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial")
-    os.close(handle)
-    partial = Path(name)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
+    partial.touch(exist_ok=False)
+    permissions = partial.stat().st_mode  # those of any new file, by the umask
     try:
         yield partial
         with partial.open("rb") as written:
             os.fsync(written.fileno())
-        partial.chmod(0o666 & ~_umask())
+        partial.chmod(permissions)  # a writer such as safetensors may have put another file in its place
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

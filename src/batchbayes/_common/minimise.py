@@ -3,20 +3,32 @@
 import math
 from collections.abc import Callable
 
+import torch
+
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def maximise(function: Callable[[float], float], low: float, high: float, steps: int = 40) -> tuple[float, float]:
-    """Where a function with one maximum between `low` and `high` has it, and its value there (golden section).
+def minimise(
+    function: Callable[[float], float], low: float, high: float, *, grid: int = 33, steps: int = 20
+) -> tuple[float, float]:
+    """Return the point between `low` and `high` where a function is lowest, and its value there.
 
-    >>> x, value = maximise(lambda x: -((x - 2) ** 2), 0.0, 5.0)
-    >>> round(x, 6), round(value, 6)
-    (2.0, -0.0)
+    The search first takes the best of `grid` points. It then looks between the neighbours of that point by golden
+    section, which needs a function with one minimum there. Each step shrinks the bracket by 0.62. With `grid=0` the
+    golden section starts from the whole range.
+
+    >>> x, value = minimise(lambda x: (x - 2) ** 2, 0.0, 5.0)
+    >>> round(x, 4), round(value, 6)
+    (2.0, 0.0)
     """
+    if grid:
+        points = torch.linspace(low, high, grid, dtype=torch.float64).tolist()
+        best = min(range(grid), key=lambda i: function(points[i]))
+        low, high = points[max(0, best - 1)], points[min(grid - 1, best + 1)]
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     for _ in range(steps):
-        if at_left > at_right:
+        if at_left < at_right:
             high, right, at_right = right, left, at_left
             left = high - GOLDEN * (high - low)
             at_left = function(left)
@@ -24,4 +36,10 @@ def maximise(function: Callable[[float], float], low: float, high: float, steps:
             low, left, at_left = left, right, at_right
             right = low + GOLDEN * (high - low)
             at_right = function(right)
-    return (left, at_left) if at_left > at_right else (right, at_right)
+    return (left, at_left) if at_left < at_right else (right, at_right)
+
+
+def maximise(function: Callable[[float], float], low: float, high: float, steps: int = 40) -> tuple[float, float]:
+    """Return the point between `low` and `high` where a function with one maximum is highest, and its value there."""
+    x, value = minimise(lambda x: -function(x), low, high, grid=0, steps=steps)
+    return x, -value

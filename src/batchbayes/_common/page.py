@@ -1,4 +1,4 @@
-"""HTML pages: templates in which everything is escaped, one style, and pictures inside the page."""
+"""HTML pages: templates that escape all text, one style sheet, and pictures inside the page."""
 
 import base64
 from pathlib import Path
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def template(path: Path) -> "Template":
-    """The template in a file. Everything that is put into it is escaped."""
+    """Return the template in a file. It escapes everything that is put into it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -23,11 +23,11 @@ def template(path: Path) -> "Template":
 
 
 def page_style() -> str:
-    """The style sheet that all pages share."""
+    """Return the style sheet that all pages share."""
     return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 
 
 def data_address(path: Path) -> str:
-    """A picture as a data: address, so that the page needs no other file."""
+    """Return a picture as a `data:` address, so that the page needs no other file."""
     kind = "jpeg" if path.suffix == ".jpg" else path.suffix[1:]
     return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"

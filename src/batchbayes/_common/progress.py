@@ -1,24 +1,24 @@
-"""Progress on standard error: a bar on a terminal when the work is long, and a line for work in units anywhere."""
+"""Progress on standard error: a bar for a person who waits, and a line for each finished unit elsewhere."""
 
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import TracebackType
-from typing import Self, TypeVar
+from functools import cache
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 2.0
-"""Work that ends sooner shows nothing."""
+"""Work that ends sooner shows no bar."""
 _HIDDEN = ContextVar("hidden", default=False)
 
 
 @contextmanager
 def hidden_progress(hidden: bool = True) -> Iterator[None]:
-    """Show no bars inside the block."""
+    """Show no progress inside the block. This holds for the current thread."""
     token = _HIDDEN.set(hidden)
     try:
         yield
@@ -26,107 +26,113 @@ def hidden_progress(hidden: bool = True) -> Iterator[None]:
         _HIDDEN.reset(token)
 
 
-class Progress:
-    """A bar that counts up to `total`, or just counts where the total is not known."""
+def _is_watched() -> bool:
+    """Say whether standard error goes to a terminal or to a notebook, which is no terminal."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel") or (sys.stderr is not None and sys.stderr.isatty())
 
-    def __init__(self, label: str, total: int | None = None) -> None:
-        self._label, self._total, self._count = label, total, 0
-        self._start, self._last, self._shown = time.monotonic(), 0.0, False
+
+@cache
+def _bar_class() -> Any:
+    """Import tqdm when the first bar is shown, because most programs never show one."""
+    from tqdm.std import TqdmDefaultWriteLock, tqdm  # type: ignore[attr-defined]
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no thread in the background
+        # The part of tqdm's lock that is for threads. The whole lock would fix how the program starts processes.
+        _lock = TqdmDefaultWriteLock.th_lock
+
+        def refresh(self, nolock: bool = False, lock_args: Any = None) -> Any:
+            with self._lock:  # tqdm would keep the lock after an interruption, and other threads would wait forever
+                return super().refresh(nolock=True)
+
+    return Bar
+
+
+class _Shown:
+    """A bar that is opened when it is first needed, and removed from the screen at the end of a `with` block."""
+
+    _bar: Any = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _open(self, label: str, total: int | None, look: str) -> Any:
+        columns, rows = shutil.get_terminal_size()  # where the size is unknown, tqdm would show nothing
+        size = {"ncols": columns - 1, "nrows": rows}
+        self._bar = _bar_class()(desc=label, total=total, bar_format=look, leave=False, miniters=1, smoothing=0, **size)
+        return self._bar
+
+
+class Progress(_Shown):
+    """A bar that counts up to `total`, or only counts where the total is not known."""
+
+    def __init__(self, label: str, total: int | None = None) -> None:
+        self._label, self._total, self._count, self._begun = label, total, 0, time.time()
 
     def advance(self, count: int = 1) -> None:
-        """Say that `count` more are done."""
+        """Add `count` to what is done."""
         self._count += count
-        now = time.monotonic()
-        due = now - self._start > PATIENCE_SECONDS and now - self._last > 0.1
-        if due and sys.stderr.isatty() and not _HIDDEN.get():
-            sys.stderr.write("\r\x1b[K" + bar(self._label, self._count, self._total, now - self._start))
-            sys.stderr.flush()
-            self._shown, self._last = True, now
+        if self._bar is not None:
+            self._bar.update(count)
+        elif time.time() - self._begun > PATIENCE_SECONDS and _is_watched() and not _HIDDEN.get():
+            look = "{desc}: {percentage:3.0f} %|{bar:20}| {remaining} left"
+            bar = self._open(self._label, self._total, look if self._total else "{desc}: {n} done in {elapsed}")
+            bar.n, bar.start_t = self._count, self._begun
+            bar.refresh()
 
 
 def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-    """Pass the items through, and tell a waiting person how far it is."""
+    """Yield the items, and count them in a bar."""
     with Progress(label, total) as shown:
         for item in items:
             yield item
             shown.advance()
 
 
-def bar(label: str, count: int, total: int | None, seconds: float) -> str:
-    """One line that says how far it is and how long is left.
-
-    >>> bar("draws", 30, 120, 10.0)
-    'draws  [#####...............]  25 %  30 s left'
-    """
-    if not total:
-        return f"{label}  {count} done  {seconds:.0f} s"
-    share = min(1.0, count / total)
-    left = f"{seconds * (1 - share) / share:.0f} s left" if share else "..."
-    return f"{label}  [{'#' * round(20 * share):.<20}]  {share:.0%}  {left}".replace("%", " %", 1)
-
-
-class UnitProgress:
-    """Work in units: a line on a terminal that is drawn again and again; elsewhere a plain line a finished unit.
-
-    The time left goes by the effort of units, and by how long those that are done have taken, in earlier runs too.
-    """
+class UnitProgress(_Shown):
+    """Progress of work in units: one bar where a person watches, and elsewhere a plain line for each finished unit."""
 
     def __init__(self, efforts: Mapping[str, float], workers: int) -> None:
-        self._efforts, self._workers, self._shown = efforts, workers, False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._clear()
+        """`efforts` says how much work each unit is, in any measure. `workers` units run at the same time."""
+        self._efforts, self._workers = efforts, workers
 
     def show(self, taken: Mapping[str, float], running: Mapping[str, float]) -> None:
-        """Seconds that each finished unit took, and those that each running one has been at it."""
-        if _HIDDEN.get() or not sys.stderr.isatty():
+        """Draw the bar, given the seconds that each finished unit took and that each running unit has run."""
+        if _HIDDEN.get() or not _is_watched():
             return
         left = seconds_left(self._efforts, taken, running, self._workers)
-        line = unit_line(len(taken), len(self._efforts), list(running), left)
-        sys.stderr.write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
-        sys.stderr.flush()
-        self._shown = True
+        time_left = "" if left is None else f"{duration(left)} left  "
+        more = f" + {len(running) - 1} more" if len(running) > 1 else ""
+        look = "{bar:20}| {n}/{total}  {desc}"
+        bar = self._open("", len(self._efforts), look) if self._bar is None else self._bar
+        bar.n = len(taken)
+        bar.set_description_str(time_left + next(iter(running), "") + more)
 
     def finished(self, name: str, taken: Mapping[str, float], running: Mapping[str, float]) -> None:
-        """One more is done."""
-        if _HIDDEN.get() or sys.stderr.isatty():
+        """Print a line about a finished unit where nobody sees a bar."""
+        if _HIDDEN.get() or _is_watched():
             return
         left = seconds_left(self._efforts, taken, running, self._workers)
         rest = "" if left is None or len(taken) == len(self._efforts) else f"; {duration(left)} left"
         print(f"{len(taken)}/{len(self._efforts)}  {name} ({taken[name]:.1f} s){rest}", file=sys.stderr)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        self._clear()
+        """Print a line that stays."""
+        if self._bar is not None:
+            self._bar.clear()
         if not _HIDDEN.get():
             print(text, file=sys.stderr)
-
-    def _clear(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._shown = False
 
 
 def seconds_left(
     efforts: Mapping[str, float], taken: Mapping[str, float], running: Mapping[str, float], workers: int
 ) -> float | None:
-    """What is left of the work, shared by the workers; None before anything is done.
+    """Estimate the seconds until all units are done, by their efforts; None before the first unit is done.
 
     >>> seconds_left({"a": 1, "b": 2, "c": 1}, taken={"a": 10.0}, running={"b": 5.0}, workers=1)
     25.0
@@ -136,23 +142,13 @@ def seconds_left(
         return None
     price = sum(seconds for name, seconds in taken.items() if name in efforts) / done
     rest = [max(0.0, price * efforts[name] - running.get(name, 0.0)) for name in efforts if name not in taken]
-    # No sooner than the longest of them: workers do not help each other with a unit.
+    # At least the longest of them, because workers do not share a unit.
     return max(sum(rest) / workers, max(rest, default=0.0))
 
 
-def unit_line(done: int, total: int, running: Sequence[str], left: float | None) -> str:
-    """
-    >>> unit_line(5, 20, ["boston, split 1", "yacht, split 2"], 200.0)
-    '[#####...............]  5/20  3 min left  boston, split 1 + 1 more'
-    """
-    share = done / total if total else 1.0
-    rest = "..." if left is None else f"{duration(left)} left"
-    more = f" + {len(running) - 1} more" if len(running) > 1 else ""
-    return f"[{'#' * round(20 * share):.<20}]  {done}/{total}  {rest}  {running[0] if running else ''}{more}".rstrip()
-
-
 def duration(seconds: float) -> str:
-    """
+    """Format a time in seconds, minutes, or hours and minutes.
+
     >>> duration(45), duration(200), duration(8000)
     ('45 s', '3 min', '2 h 13 min')
     """

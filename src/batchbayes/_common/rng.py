@@ -1,6 +1,6 @@
-"""Randomness as an explicit argument: a stream is named by (seed, path) and depends on nothing else.
+"""Random streams: each has a name (seed, path), and its numbers depend on that name alone.
 
-Draw s takes its own stream, so it is the same whatever the number of draws, their order or the chunking.
+Each draw has its own stream. So a draw does not depend on the number of draws, on their order or on the chunks.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ import torch
 
 
 def stream_seed(seed: int, *path: int | str) -> int:
-    """A 63-bit seed for the stream with this name; streams with different names are independent."""
+    """Return a 63-bit seed for the stream of this name. Streams of different names are independent."""
     digest = hashlib.blake2b(repr((int(seed), *path)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def generator(seed: int, *path: int | str) -> torch.Generator:
-    """A fresh CPU generator at the start of the stream (seed, path).
+    """Return a new CPU generator at the start of the stream (seed, path).
 
     >>> a = torch.randn(2, generator=generator(0, "draw", 3))
     >>> b = torch.randn(2, generator=generator(0, "draw", 3))
@@ -50,11 +50,11 @@ class GlobalStream:
     _LOCK = threading.RLock()
 
     def __init__(self, seed: int) -> None:
-        self._seed, self._place, self._outside = seed, None, None
+        self._seed, self._place, self._outside = seed, None, []
 
     def __enter__(self) -> None:
         self._LOCK.acquire()
-        self._outside = _global_states()
+        self._outside.append(_global_states())
         if self._place is not None:
             _set_global_states(self._place)
             return
@@ -64,7 +64,7 @@ class GlobalStream:
 
     def __exit__(self, *_: object) -> None:
         self._place = _global_states()
-        _set_global_states(self._outside)
+        _set_global_states(self._outside.pop())
         self._LOCK.release()
 
 
@@ -79,7 +79,7 @@ def _set_global_states(states: Any) -> None:
 
 
 def normals(seed: int, indices: Sequence[int], size: int) -> torch.Tensor:
-    """Standard normal numbers for some draws, (s, size) in double precision: each draw has its own stream.
+    """Return standard normal numbers for the given draws, (s, size) in float64. Each draw has its own stream.
 
     >>> bool((normals(0, [3], 2)[0] == normals(0, range(5), 2)[3]).all())
     True
@@ -91,7 +91,9 @@ def normals(seed: int, indices: Sequence[int], size: int) -> torch.Tensor:
 
 
 def dealt(seed: int, index: int, cards: int) -> int:
-    """Which of a number of cards draw `index` gets: each once before any comes again, in an order set by the seed.
+    """Return the card, from 0 to `cards - 1`, that draw `index` gets.
+
+    The cards are dealt from shuffled decks: each card comes once before any card comes again. The seed sets the order.
 
     >>> sorted(dealt(0, index, 4) for index in range(4))
     [0, 1, 2, 3]
@@ -101,7 +103,7 @@ def dealt(seed: int, index: int, cards: int) -> int:
 
 
 def dealt_first(seed: int, count: int, cards: int) -> torch.Tensor:
-    """Which cards the first `count` draws get, (count,).
+    """Return the cards that the first `count` draws get, (count,).
 
     >>> dealt_first(0, 9, 4).tolist() == [dealt(0, index, 4) for index in range(9)]
     True

@@ -1,8 +1,9 @@
-"""Numbers in words, for verdicts, captions and messages."""
+"""Numbers as text, for verdicts, captions and messages."""
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """
+    """Format a share from 0 to 1 in percent.
+
     >>> percent(0.9273), percent(0.1, 0)
     ('92.7 %', '10 %')
     """
@@ -10,7 +11,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent.
+    """Format a number with three significant digits and without an exponent.
 
     >>> number(0.012345), number(1234.5), number(2.0)
     ('0.0123', '1234', '2.00')
@@ -20,7 +21,8 @@ def number(value: float) -> str:
 
 
 def count(amount: int, noun: str) -> str:
-    """
+    """Format a number of things, with the noun in the singular or plural.
+
     >>> count(1, "example"), count(2000, "example")
     ('1 example', '2,000 examples')
     """

@@ -1,8 +1,7 @@
-"""Summaries of per-example scores: what goes into a table, as Python floats, with sums in float64.
+"""Summaries of scores over examples. They are Python floats, and their sums are computed in float64.
 
-Many examples are first counted, then summarised: ``count_by_score`` and the reliability functions do it for
-tensors in memory, the accumulators of ``batchbayes.metrics.streaming`` for data that comes in pieces. Both
-give the same objects, so that every summary exists once.
+Some summaries need counts first. `count_by_score` and the reliability functions count tensors in memory. The classes in
+`batchbayes.metrics.streaming` count data that comes in pieces, and return the same objects for the summaries.
 """
 
 from batchbayes.metrics.classification import (

@@ -1,4 +1,4 @@
-"""Accuracy, and calibration by binning: is a confidence of p right in a share p of the cases?"""
+"""Accuracy, and calibration by bins: of the answers with confidence p, is a share p right?"""
 
 from dataclasses import dataclass
 
@@ -11,20 +11,19 @@ from batchbayes._common.checks import (
     check_labels,
     check_not_empty,
     check_probabilities,
-    check_same_shape,
-    refuse,
 )
+from batchbayes.errors import BatchbayesError
 from batchbayes.scores import is_misclassified
 
-# The number of bins of Guo et al., ICML 2017, with which most published values were computed.
 NUM_BINS = 15
+"""The number of bins in Guo et al., ICML 2017, and in most published values."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Sums over the examples of each confidence bin, from the lowest confidence to the highest.
+    """Sums over the examples in each bin of confidence, the lowest confidence first.
 
-    All of shape (B,) and float64. Equal-mass bins may hold fractions of examples of equal confidence.
+    All tensors are (B,) in float64. Bins of equal mass may hold fractions of examples that have the same confidence.
     """
 
     counts: Tensor
@@ -33,17 +32,19 @@ class Reliability:
 
     @property
     def mean_confidence(self) -> Tensor:
-        """(B,), NaN in an empty bin."""
+        """Mean confidence in each bin, (B,), NaN in an empty bin."""
         return self.confidence_sums / self.counts
 
     @property
     def accuracy(self) -> Tensor:
-        """(B,), NaN in an empty bin."""
+        """Share of right answers in each bin, (B,), NaN in an empty bin."""
         return self.correct_sums / self.counts
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
-    r"""Share of examples whose most probable class is the true one. Shapes: (N, ..., K), (N, ...) -> number.
+    r"""Return the share of right answers, $\frac1N \sum_i 1[\arg\max_k p_{ik} = y_i]$.
+
+    Shapes: probs (N, ..., K), labels (N, ...) -> number.
 
     >>> accuracy(torch.tensor([[0.25, 0.75], [0.6, 0.4]]), torch.tensor([0, 0]))
     0.5
@@ -53,10 +54,10 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
 
 
 def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> Reliability:
-    r"""Examples sorted into bins :math:`((b-1)/B, b/B]` of confidence; zero goes into the first.
+    r"""Sort examples into bins $((b-1)/B, b/B]$ of confidence. A confidence of zero goes into the first bin.
 
-    For the usual ECE: confidence = ``max_probability(probs)``, correct =
-    ``~is_misclassified(probs, labels)``. Shapes: confidence (N, ...), correct bool (N, ...) -> bins (B,).
+    For the usual ECE pass `max_probability(probs)` and `~is_misclassified(probs, labels)`.
+    Shapes: confidence (N, ...), correct bool (N, ...) -> bins (B,).
 
     >>> confidence, correct = torch.tensor([0.2, 0.9, 1.0]), torch.tensor([False, True, True])
     >>> bins = equal_width_reliability(confidence, correct, num_bins=2)
@@ -64,7 +65,7 @@ def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int =
     ([1.0, 2.0], [0.0, 2.0])
     """
     _check_bins(confidence, correct, num_bins)
-    confidence = confidence.double().flatten().contiguous()  # bucketize warns of strides
+    confidence = confidence.double().flatten().contiguous()  # bucketize warns about other strides
     edges = torch.arange(1, num_bins, dtype=torch.float64, device=confidence.device) / num_bins
     index = torch.bucketize(confidence, edges)
 
@@ -75,11 +76,11 @@ def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int =
 
 
 def equal_mass_reliability(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> Reliability:
-    r"""Examples sorted by confidence and cut into bins of equal size; the first N mod B are larger by one.
+    r"""Sort examples by confidence and cut them into bins of equal size. The first N mod B bins have one more.
 
-    Examples of equal confidence on both sides of a cut are shared out in proportion, so that the result does
-    not depend on the order of the data. Shapes: confidence (N, ...), correct bool (N, ...) -> bins (B,).
-    Reference: Nguyen & O'Connor, EMNLP 2015; the adaptive error of Nixon et al., CVPR-W 2019, is alike.
+    If a cut lies between examples of the same confidence, these are shared between the bins in proportion. So the
+    result does not depend on the order of the data. Shapes: confidence (N, ...), correct bool (N, ...) -> bins (B,).
+    Reference: Nguyen & O'Connor, EMNLP 2015; the adaptive error of Nixon et al., CVPR-W 2019, is similar.
 
     >>> confidence, correct = torch.tensor([0.9, 0.9, 0.9]), torch.tensor([False, True, True])
     >>> bins = equal_mass_reliability(confidence, correct, num_bins=2)
@@ -90,7 +91,7 @@ def equal_mass_reliability(confidence: Tensor, correct: Tensor, num_bins: int = 
     check_not_empty("confidence", confidence)
     values, inverse, sizes = torch.unique(confidence.double().flatten(), return_inverse=True, return_counts=True)
     hits = torch.bincount(inverse, correct.double().flatten(), minlength=len(values))
-    last_rank = sizes.cumsum(0)  # (G,) rank at which each group of equal confidences ends
+    last_rank = sizes.cumsum(0)  # (G,) rank of the last example of each group of equal confidences
     cuts = torch.arange(1, num_bins + 1, device=values.device)
     cuts = cuts * (len(inverse) // num_bins) + cuts.clamp(max=len(inverse) % num_bins)  # (B,)
     group = torch.searchsorted(last_rank, cuts).clamp(max=len(values) - 1)  # the group that holds each cut
@@ -104,10 +105,10 @@ def equal_mass_reliability(confidence: Tensor, correct: Tensor, num_bins: int = 
 
 
 def expected_calibration_error(reliability: Reliability) -> float:
-    r"""Mean gap between confidence and accuracy, :math:`\sum_b \tfrac{n_b}{N} |acc_b - conf_b|`, from 0 to 1.
+    r"""Return the mean gap between confidence and accuracy (ECE), $\sum_b \frac{n_b}{N} |acc_b - conf_b|$.
 
-    Equal width or equal mass, as the bins are. It is biased upwards for few examples or many bins: name the
-    bins beside the number. Shapes: bins (B,) -> number. Reference: Guo et al., ICML 2017, equation 3.
+    It lies between 0 and 1. It is biased upwards for few examples or many bins, so state the bins beside the number.
+    Shapes: bins (B,) -> number. Reference: Guo et al., ICML 2017, equation 3.
 
     >>> bins = equal_width_reliability(torch.tensor([0.25, 0.75]), torch.tensor([False, False]))
     >>> expected_calibration_error(bins)
@@ -115,12 +116,12 @@ def expected_calibration_error(reliability: Reliability) -> float:
     """
     total = float(reliability.counts.sum())
     if total == 0:
-        refuse("at least one example", "none", "Add examples before asking for the calibration error.")
+        raise BatchbayesError(expected="at least one example in the bins", got="none", fix="add examples first")
     return float((reliability.correct_sums - reliability.confidence_sums).abs().sum()) / total
 
 
 def classwise_calibration_error(probs: Tensor, labels: Tensor, num_bins: int = NUM_BINS) -> float:
-    r"""Mean over classes of the equal-width calibration error of :math:`p_k` as a forecast of :math:`y = k`.
+    r"""Return the mean over classes of the equal-width calibration error of $p_k$ as a forecast of $y = k$.
 
     Shapes: probs (N, ..., K), labels (N, ...) -> number. Reference: Kull et al., NeurIPS 2019.
 
@@ -128,8 +129,8 @@ def classwise_calibration_error(probs: Tensor, labels: Tensor, num_bins: int = N
     0.25
     """
     check_probabilities(probs)
-    check_labels(labels, probs)
     num_classes = probs.shape[-1]
+    check_labels(labels, probs.shape[:-1], num_classes)
     errors = [
         expected_calibration_error(equal_width_reliability(probs[..., k], labels == k, num_bins))
         for k in range(num_classes)
@@ -138,8 +139,7 @@ def classwise_calibration_error(probs: Tensor, labels: Tensor, num_bins: int = N
 
 
 def _check_bins(confidence: Tensor, correct: Tensor, num_bins: int) -> None:
-    check_same_shape("correct", correct, "confidence", confidence)
-    check_bool("correct", correct)
+    check_bool("correct", correct, "confidence", confidence)
     check_in_unit_interval("confidence", confidence)
     if num_bins < 1:
-        refuse("one bin or more", f"{num_bins}", f"{NUM_BINS} is the usual number.")
+        raise BatchbayesError(expected="at least one bin", got=f"{num_bins}", fix=f"use {NUM_BINS}, the usual number")

@@ -1,8 +1,7 @@
-"""How well a score ranks: positives above negatives, errors among the uncertain, one quantity with another.
+"""How well a score ranks examples: positives above negatives, wrong answers above right ones.
 
-All of it depends on the examples only through the counts of positives and negatives at each distinct score,
-so those are counted once. Equal scores are treated exactly, as the mean over all orders of the tied examples
-or as one step.
+The summaries need only the numbers of positives and negatives at each distinct score, so these are counted once. Equal
+scores are treated exactly: as the mean over all orders of the tied examples, or as one step.
 """
 
 from dataclasses import dataclass
@@ -10,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_bool, check_no_nan, check_not_empty, check_same_shape, refuse
+from batchbayes._common.checks import check_bool, check_no_nan, check_not_empty, check_same_shape
+from batchbayes.errors import BatchbayesError
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreCounts:
-    """Positives and negatives at each of G distinct scores, the highest score first. All of shape (G,)."""
+    """Numbers of positives and negatives at each of G distinct scores, the highest score first. All are (G,)."""
 
     scores: Tensor
     positives: Tensor
@@ -24,7 +24,7 @@ class ScoreCounts:
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """Risk and coverage when scores up to a threshold are kept. All of shape (G,), lowest threshold first."""
+    """Risk and coverage if scores up to a threshold are kept, the lowest threshold first. All are (G,)."""
 
     thresholds: Tensor
     coverage: Tensor
@@ -34,15 +34,15 @@ class RiskCoverage:
 def count_by_score(score: Tensor, positive: Tensor) -> ScoreCounts:
     """Count positives and negatives at each distinct score, for the summaries below.
 
-    Positive is what a high score should find: with an uncertainty as score, the examples out of distribution,
-    or the wrong answers. Infinite scores are allowed. Shapes: score (N, ...), positive bool (N, ...) -> (G,).
+    Positive examples are those that should have a high score. For an uncertainty they are the examples out of
+    distribution, or the wrong answers. Infinite scores are allowed.
+    Shapes: score (N, ...), positive bool (N, ...) -> (G,).
 
     >>> counts = count_by_score(torch.tensor([0.5, 0.1, 0.5]), torch.tensor([True, False, False]))
     >>> counts.positives.tolist(), counts.negatives.tolist()
     ([1, 0], [1, 1])
     """
-    check_same_shape("positive", positive, "score", score)
-    check_bool("positive", positive)
+    check_bool("positive", positive, "score", score)
     check_not_empty("score", score)
     check_no_nan("score", score)
     values, inverse, sizes = _groups(score)
@@ -51,7 +51,7 @@ def count_by_score(score: Tensor, positive: Tensor) -> ScoreCounts:
 
 
 def area_under_roc(counts: ScoreCounts) -> float:
-    r"""Probability that a positive scores above a negative, :math:`P(s_+ > s_-) + \tfrac12 P(s_+ = s_-)`.
+    r"""Return the probability that a positive scores above a negative, $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ (AUROC).
 
     Shapes: counts (G,) -> number. Reference: Hanley & McNeil, Radiology 143 (1982).
 
@@ -65,10 +65,10 @@ def area_under_roc(counts: ScoreCounts) -> float:
 
 
 def average_precision(counts: ScoreCounts) -> float:
-    r"""Area under the precision-recall curve (AUPR) as a sum of steps, :math:`\sum_g (R_g - R_{g-1}) P_g`.
+    r"""Return the area under the precision-recall curve (AUPR) as a sum of steps, $\sum_g (R_g - R_{g-1}) P_g$.
 
-    Steps are not joined by straight lines, which would be too optimistic. A score without information gets
-    the share of positives, not 1/2. Shapes: counts (G,) -> number. Reference: Davis & Goadrich, ICML 2006.
+    Straight lines between the points would be too optimistic. A score without information gets the share of positives,
+    not 1/2. Shapes: counts (G,) -> number. Reference: Davis & Goadrich, ICML 2006.
 
     >>> average_precision(count_by_score(torch.tensor([0.5, 0.1, 0.5]), torch.tensor([True, False, False])))
     0.5
@@ -80,16 +80,19 @@ def average_precision(counts: ScoreCounts) -> float:
 
 
 def false_positive_rate_at_recall(counts: ScoreCounts, recall: float = 0.95) -> float:
-    r"""Share of negatives above the highest threshold that finds a given share of the positives (FPR95).
+    r"""Return the share of negatives that are found together with a given share of the positives (FPR95).
 
-    Shapes: counts (G,) -> number. Reference: Liang, Li & Srikant, ICLR 2018.
+    It is $P(s_- \geq t)$ for the highest threshold t with $P(s_+ \geq t) \geq recall$. Shapes: counts (G,) -> number.
+    Reference: Liang, Li & Srikant, ICLR 2018.
 
     >>> counts = count_by_score(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([False, True, False]))
     >>> false_positive_rate_at_recall(counts)
     0.5
     """
     if not 0 < recall <= 1:
-        refuse("recall above 0 and up to 1", f"{recall}", "0.95 is the usual choice.")
+        raise BatchbayesError(
+            expected="recall above 0 and at most 1", got=f"{recall}", fix="use 0.95, the usual choice"
+        )
     positives, negatives = both_classes(counts)
     reached = positives.cumsum(0) / positives.sum() >= recall
     first = int(reached.int().argmax())
@@ -97,11 +100,11 @@ def false_positive_rate_at_recall(counts: ScoreCounts, recall: float = 0.95) -> 
 
 
 def risk_coverage(counts: ScoreCounts) -> RiskCoverage:
-    r"""Error rate among the kept examples against the share kept, as a threshold on the uncertainty rises.
+    r"""Return the error rate among the kept examples and the share of kept examples, for each threshold.
 
-    Here the score is an uncertainty and positive means wrong. Equal scores are kept together, so the curve
-    has one point a distinct score. Shapes: counts (G,) -> curve (G,). Reference: El-Yaniv & Wiener, JMLR 11
-    (2010).
+    An example is kept if its score, an uncertainty, is at most the threshold; positive means wrong. At threshold t the
+    coverage is $P(s \leq t)$ and the risk is $P(wrong \mid s \leq t)$. The curve has one point for each distinct score.
+    Shapes: counts (G,) -> curve (G,). Reference: El-Yaniv & Wiener, JMLR 11 (2010).
 
     >>> curve = risk_coverage(count_by_score(torch.tensor([0.2, 0.9]), torch.tensor([False, True])))
     >>> curve.coverage.tolist(), curve.risk.tolist()
@@ -113,12 +116,12 @@ def risk_coverage(counts: ScoreCounts) -> RiskCoverage:
 
 
 def area_under_risk_coverage(counts: ScoreCounts) -> float:
-    r"""Mean error rate over all numbers of kept examples (AURC), :math:`\tfrac1N \sum_{k=1}^N risk(k)`.
+    r"""Return the mean error rate over all numbers of kept examples (AURC), $\frac1N \sum_{k=1}^N risk(k)$.
 
-    Lower is better. Among equal scores it is the mean over all orders: in a group of n examples with e
-    errors, after B examples with E errors, the expected risk at B + j is :math:`(E + j e/n) / (B + j)`, and
-    these sum to :math:`e + (E - B e/n) (H_{B+n} - H_B)` with harmonic numbers H. Shapes: counts (G,) ->
-    number. Reference: Geifman, Uziel & El-Yaniv, ICLR 2019.
+    Lower is better. For equal scores it is the mean over all orders. Consider a group of n examples with e errors that
+    comes after B examples with E errors. The expected risk at B + j is $(E + j e/n) / (B + j)$. The sum of these is
+    $e + (E - B e/n) (H_{B+n} - H_B)$ with harmonic numbers H. Shapes: counts (G,) -> number.
+    Reference: Geifman, Uziel & El-Yaniv, ICLR 2019.
 
     >>> area_under_risk_coverage(count_by_score(torch.tensor([0.2, 0.9]), torch.tensor([False, True])))
     0.25
@@ -131,9 +134,9 @@ def area_under_risk_coverage(counts: ScoreCounts) -> float:
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> float:
-    r"""Spearman's :math:`\rho`: the correlation of the ranks, where equal values share their mean rank.
+    r"""Return Spearman's $\rho$, the correlation of the ranks. Equal values share their mean rank.
 
-    For uncertainty: first = predicted std, second = absolute error. Shapes: (N, ...), (N, ...) -> number.
+    Use it for predicted standard deviations and absolute errors, for example. Shapes: (N, ...), (N, ...) -> number.
     Reference: Spearman, American Journal of Psychology 15 (1904).
 
     >>> round(rank_correlation(torch.tensor([1.0, 2.0, 2.0, 9.0]), torch.tensor([0.0, 0.5, 0.7, 0.6])), 6)
@@ -143,10 +146,10 @@ def rank_correlation(first: Tensor, second: Tensor) -> float:
     for name, tensor in (("first", first), ("second", second)):
         check_no_nan(name, tensor)
         if tensor.numel() < 2 or bool((tensor == tensor.flatten()[0]).all()):
-            refuse(
-                f"two different values or more in {name}",
-                "one value",
-                "A constant has no ranking: report none.",
+            raise BatchbayesError(
+                expected=f"at least two different values in {name}",
+                got="one value",
+                fix="report no correlation, because a constant has no ranking",
             )
     first_rank, second_rank = _centred_ranks(first), _centred_ranks(second)
     scale = (first_rank.square().sum() * second_rank.square().sum()).sqrt()
@@ -154,7 +157,7 @@ def rank_correlation(first: Tensor, second: Tensor) -> float:
 
 
 def _groups(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct values from low to high, which of them each example has, and how many have it."""
+    """Return the distinct values in rising order, the index of the value of each example, and the group sizes."""
     return torch.unique(values.double().flatten(), return_inverse=True, return_counts=True)
 
 
@@ -165,20 +168,20 @@ def _centred_ranks(values: Tensor) -> Tensor:
 
 
 def both_classes(counts: ScoreCounts) -> tuple[Tensor, Tensor]:
-    """Positives and negatives as float64, or a refusal if one of the two is missing."""
+    """Return positives and negatives in float64. Raise an error if one of the two is missing."""
     positives, negatives = counts.positives.double(), counts.negatives.double()
     if not (positives.sum() > 0 and negatives.sum() > 0):
-        refuse(
-            "positives and negatives",
-            f"{int(positives.sum())} positives and {int(negatives.sum())} negatives",
-            "With one class only there is nothing to rank: report none.",
+        raise BatchbayesError(
+            expected="positives and negatives",
+            got=f"{int(positives.sum())} positives and {int(negatives.sum())} negatives",
+            fix="report no number, because with one class only there is nothing to rank",
         )
     return positives, negatives
 
 
 def _kept_first(counts: ScoreCounts) -> tuple[Tensor, Tensor]:
-    """Sizes and errors of the groups of equal uncertainty, the most certain first."""
+    """Return sizes and numbers of errors of the groups of equal uncertainty, the most certain first."""
     if counts.scores.numel() == 0:
-        refuse("at least one example", "none", "Add examples before asking for the risk.")
+        raise BatchbayesError(expected="at least one example in the counts", got="none", fix="add examples first")
     errors = counts.positives.double().flip(0)
     return errors + counts.negatives.double().flip(0), errors

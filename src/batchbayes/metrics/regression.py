@@ -7,22 +7,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite, check_not_empty, check_positive, check_same_shape, refuse
+from batchbayes._common.checks import check_finite, check_not_empty, check_positive, check_same_shape, check_truth
+from batchbayes.errors import BatchbayesError, unknown_name
 
-# Enough to halve any bracket of log std down to the spacing of float64.
 _BISECTIONS = 64
+"""Enough to halve any interval of log std down to the spacing of float64."""
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """How often intervals hold the target, and how wide they are."""
+    """The share of targets inside their intervals, and the mean width of the intervals."""
 
     coverage: float
     mean_width: float
 
 
 def root_mean_squared_error(prediction: Tensor, target: Tensor) -> float:
-    r"""Root of the mean squared error, :math:`\sqrt{\tfrac1N \sum_i (y_i - \hat y_i)^2}`.
+    r"""Return the root of the mean squared error (RMSE), $\sqrt{\frac1N \sum_i (y_i - \hat y_i)^2}$.
 
     Shapes: prediction (N, ...), target (N, ...) -> number.
 
@@ -33,15 +34,12 @@ def root_mean_squared_error(prediction: Tensor, target: Tensor) -> float:
 
 
 def best_constant_precision(prediction: Tensor, target: Tensor, objective: Literal["crps", "log_likelihood"]) -> float:
-    r"""Precision of the best Gaussian with one variance for all points, around the given means.
+    r"""Return the precision of the best Gaussian with one variance for all points, around the given means.
 
-    It is the constant-uncertainty baseline: CUBN if the means are those of MCBN, CUDO if those of MC dropout.
-    Fit it on held-out points; score it by ``gaussian_crps(mean, precision**-0.5, target)``. For the
-    log-likelihood the optimum is :math:`\tau = 1 / \overline{e^2}`. The mean CRPS is convex in
-    :math:`\sigma`, and its one minimum, found by bisection, solves
-
-    .. math:: \tfrac1N \sum_i \exp(-e_i^2 / 2 \sigma^2) = 1 / \sqrt 2.
-
+    This is the baseline of constant uncertainty: CUBN for the means of MCBN, CUDO for the means of MC dropout. Fit it
+    on held-out points, and score it by `gaussian_crps(mean, precision**-0.5, target)`. For the log-likelihood the best
+    precision is $\tau = 1 / \overline{e^2}$. The mean CRPS is convex in $\sigma$. Its minimum solves
+    $\frac1N \sum_i \exp(-e_i^2 / 2 \sigma^2) = 1 / \sqrt 2$, which is done by bisection.
     Shapes: prediction (N, ...), target (N, ...) -> number. Reference: Teye, Azizpour & Smith, ICML 2018.
 
     >>> prediction, target = torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])
@@ -52,19 +50,19 @@ def best_constant_precision(prediction: Tensor, target: Tensor, objective: Liter
     """
     error = _errors(prediction, target).abs().flatten()
     if objective not in ("crps", "log_likelihood"):
-        refuse('objective "crps" or "log_likelihood"', repr(objective), "Choose one of the two.")
+        raise unknown_name("an objective", objective, ("crps", "log_likelihood"))
     needed = 0.0 if objective == "log_likelihood" else 1 - math.sqrt(0.5)
     nonzero = error[error > 0]
     if len(nonzero) <= needed * len(error):
-        refuse(
-            f"more than {needed:.0%} of the errors other than zero",
-            f"{len(nonzero)} of {len(error)}",
-            "The best constant variance would be zero, a point prediction: fit it on held-out points.",
+        raise BatchbayesError(
+            expected=f"more than {needed:.0%} of the errors other than zero",
+            got=f"{len(nonzero)} of {len(error)}",
+            fix="use held-out points, because the best constant variance of these would be zero",
         )
     if objective == "log_likelihood":
         return 1 / float(error.square().mean())
-    # Below a 40th of the least error every term but those of zero errors is nought; above the largest
-    # per-point optimum every term is at least 1/sqrt(2).
+    # For a std below 1/40 of the smallest error, only errors of zero have terms above zero. For a std above the
+    # optimum of the largest error, every term is at least 1/sqrt(2).
     low = math.log(float(nonzero.min()) / 40)
     high = math.log(float(nonzero.max()) / math.sqrt(math.log(2)))
     for _ in range(_BISECTIONS):
@@ -75,10 +73,10 @@ def best_constant_precision(prediction: Tensor, target: Tensor, objective: Liter
 
 
 def interval_summary(lower: Tensor, upper: Tensor, target: Tensor) -> Intervals:
-    r"""Share of targets in :math:`[l_i, u_i]` (ends included), and the mean of :math:`u_i - l_i`.
+    r"""Return the share of targets in $[l_i, u_i]$ (ends included), and the mean of $u_i - l_i$.
 
-    For the central interval at level :math:`1 - \alpha` the ends are the quantiles :math:`\alpha/2` and
-    :math:`1 - \alpha/2` of the predictive. Shapes: three times (N, ...) -> two numbers.
+    The ends of the central interval at level $1 - \alpha$ are the quantiles $\alpha/2$ and $1 - \alpha/2$ of the
+    predictive. Shapes: each of the three (N, ...) -> two numbers.
 
     >>> interval_summary(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 3.0]), torch.tensor([1.0, 4.0]))
     Intervals(coverage=0.5, mean_width=2.0)
@@ -88,19 +86,19 @@ def interval_summary(lower: Tensor, upper: Tensor, target: Tensor) -> Intervals:
     for name, tensor in (("lower", lower), ("upper", upper), ("target", target)):
         check_not_empty(name, tensor)
         check_finite(name, tensor)
-    swapped = int((lower > upper).sum())
-    if swapped:
-        refuse("lower ends at or below upper ends", f"{swapped} the other way round", "Swap the two arguments.")
+    if swapped := int((lower > upper).sum()):
+        got = f"{swapped} the other way round"
+        raise BatchbayesError(expected="lower ends at or below upper ends", got=got, fix="swap the two arguments")
     inside = (lower <= target) & (target <= upper)
     width = upper.double() - lower.double()
     return Intervals(float(inside.double().mean()), float(width.mean()))
 
 
 def sharpness(std: Tensor) -> float:
-    r"""Root of the mean predicted variance, :math:`\sqrt{\tfrac1N \sum_i \sigma_i^2}`; lower is sharper.
+    r"""Return the root of the mean predicted variance, $\sqrt{\frac1N \sum_i \sigma_i^2}$. Lower is sharper.
 
-    Compare it with the RMSE: a calibrated Gaussian has both equal. Shapes: (N, ...) -> number.
-    Reference: Kuleshov, Fenner & Ermon, ICML 2018 (who take the variance).
+    For a calibrated Gaussian it is equal to the RMSE. Shapes: (N, ...) -> number.
+    Reference: Kuleshov, Fenner & Ermon, ICML 2018 (they use the variance).
 
     >>> sharpness(torch.tensor([1.0, 7.0]))
     5.0
@@ -111,8 +109,6 @@ def sharpness(std: Tensor) -> float:
 
 
 def _errors(prediction: Tensor, target: Tensor) -> Tensor:
-    check_same_shape("target", target, "the prediction", prediction)
+    check_truth(prediction, target)
     check_not_empty("the prediction", prediction)
-    check_finite("the prediction", prediction)
-    check_finite("target", target)
     return target.double() - prediction.double()

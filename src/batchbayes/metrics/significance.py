@@ -1,21 +1,20 @@
-"""Is a mean over runs different from a given value? The one-sample t-test, in plain Python."""
+"""The one-sample t-test in plain Python: is a mean over runs different from a given value?"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchbayes._common.checks import refuse
 from batchbayes.errors import BatchbayesError
 
 _STARS = ((1e-4, "****"), (1e-3, "***"), (1e-2, "**"), (0.05, "*"))
 _TINY = 1e-300
-# The fraction converges in about the root of its larger parameter: this serves a million runs.
 _MAX_TERMS = 10_000
+"""Enough for a million runs: the fraction needs about as many terms as the square root of its larger parameter."""
 
 
 @dataclass(frozen=True)
 class TTest:
-    """A mean over runs, its standard error, and the two-sided p-value of the null hypothesis."""
+    """A mean over runs, its standard error, the statistic t, its two-sided p-value, and stars of significance."""
 
     mean: float
     standard_error: float
@@ -25,10 +24,10 @@ class TTest:
 
 
 def one_sample_t_test(values: Sequence[float], null_mean: float = 0.0) -> TTest:
-    r"""Two-sided test that the mean is :math:`\mu_0`: :math:`t = (\bar x - \mu_0) / (s / \sqrt n)`.
+    r"""Test in both directions that the mean is $\mu_0$, by $t = (\bar x - \mu_0) / (s / \sqrt n)$.
 
-    s is the standard deviation with n - 1; t has n - 1 degrees of freedom. Reference: Student, Biometrika 6
-    (1908).
+    Here s is the standard deviation with divisor n - 1, and t has n - 1 degrees of freedom. Shapes: n numbers -> test.
+    Reference: Student, Biometrika 6 (1908).
 
     >>> test = one_sample_t_test([1.0, 2.0, 3.0, 6.0])
     >>> round(test.t, 4), round(test.p_value, 4), test.stars
@@ -37,15 +36,16 @@ def one_sample_t_test(values: Sequence[float], null_mean: float = 0.0) -> TTest:
     numbers = [float(value) for value in values]
     count = len(numbers)
     if count < 2 or not all(map(math.isfinite, numbers)):
-        refuse(
-            "two finite values or more",
-            f"{numbers}",
-            "One run has no standard error: repeat it with other seeds.",
+        raise BatchbayesError(
+            expected="at least two finite values",
+            got=f"{numbers}",
+            fix="repeat the run with other seeds, because one run has no standard error",
         )
     mean = math.fsum(numbers) / count
     variance = math.fsum((number - mean) ** 2 for number in numbers) / (count - 1)
     if variance == 0:
-        refuse("values that differ", f"{count} times {mean}", "Were the seeds really different?")
+        got = f"{count} times {mean}"
+        raise BatchbayesError(expected="values that differ", got=got, fix="check that the seeds were different")
     standard_error = math.sqrt(variance / count)
     t = (mean - null_mean) / standard_error
     p_value = student_t_two_sided(t, count - 1)
@@ -53,7 +53,7 @@ def one_sample_t_test(values: Sequence[float], null_mean: float = 0.0) -> TTest:
 
 
 def stars(p_value: float) -> str:
-    """Stars of significance: ``****`` below 1e-4, ``***`` below 1e-3, ``**`` below 1e-2, ``*`` below 0.05.
+    """Return the stars of significance: `****` below 1e-4, `***` below 1e-3, `**` below 1e-2, `*` below 0.05.
 
     >>> stars(0.03), stars(0.05), stars(1e-9)
     ('*', '', '****')
@@ -62,30 +62,30 @@ def stars(p_value: float) -> str:
 
 
 def student_t_two_sided(t: float, degrees_of_freedom: float) -> float:
-    r"""Probability that Student's t is at least as large in size, :math:`I_{\nu/(\nu + t^2)}(\nu/2, 1/2)`.
+    r"""Return the probability of an absolute value of at least |t| for Student's t, $I_{\nu/(\nu + t^2)}(\nu/2, 1/2)$.
 
-    Accurate in relative terms, far into the tails. Reference: Abramowitz & Stegun, 26.7.1.
+    The relative error is small even for very small probabilities. Reference: Abramowitz & Stegun, 26.7.1.
 
     >>> round(student_t_two_sided(2.0, 10), 6)
     0.073388
     """
     if not degrees_of_freedom > 0 or math.isnan(t):
-        refuse(
-            "a number t and degrees of freedom above 0",
-            f"t {t}, {degrees_of_freedom}",
-            "Test two runs or more.",
+        raise BatchbayesError(
+            expected="a number t and degrees of freedom above 0",
+            got=f"t {t} and {degrees_of_freedom}",
+            fix="test at least two runs",
         )
     square = t * t
     if math.isinf(square):
         return 0.0
-    # Both shares are computed directly: one minus the other would lose the smaller of them.
+    # Both are computed directly, because one minus the larger would lose digits of the smaller.
     share = degrees_of_freedom / (degrees_of_freedom + square)
     rest = square / (degrees_of_freedom + square)
     return _incomplete_beta(0.5 * degrees_of_freedom, 0.5, share, rest)
 
 
 def _incomplete_beta(a: float, b: float, x: float, one_minus_x: float) -> float:
-    """Regularised incomplete beta function I_x(a, b); the fraction converges fast below the mean."""
+    """Return the regularised incomplete beta function I_x(a, b). The fraction converges fast for x below the mean."""
     if x == 0 or one_minus_x == 0:
         return 0.0 if x == 0 else 1.0
     if x > (a + 1) / (a + b + 2):
@@ -96,9 +96,9 @@ def _incomplete_beta(a: float, b: float, x: float, one_minus_x: float) -> float:
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction 1 + d1/(1 + d2/(1 + ...)) of Abramowitz & Stegun, 26.5.8, from the front.
+    """Evaluate the continued fraction 1 + d1/(1 + d2/(1 + ...)) of Abramowitz & Stegun, 26.5.8, term by term.
 
-    It keeps two ratios of successive convergents, so that nothing overflows (the modified method of Lentz).
+    It keeps ratios of successive convergents, so that nothing overflows (the modified method of Lentz).
     """
     value = numerator_ratio = 1.0
     denominator_ratio = 0.0
@@ -115,5 +115,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
         if abs(step - 1) < 1e-15:
             return value
     raise BatchbayesError(
-        "fewer degrees of freedom", f"{2 * max(a, b)}", "use the normal distribution for so many values"
+        expected="fewer degrees of freedom",
+        got=f"{2 * max(a, b)}",
+        fix="use the normal distribution for so many values",
     )

@@ -1,15 +1,16 @@
-"""Means of scores, also on a scale from 0 (constant variance) to 100 (the best variance at each point)."""
+"""Means of scores, and scores on a scale from 0 (constant variance) to 100 (the best variance for each point)."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_no_nan, check_not_empty, check_same_shape, refuse
+from batchbayes._common.checks import check_no_nan, check_not_empty, check_same_shape
+from batchbayes.errors import BatchbayesError
 
 
 def mean_score(scores: Tensor) -> float:
-    r"""Mean over all elements, :math:`\tfrac1N \sum_i s_i`, summed in float64. Shapes: (N, ...) -> number.
+    r"""Return the mean over all elements, $\frac1N \sum_i s_i$. Shapes: (N, ...) -> number.
 
     >>> mean_score(torch.tensor([1.0, 4.0]))
     2.5
@@ -20,9 +21,9 @@ def mean_score(scores: Tensor) -> float:
 
 
 def negative_log_likelihood(log_likelihood: Tensor) -> float:
-    r"""Mean negative log-likelihood, :math:`-\tfrac1N \sum_i \log p(y_i)`, in nats, for any likelihood.
+    r"""Return the mean negative log-likelihood in nats, $-\frac1N \sum_i \log p(y_i)$.
 
-    Infinite if one truth had probability zero. Shapes: (N, ...) -> number.
+    It is infinite if one true value has probability zero. Shapes: (N, ...) -> number.
 
     >>> negative_log_likelihood(torch.tensor([-1.0, -2.0]))
     1.5
@@ -31,14 +32,12 @@ def negative_log_likelihood(log_likelihood: Tensor) -> float:
 
 
 def normalised_score(score: Tensor, constant: Tensor, optimum: Tensor) -> float:
-    r"""Where a score stands between the best constant variance (0) and the per-point optimum (100),
+    r"""Return a score on a scale from 0, the best constant variance, to 100, the best variance for each point.
 
-    .. math:: 100 \, (\bar m - \bar m_{CU}) / (\bar m_{opt} - \bar m_{CU}),
-
-    a ratio of test means, not a mean of ratios. Below zero: worse than constant. It serves CRPS and
-    log-likelihood alike: the direction of the score cancels. All three have to be around the same predicted
-    means (see ``best_constant_precision`` and ``scores.optima``). Shapes: three times (N, ...) -> number.
-    Reference: Teye, Azizpour & Smith, ICML 2018.
+    It is $100 (\bar m - \bar m_{const}) / (\bar m_{opt} - \bar m_{const})$, a ratio of means over the examples. A value
+    below zero is worse than a constant variance. It works for CRPS and for log-likelihood, because the direction of the
+    score cancels. All three scores must be of the same predicted means (see `best_constant_precision` and
+    `scores.optima`). Shapes: each of the three (N, ...) -> number. Reference: Teye, Azizpour & Smith, ICML 2018.
 
     >>> normalised_score(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0]), torch.tensor([0.5, 1.5]))
     50.0
@@ -48,9 +47,9 @@ def normalised_score(score: Tensor, constant: Tensor, optimum: Tensor) -> float:
     at_constant, at_optimum = mean_score(constant), mean_score(optimum)
     span = at_optimum - at_constant
     if span == 0 or not math.isfinite(span):
-        refuse(
-            "a finite optimum that differs from the constant-variance score",
-            f"means {at_optimum} and {at_constant}",
-            "Equal errors leave nothing to normalise; else check that all three are the same score.",
+        raise BatchbayesError(
+            expected="a finite optimum that differs from the constant-variance score",
+            got=f"means {at_optimum} and {at_constant}",
+            fix="check that all three are the same score; if all errors are equal, this scale does not exist",
         )
     return 100 * ((mean_score(score) - at_constant) / span)

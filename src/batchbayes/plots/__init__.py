@@ -1,4 +1,7 @@
-"""Figures: one function each, from arrays to a matplotlib Figure, to be read in print and by the colour-blind."""
+"""Figures: each function draws arrays into a matplotlib Figure that is readable in print and by the colour-blind.
+
+A function that draws one panel takes `ax=` to draw into axes of your own; it then returns their figure.
+"""
 
 from batchbayes.plots.band import Band, band_figure
 from batchbayes.plots.batch_size import batch_size_figure

@@ -1,4 +1,4 @@
-"""Predictions along a line, with bands."""
+"""Predictions along one input, with bands of uncertainty."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """A prediction along a line: a panel's title, means (N,) and standard deviations (N,)."""
+    """A prediction along one input: the title of its panel, means (N,) and standard deviations (N,)."""
 
     title: str
     mean: ArrayLike
@@ -33,16 +33,16 @@ def band_figure(
     levels: Sequence[float] = (1, 2),
     columns: int | None = None,
 ) -> "Figure":
-    """Predictions along a line with bands of some standard deviations, a panel each, on shared axes.
+    """Draw predictions along one input with bands of uncertainty: one panel for each prediction, with shared axes.
 
     Args:
-        inputs: where the predictions were made, in rising order, (N,).
-        bands: what is compared.
+        inputs: inputs of the predictions in rising order, (N,).
+        bands: the predictions.
         data: inputs and targets of the training data.
-        truth: the function that the data came from, (N,).
-        support: the intervals where training data lies; what is outside is shaded.
+        truth: the function that the data comes from, (N,).
+        support: the intervals with training data; the rest is shaded.
         levels: the half widths of the bands in standard deviations.
-        columns: panels side by side, by default all.
+        columns: the number of panels side by side, by default all.
     """
     columns = columns or len(bands)
     rows = -(-len(bands) // columns)
@@ -85,7 +85,7 @@ def _band_panel(
 
 
 def _shades(count: int) -> list[tuple[float, ...]]:
-    """From the palest, for the widest band, to the darkest."""
+    """Return colours from the lightest, for the widest band, to the darkest."""
     from matplotlib.colors import to_rgb
 
     pale, dark = np.array(to_rgb(LIGHT_BLUE)), np.array(to_rgb(MIDDLE_BLUE))

@@ -1,26 +1,34 @@
-"""How much noise is best: a held-out score against the batch size that the noise is taken to belong to."""
+"""How much noise is best: a held-out score against the effective batch size of the noise."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, GREY, VERMILION, house_style, new_figure
+from batchbayes.plots.style import BLUE, GREY, VERMILION, one_panel
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 def batch_size_figure(
-    batch_sizes: ArrayLike, scores: ArrayLike, *, best: float, trained_with: float, score: str
+    batch_sizes: ArrayLike,
+    scores: ArrayLike,
+    *,
+    best: float,
+    trained_with: float,
+    score: str,
+    ax: "Axes | None" = None,
 ) -> "Figure":
-    """The curve, its optimum, and where training was. Shapes: batch sizes (G,), scores (G,), lower is better."""
+    """Draw the score by batch size, its optimum, and the batch size of training.
+
+    Shapes: batch sizes (G,), scores (G,) where lower is better; `score` is the label of the vertical axis.
+    """
     batch_sizes, scores = np.asarray(batch_sizes, dtype=float), np.asarray(scores, dtype=float)
     order = np.argsort(batch_sizes)
     batch_sizes, scores = batch_sizes[order], scores[order]
-    with house_style():
-        figure, panels = new_figure(1, 1, (4.8, 3.2))
-        panel = panels[0, 0]
+    with one_panel(ax, (4.8, 3.2)) as panel:
         panel.plot(batch_sizes, scores, "o-", color=BLUE, ms=3)
         panel.axvline(trained_with, color=GREY, ls="--", lw=1, label=f"as trained, M = {trained_with:g}")
         lowest = float(np.interp(np.log(best), np.log(batch_sizes), scores))
@@ -29,4 +37,4 @@ def batch_size_figure(
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         panel.set(xlabel="effective batch size M (more noise to the left)", ylabel=score)
         panel.legend(frameon=False)
-    return figure
+    return panel.figure

@@ -1,7 +1,7 @@
-"""The most and the least certain images."""
+"""Images with the most and the least certain predictions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,10 +23,10 @@ def certainty_figure(
     count: int = 8,
     names: Sequence[str] | None = None,
 ) -> "Figure":
-    """The most certain images above, the least certain below, by mutual information; wrong answers stand out.
+    """Draw the images with the lowest mutual information above those with the highest. Wrong answers are marked.
 
     Shapes: images (N, 1, H, W), or (N, 3, H, W) with colours from 0 to 1; all others (N,). Both uncertainties are in
-    nats. Classes are numbers unless there are `names`.
+    nats. Without `names`, classes are shown as numbers.
     """
     images, labels, predicted = np.asarray(images), np.asarray(labels), np.asarray(predicted)
     entropy, mutual_information = np.asarray(entropy), np.asarray(mutual_information)
@@ -48,22 +48,16 @@ def certainty_figure(
 def _image_cell(
     cell: "Axes", image: np.ndarray, predicted: int, label: int, names: Sequence[str] | None = None
 ) -> None:
-    wrong = predicted != label
+    look: dict[str, Any] = {"color": VERMILION, "fontweight": "bold"} if predicted != label else {}
     cell.imshow(image[0] if len(image) == 1 else image.transpose(1, 2, 0), cmap="gray_r", interpolation="nearest")
     cell.set(xticks=[], yticks=[])
-    says, truth = (predicted, label) if names is None else (names[predicted], names[label])
-    cell.set_title(
-        f"says {says}, is {truth}" if names is None else f"says {says}\nis {truth}",
-        color=VERMILION if wrong else "black",
-        fontweight="bold" if wrong else "normal",
-        fontsize=8.5 if names is None else 7.5,
-        parse_math=False,
-    )
-    cell.spines[:].set(visible=True, color=VERMILION if wrong else "0.7", lw=2 if wrong else 0.8)
+    text = f"says {predicted}, is {label}" if names is None else f"says {names[predicted]}\nis {names[label]}"
+    cell.set_title(text, fontsize=8.5 if names is None else 7.5, parse_math=False, **look)
+    cell.spines[:].set(visible=True, color=VERMILION if look else "0.7", lw=2 if look else 0.8)
 
 
 def format_nats(value: float) -> str:
-    """Three decimals.
+    """Format an uncertainty with three decimals.
 
     >>> format_nats(0.1234), format_nats(0.0001)
     ('0.123', '< 0.001')

@@ -1,4 +1,4 @@
-"""Is a confidence of p right in a share p of the cases, and are the errors among the uncertain answers?"""
+"""Reliability (of the answers with confidence p, is a share p right?) and risk against coverage."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -7,20 +7,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from batchbayes.metrics import Reliability
-from batchbayes.plots.style import BLUE, GREY, VERMILION, house_style, line_look, new_figure
+from batchbayes.plots.style import BLUE, GREY, VERMILION, house_style, line_look, new_figure, one_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FEW = 10
-"""Answers in a bin below which its accuracy is mostly chance."""
+"""With fewer answers in a bin its accuracy is mostly chance."""
 
 
 def reliability_figure(bins: Mapping[str, Reliability]) -> "Figure":
-    """Accuracy against confidence, a panel for each method; below, how many answers have that confidence.
+    """Draw accuracy against confidence for each method, and below it the share of answers with that confidence.
 
-    Dots on the diagonal are honest, dots below it are over-confident; a hollow dot stands for fewer than ten answers.
+    Dots on the diagonal are calibrated. Dots below it are over-confident. A hollow dot has fewer than ten answers.
     """
     with house_style():
         figure, panels = new_figure(2, len(bins), (2.5 * len(bins) + 0.4, 3.4), share=False)
@@ -56,19 +56,22 @@ def _count_panel(panel: "Axes", bins: Reliability) -> None:
 
 
 def risk_coverage_figure(
-    curves: Mapping[str, tuple[ArrayLike, ArrayLike]], *, risk: str = "error of the answers kept"
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    risk: str = "error of the answers kept",
+    ax: "Axes | None" = None,
 ) -> "Figure":
-    """What is still wrong, against the share of answers that are kept when the least certain are set aside.
+    """Draw the risk of the answers that are kept against their share, if the least certain answers are left out.
 
     Args:
         curves: coverage and risk for each method, both (G,).
-        risk: what the vertical axis shows.
+        risk: the label of the vertical axis.
+        ax: axes to draw into instead of a new figure.
     """
-    with house_style():
-        figure, panels = new_figure(1, 1, (4.8, 3.4))
+    with one_panel(ax, (4.8, 3.4)) as panel:
         for number, (name, (coverage, risks)) in enumerate(curves.items()):
-            panels[0, 0].plot(coverage, risks, label=name.replace("$", r"\$"), **line_look(number))
-        panels[0, 0].set(xlabel="share of answers kept, the most certain first", ylabel=risk, xlim=(0, 1))
-        panels[0, 0].set_ylim(bottom=0)
-        panels[0, 0].legend(frameon=False)
-    return figure
+            panel.plot(coverage, risks, label=name.replace("$", r"\$"), **line_look(number))
+        panel.set(xlabel="share of answers kept, the most certain first", ylabel=risk, xlim=(0, 1))
+        panel.set_ylim(bottom=0)
+        panel.legend(frameon=False)
+    return panel.figure

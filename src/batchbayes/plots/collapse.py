@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class BatchSizeSweep:
-    """What a method does at each of B training batch sizes: a panel's title, and arrays (seeds, B)."""
+    """Results of a method at each of B training batch sizes: the title of its panel, and arrays (seeds, B)."""
 
     title: str
     information_in: ArrayLike
@@ -25,9 +25,9 @@ class BatchSizeSweep:
 
 
 def collapse_figure(batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep]) -> "Figure":
-    """Mutual information in and out of distribution against the training batch size, a panel a method; then the AUROC.
+    """Draw mutual information in and out of distribution by training batch size, for each method; then the AUROC.
 
-    Lines are means over seeds, dots are the seeds.
+    Lines are means over seeds. Dots are single seeds.
     """
     with house_style():
         count = len(sweeps) + 1
@@ -41,7 +41,7 @@ def collapse_figure(batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep]
         panels[0].legend(frameon=False)
         for sweep, colour, marker in zip(sweeps, (GREY, GREEN, PURPLE), "^Dv", strict=False):
             _seeds_line(panels[-1], batch_sizes, sweep.auroc, sweep.title, colour, marker)
-        panels[-1].set(title="out told from in by mutual information", ylabel="AUROC")
+        panels[-1].set(title="detection of out-of-distribution data", ylabel="AUROC")
         panels[-1].legend(frameon=False)
         for panel in panels:
             panel.set(xlabel="training batch size M", xscale="log")

@@ -1,4 +1,4 @@
-"""Which batch statistics are as claimed, over all units: by batch size, one column of panels a statistic."""
+"""The share of units whose batch statistics follow each claim, by batch size; a column of panels for each statistic."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,25 +22,25 @@ class StatisticSweep:
 
     title: str
     shares: Mapping[str, ArrayLike]
-    """By the name of a claim: the share of units that its test does not reject, (E, B)."""
+    """The share of units that the test of a claim does not reject, (E, B), by the name of the claim."""
     ratio: ArrayLike
-    """Observed variance over the claimed one, (E, B)."""
+    """Observed variance divided by the claimed one, (E, B)."""
     expected: ArrayLike
-    """What that ratio should be, (B,)."""
+    """The ratio that theory predicts, (B,)."""
 
 
 def normality_sweep_figure(
     batch_sizes: Sequence[int], sweeps: Sequence[StatisticSweep], *, level: float = 0.05
 ) -> "Figure":
-    """Above, how many units pass each test, by batch size; below, how large their variance is against the claimed one.
+    """Draw the share of units that pass each test, by batch size; below, observed divided by claimed variance.
 
-    Lines are means over epochs, dots are the single epochs. A claim that holds passes in all but `level` of the units.
+    Lines are means over epochs. Dots are single epochs. An exact claim passes in a share `1 - level` of the units.
     """
     with house_style():
         figure, panels = new_figure(2, len(sweeps), (2.7 * len(sweeps) + 0.4, 4.8), share=False)
         for (above, below), sweep in zip(panels.T, sweeps, strict=True):
             above.set_title(sweep.title)
-            above.axhline(1 - level, color=GREY, lw=0.8, ls=(0, (1, 2)), label="if the claim were exact")
+            above.axhline(1 - level, color=GREY, lw=0.8, ls=(0, (1, 2)), label="if the claim is exact")
             for number, (name, shares) in enumerate(sweep.shares.items()):
                 _epochs_line(above, batch_sizes, shares, name, "osD^"[number % 4], number)
             above.set(ylim=(-0.05, 1.05), yticks=[0, 0.5, 1], yticklabels=["0 %", "50 %", "100 %"])
@@ -54,7 +54,7 @@ def normality_sweep_figure(
         panels[1, 0].set_ylabel("variance,\nobserved / CLT")
         entries = [panel.get_legend_handles_labels() for panel in panels[:, 0]]
         handles, labels = (first + second for first, second in zip(*entries, strict=True))
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(sweeps)), frameon=False)
     return figure
 
 
@@ -68,14 +68,14 @@ def _epochs_line(
 
 
 def _epochs_points(panel: "Axes", batch_sizes: Sequence[int], values: ArrayLike, label: str) -> None:
-    """Without a line, which would hide the one that they are held against."""
+    """Draw points without a line, which would hide the expected line."""
     each = np.asarray(values, dtype=float)  # (E, B)
     panel.plot(batch_sizes, each.mean(0), "o", color="black", ms=5.5, label=label)
     panel.plot(batch_sizes, each.T, "o", color="black", ms=3, mew=0, alpha=0.4)
 
 
 def _tidy(panels: np.ndarray, batch_sizes: Sequence[int], ratios: np.ndarray) -> None:
-    """Powers of two along, plain numbers up."""
+    """Label batch sizes on the horizontal axes, and plain numbers on the vertical axis of the ratios."""
     for panel in panels.flat:
         panel.set_xscale("log")
         panel.set_xticks(batch_sizes, map(str, batch_sizes))

@@ -1,4 +1,4 @@
-"""Does the predicted spread grow with the error, and do intervals hold what they promise?"""
+"""Does the predicted spread grow with the error, and do intervals contain as many targets as they should?"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,38 +14,40 @@ from batchbayes.plots.style import (
     house_style,
     line_look,
     new_figure,
+    one_panel,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Half-widths of the central 50 % and 95 % of a Gaussian, in standard deviations.
 HALF, MOST = 0.6745, 1.96
+"""Half-widths of the central 50 % and 95 % of a Gaussian, in standard deviations."""
 
 
 def uncertainty_error_figure(
-    std: ArrayLike, error: ArrayLike, *, constant_std: float, unit: str = "target"
+    std: ArrayLike, error: ArrayLike, *, constant_std: float, unit: str = "target", ax: "Axes | None" = None
 ) -> "Figure":
-    """Absolute errors of the points, sorted by predicted std, over what that std leads one to expect.
+    """Draw the absolute errors of the points, sorted by predicted std, over the errors that the std predicts.
 
-    If the uncertainty knows anything, the dots and their running mean rise with the bands; the dashed line is the
-    running mean that the same bands would have with one spread for all points. Shapes: std (N,), error (N,).
+    If the uncertainty is informative, the dots and their running mean rise with the bands. The dashed line is the end
+    of the 95 % band with one spread for all points. Shapes: std (N,), error (N,).
     """
-    with house_style():
-        figure, panels = new_figure(1, 1, (6.4, 3.6))
-        panel = panels[0, 0]
+    with one_panel(ax, (6.4, 3.6)) as panel:
         _draw_errors(panel, std, error, constant_std)
         panel.set(xlabel="points, the most certain first", ylabel=f"absolute error ({unit})")
-        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    return figure
+        if ax is None:
+            panel.figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        else:
+            panel.legend(frameon=False, fontsize=8)
+    return panel.figure
 
 
 def uncertainty_error_grid(panels: "Mapping[str, tuple[ArrayLike, ArrayLike, float]]", columns: int = 4) -> "Figure":
-    """The same for several data sets side by side: (std, error, constant_std) by title."""
+    """Draw `uncertainty_error_figure` for several data sets: (std, error, constant_std) by title."""
     with house_style():
         rows, across = -(-len(panels) // columns), min(columns, len(panels))
-        beside = 5 if across > 3 else across  # entries of the legend in a line: one is narrower than a panel
+        beside = 5 if across > 3 else across  # entries in each row of the legend, which are narrower than a panel
         height = 2.2 * rows + 0.6 + 0.17 * (-(-5 // beside) - 1)
         figure, axes = new_figure(rows, across, (2.7 * across, height), share=False)
         for panel in axes.flat[len(panels) :]:
@@ -77,7 +79,7 @@ def _draw_errors(panel: "Axes", std: ArrayLike, error: ArrayLike, constant_std: 
 
 
 def running_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """Mean over a window around each point, cut off at the ends.
+    """Return the mean over a window around each point. The window is shorter at the ends.
 
     >>> running_mean(np.array([0.0, 3.0, 6.0]), 3).tolist()
     [1.5, 3.0, 4.5]
@@ -88,18 +90,18 @@ def running_mean(values: np.ndarray, width: int) -> np.ndarray:
     return (sums[stop] - sums[start]) / (stop - start)
 
 
-def interval_coverage_figure(levels: ArrayLike, coverages: Mapping[str, ArrayLike]) -> "Figure":
-    """How often central intervals hold the target, against how often they should; below the diagonal: too narrow.
+def interval_coverage_figure(
+    levels: ArrayLike, coverages: Mapping[str, ArrayLike], *, ax: "Axes | None" = None
+) -> "Figure":
+    """Draw the share of targets inside central intervals against their level. Below the diagonal they are too narrow.
 
-    Shapes: levels (L,), for each method coverage (L,).
+    Shapes: levels (L,), and coverage (L,) for each method.
     """
-    with house_style():
-        figure, panels = new_figure(1, 1, (4.2, 3.8))
-        panel = panels[0, 0]
+    with one_panel(ax, (4.2, 3.8)) as panel:
         panel.plot([0, 1], [0, 1], color=GREY, lw=0.8, ls="--")
         for number, (name, coverage) in enumerate(coverages.items()):
             panel.plot(levels, coverage, label=name.replace("$", r"\$"), marker="o", ms=3, **line_look(number))
         panel.set(xlabel="level of the interval", ylabel="share of targets inside", xlim=(0, 1), ylim=(0, 1))
         panel.set_aspect("equal")
         panel.legend(frameon=False, fontsize=8)
-    return figure
+    return panel.figure

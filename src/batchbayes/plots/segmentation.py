@@ -1,4 +1,4 @@
-"""Images, what the network makes of them, and where it is unsure."""
+"""Images, predicted classes, uncertainty and errors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Triptych:
-    """An image (H, W, 3) with colours from 0 to 1, the predicted classes (H, W), and uncertainties (H, W)."""
+    """An image (H, W, 3) with colours from 0 to 1, its predicted classes (H, W) and uncertainties (H, W)."""
 
     image: ArrayLike
     predicted: ArrayLike
     uncertainty: ArrayLike
     wrong: ArrayLike
-    """Where the prediction is wrong, (H, W) bool; ignored pixels are not."""
+    """Whether the prediction is wrong, (H, W) bool; false for ignored pixels."""
 
 
 def segmentation_figure(rows: Sequence[Triptych], *, num_classes: int, names: Sequence[str] | None = None) -> "Figure":
-    """A row for each image: the image, the prediction, the uncertainty, the errors."""
+    """Draw a row for each image: the image, the prediction, the uncertainty and the errors."""
     from matplotlib import colormaps
 
     shape = np.asarray(rows[0].image).shape

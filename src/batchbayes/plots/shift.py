@@ -1,4 +1,4 @@
-"""Is the network less certain about what it has never seen?"""
+"""Uncertainty in and out of distribution: is the network less certain about data of another kind?"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -16,10 +16,10 @@ BINS = 30
 
 
 def shift_figure(scores: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> "Figure":
-    """Histograms above and cumulative shares below, of scores in and out of distribution; a column for each score.
+    """Draw histograms and cumulative shares of scores in and out of distribution, a column for each score.
 
     Args:
-        scores: for each score its values in distribution (N,) and out of it (N',), such as entropies in nats.
+        scores: the values in distribution (N,) and out of distribution (N',) of each score, such as entropies in nats.
     """
     with house_style():
         figure, panels = new_figure(2, len(scores), (3.7 * len(scores), 4.6), share=False)

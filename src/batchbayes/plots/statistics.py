@@ -1,11 +1,11 @@
-"""Batch statistics: are they Gaussian, as claimed, and which layers move together?"""
+"""Batch statistics: do they follow the claimed distributions, and which layers are correlated?"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchbayes.plots.style import BLUE, GREEN, GREY, LIGHT_BLUE, VERMILION, house_style, new_figure
+from batchbayes.plots.style import BLUE, GREEN, GREY, LIGHT_BLUE, VERMILION, house_style, new_figure, one_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.diagnostics.normality import CorrelationMap, Marginal
 
 LINES = ((VERMILION, "-"), ("black", (0, (4, 2))), (GREEN, (0, (1, 1))), (BLUE, (0, (6, 1, 1, 1))))
-"""Colour and dashes of the curves of a panel: told apart by either."""
+"""Colour and dashes of the curves of a panel. Each alone is enough to distinguish the curves."""
 
 
 def normality_figure(fits: "Mapping[str, Sequence[Marginal]]") -> "Figure":
-    """Batch statistics of single units as histograms, the fitted Gaussian over them, and the p-value of its test.
+    """Draw histograms of the batch statistics of single units, the fitted Gaussian, and the p-value of its test.
 
     Args:
-        fits: a row of panels each, by its label, such as an epoch or a batch size: `marginals(posterior)` of each.
+        fits: `marginals(posterior)` for each row of panels, by its label, such as an epoch or a batch size.
     """
     columns = len(next(iter(fits.values())))
     with house_style():
@@ -34,23 +34,17 @@ def normality_figure(fits: "Mapping[str, Sequence[Marginal]]") -> "Figure":
         for panel, marginal in zip(panels[0], next(iter(fits.values())), strict=True):
             panel.set_title(_title(marginal))
         entries = _legend(panels[0, 0])
-        figure.legend(
-            entries.values(),
-            entries.keys(),
-            loc="outside lower center",
-            ncols=6,
-            frameon=False,
-            title="p: Kolmogorov-Smirnov test that allows for fitted parameters (Lilliefors)",
-            title_fontsize=8,
-        )
+        test = "p: Kolmogorov-Smirnov test that allows for fitted parameters (Lilliefors)"
+        options: dict[str, Any] = {"ncols": 6, "frameon": False, "title": test, "title_fontsize": 8}
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", **options)
     return figure
 
 
 def marginals_figure(shown: "Sequence[Marginal]") -> "Figure":
-    """Above, batch statistics and the densities that claim to describe them; below, by how much these are off.
+    """Draw batch statistics and the densities that claim to describe them; below, the errors of these claims.
 
-    Below is the observed less the claimed share of values under x; the largest gap is the Kolmogorov-Smirnov distance.
-    An exact claim stays inside the grey band in 95 of 100 figures.
+    The lower panels show the observed minus the claimed share of values below x. The largest gap is the
+    Kolmogorov-Smirnov distance. An exact claim stays inside the grey band in 95 of 100 figures.
     """
     with house_style():
         figure, panels = new_figure(2, len(shown), (2.9 * len(shown) + 0.4, 4.6), share=False)
@@ -72,13 +66,11 @@ def marginals_figure(shown: "Sequence[Marginal]") -> "Figure":
     return figure
 
 
-def correlation_figure(shown: "CorrelationMap") -> "Figure":
-    """Mean absolute correlation of batch statistics between sites, and what chance alone would show."""
+def correlation_figure(shown: "CorrelationMap", *, ax: "Axes | None" = None) -> "Figure":
+    """Draw the mean absolute correlation of batch statistics between sites, from the value of pure chance up."""
     values, count = np.asarray(shown.values), len(shown.sites)
     side = min(7.0, 3.0 + 0.25 * count)
-    with house_style():
-        figure, panels = new_figure(1, 1, (side + 1.4, side))
-        panel = panels[0, 0]
+    with one_panel(ax, (side + 1.4, side)) as panel:
         top = max(float(np.nanmax(values)), 1.5 * shown.floor)
         image = panel.imshow(values, cmap="Blues", vmin=shown.floor, vmax=top, interpolation="nearest")
         ticks = range(0, count, -(-count // 20))
@@ -89,14 +81,14 @@ def correlation_figure(shown: "CorrelationMap") -> "Figure":
         for i, j in np.ndindex(*values.shape) if count <= 8 else ():
             colour = "white" if values[i, j] > 0.4 * shown.floor + 0.6 * top else "black"
             panel.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color=colour, fontsize=8.5)
-        figure.suptitle("Batch statistics: mean |correlation| of layers", fontsize=10)
-        bar = figure.colorbar(image, ax=panel, shrink=0.85)
+        panel.set_title("Batch statistics:\nmean |correlation| of layers")
+        bar = panel.figure.colorbar(image, ax=panel, shrink=0.85)
         bar.set_label(f"white: {shown.floor:.2f}, as by chance")
-    return figure
+    return panel.figure
 
 
 def _histogram(panel: "Axes", marginal: "Marginal") -> None:
-    """Observed values and the densities of the claims."""
+    """Draw observed values and the densities of the claims."""
     import torch
 
     observed = np.asarray(marginal.observed)
@@ -112,11 +104,11 @@ def _histogram(panel: "Axes", marginal: "Marginal") -> None:
 
 
 def _gaps(panel: "Axes", marginal: "Marginal") -> None:
-    """The empirical distribution function less each claimed one, at the observed values."""
+    """Draw the empirical distribution function minus each claimed one, at the observed values."""
     values = marginal.observed.sort().values
     count = len(values)
     chance = 1.358 / count**0.5
-    panel.axhspan(-chance, chance, color="0.93", lw=0, zorder=0, label="no more than chance")
+    panel.axhspan(-chance, chance, color="0.93", lw=0, zorder=0, label="within chance")
     panel.axhline(0, color=GREY, lw=0.6)
     steps = np.arange(1, count + 1) / count - 0.5 / count
     for claim, (colour, dashes) in zip(marginal.claims.values(), LINES, strict=False):
@@ -125,19 +117,9 @@ def _gaps(panel: "Axes", marginal: "Marginal") -> None:
 
 
 def _p_value(panel: "Axes", p_value: float) -> None:
-    rejected = p_value < 0.05
     text = f"p = {p_value:.2f}" if p_value >= 0.01 else "p < 0.01"
-    panel.text(
-        0.97,
-        0.95,
-        text,
-        transform=panel.transAxes,
-        ha="right",
-        va="top",
-        color=VERMILION if rejected else "black",
-        fontweight="bold" if rejected else "normal",
-        fontsize=8.5,
-    )
+    look: dict[str, Any] = {"color": VERMILION, "fontweight": "bold"} if p_value < 0.05 else {}
+    panel.text(0.97, 0.95, text, transform=panel.transAxes, ha="right", va="top", fontsize=8.5, **look)
 
 
 def _title(marginal: "Marginal") -> str:

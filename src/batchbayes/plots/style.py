@@ -1,7 +1,8 @@
-"""What all figures share: colours that the colour-blind can tell apart, type that can be read in print, whole files."""
+"""What all figures share: colours for the colour-blind, sizes that are readable in print, panels, and saving."""
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,20 +10,21 @@ import numpy as np
 from batchbayes._common.atomic import atomic_path
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Of the palette by Okabe and Ito; its order is that in which lines of one panel take them.
+# Colours of the palette by Okabe and Ito, in the order in which the lines of a panel use them.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, "#595959")
 LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)), "-")
-"""Beside the colour, so that lines can be told apart without it."""
+"""Dashes of the lines of a panel, so that lines differ without colour too."""
 MIDDLE_BLUE, LIGHT_BLUE, GREY = "#7AB8DC", "#C3DEEF", "#595959"
 STYLE: Any = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False}
 DOTS_PER_INCH = 130
 
 
 def house_style() -> "AbstractContextManager[None]":
-    """The settings of matplotlib inside a `with` block."""
+    """Use our settings of matplotlib inside a `with` block."""
     from matplotlib import rc_context
 
     return rc_context(STYLE)
@@ -31,19 +33,26 @@ def house_style() -> "AbstractContextManager[None]":
 def new_figure(
     rows: int, columns: int, size: tuple[float, float], *, share: bool = True
 ) -> "tuple[Figure, np.ndarray[Any, Any]]":
-    """A figure outside pyplot: no window, no global state; and its panels (rows, columns)."""
+    """Make a figure and its panels (rows, columns), without pyplot: no window and no global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, sharex=share, sharey=share, squeeze=False)
 
 
+@contextmanager
+def one_panel(ax: "Axes | None", size: tuple[float, float]) -> "Iterator[Any]":
+    """Give the axes to draw into, in our style: `ax`, or the axes of a new figure of that size."""
+    with house_style():
+        yield new_figure(1, 1, size)[1][0, 0] if ax is None else ax
+
+
 def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
-    """Write a PNG, whole or not at all."""
+    """Write a PNG file. It is complete or absent, even if the program stops."""
     with atomic_path(path) as partial:
         figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
 
 
 def line_look(number: int) -> dict[str, Any]:
-    """Colour and dashes of line `number` of a panel."""
+    """Return colour, dashes and width of line `number` of a panel."""
     return {"color": PALETTE[number % len(PALETTE)], "ls": LINE_STYLES[number % len(LINE_STYLES)], "lw": 1.5}

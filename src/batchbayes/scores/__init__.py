@@ -1,7 +1,7 @@
-"""Per-example scores: plain functions from predictions and truth to one number an example.
+"""Scores: plain functions that compare predictions with the truth and return one number for each example.
 
-Axes are draws S, examples N, then the rest; classes K are last. A score keeps the dtype of the prediction,
-and sums over draws and classes are taken in float64. ``batchbayes.metrics`` summarises scores.
+The axes are draws S, examples N, then any others; classes K are last. A score has the dtype of the prediction. Sums
+over draws and classes are computed in float64. `batchbayes.metrics` summarises scores.
 """
 
 from batchbayes.scores.classification import (

@@ -1,13 +1,14 @@
-"""Scores of class probabilities (N, ..., K) against labels (N, ...), and of the probabilities alone."""
+"""Scores of class probabilities (N, ..., K), with or without labels (N, ...)."""
 
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import SUM_TOLERANCE, check_labels, check_no_nan, check_probabilities, refuse
+from batchbayes._common.checks import SUM_TOLERANCE, check_labels, check_no_nan, check_probabilities
+from batchbayes.errors import BatchbayesError
 
 
 def categorical_log_likelihood(log_probs: Tensor, labels: Tensor) -> Tensor:
-    r"""Log-probability of the true class, :math:`\log p_{y}`; :math:`-\infty` where the truth was ruled out.
+    r"""Return the log-probability of the true class, $\log p_y$. It is $-\infty$ where $p_y = 0$.
 
     Shapes: log_probs (N, ..., K), labels (N, ...) -> (N, ...).
 
@@ -15,34 +16,34 @@ def categorical_log_likelihood(log_probs: Tensor, labels: Tensor) -> Tensor:
     tensor([-0.2877])
     """
     check_no_nan("log_probs", log_probs)
-    check_labels(labels, log_probs)
+    check_labels(labels, log_probs.shape[:-1], log_probs.shape[-1])
     total = torch.logsumexp(log_probs.detach().double(), -1).abs()
     if total.numel() and not float(total.max()) <= SUM_TOLERANCE:
-        refuse(
-            "log-probabilities over the last axis",
-            f"a log-sum-exp of up to {float(total.max()):.3g} in size, where it should be 0",
-            "Apply log_softmax over the classes, and put classes last.",
+        raise BatchbayesError(
+            expected="log-probabilities over the last axis, with a log-sum-exp of 0",
+            got=f"a log-sum-exp of up to {float(total.max()):.3g} in absolute value",
+            fix="apply log_softmax over the classes, and put classes last",
         )
-    return _take(log_probs, labels)
+    return log_probs.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
 
 
 def brier(probs: Tensor, labels: Tensor) -> Tensor:
-    r"""Brier score, :math:`\sum_k (p_k - 1[y = k])^2`, from 0 (certain and right) to 2 (certain and wrong).
+    r"""Return the Brier score, $\sum_k (p_k - 1[y = k])^2$, from 0 (certain and right) to 2 (certain and wrong).
 
-    Brier, Monthly Weather Review 78 (1950): his sum over classes, which for two classes is twice the score
-    that is often quoted. Shapes: probs (N, ..., K), labels (N, ...) -> (N, ...).
+    This is the original sum over all classes. For two classes it is twice the score that is often quoted.
+    Shapes: probs (N, ..., K), labels (N, ...) -> (N, ...). Reference: Brier, Monthly Weather Review 78 (1950).
 
     >>> brier(torch.tensor([[0.25, 0.75]]), torch.tensor([0]))
     tensor([1.1250])
     """
     check_probabilities(probs)
-    check_labels(labels, probs)
+    check_labels(labels, probs.shape[:-1], probs.shape[-1])
     residual = probs.scatter_add(-1, labels.long().unsqueeze(-1), probs.new_full((*labels.shape, 1), -1.0))
     return residual.square().sum(-1, dtype=torch.float64).to(probs.dtype)
 
 
 def is_misclassified(probs: Tensor, labels: Tensor) -> Tensor:
-    r"""Error of the most probable class, :math:`1[\arg\max_k p_k \neq y]`; of equal ones the first is chosen.
+    r"""Return whether the most probable class is wrong, $1[\arg\max_k p_k \neq y]$. The first of equal classes counts.
 
     Shapes: probs (N, ..., K), labels (N, ...) -> bool (N, ...).
 
@@ -50,12 +51,12 @@ def is_misclassified(probs: Tensor, labels: Tensor) -> Tensor:
     tensor([ True, False])
     """
     check_probabilities(probs)
-    check_labels(labels, probs)
+    check_labels(labels, probs.shape[:-1], probs.shape[-1])
     return probs.argmax(-1) != labels
 
 
 def entropy(probs: Tensor) -> Tensor:
-    r"""Shannon entropy in nats, :math:`-\sum_k p_k \log p_k` with :math:`0 \log 0 = 0`.
+    r"""Return the Shannon entropy in nats, $-\sum_k p_k \log p_k$ with $0 \log 0 = 0$.
 
     Shapes: probs (N, ..., K) -> (N, ...).
 
@@ -67,7 +68,7 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 def max_probability(probs: Tensor) -> Tensor:
-    r"""Confidence in the most probable class, :math:`\max_k p_k`.
+    r"""Return the probability of the most probable class, $\max_k p_k$.
 
     Shapes: probs (N, ..., K) -> (N, ...). Reference: Hendrycks & Gimpel, ICLR 2017.
 
@@ -76,7 +77,3 @@ def max_probability(probs: Tensor) -> Tensor:
     """
     check_probabilities(probs)
     return probs.amax(-1)
-
-
-def _take(values: Tensor, labels: Tensor) -> Tensor:
-    return values.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)

@@ -1,23 +1,24 @@
-"""The best score that a Gaussian of given mean can reach at a point whose error e = y - mean is known.
+"""The best score that a Gaussian with a given mean can reach at a point with a known error e = y - mean.
 
-The variance is then chosen per point, with hindsight: an upper bound for any estimate of uncertainty around
-the same mean. It is the 100 of the normalised score (``metrics.normalised_score``).
+The variance is chosen for each point when the error is already known. So this score is a bound: no estimate of
+uncertainty around the same mean can do better. `metrics.normalised_score` gives it the value 100.
 """
 
 import math
 
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite, refuse
+from batchbayes._common.checks import check_finite
+from batchbayes.errors import BatchbayesError
 
 _ROOT_LOG_TWO = math.sqrt(math.log(2))
 
 
 def crps_optimal_std(error: Tensor) -> Tensor:
-    r"""Standard deviation with the lowest CRPS, :math:`\sigma^* = |e| / \sqrt{\ln 2} = 1.2011 |e|`.
+    r"""Return the standard deviation with the lowest CRPS, $\sigma^* = |e| / \sqrt{\ln 2} = 1.2011 |e|$.
 
-    The derivative of the CRPS by :math:`\sigma` is :math:`2\varphi(e/\sigma) - 1/\sqrt\pi`, with this one
-    root. Shapes: (N, ...) -> (N, ...).
+    It is the only root of the derivative of the CRPS by $\sigma$, $2\varphi(e/\sigma) - 1/\sqrt\pi$.
+    Shapes: (N, ...) -> (N, ...).
 
     >>> import torch
     >>> crps_optimal_std(torch.tensor([-2.0]))
@@ -28,7 +29,7 @@ def crps_optimal_std(error: Tensor) -> Tensor:
 
 
 def crps_optimum(error: Tensor) -> Tensor:
-    r"""The CRPS at that deviation, :math:`(2\Phi(\sqrt{\ln 2}) - 1) |e| = 0.594904 |e|`.
+    r"""Return the CRPS at `crps_optimal_std`, $(2\Phi(\sqrt{\ln 2}) - 1) |e| = 0.594904 |e|$.
 
     Shapes: (N, ...) -> (N, ...).
 
@@ -41,7 +42,7 @@ def crps_optimum(error: Tensor) -> Tensor:
 
 
 def log_likelihood_optimal_precision(error: Tensor) -> Tensor:
-    r"""Precision with the highest log-likelihood, :math:`\tau^* = 1 / e^2`. Shapes: (N, ...) -> (N, ...).
+    r"""Return the precision with the highest log-likelihood, $\tau^* = 1 / e^2$. Shapes: (N, ...) -> (N, ...).
 
     >>> import torch
     >>> log_likelihood_optimal_precision(torch.tensor([-2.0]))
@@ -52,9 +53,9 @@ def log_likelihood_optimal_precision(error: Tensor) -> Tensor:
 
 
 def log_likelihood_optimum(error: Tensor) -> Tensor:
-    r"""The log-likelihood at that precision, :math:`-\tfrac12 - \tfrac12 \log 2\pi - \log|e|`.
+    r"""Return the log-likelihood at `log_likelihood_optimal_precision`, $-\frac12 - \frac12 \log 2\pi - \log|e|$.
 
-    Shapes: (N, ...) -> (N, ...). It has no upper limit as the error goes to zero, so a zero is refused.
+    It grows without limit as the error goes to zero, so an error of zero is not allowed. Shapes: (N, ...) -> (N, ...).
 
     >>> import torch
     >>> log_likelihood_optimum(torch.tensor([-2.0]))
@@ -66,10 +67,9 @@ def log_likelihood_optimum(error: Tensor) -> Tensor:
 
 def _check_not_zero(error: Tensor) -> None:
     check_finite("error", error)
-    zeros = int((error == 0).sum())
-    if zeros:
-        refuse(
-            "errors that are not exactly zero: there the best log-likelihood is infinite",
-            f"{zeros} zero",
-            "Drop these points from all three scores, or compare by CRPS.",
+    if zeros := int((error == 0).sum()):
+        raise BatchbayesError(
+            expected="errors other than zero, where the best log-likelihood is infinite",
+            got=f"{zeros} zero",
+            fix="drop these points from all scores that are compared, or compare by CRPS",
         )

@@ -1,8 +1,8 @@
 """Scores of real-valued predictions against targets (N, ...).
 
-Every element is an example of its own: a target (N, D) gives scores (N, D). A prediction is a Gaussian (mean,
-std), a set of draws (S, N, ...), or a mixture of Gaussians: draws with observation noise of a given precision
-(tau).
+Each element has its own score: a target (N, D) gives scores (N, D). A prediction is one of three things: a Gaussian
+(mean, std), a set of draws (S, N, ...), or a mixture of Gaussians, which are the draws with observation noise of a
+given precision tau.
 """
 
 import math
@@ -11,42 +11,39 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite, check_positive, check_same_shape, refuse
+from batchbayes._common.checks import check_finite, check_positive, check_truth
+from batchbayes.errors import BatchbayesError, unknown_name
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 def absolute_error(prediction: Tensor, target: Tensor) -> Tensor:
-    r"""Absolute error, :math:`|y - \hat y|`. Shapes: prediction (N, ...), target (N, ...) -> (N, ...).
+    r"""Return the absolute error, $|y - \hat y|$. Shapes: prediction (N, ...), target (N, ...) -> (N, ...).
 
     >>> absolute_error(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 0.0]))
     tensor([0.5000, 2.0000])
     """
-    _check_truth(prediction, target)
+    check_truth(prediction, target)
     return (target - prediction).abs()
 
 
 def gaussian_log_likelihood(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
-    r"""Log-density of a Gaussian, :math:`-\tfrac12 \log 2\pi - \log\sigma - (y - \mu)^2 / 2\sigma^2`.
+    r"""Return the log-density of a Gaussian, $-\frac12 \log 2\pi - \log\sigma - (y - \mu)^2 / 2\sigma^2$.
 
     Shapes: mean (N, ...), std one number or (N, ...), target (N, ...) -> (N, ...).
 
     >>> gaussian_log_likelihood(torch.tensor([0.0]), 2.0, torch.tensor([1.0]))
     tensor([-1.7371])
     """
-    _check_truth(mean, target)
+    check_truth(mean, target)
     std = _scale("std", std, mean, mean.shape)
     return -_HALF_LOG_TWO_PI - std.log() - 0.5 * ((target - mean) / std).square()
 
 
 def mixture_log_likelihood(draws: Tensor, precision: Tensor | float, target: Tensor) -> Tensor:
-    r"""Log-density of the mixture of the draws with Gaussian observation noise,
+    r"""Return the log-density of the mixture of draws with Gaussian noise, $\log \frac1S \sum_s N(y; f_s, 1/\tau)$.
 
-    .. math:: \log \tfrac1S \sum_s \mathcal N(y; f_s, \tau^{-1})
-        = \operatorname{logsumexp}_s (-\tfrac{\tau}{2} (y - f_s)^2) - \log S
-        - \tfrac12 \log 2\pi + \tfrac12 \log\tau.
-
-    It is the mixture itself, not the Gaussian with the same two moments. Shapes: draws (S, N, ...), precision
+    This is the mixture itself, not the Gaussian with the same mean and variance. Shapes: draws (S, N, ...), precision
     one number, (N, ...) or (S, N, ...), target (N, ...) -> (N, ...). Reference: Gal & Ghahramani, ICML 2016.
 
     >>> mixture_log_likelihood(torch.tensor([[0.0], [2.0]]), 1.0, torch.tensor([0.0]))
@@ -60,30 +57,28 @@ def mixture_log_likelihood(draws: Tensor, precision: Tensor | float, target: Ten
 
 
 def gaussian_crps(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
-    r"""Continuous ranked probability score of a Gaussian; with :math:`z = (y - \mu)/\sigma`,
+    r"""Return the continuous ranked probability score (CRPS) of a Gaussian. Lower is better.
 
-    .. math:: \sigma \left[ z (2 \Phi(z) - 1) + 2 \varphi(z) - 1 / \sqrt\pi \right].
-
-    Lower is better; in units of the target. Shapes: mean (N, ...), std one number or (N, ...), target (N,
-    ...) -> (N, ...). Reference: Gneiting & Raftery, JASA 102 (2007), section 4.2.
+    It is $\sigma [z (2 \Phi(z) - 1) + 2 \varphi(z) - 1 / \sqrt\pi]$ with $z = (y - \mu)/\sigma$, in the unit of the
+    target. Shapes: mean (N, ...), std one number or (N, ...), target (N, ...) -> (N, ...).
+    Reference: Gneiting & Raftery, JASA 102 (2007), section 4.2.
 
     >>> gaussian_crps(torch.tensor([0.0]), 1.0, torch.tensor([1.0]))
     tensor([0.6024])
     """
-    _check_truth(mean, target)
+    check_truth(mean, target)
     std = _scale("std", std, mean, mean.shape)
     return _mean_absolute_gaussian(target - mean, std) - std / math.sqrt(math.pi)
 
 
 def sample_crps(draws: Tensor, target: Tensor, estimator: Literal["nrg", "fair"]) -> Tensor:
-    r"""CRPS estimated from draws without observation noise, in O(S log S),
+    r"""Estimate the CRPS from draws without observation noise.
 
-    .. math:: \tfrac1S \sum_s |f_s - y| - \tfrac1{2 C} \sum_{s,t} |f_s - f_t|.
-
-    "nrg" has :math:`C = S^2`: the score of the S points themselves, biased upwards for the distribution they
-    came from (about 2 % at S = 50). "fair" has :math:`C = S (S - 1)`: unbiased, may be negative, needs two
-    draws. Name the estimator wherever the number is shown. Shapes: draws (S, N, ...), target (N, ...) -> (N,
-    ...). Reference: Ferro, QJRMS 140 (2014).
+    It is $\frac1S \sum_s |f_s - y| - \frac1{2C} \sum_{s,t} |f_s - f_t|$. The estimator "nrg" has $C = S^2$. It is the
+    score of the S points themselves, and is biased upwards as a score of the distribution that they come from (by
+    about 2 % at S = 50). The estimator "fair" has $C = S (S - 1)$. It has no bias, may be negative, and needs two
+    draws. Name the estimator wherever the number is shown. The cost is O(S log S).
+    Shapes: draws (S, N, ...), target (N, ...) -> (N, ...). Reference: Ferro, QJRMS 140 (2014).
 
     >>> draws = torch.tensor([[0.0], [1.0], [3.0]])
     >>> sample_crps(draws, torch.tensor([1.0]), "nrg"), sample_crps(draws, torch.tensor([1.0]), "fair")
@@ -92,27 +87,24 @@ def sample_crps(draws: Tensor, target: Tensor, estimator: Literal["nrg", "fair"]
     _check_draws(draws, target)
     num_draws = len(draws)
     if estimator not in ("nrg", "fair"):
-        refuse('estimator "nrg" or "fair"', repr(estimator), "Choose one of the two.")
+        raise unknown_name("an estimator", estimator, ("nrg", "fair"))
     if estimator == "fair" and num_draws < 2:
-        refuse("two draws or more for the fair estimator", f"{num_draws}", 'Draw more, or use estimator="nrg".')
+        fix = 'draw more, or use estimator="nrg"'
+        raise BatchbayesError(expected="at least two draws for the fair estimator", got=f"{num_draws}", fix=fix)
     pairs = num_draws**2 if estimator == "nrg" else num_draws * (num_draws - 1)
-    residual = draws.double() - target.double()  # (S, N, ...); differences of draws do not change
-    # Half the sum of |a - b| over ordered pairs: the draw of rank i is subtracted from S-i others, added to
-    # i-1.
+    residual = draws.double() - target.double()  # (S, N, ...); this does not change differences of draws
+    # Half of the sum of |a - b| over all pairs: the i-th smallest draw is added i - 1 times and subtracted S - i times.
     weights = 2 * torch.arange(num_draws, dtype=torch.float64, device=draws.device) - (num_draws - 1)
     spread = torch.tensordot(weights, residual.sort(dim=0).values, dims=1)  # (N, ...)
     return (residual.abs().mean(0) - spread / pairs).to(draws.dtype)
 
 
 def mixture_crps(draws: Tensor, precision: Tensor | float, target: Tensor) -> Tensor:
-    r"""Exact CRPS of the mixture of draws with Gaussian noise of variance :math:`\sigma_s^2 = 1/\tau_s`,
+    r"""Return the exact CRPS of the mixture of draws with Gaussian noise of variance $\sigma_s^2 = 1/\tau_s$.
 
-    .. math:: \tfrac1S \sum_s A(y - f_s, \sigma_s^2)
-        - \tfrac1{2 S^2} \sum_{s,t} A(f_s - f_t, \sigma_s^2 + \sigma_t^2),
-        \quad A(m, v) = E|\mathcal N(m, v)|.
-
-    O(S^2) time, O(S) memory an example. Shapes: draws (S, N, ...), precision one number, (N, ...) or (S, N,
-    ...), target (N, ...) -> (N, ...). Reference: Grimit et al., QJRMS 132 (2006).
+    It is $\frac1S \sum_s A(y - f_s, \sigma_s^2) - \frac1{2 S^2} \sum_{s,t} A(f_s - f_t, \sigma_s^2 + \sigma_t^2)$ with
+    $A(m, v) = E|N(m, v)|$. It takes O(S^2) time and O(S) memory for each example. Shapes: draws (S, N, ...), precision
+    one number, (N, ...) or (S, N, ...), target (N, ...) -> (N, ...). Reference: Grimit et al., QJRMS 132 (2006).
 
     >>> mixture_crps(torch.tensor([[0.0], [2.0]]), 1.0, torch.tensor([0.0]))
     tensor([0.6002])
@@ -130,33 +122,31 @@ def mixture_crps(draws: Tensor, precision: Tensor | float, target: Tensor) -> Te
 
 
 def _mean_absolute_gaussian(mean: Tensor, std: Tensor) -> Tensor:
-    """E|X| for X Gaussian."""
+    """Return E|X| of a Gaussian X."""
     z = mean / std
     return mean * torch.erf(z / math.sqrt(2)) + std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square())
 
 
 def _scale(name: str, value: Tensor | float, like: Tensor, *shapes: torch.Size) -> Tensor:
-    """A positive number, or a tensor of one of the shapes."""
+    """Return a positive number, or a tensor of one of the shapes, as a tensor."""
     scale = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if scale.ndim and scale.shape not in shapes:
         allowed = " or ".join(str(tuple(shape)) for shape in shapes)
-        refuse(f"{name} as one number or of shape {allowed}", f"{tuple(scale.shape)}", "Expand it to that shape.")
+        raise BatchbayesError(
+            expected=f"{name} as one number or of shape {allowed}",
+            got=f"{tuple(scale.shape)}",
+            fix="expand it to that shape",
+        )
     check_positive(name, scale)
     return scale
 
 
-def _check_truth(prediction: Tensor, target: Tensor) -> None:
-    check_same_shape("target", target, "the prediction", prediction)
-    check_finite("the prediction", prediction)
-    check_finite("target", target)
-
-
 def _check_draws(draws: Tensor, target: Tensor) -> None:
     if draws.ndim != target.ndim + 1 or draws.shape[1:] != target.shape or len(draws) == 0:
-        refuse(
-            f"draws of shape (S, *{tuple(target.shape)}) with S of at least 1",
-            f"{tuple(draws.shape)}",
-            "Put the draws first; a single prediction becomes one draw by prediction[None].",
+        raise BatchbayesError(
+            expected=f"draws of shape (S, *{tuple(target.shape)}) with S of at least 1",
+            got=f"{tuple(draws.shape)}",
+            fix="put the draws first; use prediction[None] to make one draw of a single prediction",
         )
     check_finite("draws", draws)
     check_finite("target", target)

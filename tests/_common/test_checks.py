@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+from batchbayes import BatchbayesError
+from batchbayes._common.checks import check_labels
+from batchbayes.calibrate import conformal_sets, tune_temperature
+from batchbayes.errors import BatchbayesWarning, warn
+from batchbayes.likelihoods import categorical
+from batchbayes.predictive import fitting_labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0, 1]), r"integer truth of shape \(3,\); got shape \(2,\)"),
+        (torch.zeros(3), "integer truth; got torch.float32"),
+        (torch.zeros(3, dtype=torch.complex64), "integer truth; got torch.complex64"),
+        (torch.zeros(3, dtype=torch.bool), "integer truth; got torch.bool"),
+        (torch.tensor([0, 1, 3]), "truth from 0 to 2; got 0 to 3"),
+        (torch.tensor([0, -100, 1]), "truth from 0 to 2; got -100 to 1"),
+    ],
+)
+def test_labels_that_do_not_fit_are_named(labels, message):
+    with pytest.raises(BatchbayesError, match=message):
+        check_labels(labels, (3,), 3, "truth")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_labels_of_any_integer_type_fit(dtype):
+    logits = torch.tensor([[[0.0, 2.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.0]]], dtype=torch.float64)
+    summary, labels = categorical().summary(), torch.tensor([1, 0, 0, 0])
+    summary.add(logits)
+    predictive = summary.finish(logits)
+    check_labels(labels.to(dtype), [4], 2)
+    assert torch.equal(fitting_labels(labels.to(dtype), torch.Size([4]), 2), labels)
+    assert conformal_sets(predictive, labels.to(dtype), 0.7) == conformal_sets(predictive, labels, 0.7)
+    assert tune_temperature(predictive, labels.to(dtype)) == tune_temperature(predictive, labels)
+
+
+def test_a_likelihood_takes_bool_labels_as_two_classes():
+    assert fitting_labels(torch.tensor([True, False]), torch.Size([2]), 2).tolist() == [1, 0]
+    with pytest.raises(BatchbayesError, match="labels from 0 to 0; got 0 to 1"):
+        fitting_labels(torch.tensor([True, False]), torch.Size([2]), 1)
+
+
+def test_a_warning_points_at_the_first_line_outside_of_the_package():
+    with pytest.warns(BatchbayesWarning, match="doubt") as caught:
+        warn("doubt")
+    assert caught[0].filename == __file__
