@@ -11,8 +11,9 @@ from torch import nn
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
 from batchbayes.models.mlp import MLP
+from batchbayes.training.batches import shuffled
 from batchbayes.training.grid import train_grid, train_stack
-from batchbayes.training.loop import TrainingConfig, half_squared_error, train
+from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
 from batchbayes.training.stack import stack_networks, unstack
 
 
@@ -30,7 +31,7 @@ def networks(count, norm=True, dropout=0.0, dtype=torch.float64):
 
 def alone(network, examples, config):
     network = copy.deepcopy(network)
-    train(network, *examples, half_squared_error, config)
+    train(network, shuffled(*examples, config.batch_size, config.seed), supervised(half_squared_error), config)
     return network
 
 

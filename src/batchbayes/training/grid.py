@@ -16,8 +16,9 @@ from torch import Tensor, nn, optim
 from batchbayes._common.progress import Progress
 from batchbayes._common.rng import generator, stream_seed
 from batchbayes.errors import BatchbayesError
+from batchbayes.training.batches import require_data
 from batchbayes.training.layers import Layer, Stack, join
-from batchbayes.training.loop import TrainingConfig, require_data
+from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack import stack_networks, unstack
 
 Examples = tuple[Tensor, Tensor]
