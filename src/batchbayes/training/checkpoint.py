@@ -124,7 +124,7 @@ def _settings(optimiser: optim.Optimizer) -> dict[str, str]:
 
 
 def _restore_optimiser(optimiser: optim.Optimizer, header: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Do what `load_state_dict` does, but keep the precision of the state: that casts it to the parameter's."""
+    """Restore the state exactly. `load_state_dict` would cast it to the precision of the parameters."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     for key, values in header["state"]:
         optimiser.state[parameters[key]] = _unpacked(values, tensors, parameters[key])
@@ -164,12 +164,9 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], like: Tensor | None = N
         saved = tensors[content[0]]
         if like is None or (content[1] == "cpu" and like.device.type != "cpu"):
             return saved
-        # The memory format of the parameter, because sums and products in another format can round otherwise.
-        return (
-            torch.empty_like(like, dtype=saved.dtype).copy_(saved)
-            if saved.shape == like.shape
-            else saved.to(like.device)
-        )
+        if saved.shape == like.shape:  # in the memory format of the parameter: optimisers are slow if it differs
+            return torch.empty_like(like, dtype=saved.dtype).copy_(saved)
+        return saved.to(like.device)
     if kind == "dict":
         return {key: _unpacked(part, tensors, like) for key, part in content}
     parts = [_unpacked(part, tensors, like) for part in content]

@@ -44,7 +44,7 @@ from batchbayes.experiments.published import mcbn_tables, mcbn_value
 from batchbayes.reproduce.experiment import Unit
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
-from batchbayes.training.stack import stack_networks
+from batchbayes.training.stack.convert import stack_networks
 
 SMOKE = mcbn_uci.PRESETS["smoke"]
 
