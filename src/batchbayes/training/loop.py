@@ -61,7 +61,7 @@ class Step:
     """One step of the optimiser, as `after_step` sees it. Gradients are still in the parameters."""
 
     number: int
-    """From 1; the steps of all epochs are counted."""
+    """From 1, through all epochs."""
     epoch: int
     """From 0."""
     objective: float
@@ -111,8 +111,8 @@ def train(
     if file:
         file.resume()
     network.train()
-    with Progress("training", config.epochs * length_hint(batches) or None) as shown:
-        shown.advance(training.steps)
+    steps_left = (config.epochs - len(training.losses)) * length_hint(batches)
+    with Progress("training", steps_left or None) as shown:
         while len(training.losses) < config.epochs and not training.stopped:
             with training.stream:
                 mean = _epoch(training, batches, objective, after_step, shown)
