@@ -19,9 +19,11 @@ import torch
 from batchbayes._common.rng import generator
 from batchbayes.data.uci import load_regression, published_folds, published_split
 from batchbayes.experiments.mcbn.protocol import new_network, standardised
-from batchbayes.training import grid
-from batchbayes.training.grid import train_grid
-from batchbayes.training.loop import TrainingConfig, half_squared_error, train
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
+from batchbayes.training.stack.convert import stack_networks
+from batchbayes.training.stack.group import Group
+from batchbayes.training.stack.train import train_together
 
 DECAYS, EPOCHS, REPEATS = 15, 20, 3
 
@@ -46,8 +48,8 @@ def examples(folder: str | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def breakdown(networks: list, data: list, configs: list) -> None:
     """Time of one step, and of its pieces by themselves."""
-    stack = grid.stack_networks(networks)
-    group = grid._Group(stack, torch.arange(len(networks)), data, configs)
+    stack = stack_networks(networks)
+    group = Group(stack, torch.arange(len(networks)), data, configs)
     group.run_epoch(0)
     batches = list(group._orders.batches(1))
     steps = len(batches)
@@ -96,10 +98,11 @@ def main() -> None:
 
     def alone() -> None:
         for network, own, config in zip(copy.deepcopy(networks), data, configs, strict=True):
-            train(network, *own, half_squared_error, config)
+            batches = shuffled(*own, config.batch_size, config.seed)
+            train(network, batches, supervised(half_squared_error), config)
 
     def together() -> None:
-        train_grid(copy.deepcopy(networks), data, configs)
+        train_together(copy.deepcopy(networks), data, configs)
 
     together(), alone()
     pairs = [(seconds(alone), seconds(together)) for _ in range(REPEATS)]

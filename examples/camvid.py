@@ -1,6 +1,6 @@
 """Street scenes (CamVid) segmented by a public ESPNet, at full size.
 
-Set BATCHBAYES_DATA to the folder of the data sets, then in the top folder of the repository:
+Set BATCHBAYES_DATA to the folder with the data sets. Then run in the top folder of the repository:
 
     batchbayes assess --model examples.camvid:network \
         --weights $BATCHBAYES_DATA/weights/espnet_camvid_sacmehta.safetensors \
@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 from batchbayes.data.camvid import CLASSES, load_camvid_frames, standardise
 from batchbayes.models.espnet import ESPNet
 
-BATCH_SIZE = 6  # assumed: the weights do not say
+BATCH_SIZE = 6  # assumed: the file of weights does not say
 
 
 class Frames(Dataset[Any]):
-    """Frames, kept as bytes and standardised one at a time."""
+    """Frames that are kept as bytes. Each is standardised when it is read, so that memory stays small."""
 
     name, classes = "CamVid", CLASSES
 

@@ -1,6 +1,6 @@
-"""CIFAR-10 with a public ResNet-32, and house numbers (SVHN) as what it has never seen.
+"""CIFAR-10 with a public ResNet-32, and house numbers (SVHN) as inputs from another distribution.
 
-Set BATCHBAYES_DATA to the folder of the data sets, then in the top folder of the repository:
+Set BATCHBAYES_DATA to the folder with the data sets. Then run in the top folder of the repository:
 
     batchbayes assess --model examples.cifar10:network \
         --weights $BATCHBAYES_DATA/weights/resnet32_cifar10_akamaster.safetensors \
@@ -18,7 +18,7 @@ from batchbayes.data.cifar10 import CLASSES, augmented_batches, load_cifar10, st
 from batchbayes.data.svhn import load_svhn
 from batchbayes.models.cifar_resnet import CifarResNet
 
-BATCH_SIZE = 128  # that of the training script the weights come from
+BATCH_SIZE = 128  # the script that trained the network used this one
 TEST_IMAGES, STRANGE_IMAGES = 2000, 1000
 
 
@@ -27,7 +27,7 @@ def network() -> nn.Module:
 
 
 def train() -> Iterator[Tensor]:
-    """Mini-batches with the crops and flips of training."""
+    """Yield mini-batches with the random crops and flips that the network was trained with."""
     return augmented_batches(load_cifar10("train", limit=10_000)[0], BATCH_SIZE)
 
 

@@ -1,6 +1,6 @@
-"""A small network for the strength of concrete (UCI): trained here, assessed from .csv files.
+"""A small network that predicts the strength of concrete (UCI). It is trained here and assessed with .csv files.
 
-Set BATCHBAYES_DATA to the folder of the data sets, then in the top folder of the repository:
+Set BATCHBAYES_DATA to the folder with the data sets. Then run in the top folder of the repository:
 
     python -m examples.concrete concrete
     batchbayes assess --model examples.concrete:network --weights concrete/weights.safetensors --batch-size 32 \
@@ -17,18 +17,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from batchbayes._common.rng import generator, seeded_globals
+from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.folder import data_file
 from batchbayes.models.mlp import MLP
-from batchbayes.training.loop import TrainingConfig, train
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, supervised, train
 
 FEATURES = ("cement", "slag", "fly ash", "water", "superplasticizer", "coarse aggregate", "fine aggregate", "age")
-TEST_SHARE = 0.3  # two thirds of it for testing, one third for calibration
+TEST_SHARE = 0.3  # assess takes one third of it for calibration
 TRAINING = TrainingConfig(epochs=200, batch_size=32, weight_decay=1e-4)
 
 
 class Scaled(nn.Module):
-    """A network between raw rows and raw targets, which keeps the scales of its training data."""
+    """A network for rows and targets in their own units. It keeps the mean and the std of its training data."""
 
     def __init__(self, inner: nn.Module, num_features: int) -> None:
         super().__init__()
@@ -45,19 +46,20 @@ def network() -> nn.Module:
 
 
 def main(folder: Path) -> None:
-    """Split, train, and write train.csv, test.csv and weights.safetensors."""
+    """Split the data, train, and write train.csv, test.csv and weights.safetensors to the folder."""
     torch.set_num_threads(1)
     with np.load(data_file("uci/concrete.npz")) as file:
         rows, targets = torch.from_numpy(file["X"]).float(), torch.from_numpy(file["y"]).float()[:, None]
     order = torch.randperm(len(rows), generator=generator(0, "concrete"))
     cut = round(TEST_SHARE * len(rows))
     test, trained = order[:cut], order[cut:]
-    with seeded_globals(0):
+    with GlobalStream(0):
         model = network()
     for name, values in (("input_", rows[trained]), ("", targets[trained])):
         getattr(model, f"{name}mean").copy_(values.mean(0))
         getattr(model, f"{name}std").copy_(values.std(0))
-    train(model, rows[trained], targets[trained], lambda a, b: mse_loss(a, b) / float(model.std) ** 2, TRAINING)
+    objective = supervised(lambda outputs, targets: mse_loss(outputs, targets) / float(model.std) ** 2)
+    train(model, shuffled(rows[trained], targets[trained], TRAINING.batch_size, TRAINING.seed), objective, TRAINING)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), folder / "weights.safetensors")
     for name, chosen in (("train", trained), ("test", test)):

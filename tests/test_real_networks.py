@@ -12,7 +12,8 @@ from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar
 from batchbayes.engines.linearity import measure_linearity
 from batchbayes.models.mlp import MLP
 from batchbayes.models.pretrained import cifar_resnet, espnet_camvid
-from batchbayes.training.loop import TrainingConfig, train
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, supervised, train
 
 pytestmark = pytest.mark.shared
 
@@ -84,6 +85,7 @@ def test_small_networks_with_small_batches_are_not_linear(data_folder, name, bat
         x, y = (torch.from_numpy(data[key]).float() for key in ("X", "y"))
     x, y = (x - x.mean(0)) / x.std(0), ((y - y.mean()) / y.std())[:, None]
     network = MLP(x.shape[1], [50, 50], 1)
-    train(network, x, y, torch.nn.functional.mse_loss, TrainingConfig(epochs=60, batch_size=batch_size))
+    objective = supervised(torch.nn.functional.mse_loss)
+    train(network, shuffled(x, y, batch_size, seed=0), objective, TrainingConfig(epochs=60, batch_size=batch_size))
     posterior = bb.mcbn(network, x, batch_size=batch_size, num_samples=64, center="running")
     assert measure_linearity(posterior, x, num_draws=16, max_examples=64, seed=0).trusted == trusted

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from batchbayes._common.rng import GlobalStream
 from batchbayes.models.mlp import MLP
-from batchbayes.training.loop import TrainingConfig, train
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, supervised, train
 
 EVIL = "<script>alert(1)</script>"
 CLASS_NAMES = ("round", EVIL, 'quote" & $money$')
@@ -103,7 +104,8 @@ def trained(task: str) -> dict[str, Tensor]:
     }[task]
     with GlobalStream(0):
         network = build()
-    train(network, *data, loss, TrainingConfig(epochs=epochs, batch_size=16, learning_rate=0.01))
+    config = TrainingConfig(epochs=epochs, batch_size=16, learning_rate=0.01)
+    train(network, shuffled(*data, 16, seed=0), supervised(loss), config)
     return network.state_dict()
 
 

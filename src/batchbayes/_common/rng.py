@@ -6,6 +6,7 @@ Each draw has its own stream. So a draw does not depend on the number of draws, 
 import hashlib
 import random
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,18 @@ class GlobalStream:
         self._place = _global_states()
         _set_global_states(self._outside.pop())
         self._LOCK.release()
+        time.sleep(0)  # a thread that enters blocks in a loop would otherwise never let another thread in
+
+    def state(self) -> Any:
+        """Return the place in the stream as plain values and one tensor, for `restore`; None before the first block."""
+        if self._place is None:
+            return None
+        of_torch, (name, key, *rest), of_python = self._place
+        return of_torch, (name, key.tolist(), *rest), of_python
+
+    def restore(self, state: Any) -> None:
+        """Continue from a place that `state` returned, in this process or in another one."""
+        self._place = state
 
 
 def _global_states() -> tuple[torch.Tensor, Any, Any]:

@@ -42,7 +42,8 @@ from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Unit
 from batchbayes.reproduce.tables import Cell, Table
-from batchbayes.training.loop import TrainingConfig, train
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, supervised, train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -220,7 +221,8 @@ def trained_network(config: Config, seed: int, batch_size: int, data: Data) -> t
         network = SmallVGG()
     network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # faster; torch's stubs lack it
     training = TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)
-    return network, train(network, *data.train, cross_entropy, training)[-1]
+    batches = shuffled(*data.train, batch_size, seed)
+    return network, train(network, batches, supervised(cross_entropy), training)[-1]
 
 
 def measure(posterior: Posterior, num_samples: int, seed: int, data: Data) -> Measures:

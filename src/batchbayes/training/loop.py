@@ -1,32 +1,31 @@
-"""The plain training loop for one network of any kind."""
+"""The training loop for one network of any kind, with any data and any objective."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from operator import length_hint
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn, optim
 
 from batchbayes._common.progress import Progress
-from batchbayes._common.rng import GlobalStream, generator
-from batchbayes.batches import require_finite
+from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
-from batchbayes.network import reference_tensor
+from batchbayes.training.checkpoint import Checkpoint, Training
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From (outputs, targets) of a batch to a scalar."""
+"""From the outputs and targets of a batch to a scalar."""
+Objective = Callable[[nn.Module, Any], Tensor]
+"""From the network and a batch to the scalar that training makes small, for example a negative ELBO."""
+Batches = Iterable[Any] | Callable[[int], Iterable[Any]]
+"""An iterable that is read once for each epoch, or a function from the number of the epoch (from 0) to an iterable."""
+OptimiserFactory = Callable[..., optim.Optimizer]
+"""Called with the parameter groups and `lr=`, as the classes in `torch.optim` are."""
 
 SGD_MOMENTUM = 0.9
-
-
-def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """0.5 (f - y)^2, averaged: the negative log-likelihood of a Gaussian of unit variance, but for a constant.
-
-    >>> half_squared_error(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]))
-    tensor(1.)
-    """
-    return 0.5 * (outputs - targets).square().mean()
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,12 @@ class TrainingConfig:
 
     epochs: int
     batch_size: int
+    """For `shuffled` and for stacks of networks. `train` takes batches of any size as they come."""
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     """lambda in the penalty lambda/2 ||W||^2 on weight matrices and kernels; never on biases, gamma or beta."""
-    optimiser: Literal["adam", "sgd"] = "adam"
-    """"sgd" has a momentum of 0.9."""
+    optimiser: Literal["adam", "sgd"] | OptimiserFactory = "adam"
+    """"sgd" has a momentum of 0.9. A class such as `torch.optim.RMSprop` is called with parameter groups and `lr=`."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,58 +48,131 @@ class TrainingConfig:
                 raise BatchbayesError(
                     expected=f"{name} of {least} or more", got=str(getattr(self, name)), fix=f"change {name}"
                 )
-        if self.optimiser not in ("adam", "sgd"):
+        if self.optimiser not in ("adam", "sgd") and not callable(self.optimiser):
             raise BatchbayesError(
-                expected='optimiser "adam" or "sgd"', got=repr(self.optimiser), fix="choose one of them"
+                expected='optimiser "adam", "sgd" or a function that makes one',
+                got=repr(self.optimiser),
+                fix="choose one of them",
             )
 
 
-def train(network: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, config: TrainingConfig) -> list[float]:
-    """Train in place and leave the network in evaluation mode; returns the mean loss of each epoch.
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of the optimiser, as `after_step` sees it. Gradients are still in the parameters."""
 
-    An epoch is a shuffled pass; a batch that would be left over at its end is discarded, and if there are fewer
-    examples than `batch_size` they are one batch, both as in the MCBN paper. The order of the data and any dropout
-    follow `config.seed`; the global generators are left as they were.
+    number: int
+    """From 1, through all epochs."""
+    epoch: int
+    """From 0."""
+    objective: float
+    network: nn.Module
+    optimiser: optim.Optimizer
+
+
+def train(
+    network: nn.Module,
+    batches: Batches,
+    objective: Objective,
+    config: TrainingConfig,
+    *,
+    after_step: Callable[[Step], bool | None] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> list[float]:
+    """Train a network in place and leave it in evaluation mode.
+
+    Everything that draws from the global generators (dropout, a DataLoader, `after_step`) follows `config.seed`. The
+    generators are left as they were. Several threads can train at once: they take turns, one epoch at a time.
+
+    Args:
+        network: the network. Only parameters that require gradients are trained.
+        batches: the data, for example a DataLoader or `shuffled(...)`.
+        objective: what training makes small, for example `supervised(loss)`.
+        config: how to train.
+        after_step: called after each step of the optimiser. It may change the network and the optimiser (noise, a
+            learning-rate schedule) or copy them (snapshots). Training ends at once when it returns True.
+        checkpoint: a file that is written after each epoch. If the file exists, training continues from it, with the
+            same bits as without the interruption. An interrupted epoch is repeated from its start. The file cannot
+            know the data, the objective or what `after_step` remembers: pass the same ones again, and let
+            `after_step` depend on its argument alone. The file stays when training ends.
+
+    Returns:
+        The mean objective of each epoch.
 
     >>> from batchbayes.models.mlp import MLP
+    >>> from batchbayes.training.batches import shuffled
     >>> x = torch.linspace(-1, 1, 64)[:, None]
-    >>> losses = train(MLP(1, [8], 1), x, x, nn.functional.mse_loss, TrainingConfig(epochs=20, batch_size=16))
+    >>> config = TrainingConfig(epochs=20, batch_size=16)
+    >>> losses = train(MLP(1, [8], 1), shuffled(x, x, 16, seed=0), supervised(nn.functional.mse_loss), config)
     >>> losses[-1] < losses[0]
     True
     """
-    require_data(inputs, targets)
-    stepper, device, losses = _optimiser(network, config), reference_tensor(network).device, []
-    steps = config.epochs * max(1, len(inputs) // config.batch_size)
+    training = Training(network, _optimiser(network, config), GlobalStream(config.seed))
+    file = Checkpoint(Path(checkpoint), training, vars(config)) if checkpoint else None
+    if file:
+        file.resume()
     network.train()
-    with GlobalStream(config.seed), Progress("training", steps) as shown:
-        for epoch in range(config.epochs):
-            total = count = 0.0
-            for rows in shuffled_batches(len(inputs), config.batch_size, config.seed, epoch):
-                value = loss(network(inputs[rows].to(device)), targets[rows].to(device))
-                stepper.zero_grad()
-                value.backward()
-                stepper.step()
-                total, count = total + float(value.detach()), count + 1
-                shown.advance()
-            losses.append(_require_converging(total / count, epoch))
+    steps_left = (config.epochs - len(training.losses)) * length_hint(batches)
+    with Progress("training", steps_left or None) as shown:
+        while len(training.losses) < config.epochs and not training.stopped:
+            with training.stream:
+                mean = _epoch(training, batches, objective, after_step, shown)
+            training.losses.append(mean)
+            if file:
+                file.write()
     network.eval()
-    return losses
+    return training.losses
 
 
-def shuffled_batches(num_examples: int, batch_size: int, seed: int, epoch: int) -> Iterator[Tensor]:
-    """Row numbers of each batch of an epoch; what is left over at its end is discarded.
+def _epoch(
+    training: Training,
+    batches: Batches,
+    objective: Objective,
+    after_step: Callable[[Step], bool | None] | None,
+    shown: Progress,
+) -> float:
+    """Train for one epoch and return the mean objective."""
+    network, optimiser, epoch = training.network, training.optimiser, len(training.losses)
+    total, first = 0.0, training.steps
+    for batch in batches(epoch) if callable(batches) else batches:
+        value = objective(network, batch)
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+        total += (number := float(value.detach()))
+        training.steps += 1
+        shown.advance()
+        if after_step and after_step(Step(training.steps, epoch, number, network, optimiser)):
+            training.stopped = True
+            break
+    return _finite_mean(total, training.steps - first, epoch)
 
-    >>> [len(rows) for rows in shuffled_batches(10, 4, seed=0, epoch=0)]
-    [4, 4]
+
+def supervised(loss: Loss) -> Objective:
+    """Return the objective `loss(network(inputs), targets)` for batches of inputs and targets.
+
+    The objective moves each batch to the device of the network.
     """
-    order, size = torch.randperm(num_examples, generator=generator(seed, "epoch", epoch)), min(batch_size, num_examples)
-    for start in range(0, num_examples - size + 1, size):
-        yield order[start : start + size]
+
+    def objective(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = batch
+        device = next(network.parameters()).device
+        return loss(network(inputs.to(device)), targets.to(device))
+
+    return objective
+
+
+def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of 0.5 (f - y)^2: up to a constant the negative log-likelihood of a Gaussian with unit variance.
+
+    >>> half_squared_error(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]))
+    tensor(1.)
+    """
+    return 0.5 * (outputs - targets).square().mean()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Networks as small as ours run slower on several threads than on one."""
+    """Let torch use one thread inside the block: networks as small as ours run slower on several threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -109,34 +182,37 @@ def one_thread() -> Iterator[None]:
 
 
 def _optimiser(network: nn.Module, config: TrainingConfig) -> optim.Optimizer:
-    """Both add weight_decay * W to the gradient: exactly that of the penalty lambda/2 ||W||^2."""
+    """Return the optimiser. Adam and SGD add weight_decay * W to the gradient: that is the penalty lambda/2 ||W||^2."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    if not trained:
+        raise BatchbayesError(
+            expected="a network with parameters to train",
+            got=f"{type(network).__name__}, in which no parameter requires a gradient",
+            fix="call requires_grad_() on those to train",
+        )
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     if config.optimiser == "adam":
         return optim.Adam(groups, lr=config.learning_rate)
-    return optim.SGD(groups, lr=config.learning_rate, momentum=SGD_MOMENTUM)
+    if config.optimiser == "sgd":
+        return optim.SGD(groups, lr=config.learning_rate, momentum=SGD_MOMENTUM)
+    return config.optimiser(groups, lr=config.learning_rate)
 
 
-def require_data(inputs: Tensor, targets: Tensor) -> None:
-    """Refuse what cannot be trained on."""
-    if len(inputs) != len(targets) or not len(inputs):
+def _finite_mean(total: float, count: int, epoch: int) -> float:
+    """Return the mean objective of an epoch. Refuse an epoch that had no batch or that diverged."""
+    if not count:
         raise BatchbayesError(
-            expected="as many targets as inputs, at least one",
-            got=f"{len(inputs)} inputs and {len(targets)} targets",
-            fix="check how the data was selected",
+            expected="at least one batch in each epoch",
+            got=f"none in epoch {epoch + 1}",
+            fix="pass a list, a DataLoader or a function of the epoch, since an iterator can be read only once",
         )
-    require_finite(inputs, "the training inputs")
-    require_finite(targets, "the training targets")
-
-
-def _require_converging(mean_loss: float, epoch: int) -> float:
-    if not abs(mean_loss) < float("inf"):
+    if not abs(total / count) < float("inf"):
         raise BatchbayesError(
             expected="a finite training loss",
-            got=f"{mean_loss} in epoch {epoch + 1}",
+            got=f"{total / count} in epoch {epoch + 1}",
             fix="lower the learning rate, or scale inputs and targets to about unit variance",
         )
-    return mean_loss
+    return total / count

@@ -42,8 +42,9 @@ from batchbayes.experiments.mcbn.tables import (
 )
 from batchbayes.experiments.published import mcbn_tables, mcbn_value
 from batchbayes.reproduce.experiment import Unit
-from batchbayes.training.loop import TrainingConfig, half_squared_error, train
-from batchbayes.training.stack import stack_networks
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
+from batchbayes.training.stack.convert import stack_networks
 
 SMOKE = mcbn_uci.PRESETS["smoke"]
 
@@ -153,7 +154,8 @@ def test_choice_is_that_of_networks_trained_one_by_one():
             for fold, part in enumerate(folds):
                 network = new_network(5, "synthetic", 0.0, generator(1, "weights", fold))
                 config = TrainingConfig(epochs, 1000, weight_decay=decay, seed=1)
-                train(network, part.inputs, part.targets, half_squared_error, config)
+                batches = shuffled(part.inputs, part.targets, 1000, seed=1)
+                train(network, batches, supervised(half_squared_error), config)
                 outputs = bb.predict(bb.population(network, part.inputs), part.others, bb.gaussian(1.0)).mean
                 scores.append(float((part.in_units(outputs) - part.truth).square().mean().sqrt()))
             by_epoch[epochs] = sum(scores) / len(scores)
@@ -212,7 +214,8 @@ def test_final_networks_are_those_of_the_plain_loop():
     part = load_split("synthetic", 1, None).whole
     (network,) = trained("synthetic", [part], Candidate(1e-3, 32, 0.05, 10), [3], ["whole"])
     alone = new_network(5, "synthetic", 0.05, generator(3, "weights", "whole"))
-    train(alone, part.inputs, part.targets, half_squared_error, TrainingConfig(10, 32, weight_decay=1e-3, seed=3))
+    batches, config = shuffled(part.inputs, part.targets, 32, seed=3), TrainingConfig(10, 32, weight_decay=1e-3, seed=3)
+    train(alone, batches, supervised(half_squared_error), config)
     for ours, theirs in zip(network.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 

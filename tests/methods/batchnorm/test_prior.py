@@ -25,7 +25,7 @@ from batchbayes.methods.batchnorm.prior import (
     log_normal_kl,
 )
 from batchbayes.models.mlp import MLP
-from batchbayes.training.loop import shuffled_batches
+from batchbayes.training.batches import shuffled_batches
 
 OPTIONS = {"num_examples": 500, "weight_decay": 3e-3, "precision": 2.0}
 

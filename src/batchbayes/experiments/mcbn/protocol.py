@@ -24,10 +24,11 @@ from batchbayes._common.rng import generator
 from batchbayes.data.uci import load_regression, published_folds, published_split
 from batchbayes.experiments.mcbn.scores import ANY, Limits
 from batchbayes.models.mlp import MLP
-from batchbayes.training.grid import train_stack
 from batchbayes.training.loop import TrainingConfig
-from batchbayes.training.noise import Noise, batch_noise, mask_noise, stack_outputs
-from batchbayes.training.stack import Stack, stack_networks, unstack
+from batchbayes.training.stack.convert import stack_networks, unstack
+from batchbayes.training.stack.noise import Noise, batch_noise, mask_noise, stack_outputs
+from batchbayes.training.stack.stack import Stack
+from batchbayes.training.stack.train import train_stack
 
 Kind = Literal["BN", "DO"]
 """What makes a network stochastic: batch norm or dropout."""

@@ -26,8 +26,8 @@ from batchbayes.models.mlp import MLP
 from batchbayes.posterior import Posterior
 from batchbayes.reproduce.experiment import Unit
 from batchbayes.reproduce.tables import Cell, Table
-from batchbayes.training.grid import train_grid
 from batchbayes.training.loop import TrainingConfig
+from batchbayes.training.stack.train import train_together
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,7 +159,8 @@ def trained(config: Config, seed: int, makers: Sequence[Callable[[], MLP]]) -> l
         networks = [make() for make in makers]
     orders = range(seed * config.members, seed * config.members + len(networks))
     data = toy.noisy_points(NUM_POINTS, seed, "train")
-    train_grid(networks, [data] * len(networks), [TrainingConfig(config.epochs, BATCH_SIZE, seed=n) for n in orders])
+    configs = [TrainingConfig(config.epochs, BATCH_SIZE, seed=n) for n in orders]
+    train_together(networks, [data] * len(networks), configs)
     return networks
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.models.mlp import MLP, SeededDropout
-from batchbayes.training.stack import stack_networks, unstack
+from batchbayes.training.stack.convert import stack_networks, unstack
 
 
 class Custom(nn.Module):
@@ -69,7 +69,7 @@ BY_PARAMETERS = {
     "tied": (tied, r"2\.weight"),
     "own": (with_own_parameter, "scale"),
 }
-BY_PROBE = {
+BY_TRIAL = {
     "functional ReLU": lambda net, x: in_order(net, x).relu(),
     "functional ReLU at the start": lambda net, x: in_order(net, x.relu()),
     "functional dropout": lambda net, x: in_order(net, F.dropout(x, 0.5, net.training)),
@@ -108,8 +108,8 @@ def test_one_frozen_network_among_others_is_named():
         stack_networks([MLP(4, [8], 1), frozen()])
 
 
-@pytest.mark.parametrize("calls", BY_PROBE.values(), ids=BY_PROBE)
-def test_what_is_not_seen_in_the_modules_is_found_by_a_probe(calls):
+@pytest.mark.parametrize("calls", BY_TRIAL.values(), ids=BY_TRIAL)
+def test_what_is_not_seen_in_the_modules_is_found_by_a_trial(calls):
     """In any network of the stack, at weights of zero and dropout rates of zero as well."""
     networks = [Custom(in_order, rate=0.0), Custom(in_order, rate=0.0), Custom(calls, rate=0.0)]
     for network in networks:
@@ -143,7 +143,7 @@ def test_what_comes_to_the_same_is_taken():
     ]
 
 
-def test_the_probe_leaves_networks_and_generators_as_they_were():
+def test_the_trial_leaves_networks_and_generators_as_they_were():
     networks = [MLP(4, [8], 1, dropout=rate) for rate in (0.1, 0.2)]
     networks[0].eval()
     before, state = copy.deepcopy(networks), torch.get_rng_state()

@@ -11,9 +11,10 @@ from torch import nn
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
 from batchbayes.models.mlp import MLP
-from batchbayes.training.grid import train_grid, train_stack
-from batchbayes.training.loop import TrainingConfig, half_squared_error, train
-from batchbayes.training.stack import stack_networks, unstack
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
+from batchbayes.training.stack.convert import stack_networks, unstack
+from batchbayes.training.stack.train import train_stack, train_together
 
 
 def data(count, seed, features=3, dtype=torch.float64):
@@ -30,7 +31,7 @@ def networks(count, norm=True, dropout=0.0, dtype=torch.float64):
 
 def alone(network, examples, config):
     network = copy.deepcopy(network)
-    train(network, *examples, half_squared_error, config)
+    train(network, shuffled(*examples, config.batch_size, config.seed), supervised(half_squared_error), config)
     return network
 
 
@@ -48,7 +49,7 @@ def test_each_network_is_as_if_trained_alone(norm, dropout, batch_size):
     configs = [TrainingConfig(7, batch_size, 1e-2, weight_decay=10.0**-i, seed=i // 2) for i in range(6)]
     stacked = networks(6, norm, dropout)
     expected = [alone(*each) for each in zip(stacked, chosen, configs, strict=True)]
-    train_grid(stacked, chosen, configs)
+    train_together(stacked, chosen, configs)
     for ours, theirs in zip(stacked, expected, strict=True):
         assert_same(ours, theirs, rtol=1e-6, atol=1e-8)
         assert not ours.training
@@ -63,7 +64,7 @@ def test_a_rate_of_zero_draws_as_any_other_rate():
             module.p = rate
     configs = [TrainingConfig(7, 8, 1e-2, seed=i) for i in range(3)]
     expected = [alone(network, examples, config) for network, config in zip(stacked, configs, strict=True)]
-    train_grid(stacked, [examples] * 3, configs)
+    train_together(stacked, [examples] * 3, configs)
     for ours, theirs in zip(stacked, expected, strict=True):
         assert_same(ours, theirs, rtol=1e-6, atol=1e-8)
 
@@ -72,7 +73,7 @@ def test_single_precision_agrees_to_its_rounding():
     examples, config = data(64, 1, dtype=torch.float32), TrainingConfig(10, 16, 1e-3, weight_decay=1e-3)
     stacked = networks(4, dtype=torch.float32)
     expected = [alone(network, examples, config) for network in stacked]
-    train_grid(stacked, [examples] * 4, [config] * 4)
+    train_together(stacked, [examples] * 4, [config] * 4)
     for ours, theirs in zip(stacked, expected, strict=True):
         assert_same(ours, theirs, rtol=2e-3, atol=2e-4)
 
@@ -81,7 +82,7 @@ def test_weight_decay_has_the_precision_of_the_network():
     examples, config = data(40, 1), TrainingConfig(5, 8, 1e-2, weight_decay=0.1)
     stacked = networks(2)
     expected = [alone(network, examples, config) for network in stacked]
-    train_grid(stacked, [examples] * 2, [config] * 2)
+    train_together(stacked, [examples] * 2, [config] * 2)
     for ours, theirs in zip(stacked, expected, strict=True):
         assert_same(ours, theirs, rtol=1e-11, atol=1e-13)
 
@@ -113,19 +114,19 @@ def test_networks_that_end_early_do_not_disturb_the_others(ends, dropout):
 def test_what_cannot_be_stacked_is_refused():
     examples, config = data(20, 1), TrainingConfig(1, 10)
     with pytest.raises(BatchbayesError, match="one shape"):
-        train_grid([networks(1)[0], MLP(3, [8], 1)], [examples] * 2, [config] * 2)
+        train_together([networks(1)[0], MLP(3, [8], 1)], [examples] * 2, [config] * 2)
     with pytest.raises(BatchbayesError, match="chain of"):
-        train_grid([nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))], [examples], [config])
+        train_together([nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))], [examples], [config])
     with pytest.raises(BatchbayesError, match="as many data sets"):
-        train_grid(networks(2), [examples], [config] * 2)
+        train_together(networks(2), [examples], [config] * 2)
     with pytest.raises(BatchbayesError, match="one number of epochs"):
-        train_grid(networks(2), [examples] * 2, [config, TrainingConfig(2, 10)])
+        train_together(networks(2), [examples] * 2, [config, TrainingConfig(2, 10)])
     with pytest.raises(BatchbayesError, match="Adam"):
-        train_grid(networks(1), [examples], [TrainingConfig(1, 10, optimiser="sgd")])
+        train_together(networks(1), [examples], [TrainingConfig(1, 10, optimiser="sgd")])
     with pytest.raises(BatchbayesError, match="at least one network"):
-        train_grid([], [], [])
+        train_together([], [], [])
     with pytest.raises(BatchbayesError, match="finite"):
-        train_grid(networks(1), [(examples[0] / 0, examples[1])], [config])
+        train_together(networks(1), [(examples[0] / 0, examples[1])], [config])
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -145,17 +146,17 @@ def test_data_of_each_network_is_looked_at_though_inputs_are_shared(bad):
         chosen = [(x, y), (x, y)]
         chosen[bad] = examples
         with pytest.raises(BatchbayesError, match=message):
-            train_grid(networks(2), chosen, [TrainingConfig(1, 10)] * 2)
+            train_together(networks(2), chosen, [TrainingConfig(1, 10)] * 2)
 
 
 def test_batch_norm_needs_two_examples():
     with pytest.raises(BatchbayesError, match="batch of one for network 1"):
-        train_grid(networks(2), [data(9, 1), data(1, 2)], [TrainingConfig(1, 4)] * 2)
+        train_together(networks(2), [data(9, 1), data(1, 2)], [TrainingConfig(1, 4)] * 2)
     with pytest.raises(BatchbayesError, match="batch of one for network 0"):
-        train_grid(networks(2), [data(9, 1), data(9, 2)], [TrainingConfig(1, 1)] * 2)
+        train_together(networks(2), [data(9, 1), data(9, 2)], [TrainingConfig(1, 1)] * 2)
     single, examples, config = networks(1, norm=False), data(9, 1), TrainingConfig(2, 1)
     expected = alone(single[0], examples, config)
-    train_grid(single, [examples], [config])
+    train_together(single, [examples], [config])
     assert_same(single[0], expected, rtol=1e-6, atol=1e-8)
 
 
@@ -166,7 +167,7 @@ def test_divergence_is_reported_with_the_networks_that_diverged(norm):
     with pytest.raises(BatchbayesError, match="finite training loss"):  # as the loop does
         alone(stacked[1], sets[1], TrainingConfig(1, 10))
     with pytest.raises(BatchbayesError, match=r"finite training loss.* epoch 3 .*networks \[1\]"):
-        train_grid(stacked, sets, [TrainingConfig(3, 10)] * 3)
+        train_together(stacked, sets, [TrainingConfig(3, 10)] * 3)
     seen = []
     with pytest.raises(BatchbayesError, match=r"epoch 2 .*networks \[1\]"):
         train_stack(
@@ -180,4 +181,4 @@ def test_weights_that_are_not_finite_are_reported():
     with torch.no_grad():
         stacked[0].hidden[0].linear.weight[0] = torch.nan
     with pytest.raises(BatchbayesError, match=r"networks \[0\]"):
-        train_grid(stacked, [data(20, 1)] * 2, [TrainingConfig(1, 10)] * 2)
+        train_together(stacked, [data(20, 1)] * 2, [TrainingConfig(1, 10)] * 2)

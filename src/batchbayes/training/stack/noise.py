@@ -1,7 +1,7 @@
-"""Monte Carlo predictions of a whole stack: batch statistics or dropout masks, drawn for all of its networks at once.
+"""Monte Carlo predictions with a stack: batch statistics or dropout masks are drawn for all networks at once.
 
-All networks of the stack see the same inputs. The draws of a network lie along its examples, so that a layer of all
-networks and all draws is one batched product.
+All networks of the stack get the same inputs. The draws of one network are laid out along its examples, so that a layer
+of all networks and all draws is one batched product.
 """
 
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from batchbayes.training.layers import Layer, Stack
+from batchbayes.training.stack.stack import Layer, Stack
 
 CHUNK = 2**20
-"""Numbers in the widest layer at a time: what the cache holds."""
+"""How many numbers the widest layer holds at a time, so that they fit into the cache."""
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """What S draws of each of G networks are made of; where a module is not named, it does as in evaluation mode."""
+    """The random part of S draws of each of G networks. A module that is not named here is in evaluation mode."""
 
     statistics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """For each batch norm its mean and standard deviation, (G, S, width)."""
+    """For each batch norm the mean and the standard deviation, each (G, S, width)."""
     masks: Mapping[str, Tensor] = field(default_factory=dict)
-    """For each dropout module what it multiplies by, (G, S, width)."""
+    """For each dropout module the factors of its inputs, (G, S, width)."""
 
 
 @torch.no_grad()
 def batch_noise(stack: Stack, batches: Tensor) -> Noise:
-    """Statistics of S mini-batches (S, M, Q), each layer fed by the one before it as in training."""
+    """Return the batch statistics of S mini-batches (S, M, Q), with all layers in training mode."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     parts = [_batch_noise(stack, part) for part in batches.split(_affordable(stack, batches.shape[1]))]
     for name in parts[0]:
@@ -52,7 +52,7 @@ def _batch_noise(stack: Stack, batches: Tensor) -> dict[str, tuple[Tensor, Tenso
 
 
 def mask_noise(stack: Stack, num_samples: int, generator: torch.Generator) -> Noise:
-    """Masks of every dropout module; networks share the uniform numbers, and differ in their rates."""
+    """Draw a mask for each dropout module. All networks use the same uniform numbers, each with its own rate."""
     masks = {}
     for layer in stack.layers:
         if layer.dropout:
@@ -65,7 +65,7 @@ def mask_noise(stack: Stack, num_samples: int, generator: torch.Generator) -> No
 
 @torch.no_grad()
 def stack_outputs(stack: Stack, inputs: Tensor, noise: Noise | None = None) -> Tensor:
-    """Outputs (G, S, N, K) on inputs (N, Q), in each draw; without noise those of the networks as they are (S = 1)."""
+    """Return outputs (G, S, N, K) for inputs (N, Q). Without noise there is one draw, in evaluation mode."""
     noise = noise or Noise()
     some = next(iter([*noise.masks.values(), *(mean for mean, _ in noise.statistics.values())]), None)
     draws = 1 if some is None else some.shape[1]
@@ -89,20 +89,20 @@ def _outputs(stack: Stack, inputs: Tensor, noise: Noise, some: slice) -> Tensor:
 
 
 def _linear(stack: Stack, layer: Layer, values: Tensor) -> Tensor:
-    """(G, n, in) -> (G, n, out)"""
+    """Apply a linear layer: (G, n, in) -> (G, n, out)."""
     weight, bias = stack.tensors[f"{layer.linear}.weight"], stack.tensors.get(f"{layer.linear}.bias")
     product = torch.bmm(values, weight.transpose(1, 2))
     return product if bias is None else product.add_(bias[:, None])
 
 
 def _normalise(stack: Stack, layer: Layer, values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Values (G, S, n, width) by statistics (G, S, width)."""
+    """Normalise values (G, S, n, width) by statistics (G, S, width)."""
     scale, shift = (stack.tensors[f"{layer.norm}.{kind}"][:, None] for kind in ("weight", "bias"))
     factor = scale / std
     return torch.addcmul((shift - mean * factor)[:, :, None], values, factor[:, :, None])
 
 
 def _affordable(stack: Stack, examples: int) -> int:
-    """How many draws of so many examples fit into a chunk."""
+    """Return how many draws fit into a chunk."""
     width = max(max(stack.tensors[f"{layer.linear}.weight"].shape[1:]) for layer in stack.layers)
     return max(1, CHUNK // (len(stack) * examples * width))

@@ -1,0 +1,67 @@
+"""Tensors in memory as the batches of a training."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.rng import generator
+from batchbayes.batches import require_finite
+from batchbayes.errors import BatchbayesError
+
+
+def shuffled(
+    inputs: Tensor, targets: Tensor, batch_size: int, seed: int
+) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+    """Return batches of tensors for `train`, in a new order in each epoch.
+
+    The batch that is left over at the end of an epoch is discarded. If there are fewer examples than `batch_size`, they
+    are one batch. The MCBN paper does both.
+
+    >>> epoch = shuffled(torch.arange(10.0), torch.arange(10), batch_size=4, seed=0)
+    >>> [targets.tolist() for inputs, targets in epoch(0)]
+    [[6, 4, 2, 1], [8, 3, 5, 0]]
+    """
+    require_data(inputs, targets)
+    if batch_size < 1:
+        raise BatchbayesError(expected="batch_size of 1 or more", got=str(batch_size), fix="raise batch_size")
+    return _Shuffled(inputs, targets, batch_size, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shuffled:
+    inputs: Tensor
+    targets: Tensor
+    batch_size: int
+    seed: int
+
+    def __len__(self) -> int:
+        return max(1, len(self.inputs) // self.batch_size)
+
+    def __call__(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in shuffled_batches(len(self.inputs), self.batch_size, self.seed, epoch):
+            yield self.inputs[rows], self.targets[rows]
+
+
+def shuffled_batches(num_examples: int, batch_size: int, seed: int, epoch: int) -> Iterator[Tensor]:
+    """Yield the row numbers of each batch of an epoch, without the batch that is left over.
+
+    >>> [len(rows) for rows in shuffled_batches(10, 4, seed=0, epoch=0)]
+    [4, 4]
+    """
+    order, size = torch.randperm(num_examples, generator=generator(seed, "epoch", epoch)), min(batch_size, num_examples)
+    for start in range(0, num_examples - size + 1, size):
+        yield order[start : start + size]
+
+
+def require_data(inputs: Tensor, targets: Tensor) -> None:
+    """Refuse data that no network can be trained on."""
+    if len(inputs) != len(targets) or not len(inputs):
+        raise BatchbayesError(
+            expected="as many targets as inputs, at least one",
+            got=f"{len(inputs)} inputs and {len(targets)} targets",
+            fix="check how the data was selected",
+        )
+    require_finite(inputs, "the training inputs")
+    require_finite(targets, "the training targets")

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from batchbayes import BatchbayesError
+from batchbayes.training.batches import shuffled, shuffled_batches
+
+
+def test_an_epoch_is_a_shuffled_pass_without_the_left_over_batch() -> None:
+    epochs = [torch.cat(list(shuffled_batches(50, 16, seed=0, epoch=epoch))) for epoch in range(2)]
+    for rows in epochs:
+        assert len(rows) == 48
+        assert len(rows.unique()) == 48
+    assert not torch.equal(*epochs)
+
+
+def test_fewer_examples_than_a_batch_are_one_batch() -> None:
+    assert [len(rows) for rows in shuffled_batches(10, 16, seed=0, epoch=0)] == [10]
+    assert [len(rows) for rows in shuffled_batches(16, 16, seed=0, epoch=0)] == [16]
+
+
+@pytest.mark.parametrize(("count", "size"), [(50, 16), (10, 16), (16, 16), (5, 1)])
+def test_inputs_and_targets_stay_together(count: int, size: int) -> None:
+    batches = shuffled(torch.arange(count), -torch.arange(count), size, seed=4)
+    for epoch in range(2):
+        pairs = list(batches(epoch))
+        rows = list(shuffled_batches(count, size, seed=4, epoch=epoch))
+        assert len(pairs) == len(batches) == len(rows)  # type: ignore[arg-type]
+        for (inputs, targets), chosen in zip(pairs, rows, strict=True):
+            assert torch.equal(inputs, chosen)
+            assert torch.equal(targets, -chosen)
+
+
+def test_bad_data_is_refused() -> None:
+    x, y = torch.randn(50, 3), torch.randn(50, 1)
+    with pytest.raises(BatchbayesError, match="50 inputs and 49 targets"):
+        shuffled(x, y[1:], 16, seed=0)
+    with pytest.raises(BatchbayesError, match="the training targets"):
+        shuffled(x, torch.where(y == y.max(), torch.nan, y), 16, seed=0)
+    with pytest.raises(BatchbayesError, match="at least one; got 0 inputs"):
+        shuffled(x[:0], y[:0], 16, seed=0)
+    with pytest.raises(BatchbayesError, match="batch_size of 1 or more; got 0"):
+        shuffled(x, y, 0, seed=0)
