@@ -129,7 +129,8 @@ class _Pass:
             raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
         self._posterior, self._likelihoods, self._seed = posterior, likelihoods, seed
         self._num_samples = 1 if posterior.is_point else num_samples
-        self._name, self._chunk_size, self._keep_draws = engine, chunk_size, keep_draws
+        self._name: EngineName = engine
+        self._chunk_size, self._keep_draws = chunk_size, keep_draws
         self._contrasts = not keep_draws and all(likelihood.shift_invariant for likelihood in likelihoods)
         self._engine: Engine | None = None
         self.room = KEPT_DRAWS_LIMIT

@@ -14,11 +14,11 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -167,11 +167,11 @@ class Workplace:
     def _find(self, name: str) -> nn.Module:
         """Return the module of a name, as `plain_name` writes it."""
         if name not in self._by_name:
-            found = self.module
+            found: Any = self.module
             for part in name.split(".") if name else ():
                 found = found._modules[part]
                 found = getattr(found, "_orig_mod", found)
-            self._by_name[name] = cast(nn.Module, found)
+            self._by_name[name] = found
         return self._by_name[name]
 
     def _with_own_hooks(self, name: str) -> nn.Module:
@@ -199,7 +199,7 @@ class _Part:
         containers = [name for name in vars(ours).keys() - _TORCH if type(vars(ours)[name]) in _CONTAINERS]
         self._contents = tuple(_Container(self._theirs[name], vars(ours)[name], name) for name in containers)
         """Containers in attributes: some layers keep results of a pass there."""
-        self._changing: Sequence[str] | dict[str, Tensor] = ()
+        self._changing: dict[str, Tensor | None] | None = None
         """Buffers that the module changes while it runs, so that a pass works on copies of them."""
 
     def is_outdated(self) -> bool:
@@ -212,7 +212,7 @@ class _Part:
         """Take over the user's present tensors and attributes, and set evaluation mode."""
         self.put_back()
         ours, buffers = vars(self._module), self._theirs["_buffers"].copy()
-        for name in self._theirs["_buffers"] if first else self._changing:
+        for name in buffers.copy() if first else self._changing or ():
             if buffers[name] is not None:
                 buffers[name] = buffers[name].clone()
         if first:
@@ -230,8 +230,8 @@ class _Part:
     def find_changing_buffers(self) -> None:
         """Look which buffers the first pass changed. It ran on copies of all of them."""
         theirs = self._theirs["_buffers"]
-        pairs = ((name, theirs.get(name), copied) for name, copied in dict(self._changing).items())
-        self._changing = tuple(n for n, own, copied in pairs if own is not None and not torch.equal(own, copied))
+        pairs = [(name, theirs.get(name), copied) for name, copied in (self._changing or {}).items()]
+        self._changing = {n: None for n, own, copied in pairs if _is_changed(own, copied)} or None
 
     def put_back(self) -> None:
         """Undo what a pass has changed."""
@@ -270,6 +270,10 @@ class _Container:
             self._ours.update(zip(content[::2], content[1::2], strict=True))
         else:
             (self._ours.extend if isinstance(self._ours, list) else self._ours.update)(content)
+
+
+def _is_changed(before: Tensor | None, after: Tensor | None) -> bool:
+    return before is not None and after is not None and not torch.equal(before, after)
 
 
 def _content(value: Any) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ of a third party joins by `register`, in its own module. If its package names th
 "batchbayes.methods", the module is imported when somebody asks for the method.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -111,17 +111,20 @@ def compared_names() -> list[str]:
 
 def posterior_class(kind: str) -> "type[Posterior]":
     """Return the class of a kind of posterior, to read a file."""
-    for attempt in range(2):
-        kinds: Mapping[str, Any] = {method.kind: method.posterior for method in METHODS.values()} | _MORE_KINDS
-        if kind in kinds:
-            return resolve(kinds[kind])
-        if attempt == 0:
-            _import_plugins()
+    if kind not in _kinds():
+        _import_plugins()
+    kinds = _kinds()
+    if kind in kinds:
+        return resolve(kinds[kind])
     raise BatchbayesError(
         expected=f"a posterior of a known kind ({', '.join(kinds)})",
         got=f"kind {kind!r}",
         fix="import the package that defines this kind, or update batchbayes",
     )
+
+
+def _kinds() -> dict[str, Any]:
+    return {method.kind: method.posterior for method in METHODS.values()} | _MORE_KINDS
 
 
 def resolve(target: Any) -> Any:

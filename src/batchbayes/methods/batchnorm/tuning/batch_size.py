@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from batchbayes._common.minimise import maximise
+from batchbayes._common.minimise import minimise
 from batchbayes.batches import Picker
 from batchbayes.engines.linearity import measure_linearity, warn_unless_trusted
 from batchbayes.errors import BatchbayesError
@@ -161,12 +161,12 @@ class Goal:
         if not isinstance(self.likelihood, Gaussian):
             return self.likelihood
 
-        def value(log_precision: float) -> float:
-            return float(self.expected(outputs, Gaussian(math.exp(log_precision))))
+        def cost(log_precision: float) -> float:
+            return -float(self.expected(outputs, Gaussian(math.exp(log_precision))))
 
         with torch.no_grad():
             middle = -float((outputs.mean(0) - self.family.targets).square().mean().log())
-            return Gaussian(math.exp(maximise(value, middle - 2, middle + 6, steps=16)[0]))
+            return Gaussian(math.exp(minimise(cost, middle - 2, middle + 6, grid=0, steps=16)[0]))
 
     def evaluate(self, log_size: float) -> tuple[float, float]:
         """Return the objective with one batch size for all sites, and the KL divergence in it."""
@@ -185,9 +185,9 @@ class Goal:
         """Search between the neighbours of the best point of the curve."""
         grid, best = curve.batch_sizes.log(), int(curve.values.argmax())
         low, high = float(grid[max(0, best - 1)]), float(grid[min(GRID - 1, best + 1)])
-        refined = maximise(lambda u: self.evaluate(u)[0], low, high, steps=12)
-        log_size, value = max(refined, (float(grid[best]), float(curve.values[best])), key=lambda found: found[1])
-        return torch.full((len(self.family.spread),), log_size), value
+        refined = minimise(lambda u: -self.evaluate(u)[0], low, high, grid=0, steps=12)
+        log_size, cost = min(refined, (float(grid[best]), -float(curve.values[best])), key=lambda found: found[1])
+        return torch.full((len(self.family.spread),), log_size), -cost
 
     def optimum_per_group(self, start: Tensor, penalty: float, steps: int = 80) -> tuple[Tensor, float]:
         """Start from one batch size for all groups, and climb to one for each group."""
