@@ -65,7 +65,7 @@ class Network:
         """The device of the first parameter or buffer; the CPU if the network has neither."""
         return reference_tensor(self.module).device
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return type(self.module).__name__ + (" (in place)" if why_in_place(self.module) else "")
 
 

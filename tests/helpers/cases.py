@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from own.jitter import jitter
 from torch import Tensor, nn
 
 import batchbayes as bb
@@ -175,6 +176,7 @@ POSTERIORS: dict[str, Fit] = {
     "deterministic": lambda network, batches: bb.deterministic(network),
     "population": lambda network, batches: bb.population(network, batches),
     "mc_dropout": lambda network, batches: bb.mc_dropout(network),
+    "jitter": lambda network, batches: jitter(network),
 }
 """Every method by its name in the table, a comma, and the option. A new method joins here, and the laws run for it."""
 
