@@ -11,12 +11,12 @@ from batchbayes.experiments.batch_size_collapse import (
     PRESETS,
     REFITTED,
     TUNED,
-    Row,
+    CollapseRow,
+    collapse_rows,
     figures,
-    load,
+    load_images,
     noisy_patterns,
-    rows_of,
-    standardise,
+    scale_pixels,
     tables,
     units,
     work,
@@ -33,35 +33,35 @@ def results() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def rows(results: dict[str, Any]) -> list[Row]:
-    return rows_of(SMOKE, results)
+def rows(results: dict[str, Any]) -> list[CollapseRow]:
+    return collapse_rows(SMOKE, results)
 
 
-def chosen(rows: list[Row], batch_size: int, method: str) -> Row:
+def chosen(rows: list[CollapseRow], batch_size: int, method: str) -> CollapseRow:
     return next(row for row in rows if (row.batch_size, row.method) == (batch_size, method))
 
 
-def test_each_network_predicts_in_four_ways(rows: list[Row]) -> None:
+def test_each_network_predicts_in_four_ways(rows: list[CollapseRow]) -> None:
     assert [(row.batch_size, row.method) for row in rows] == [
         (size, method) for size in (16, 256) for method in METHODS
     ]
 
 
-def test_noise_of_the_smallest_batches_is_that_of_training_there_and_another_elsewhere(rows: list[Row]) -> None:
+def test_noise_of_the_smallest_batches_is_that_of_training_there_and_another_elsewhere(rows: list[CollapseRow]) -> None:
     assert chosen(rows, 16, REFITTED) == replace(chosen(rows, 16, TUNED), method=REFITTED)
     scaled, refitted = chosen(rows, 256, TUNED), chosen(rows, 256, REFITTED)
     assert refitted.noise_batch_size != scaled.noise_batch_size
     assert refitted.information_out == pytest.approx(scaled.information_out, rel=0.5)
 
 
-def test_information_collapses_with_the_batch_size(rows: list[Row]) -> None:
+def test_information_collapses_with_the_batch_size(rows: list[CollapseRow]) -> None:
     small, large = chosen(rows, 16, AS_TRAINED), chosen(rows, 256, AS_TRAINED)
     assert (small.noise_batch_size, large.noise_batch_size) == (16, 256)
     for name in ("information_in", "information_out"):
         assert getattr(large, name) < 0.1 * getattr(small, name)
 
 
-def test_tuning_restores_it_and_makes_the_labels_likelier(rows: list[Row]) -> None:
+def test_tuning_restores_it_and_makes_the_labels_likelier(rows: list[CollapseRow]) -> None:
     as_trained, tuned = chosen(rows, 256, AS_TRAINED), chosen(rows, 256, TUNED)
     assert tuned.noise_batch_size is not None
     assert tuned.noise_batch_size < 32
@@ -70,14 +70,14 @@ def test_tuning_restores_it_and_makes_the_labels_likelier(rows: list[Row]) -> No
     assert tuned.nll < as_trained.nll
 
 
-def test_the_network_itself_has_no_information(rows: list[Row]) -> None:
+def test_the_network_itself_has_no_information(rows: list[CollapseRow]) -> None:
     for row in rows:
         if row.method == DETERMINISTIC:
             assert (row.information_in, row.information_out, row.auroc_information) == (None, None, None)
             assert row.accuracy > 0.5
 
 
-def test_table_and_figure_show_every_row(results: dict[str, Any], rows: list[Row]) -> None:
+def test_table_and_figure_show_every_row(results: dict[str, Any], rows: list[CollapseRow]) -> None:
     (table,) = tables(SMOKE, results)
     assert [cells[:2] for cells in table.rows] == [(row.batch_size, row.method) for row in rows]
     assert [cells[4] for cells in table.rows] == [row.nll for row in rows]
@@ -100,7 +100,7 @@ def test_a_table_of_an_unfinished_run_has_empty_cells(results: dict[str, Any]) -
 
 def test_ends_of_the_range_are_compared_seed_by_seed() -> None:
     def record(seed: int, batch_size: int, method: str, auroc: float) -> dict[str, Any]:
-        return asdict(Row(seed, batch_size, 0.1, method, 8.0, 0.1, 0.9, 0.3, 0.1, 0.2, auroc, 0.8))
+        return asdict(CollapseRow(seed, batch_size, 0.1, method, 8.0, 0.1, 0.9, 0.3, 0.1, 0.2, auroc, 0.8))
 
     config = replace(SMOKE, seeds=(0, 1), batch_sizes=(8, 64))
     results = {
@@ -115,17 +115,17 @@ def test_ends_of_the_range_are_compared_seed_by_seed() -> None:
     }
     (table,) = tables(config, results)
     assert [note.removeprefix("AUROC by MI, ") for note in table.notes] == [
-        "tuned MCBN at M = 64 less MCBN at M = 8: +0.055 (+0.050 +0.060)",
-        "tuned MCBN at M = 64 less tuned MCBN at M = 8: -0.045 (-0.050 -0.040)",
-        "tuned MCBN, small batches at M = 64 less MCBN at M = 8: +0.075 (+0.070 +0.080)",
-        "tuned MCBN, small batches at M = 64 less tuned MCBN at M = 8: -0.025 (-0.030 -0.020)",
+        "tuned MCBN at M = 64 minus MCBN at M = 8: +0.055 (+0.050 +0.060)",
+        "tuned MCBN at M = 64 minus tuned MCBN at M = 8: -0.045 (-0.050 -0.040)",
+        "tuned MCBN, small batches at M = 64 minus MCBN at M = 8: +0.075 (+0.070 +0.080)",
+        "tuned MCBN, small batches at M = 64 minus tuned MCBN at M = 8: -0.025 (-0.030 -0.020)",
     ]
     line = "| 8 | MCBN | 8 | 0.900 | 0.300 | 0.1 | 0.2 | 0.800 | 0.800 | 0.800 0.800 | 10% |"
     assert line in to_markdown(table)
 
 
 def test_training_and_held_out_images_are_apart() -> None:
-    data = load(PRESETS["smoke"], seed=3)
+    data = load_images(PRESETS["smoke"], seed=3)
     assert [len(part[0]) for part in (data.train, data.held_out, data.test)] == [512, 200, 100]
     every = torch.cat([data.train[0], data.held_out[0], data.test[0]]).flatten(1)
     assert len(every.unique(dim=0)) == 812
@@ -141,13 +141,13 @@ def test_patterns_are_those_of_their_labels() -> None:
 
 
 def test_bytes_are_scaled_by_the_moments_of_the_training_images() -> None:
-    black, white = standardise(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    black, white = scale_pixels(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
     assert (black, white) == (pytest.approx(-0.2860 / 0.3530), pytest.approx(0.7140 / 0.3530))
 
 
 @pytest.mark.shared
 def test_fashion_images_of_a_seed(data_folder) -> None:
-    data = load(PRESETS["quick"], 0, data_folder)
+    data = load_images(PRESETS["quick"], 0, data_folder)
     assert data.train[0].shape[1:] == data.strange.shape[1:] == (1, 28, 28)
     assert abs(float(data.train[0].mean())) < 0.02
     assert float(data.train[0].std()) == pytest.approx(1, abs=0.02)

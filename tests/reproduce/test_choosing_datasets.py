@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from batchbayes import cli
-from batchbayes.reproduce.results import read_results
+from batchbayes.reproduce.store import read_results
 
 WAYS = [
     ["--datasets", "third,first"],
@@ -28,7 +28,7 @@ def reproduce(*options: str) -> int:
 def test_all_ways_are_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     for number, way in enumerate(WAYS):
         assert reproduce(*way) == 0
-        assert ("8 of 8 units were done already" in capsys.readouterr().err) == (number > 0)
+        assert ("8 of 8 units were finished before" in capsys.readouterr().err) == (number > 0)
     assert [folder.name for folder in Path("runs").iterdir()] == ["own.tiny-smoke-first-third"]
     assert read_results(Path("runs/own.tiny-smoke-first-third/results.sqlite"))[0].datasets == ("first", "third")
 
@@ -47,7 +47,7 @@ def test_a_run_that_was_begun_in_another_order_goes_on(capsys: pytest.CaptureFix
     capsys.readouterr()
     assert reproduce("--datasets", "third,first") == 0
     assert reproduce("--datasets", "first,third", "--out", str(old)) == 0
-    assert capsys.readouterr().err == "8 of 8 units were done already\n" * 2
+    assert capsys.readouterr().err == "8 of 8 units were finished before\n" * 2
     assert cli.main(["table", "own.tiny", str(old)]) == 0
     assert [folder.name for folder in Path("runs").iterdir()] == [old.name]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from batchbayes.reproduce.results import read_results
+from batchbayes.reproduce.store import read_results
 
 COMMAND = [sys.executable, "-c", "import sys; from batchbayes.cli import main; sys.exit(main())"]
 UNITS = 82
@@ -113,7 +113,7 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_same_table(runs: Runs) -> 
     process = runs.start(runs.out, workers=2)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert errors.startswith(f"{len(finished)} of {UNITS} units were done already\n")
+    assert errors.startswith(f"{len(finished)} of {UNITS} units were finished before\n")
     again = [name for name, _ in runs.log()[begun:]]
     assert len(again) == len(set(again)) == UNITS - len(finished)
     assert not finished & set(again)
@@ -187,10 +187,10 @@ def test_a_full_disk_ends_with_2_and_keeps_what_is_finished(runs: Runs) -> None:
     command = [sys.executable, "-c", limited, *options]
     done = subprocess.run(command, env=runs.environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert "room and a working disk" in done.stderr
+    assert "free space on a working disk" in done.stderr
     kept = runs.finished()
     assert 0 < len(kept) < UNITS
     assert runs.wait_for_end() == []
     done = subprocess.run([*COMMAND, *options], env=runs.environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0
-    assert done.stderr.startswith(f"{len(kept)} of {UNITS} units were done already\n")
+    assert done.stderr.startswith(f"{len(kept)} of {UNITS} units were finished before\n")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes.data.folder import data_file, mosaic
+from batchbayes.data.folder import data_file, read_mosaic
 
 CLASSES = (
     "sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian", "bicyclist",
@@ -31,7 +31,7 @@ def load_camvid(
     """Small images (N, 3, 120, 160) as bytes, and labels (N, 120, 160)."""
     with np.load(data_file("camvid/labels_120x160.npz", folder)) as labels:
         targets = labels[split]
-    tiles = mosaic(data_file(f"camvid/{split}_120x160.jpg", folder), 120, 160)[: len(targets)]
+    tiles = read_mosaic(data_file(f"camvid/{split}_120x160.jpg", folder), 120, 160)[: len(targets)]
     return torch.from_numpy(tiles.transpose(0, 3, 1, 2).copy()), torch.from_numpy(targets.astype(np.int64))
 
 

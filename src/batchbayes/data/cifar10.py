@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.rng import generator
-from batchbayes.data.folder import data_file, mosaic
+from batchbayes.data.folder import data_file, read_mosaic
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -28,7 +28,7 @@ def load_cifar10(
     names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
     if limit is not None:
         names = names[: -(-limit // 10_000)]
-    images = np.concatenate([mosaic(data_file(f"cifar10/{name}.webp", folder), 32, 32) for name in names])[:limit]
+    images = np.concatenate([read_mosaic(data_file(f"cifar10/{name}.webp", folder), 32, 32) for name in names])[:limit]
     with np.load(data_file("cifar10/labels.npz", folder)) as labels:
         targets = labels[split][: len(images)]
     return torch.from_numpy(images.transpose(0, 3, 1, 2).copy()), torch.from_numpy(targets.astype(np.int64))

@@ -16,7 +16,7 @@ from torch.distributions import Normal
 
 import batchbayes as bb
 from batchbayes.experiments.mcbn.batch_statistics import (
-    hold_against,
+    compare_with_gaussians,
     layer_inputs,
     limit_gaussians,
     without_replacement,
@@ -28,7 +28,7 @@ from batchbayes.experiments.mcbn.normality import (
     findings_of,
     marginal_of,
     median_ratio,
-    share,
+    share_passed,
     tables,
     units,
     work,
@@ -59,7 +59,7 @@ def test_a_gaussian_unit_passes_and_an_exponential_one_at_small_batches_does_not
         claims = limit_gaussians(values[:, None], size)
         means, stds = statistics_of_batches(values, size, 1000)
         for observed, claim in ((means, claims["mean"]), (stds, claims["std"])):
-            tests = hold_against(observed, claim, 1.0)
+            tests = compare_with_gaussians(observed, claim, 1.0)
             assert [float(p) >= 0.01 for p in (tests.fitted, tests.limit, tests.finite)] == [passes] * 3
 
 
@@ -87,7 +87,7 @@ def test_p_values_and_ratios_are_those_of_scipy() -> None:
     torch.manual_seed(1)
     observed = torch.randn(150, 3, dtype=torch.float64) * torch.tensor([1.0, 2.0, 0.5]) + 4
     claim = Normal(torch.full((3,), 4.0, dtype=torch.float64), torch.tensor([1.2, 1.9, 0.6], dtype=torch.float64))
-    tests = hold_against(observed, claim, 0.81)
+    tests = compare_with_gaussians(observed, claim, 0.81)
     for unit in range(3):
         column, std = observed[:, unit].numpy(), float(claim.scale[unit])
         for p_value, scale in ((tests.limit, std), (tests.finite, 0.9 * std)):
@@ -100,7 +100,7 @@ def test_units_that_never_vary_are_left_out() -> None:
     observed = torch.randn(100, 3, dtype=torch.float64)
     observed[:, 1] = 0.25
     claim = Normal(torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
-    tests = hold_against(observed, claim, 1.0)
+    tests = compare_with_gaussians(observed, claim, 1.0)
     assert {len(values) for values in (tests.fitted, tests.limit, tests.finite, tests.ratio)} == {2}
     assert tests.fitted.isfinite().all()
 
@@ -130,7 +130,7 @@ def test_normalising_pins_the_means_of_the_next_layer() -> None:
         nn.init.ones_(block.get_submodule("linear").weight)  # type: ignore[arg-type]
     posterior = bb.mcbn(network, x, batch_size=100, num_samples=800)
     means = (posterior.center + posterior.deviations)[:, 2:3]
-    tests = hold_against(means, limit_gaussians(layer_inputs(network, x)[1], 100)["mean"], 1.0)
+    tests = compare_with_gaussians(means, limit_gaussians(layer_inputs(network, x)[1], 100)["mean"], 1.0)
     total = 1 / 2 - 1 / (2 * math.pi)
     assert float(tests.ratio) == pytest.approx((total - 1 / 4 - 1 / (4 * math.pi)) / total, rel=0.2)
     assert float(tests.limit) < 1e-6
@@ -145,9 +145,9 @@ def test_smoke_finds_what_theory_says(results: dict[str, Any]) -> None:
         first, small = by_kind[1, "mean", 64, epochs], by_kind[1, "mean", 8, epochs]
         assert median_ratio([first]) == pytest.approx(first.shrinkage, rel=0.2)
         assert (first.shrinkage, small.shrinkage) == (pytest.approx(176 / 239), pytest.approx(232 / 239))
-        assert (share([first], "finite") or 0) > 0.7
+        assert (share_passed([first], "finite") or 0) > 0.7
         assert (median_ratio([by_kind[2, "mean", 64, epochs]]) or 1) < 0.2
-        assert share([by_kind[2, "mean", 64, epochs]], "limit") == 0
+        assert share_passed([by_kind[2, "mean", 64, epochs]], "limit") == 0
 
 
 def test_work_is_deterministic(results: dict[str, Any]) -> None:
@@ -160,8 +160,8 @@ def test_shares_and_ratios_are_over_the_units_of_all_seeds() -> None:
         return Finding(1, 32, 1, 1, "mean", p_values, (), (), ratio, 0.9)
 
     two = [finding((0.04, 0.05, 0.9, 0.5), (1.0, 2.0)), finding((0.01,), (9.0,))]
-    assert share(two, "fitted") == 0.6
-    assert share(two, "limit") is None
+    assert share_passed(two, "fitted") == 0.6
+    assert share_passed(two, "limit") is None
     assert median_ratio(two) == 2.0
 
 
@@ -174,7 +174,9 @@ def test_tables_of_unfinished_runs_have_empty_cells(results: dict[str, Any]) -> 
     assert ratio.rows[0] == (1, "mean", 8, None, None, None)
     assert ratio.rows[1][3] == pytest.approx(176 / 239)
     whole = tables(SMOKE, results)[0]
-    assert whole.rows[1][4] == share([each for each in findings_of(SMOKE, done) if each.epochs == 10][:1], "fitted")
+    assert whole.rows[1][4] == share_passed(
+        [each for each in findings_of(SMOKE, done) if each.epochs == 10][:1], "fitted"
+    )
 
 
 def test_figures_show_single_units_and_all_of_them(results: dict[str, Any]) -> None:

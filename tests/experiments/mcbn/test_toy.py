@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from batchbayes.experiments.mcbn.scores import Drawn
+from batchbayes.experiments.mcbn.scores import DrawnPredictions
 from batchbayes.experiments.mcbn.toy import (
     METHODS,
     NUM_TEST,
@@ -15,9 +15,9 @@ from batchbayes.experiments.mcbn.toy import (
     dropout_network,
     figures,
     likeliest,
-    rows_of,
-    scored,
     tables,
+    toy_row,
+    toy_rows,
     units,
     work,
 )
@@ -32,7 +32,7 @@ def results() -> dict[str, Any]:
 
 
 def test_every_method_is_less_sure_where_there_is_no_data(results: dict[str, Any]) -> None:
-    rows = rows_of(SMOKE, results)
+    rows = toy_rows(SMOKE, results)
     assert [row.method for row in rows] == [method for methods in METHODS.values() for method in methods]
     for row in rows:
         assert row.std_outside > 1.3 * row.std_inside > 0
@@ -40,7 +40,7 @@ def test_every_method_is_less_sure_where_there_is_no_data(results: dict[str, Any
 
 
 def test_the_tuned_batch_size_fits_held_out_points_no_worse(results: dict[str, Any]) -> None:
-    as_trained, tuned = rows_of(SMOKE, results)[:2]
+    as_trained, tuned = toy_rows(SMOKE, results)[:2]
     assert as_trained.setting == "M = 32"
     assert tuned.pll_inside > as_trained.pll_inside - 0.1
 
@@ -53,13 +53,13 @@ def test_work_is_deterministic(results: dict[str, Any]) -> None:
 def test_a_known_predictor_gets_the_scores_of_its_closed_form() -> None:
     """Two functions one above and one below the truth by 0.3: a spread of 0.3 everywhere, and no error but noise."""
 
-    def predict(inputs: torch.Tensor, targets: torch.Tensor) -> Drawn:
+    def predict(inputs: torch.Tensor, targets: torch.Tensor) -> DrawnPredictions:
         from batchbayes.data.toy import true_function
 
         truth = true_function(inputs)[:, 0].double()
-        return Drawn(torch.stack([truth - 0.3, truth + 0.3]), targets[:, 0].double())
+        return DrawnPredictions(torch.stack([truth - 0.3, truth + 0.3]), targets[:, 0].double())
 
-    row = scored(0, "known", "", predict, curves=True)
+    row = toy_row(0, "known", "", predict, with_curves=True)
     assert (row.std_inside, row.std_outside) == (pytest.approx(0.3), pytest.approx(0.3))
     noise_error = 4 * 0.1 / math.sqrt(2 * NUM_TEST)
     assert row.rmse_inside == pytest.approx(0.1, abs=noise_error)
@@ -69,7 +69,7 @@ def test_a_known_predictor_gets_the_scores_of_its_closed_form() -> None:
 
 def test_the_likeliest_setting_is_chosen() -> None:
     def shifted(shift: float):  # type: ignore[no-untyped-def]
-        return lambda inputs, targets: Drawn((targets[:, 0].double() + shift)[None], targets[:, 0].double())
+        return lambda inputs, targets: DrawnPredictions((targets[:, 0].double() + shift)[None], targets[:, 0].double())
 
     assert likeliest({"far": shifted(1.0), "near": shifted(0.1), "off": shifted(-0.5)}, seed=0) == "near"
 
@@ -81,7 +81,7 @@ def test_dropout_spares_the_only_input() -> None:
 
 def test_the_figure_shows_each_method_on_the_same_axes(results: dict[str, Any]) -> None:
     panels = figures(SMOKE, results)["bands"].axes
-    rows = rows_of(SMOKE, results)
+    rows = toy_rows(SMOKE, results)
     assert [panel.get_title() for panel in panels] == [f"{row.method}: {row.setting}" for row in rows]
     for panel, row in zip(panels, rows, strict=True):
         mean = next(line for line in panel.get_lines() if line.get_label() == "mean")

@@ -18,19 +18,17 @@ from batchbayes.experiments.mcbn import passes as mcbn_passes
 from batchbayes.experiments.mcbn import uci as mcbn_uci
 from batchbayes.experiments.mcbn.methods import correlated
 from batchbayes.experiments.mcbn.protocol import (
-    PRECISIONS,
     Candidate,
-    Looks,
-    Protocol,
+    RegressionProtocol,
+    ValidationHistory,
     best_candidate,
-    choose,
-    load_split,
+    cross_validate,
     new_network,
-    standardised,
-    synthetic_data,
-    trained,
+    train_candidate,
 )
-from batchbayes.experiments.mcbn.scores import Drawn, scored, scores_of, tune_precision
+from batchbayes.experiments.mcbn.published import published_value, published_values
+from batchbayes.experiments.mcbn.scores import DrawnPredictions, score_runs, scores_of, tune_fold_precision
+from batchbayes.experiments.mcbn.splits import PRECISIONS, load_split, standardised, synthetic_data
 from batchbayes.experiments.mcbn.tables import (
     BEYOND,
     beyond_table,
@@ -40,7 +38,6 @@ from batchbayes.experiments.mcbn.tables import (
     tuned_table,
     verdict,
 )
-from batchbayes.experiments.published import mcbn_tables, mcbn_value
 from batchbayes.reproduce.experiment import Unit
 from batchbayes.training.loop import TrainingConfig, half_squared_error, train
 from batchbayes.training.stack import stack_networks
@@ -65,7 +62,7 @@ def smoke():
 def test_smoke_beats_the_constant_predictor_by_every_method(smoke):
     whole = load_split("synthetic", 1, None).whole
     constant = float((whole.truth - whole.center).square().mean().sqrt())
-    runs = mcbn_uci.collected(SMOKE, smoke)["synthetic"]
+    runs = mcbn_uci.runs_by_method(SMOKE, smoke)["synthetic"]
     assert set(runs) == {*BEYOND, "BN", "MCDO", "DO"}
     for method, found in runs.items():
         assert len(found) == (1 if method == "ensemble" else SMOKE.seeds)
@@ -83,7 +80,7 @@ def test_tables_cope_with_what_is_not_done_yet(smoke):
     whole, empty = mcbn_uci.tables(SMOKE, smoke), mcbn_uci.tables(SMOKE, {})
     assert [table.title for table in whole] == [table.title for table in empty]
     assert whole[0].rows[0][4] == pytest.approx(
-        np.mean([r["rmse"] for r in mcbn_uci.collected(SMOKE, smoke)["synthetic"]["MCBN"]])
+        np.mean([r["rmse"] for r in mcbn_uci.runs_by_method(SMOKE, smoke)["synthetic"]["MCBN"]])
     )
     assert empty[0].rows[0][4] is None
     assert set(mcbn_uci.figures(SMOKE, smoke)) == {"errors-mcbn", "errors-mcdo"}
@@ -118,7 +115,9 @@ def test_notes_name_every_reduction_of_a_preset():
 def test_the_batch_size_sweep_has_every_published_cell(preset):
     config = mcbn_batch_size.PRESETS[preset]
     cells = {(unit.arguments["dataset"], unit.arguments["batch_size"]) for unit in mcbn_batch_size.units(config)}
-    published = {(p.dataset, p.batch_size) for p in mcbn_tables() if p.table in (8, 9) and p.dataset in config.datasets}
+    published = {
+        (p.dataset, p.batch_size) for p in published_values() if p.table in (8, 9) and p.dataset in config.datasets
+    }
     assert {("concrete", 1024), ("energy", 512), ("wine", 1024)} <= cells
     assert cells == published
 
@@ -141,11 +140,11 @@ def test_notes_of_a_sweep_are_beside_its_own_protocol():
 
 def test_choice_is_that_of_networks_trained_one_by_one():
     """RMSE and epochs of two weight decays, by the plain loop, network after network."""
-    protocol = Protocol(
+    protocol = RegressionProtocol(
         ("synthetic",), weight_decays=(1e-1, 1e-4), max_epochs=60, every=20, patience=10, selection_draws=4
     )
     folds = load_split("synthetic", 1, None).folds
-    found = choose(protocol, "synthetic", folds, "BN", 1000)  # all rows in a batch: no noise, MCBN is BN
+    found = cross_validate(protocol, "synthetic", folds, "BN", 1000)  # all rows in a batch: no noise, MCBN is BN
     for number, decay in enumerate(protocol.weight_decays):
         by_epoch = {}
         for epochs in (20, 40, 60):
@@ -164,20 +163,20 @@ def test_choice_is_that_of_networks_trained_one_by_one():
 
 
 def test_patience_counts_from_the_last_best_of_either_way():
-    protocol = Protocol(("synthetic",), every=20, patience=2, selection_draws=4)
-    looks = Looks(protocol, load_split("synthetic", 1, None).folds, "BN", 32, 1)
+    protocol = RegressionProtocol(("synthetic",), every=20, patience=2, selection_draws=4)
+    history = ValidationHistory(protocol, load_split("synthetic", 1, None).folds, "BN", 32, 1)
     curve = iter([(3.0, 3.0), (2.0, 3.5), (2.5, 3.6), (2.6, 2.9), (2.7, 3.7), (2.8, 3.8)])
-    looks._scores = lambda stack, fold: current  # type: ignore[method-assign]
+    history._scores = lambda stack, fold: current  # type: ignore[method-assign]
     stack = stack_networks([new_network(5, "synthetic", 0.0, generator(0, "weights", 0)) for _ in range(5)])
     numbers, ended = torch.arange(5), None
 
     for epoch, scores in zip(range(20, 140, 20), curve, strict=True):
         current = torch.tensor(scores, dtype=torch.float64)[:, None]
-        if not looks.look(epoch, stack, numbers).any():
+        if not history.observe(epoch, stack, numbers).any():
             ended = epoch
             break
     assert ended == 120  # the second way had its best at 80
-    assert [looks.found(way, [Candidate(0.1, 32)])[0]["epochs"] for way in ("MCBN", "BN")] == [40, 80]
+    assert [history.best_of(way, [Candidate(0.1, 32)])[0]["epochs"] for way in ("MCBN", "BN")] == [40, 80]
 
 
 def test_of_equal_candidates_the_last_is_chosen():
@@ -210,7 +209,7 @@ def test_networks_start_as_published():
 
 def test_final_networks_are_those_of_the_plain_loop():
     part = load_split("synthetic", 1, None).whole
-    (network,) = trained("synthetic", [part], Candidate(1e-3, 32, 0.05, 10), [3], ["whole"])
+    (network,) = train_candidate("synthetic", [part], Candidate(1e-3, 32, 0.05, 10), [3], ["whole"])
     alone = new_network(5, "synthetic", 0.05, generator(3, "weights", "whole"))
     train(alone, part.inputs, part.targets, half_squared_error, TrainingConfig(10, 32, weight_decay=1e-3, seed=3))
     for ours, theirs in zip(network.parameters(), alone.parameters(), strict=True):
@@ -223,7 +222,7 @@ def normal(source, *shape):
 
 def test_scores_against_scipy_and_sums():
     source = torch.Generator().manual_seed(0)
-    drawn = Drawn(normal(source, 7, 9), normal(source, 9))
+    drawn = DrawnPredictions(normal(source, 7, 9), normal(source, 9))
     scores = scores_of(drawn, 4.0, 0.5)
     draws, truth = drawn.draws.numpy(), drawn.truth.numpy()
     pll = np.mean(np.log(stats.norm.pdf(truth, draws, 0.5).mean(0)))
@@ -237,17 +236,17 @@ def test_scores_against_scipy_and_sums():
 @pytest.mark.parametrize("objective", ["CRPS", "PLL"])
 def test_precision_is_the_best_of_a_fine_grid(objective):
     source = torch.Generator().manual_seed(1)
-    folds = [Drawn(0.3 * normal(source, 5, count), normal(source, count)) for count in (20, 30)]
+    folds = [DrawnPredictions(0.3 * normal(source, 5, count), normal(source, count)) for count in (20, 30)]
 
     def cost(tau):
         scores = [scores_of(fold, tau, 1.0) for fold in folds]
         return np.mean([s["crps"] if objective == "CRPS" else -s["pll"] for s in scores])
 
-    tau, value = tune_precision(folds, objective)
+    tau, value = tune_fold_precision(folds, objective)
     assert value == pytest.approx(cost(tau))
     assert value <= min(cost(t) for t in np.geomspace(0.05, 50, 400)) + 1e-6
     for limits in ((2 * tau, 4 * tau), (tau / 4, tau / 2)):
-        bounded, value = tune_precision(folds, objective, limits)
+        bounded, value = tune_fold_precision(folds, objective, limits)
         assert value == pytest.approx(cost(bounded))
         assert value <= min(cost(t) for t in np.geomspace(*limits, 100)) + 1e-6
         assert limits[0] <= bounded <= limits[1]
@@ -255,15 +254,15 @@ def test_precision_is_the_best_of_a_fine_grid(objective):
 
 @pytest.mark.parametrize("objective", ["CRPS", "PLL"])
 def test_predictions_without_error_have_no_precision(objective):
-    exact = Drawn(torch.ones(3, 4), torch.ones(4))
-    with pytest.raises(bb.BatchbayesError, match="errors that are not all zero"):
-        tune_precision([exact, exact], objective)
+    exact = DrawnPredictions(torch.ones(3, 4), torch.ones(4))
+    with pytest.raises(bb.BatchbayesError, match=r"finite errors .* that are not all zero"):
+        tune_fold_precision([exact, exact], objective)
 
 
 def test_where_draws_are_wide_enough_the_limit_of_the_published_search_is_the_precision():
     source = torch.Generator().manual_seed(1)
-    wide = Drawn(3 * normal(source, 50, 30), normal(source, 30))
-    (run,) = scored([wide], [wide], PRECISIONS["yacht"])
+    wide = DrawnPredictions(3 * normal(source, 50, 30), normal(source, 30))
+    (run,) = score_runs([wide], [wide], PRECISIONS["yacht"])
     assert run["precision"] == 100
     assert 0.5 < run["constant_precision"] < 5
 
@@ -289,7 +288,7 @@ def test_sweeps_run_and_fill_their_tables(module):
 def test_significance_needs_both_to_contradict():
     assert verdict(-5, True, -1, True) == "agree"
     assert verdict(0.1, False, -3, False) == verdict(0.1, False, 3, False) == "neither significant"
-    assert summary({"a": {"m": [{"x": 1.0}, {"x": 3.0}]}}, "a", "m", "x") == (2.0, pytest.approx(1.0), 2)
+    assert summary([1.0, 3.0]) == (2.0, pytest.approx(1.0), 2)
 
 
 def test_what_cannot_be_tested_does_not_agree_and_is_counted_apart():
@@ -301,7 +300,7 @@ def test_what_cannot_be_tested_does_not_agree_and_is_counted_apart():
     assert said == {
         "boston": "agree", "energy": "too few runs", "wine": "too few runs", "power": "ours not significant",
     }  # fmt: skip
-    assert table.notes[1].startswith("1 of 4 agree with the paper in sign and significance (p < 0.05), in 2 more there")
+    assert table.notes[1].startswith("1 of 4 agree with the paper in sign and significance (p < 0.05); in 2 more there")
 
 
 def test_means_over_fewer_runs_say_so():
@@ -313,9 +312,9 @@ def test_means_over_fewer_runs_say_so():
 
 
 def test_published_numbers_are_complete():
-    assert mcbn_value(4, "yacht", "MCBN", "crps_norm").value == -56.39
-    assert mcbn_value(8, "boston", "MCBN", "crps_norm", batch_size=1024) is None
-    counts = {n: sum(p.table == n for p in mcbn_tables()) for n in range(4, 12)}
+    assert published_value(4, "yacht", "MCBN", "crps_norm").value == -56.39
+    assert published_value(8, "boston", "MCBN", "crps_norm", batch_size=1024) is None
+    counts = {n: sum(p.table == n for p in published_values()) for n in range(4, 12)}
     assert counts == {4: 24, 5: 24, 6: 48, 7: 40, 8: 58, 9: 58, 10: 24, 11: 24}
 
 
@@ -330,5 +329,5 @@ def test_published_numbers_are_those_of_the_reference_files():
             for row in csv.DictReader(file):
                 dataset = next(name for name in mcbn_uci.DATASETS if row["dataset"].startswith(name))
                 options = {ours: int(row[theirs]) for theirs, ours in columns.items() if row.get(theirs)}
-                found = mcbn_value(number, dataset, row["method"], row["metric"], **options)
+                found = published_value(number, dataset, row["method"], row["metric"], **options)
                 assert (found and found.value) == (float(row["value"]) if row["value"] else None)

@@ -1,4 +1,4 @@
-"""What a worker does: one unit. Only plain values go in and come out, so that any engine can carry them."""
+"""Do one unit, inside a worker. Only plain values go in and come out, so any kind of worker can be used."""
 
 import os
 import sys
@@ -16,52 +16,48 @@ from batchbayes import __version__
 from batchbayes._common.progress import hidden_progress
 from batchbayes.errors import BatchbayesError, BatchbayesWarning
 from batchbayes.reproduce.experiment import Unit, load_experiment
-from batchbayes.reproduce.results import Outcome, to_json
+from batchbayes.reproduce.records import UnitOutcome, to_json
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why there is no result."""
+class UnitFailure:
+    """Why a unit has no result."""
 
     error: BatchbayesError | None
-    """Bad input, in words; None for any other error."""
+    """The message about bad input; None for any other error."""
     trace: str
 
     @property
     def reason(self) -> str:
-        """In one line."""
+        """The reason in one line."""
         return " ".join(str(self.error).split()) if self.error else self.trace.strip().rpartition("\n")[2]
 
 
 def perform(
     name: str, config: Any, unit: Unit, needed: Mapping[str, Any], data_folder: str | None
-) -> Outcome | Failure:
-    """Do a unit of the experiment `name`. An error is returned, since not every exception can leave a process."""
+) -> UnitOutcome | UnitFailure:
+    """Do a unit of the experiment `name`. Return errors, since some exceptions cannot be sent between processes."""
     start = time.perf_counter()
     try:
-        with hidden_progress(), _noted() as notes:
+        with hidden_progress(), _collected_warnings() as texts:
             result = to_json(load_experiment(name).work(config, unit, needed, data_folder))
     except Exception as error:
-        return Failure(error if isinstance(error, BatchbayesError) else None, traceback.format_exc())
-    versions = {
-        "batchbayes": __version__,
-        "torch": version("torch"),
-        "numpy": version("numpy"),
-        "python": python_version(),
-    }
-    return Outcome(result, tuple(notes), time.perf_counter() - start, versions, os.cpu_count() or 1)
+        return UnitFailure(error if isinstance(error, BatchbayesError) else None, traceback.format_exc())
+    versions = {package: version(package) for package in ("torch", "numpy")}
+    versions |= {"batchbayes": __version__, "python": python_version()}
+    return UnitOutcome(result, tuple(texts), time.perf_counter() - start, versions, os.cpu_count() or 1)
 
 
 @contextmanager
-def _noted() -> Iterator[list[str]]:
-    """Our own warnings belong to the result; others are shown as ever."""
-    notes: list[str] = []
+def _collected_warnings() -> Iterator[list[str]]:
+    """Collect the warnings of batchbayes, which are part of the result. Show other warnings as usual."""
+    texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BatchbayesWarning)
-        yield notes
+        yield texts
     for warning in caught:
         if not issubclass(warning.category, BatchbayesWarning):
             place = warning.filename, warning.lineno
             sys.stderr.write(warnings.formatwarning(warning.message, warning.category, *place))
-        elif str(warning.message) not in notes:
-            notes.append(str(warning.message))
+        elif str(warning.message) not in texts:
+            texts.append(str(warning.message))
