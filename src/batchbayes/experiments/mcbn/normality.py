@@ -131,8 +131,8 @@ def findings(
         for statistic, observed in zip(STATISTICS, (means, log_stds.exp()), strict=True):
             limit, shrinkage = limits[statistic], without_replacement(len(values), size)
             tests = compare_with_gaussians(observed, limit, shrinkage)
-            numbers = map(rounded, (tests.fitted, tests.limit, tests.finite, tests.ratio))
-            finding = Finding(seed, size, epochs, layer, statistic, *numbers, shrinkage)
+            p_values = rounded(tests.fitted), rounded(tests.limit), rounded(tests.finite)
+            finding = Finding(seed, size, epochs, layer, statistic, *p_values, rounded(tests.ratio), shrinkage)
             if seed == config.seeds[0]:
                 moments = float(limit.loc[SHOWN]), float(limit.scale[SHOWN])
                 finding = replace(finding, observed=rounded(observed[:, SHOWN]), claimed=moments)

@@ -8,7 +8,7 @@ misprint.
 import csv
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PublishedValue:
 @cache
 def published_values() -> tuple[PublishedValue, ...]:
     """Return all numbers of tables 4 to 11, without the cells that are empty in the paper."""
-    with files(__package__).joinpath("published.csv").open() as file:
+    with Path(__file__).with_name("published.csv").open(newline="") as file:
         return tuple(
             PublishedValue(
                 int(row["table"]),
@@ -37,8 +37,10 @@ def published_values() -> tuple[PublishedValue, ...]:
                 row["method"],
                 row["metric"],
                 float(row["value"]),
-                *(float(row[name]) if row[name] else None for name in ("standard_error", "p_value")),
-                *(int(row[name]) if row[name] else None for name in ("batch_size", "passes")),
+                float(row["standard_error"]) if row["standard_error"] else None,
+                float(row["p_value"]) if row["p_value"] else None,
+                int(row["batch_size"]) if row["batch_size"] else None,
+                int(row["passes"]) if row["passes"] else None,
             )
             for row in csv.DictReader(file)
             if row["value"]
