@@ -35,7 +35,7 @@ def tiny(monkeypatch):
     for numbers in (TINY[:, :2], TINY[:, 2]):
         digest.update(repr(numbers.shape).encode())
         digest.update(b"".join(np.float64(number).astype("<f8").tobytes() for number in numbers.flat))
-    monkeypatch.setitem(SETS, "tiny", uci._KnownSet("tiny-remote", 3, "a b", "c", digest.hexdigest()))
+    monkeypatch.setitem(SETS, "tiny", uci._KnownSet("tiny-remote", 3, "c", digest.hexdigest(), "a b"))
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_a_damaged_file_is_refused_or_still_right(whole, data, tmp_path_factory)
     folder = tmp_path_factory.mktemp("damaged") / "uci"
     folder.mkdir()
     (folder / "tiny.npz").write_bytes(bytes(damaged))
-    known = uci._KnownSet("tiny-remote", 3, "a b", "c", content_digest(TINY[:, :2], TINY[:, 2]))
+    known = uci._KnownSet("tiny-remote", 3, "c", content_digest(TINY[:, :2], TINY[:, 2]), "a b")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SETS, "tiny", known)
         with contextlib.suppress(BatchbayesError):

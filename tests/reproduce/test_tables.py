@@ -62,12 +62,7 @@ def test_columns_are_aligned() -> None:
     table = ResultTable(
         "T", ("name", "number", "mixed"), (("a", 1.0, 2.0), ("bcdefg", -10.25, "x")), ("", ".1f", ".2f")
     )
-    assert to_terminal(table).split("\n") == [
-        "T",
-        "name    number  mixed",
-        "a          1.0  2.00",
-        "bcdefg   -10.2  x",
-    ]
+    assert to_terminal(table).split("\n") == ["T", "name    number  mixed", "a          1.0  2.00", "bcdefg   -10.2  x"]
 
 
 def test_a_table_without_rows_has_its_names() -> None:

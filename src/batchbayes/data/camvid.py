@@ -1,7 +1,6 @@
 """CamVid (Brostow et al., 2009) in the SegNet split: 367/101/233 street scenes, 11 classes and "unlabelled".
 
-The small images are tiles of 120x160 in mosaics such as `train_120x160.jpg`, with labels in `labels_120x160.npz`.
-`full_360x480.zip` holds some frames in full size.
+The file `full_360x480.zip` holds some of the frames in full size, with their labels.
 """
 
 import io
@@ -12,24 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes.data.folder import DataFolder, data_file, read_mosaic
+from batchbayes.data.folder import DataFolder, data_file
 
 CLASSES = (
     "sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian", "bicyclist",
     "unlabelled",
 )  # fmt: skip
-UNLABELLED = 11
 # The public ESPNet weights need BGR from 0 to 255, standardised by these moments and then divided by 255.
 MEAN = torch.tensor([110.331, 108.409, 105.034]).view(3, 1, 1)
 STD = torch.tensor([72.125, 72.688, 69.903]).view(3, 1, 1)
-
-
-def load_camvid(split: Literal["train", "val", "test"], folder: DataFolder = None) -> tuple[Tensor, Tensor]:
-    """Load small images (N, 3, 120, 160) as bytes, and labels (N, 120, 160)."""
-    with np.load(data_file("camvid/labels_120x160.npz", folder)) as labels:
-        targets = labels[split]
-    tiles = read_mosaic(data_file(f"camvid/{split}_120x160.jpg", folder), 120, 160)[: len(targets)]
-    return torch.from_numpy(tiles), torch.from_numpy(targets.astype(np.int64))
 
 
 def load_camvid_frames(

@@ -52,10 +52,10 @@ class _KnownSet:
     remote: str
     """The folder at the source. In its `data.txt` the inputs are the first columns, and the target is the next one."""
     num_rows: int
-    features: str
     target: str
     digest: str
     """The result of `content_digest`."""
+    features: str
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -63,65 +63,33 @@ class _KnownSet:
 
 
 SETS = {
-    "boston": _KnownSet(
-        "bostonHousing",
-        506,
-        "CRIM ZN INDUS CHAS NOX RM AGE DIS RAD TAX PTRATIO B LSTAT",
-        "MEDV",
+    "boston": _KnownSet("bostonHousing", 506, "MEDV",
         "2adc74c491360cd532208d23c57be76bcbd0368ae43991c09804c71cfddb6bd5",
-    ),
-    "concrete": _KnownSet(
-        "concrete",
-        1030,
-        "cement slag fly_ash water superplasticizer coarse_aggregate fine_aggregate age",
-        "compressive_strength",
+        "CRIM ZN INDUS CHAS NOX RM AGE DIS RAD TAX PTRATIO B LSTAT"),
+    "concrete": _KnownSet("concrete", 1030, "compressive_strength",
         "8660c185675cc432314417425eef18d7bf2fd879e2aec247210b8ec403655b77",
-    ),
-    "energy": _KnownSet(
-        "energy",
-        768,
-        "relative_compactness surface_area wall_area roof_area overall_height orientation glazing_area "
-        "glazing_area_distribution",
-        "heating_load",
+        "cement slag fly_ash water superplasticizer coarse_aggregate fine_aggregate age"),
+    "energy": _KnownSet("energy", 768, "heating_load",
         "38bb97d545cefd52272a41455d199234a3c905140c367355fe41717234dc1d15",
-    ),
-    "kin8nm": _KnownSet(
-        "kin8nm",
-        8192,
-        "theta1 theta2 theta3 theta4 theta5 theta6 theta7 theta8",
-        "y",
+        "relative_compactness surface_area wall_area roof_area overall_height orientation glazing_area "
+        "glazing_area_distribution"),
+    "kin8nm": _KnownSet("kin8nm", 8192, "y",
         "0496200f17166cc0ddb4cc8d640fd2f77db1117d290bd2a17746e0c8519fa977",
-    ),
-    "power": _KnownSet(
-        "power-plant",
-        9568,
-        "AT V AP RH",
-        "PE",
+        "theta1 theta2 theta3 theta4 theta5 theta6 theta7 theta8"),
+    "power": _KnownSet("power-plant", 9568, "PE",
         "caf1b079478a109166593ad8b5c1bc27837d3db60766187285c74b8ab1320942",
-    ),
-    "protein": _KnownSet(
-        "protein-tertiary-structure",
-        45730,
-        "F1 F2 F3 F4 F5 F6 F7 F8 F9",
-        "RMSD",
+        "AT V AP RH"),
+    "protein": _KnownSet("protein-tertiary-structure", 45730, "RMSD",
         "7d5107e1031ab5b42651ec76c1938aa75709107ba43e2e06ef009bea8e2d512f",
-    ),
-    "wine": _KnownSet(
-        "wine-quality-red",
-        1599,
-        "fixed_acidity volatile_acidity citric_acid residual_sugar chlorides free_SO2 total_SO2 density pH sulphates "
-        "alcohol",
-        "quality",
+        "F1 F2 F3 F4 F5 F6 F7 F8 F9"),
+    "wine": _KnownSet("wine-quality-red", 1599, "quality",
         "aec0a56a6de4f3dddef8e1a15f7ab056e0032dac0e4b648fe6e2fa30ab0c2879",
-    ),
-    "yacht": _KnownSet(
-        "yacht",
-        308,
-        "LCB prismatic_coef length_displacement beam_draught length_beam froude",
-        "residuary_resistance",
+        "fixed_acidity volatile_acidity citric_acid residual_sugar chlorides free_SO2 total_SO2 density pH sulphates "
+        "alcohol"),
+    "yacht": _KnownSet("yacht", 308, "residuary_resistance",
         "ae1b0e922772118cf1c1db39acecafd6c04096ca6c698de9fe087d4236e6519c",
-    ),
-}
+        "LCB prismatic_coef length_displacement beam_draught length_beam froude"),
+}  # fmt: skip
 
 
 def load_regression(name: str, folder: DataFolder = None) -> RegressionData:

@@ -264,13 +264,9 @@ COLUMNS = {
 def tables(config: CollapseConfig, results: Mapping[str, Any]) -> list[ResultTable]:
     """Return means over seeds for each training batch size and method, and notes that compare the ends of the range."""
     rows = collapse_rows(config, results)
-    groups: dict[tuple[int, str], list[CollapseRow]] = {
-        (size, method): [row for row in rows if (row.batch_size, row.method) == (size, method)]
-        for size in config.batch_sizes
-        for method in METHODS
-    }
     lines = []
-    for (size, method), group in groups.items():
+    for size, method in product(config.batch_sizes, METHODS):
+        group = [row for row in rows if (row.batch_size, row.method) == (size, method)]
         cells: list[CellValue] = [size, method, " ".join(dict.fromkeys(_each(group, "noise_batch_size", ".4g")))]
         cells += [_mean(group, name) for name, _ in COLUMNS.values()]
         cells += [" ".join(_each(group, "auroc_information", ".3f")), _mean(group, "unexplained")]
@@ -307,11 +303,7 @@ def notes(config: CollapseConfig) -> list[str]:
         "instead of VGG-16, ResNet-50 and all 60,000 images.",
         f"{config.epochs} epochs of Adam at a constant {config.learning_rate:g}, instead of 100 of SGD with drops.",
         f"{config.num_samples} draws, each shared by all test inputs and centred on the running statistics.",
-        *(
-            ["Noisy patterns replace images. Use these numbers only to test the program."]
-            if config.data == "synthetic"
-            else []
-        ),
+        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]
 
 

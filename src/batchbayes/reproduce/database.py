@@ -209,24 +209,15 @@ def explained_errors(path: Path) -> Iterator[None]:
 
 def _explanation(path: Path, code: int | None, text: str) -> BatchbayesError:
     kind = None if code is None else code & 0xFF
+    again = "then run the same command again: finished units are kept"
     if kind in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-        return BatchbayesError(
-            expected=f"free space on a working disk for {path}",
-            got=text,
-            fix="free some space, then run the same command again: finished units are kept",
-        )
+        return BatchbayesError(f"free space on a working disk for {path}", text, f"free some space, {again}")
     if kind == sqlite3.SQLITE_BUSY:
-        return BatchbayesError(
-            expected=f"that {path} can be written",
-            got=f"another process that kept it locked for {BUSY_SECONDS:.0f} s",
-            fix="end that process, then run the same command again",
-        )
+        got = f"another process that kept it locked for {BUSY_SECONDS:.0f} s"
+        return BatchbayesError(f"that {path} can be written", got, f"end that process, {again}")
     if kind in (0, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return BatchbayesError(
-            expected=f"a results file at {path} that can be opened",
-            got=text,
-            fix="check the folder and its permissions",
-        )
+        expected = f"a results file at {path} that can be opened"
+        return BatchbayesError(expected, text, "check the folder and its permissions")
     return damaged_file(path, text)
 
 

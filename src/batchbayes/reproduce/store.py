@@ -16,19 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.reproduce import leases
-from batchbayes.reproduce.database import (
-    connect,
-    create_or_check,
-    damaged_file,
-    explained_errors,
-    parse_json,
-    read_settings,
-    read_units,
-    require_database_size,
-    require_same_run,
-    transaction,
-)
+from batchbayes.reproduce import database, leases
+from batchbayes.reproduce.database import connect, damaged_file, explained_errors, transaction
 from batchbayes.reproduce.records import FinishedUnit, RunSettings, UnitOutcome, to_json
 
 
@@ -40,12 +29,12 @@ class ResultStore:
         self._owner = leases.this_process().to_text()
         with explained_errors(path):
             if path.exists():  # check before anything is written, so that a refused file stays unchanged
-                require_database_size(path)
+                database.require_database_size(path)
                 with closing(connect(path, "ro")) as connection:
-                    require_same_run(connection, path, settings)
+                    database.require_same_run(connection, path, settings)
             self._connection = connect(path, "rwc")
             try:
-                create_or_check(self._connection, path, settings)
+                database.create_or_check(self._connection, path, settings)
             except BaseException:
                 self._connection.close()
                 raise
@@ -72,13 +61,13 @@ class ResultStore:
     def finished(self) -> dict[str, FinishedUnit]:
         """Return all finished units by name, also those that other processes finished."""
         with explained_errors(self.path):
-            return read_units(self._connection, self.path)
+            return database.read_units(self._connection, self.path)
 
     def result(self, name: str) -> Any:
         """Return the result of a finished unit. It comes from the file, so it does not depend on who made it."""
         with explained_errors(self.path):
             (text,) = self._connection.execute("SELECT result FROM units WHERE name = ?", (name,)).fetchone()
-        return parse_json(self.path, text, f"result of the unit {name!r}")
+        return database.parse_json(self.path, text, f"result of the unit {name!r}")
 
     def seconds(self) -> dict[str, float]:
         """Return how long each finished unit took."""
@@ -160,6 +149,6 @@ def read_results(path: Path) -> tuple[RunSettings, dict[str, FinishedUnit]]:
             expected="a results file", got=f"nothing at {path}", fix="give the --out folder of a reproduce command"
         )
     with explained_errors(path):
-        require_database_size(path)
+        database.require_database_size(path)
         with closing(connect(path, "ro")) as connection:
-            return read_settings(connection, path), read_units(connection, path)
+            return database.read_settings(connection, path), database.read_units(connection, path)

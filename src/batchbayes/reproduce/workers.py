@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -38,19 +38,12 @@ def local_workers(count: int) -> Executor:
 class ThisProcess(Executor):
     """An executor that does all work at once in the current process, with one thread."""
 
-    def __enter__(self) -> Self:
-        self._threads = single_threaded()
-        self._threads.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._threads.__exit__(*error)
-
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call the function and return a finished future. Ctrl-C is not caught: it ends the whole run."""
         future: Future[T] = Future()
         try:
-            future.set_result(fn(*args, **kwargs))
+            with single_threaded():
+                future.set_result(fn(*args, **kwargs))
         except Exception as error:
             future.set_exception(error)
         return future
