@@ -1,4 +1,4 @@
-"""The UCI sets: files that must hold the right numbers, and a download from a local server."""
+"""The UCI sets: files with wrong numbers are refused, and a download comes from a local server."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ from batchbayes.data import uci
 from batchbayes.data.uci import SETS, content_digest, load_regression
 
 TINY = np.array([[0.1, 2.0, 30.0, -1.0], [0.4, 5.0, 60.0, -2.0], [0.7, 8.0, 1e-3, -3.0]])
-"""Two features, the target, and a column that does not count."""
+"""Two features, the target, and a column that is not used."""
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _no_other_folders(monkeypatch, tmp_path):
     monkeypatch.delenv("BATCHBAYES_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(uci, "SOURCE", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(uci, "SOURCE", "http://127.0.0.1:9")  # no server listens there
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def tiny(monkeypatch):
 
 @pytest.fixture
 def server(monkeypatch):
-    """A web server whose pages are the returned dictionary; it keeps the paths asked for under "asked"."""
+    """Start a web server. Return its pages by path, and the list of the requested paths."""
     pages: dict[str, bytes] = {}
     asked: list[str] = []
 
@@ -64,7 +64,7 @@ def server(monkeypatch):
 
 
 def text(table) -> bytes:
-    """The table as the source has it: spaces and tabs mixed, and an empty last line."""
+    """Return the table in the format of the source: with spaces, tabs and an empty last line."""
     return "\n".join(" \t".join(map(repr, map(float, row))) + " " for row in table).encode() + b"\n\n"
 
 
@@ -157,7 +157,7 @@ def test_a_file_without_targets_is_refused(tiny, tmp_path):
 
 
 class Bomb:
-    """What must never be brought to life."""
+    """An object that makes a folder if it is unpickled."""
 
     def __reduce__(self):
         return os.mkdir, ("exploded",)

@@ -1,4 +1,4 @@
-"""An experiment of moments, to be killed, resumed and shared: parts, and sums of them."""
+"""A very short experiment for tests that kill, resume and share runs: parts, and sums of them."""
 
 import math
 import os
@@ -25,7 +25,7 @@ class Config:
     count: int = 3
     seconds: float = 0.0
     size: int = 1
-    """Numbers in a result."""
+    """The number of values in a result."""
     trouble: str = ""
 
 

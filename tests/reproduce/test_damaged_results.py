@@ -69,7 +69,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named(damage: str, out: Path, capsys: Printed) -> None:
+def test_the_message_names_the_damage(damage: str, out: Path, capsys: Printed) -> None:
     statement, answer = DAMAGES[damage]
     before = change(out, statement)
     assert cli.main(["table", "own.tiny", str(out)]) == 2
@@ -82,7 +82,7 @@ def test_damage_is_named(damage: str, out: Path, capsys: Printed) -> None:
 
 
 @pytest.mark.parametrize("owner", ["", "{", "{}", "[1]", json.dumps({"host": "a", "pid": 2**40, "started": None})])
-def test_a_claim_of_nobody_is_named(owner: str, tmp_path: Path) -> None:
+def test_a_claim_without_a_process_is_refused(owner: str, tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite"
     with ResultStore(path, RunSettings("tiny", "smoke", None, "{}")) as store:
         change(tmp_path, "INSERT INTO claims VALUES ('a', ?, ?)", owner, time.time() + 50)
@@ -92,7 +92,7 @@ def test_a_claim_of_nobody_is_named(owner: str, tmp_path: Path) -> None:
     assert this_process().to_text() not in path.read_text(errors="replace")
 
 
-def test_a_result_needed_by_another_unit_is_named(tmp_path: Path) -> None:
+def test_a_damaged_result_that_another_unit_needs_is_refused(tmp_path: Path) -> None:
     with ResultStore(tmp_path / "results.sqlite", RunSettings("tiny", "smoke", None, "{}")) as store:
         versions = dict.fromkeys(("batchbayes", "torch", "numpy", "python"), "1")
         store.finish("a", {}, UnitOutcome("{'", (), 0.1, versions, 1))
@@ -100,7 +100,7 @@ def test_a_result_needed_by_another_unit_is_named(tmp_path: Path) -> None:
             store.result("a")
 
 
-def test_a_bug_in_the_tables_is_not_called_damage(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_the_tables_is_not_reported_as_damage(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from own import tiny
 
     monkeypatch.setattr(tiny, "tables", lambda config, results: [][0])
@@ -109,7 +109,7 @@ def test_a_bug_in_the_tables_is_not_called_damage(out: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e200])
-def test_scores_that_are_no_numbers_have_no_stars_and_do_no_harm(value: float) -> None:
+def test_tables_accept_infinite_and_nan_scores(value: float) -> None:
     config = mcbn_uci.PRESETS["quick"]
     metrics = ("rmse", "crps", "pll", "crps_norm", "pll_norm")
     runs = [dict.fromkeys(metrics, number) for number in (1.0, value, -value)]

@@ -45,7 +45,7 @@ def table(out: Path, capsys: Printed, form: str = "terminal") -> tuple[str, str]
 
 
 @pytest.mark.parametrize("name", experiments.EXPERIMENTS)
-def test_every_experiment_has_the_shape_and_a_smoke_preset(name: str) -> None:
+def test_every_experiment_has_all_parts_and_a_smoke_preset(name: str) -> None:
     found = experiments.load_experiment(name)
     assert "smoke" in found.PRESETS
     assert all(hasattr(found, part) for part in experiments.PARTS)
@@ -128,7 +128,7 @@ def test_results_do_not_depend_on_the_number_of_workers(
     assert os.environ["OMP_NUM_THREADS"] == "2"
 
 
-def test_another_engine_can_stand_behind_the_seam(out: Path) -> None:
+def test_other_executors_can_replace_local_workers(out: Path) -> None:
     plan = make_plan("own.tiny", "smoke")
     out.mkdir(parents=True)
     shown = UnitProgress({unit.name: unit.effort for unit in plan.units}, 4)
@@ -144,6 +144,38 @@ def test_data_sets_are_chosen_by_name(out: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     assert cli.main(["reproduce", "own.tiny", "--preset", "smoke", "--datasets", "third", "--quiet"]) == 0
     assert (tmp_path / "runs" / "own.tiny-smoke-third" / "index.html").exists()
+
+
+@pytest.mark.parametrize("old_order", [False, True])
+def test_data_sets_can_be_given_in_any_order_and_form(
+    old_order: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    """All forms are one run. This holds also for a file that was written in the order of the command line."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/own.tiny-smoke-third-first" if old_order else "runs/own.tiny-smoke-first-third")
+    assert reproduce(folder, "--datasets", "first,third") == 0
+    assert read_results(folder / "results.sqlite")[0].datasets == ("first", "third")
+    if old_order:
+        own, given = '["first", "third"]', '["third", "first"]'
+        with sqlite3.connect(folder / "results.sqlite") as connection:
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'datasets'", (given,))
+            connection.execute("UPDATE meta SET value = replace(value, ?, ?) WHERE key = 'config'", (own, given))
+        connection.close()
+        assert given in read_results(folder / "results.sqlite")[0].config
+    capsys.readouterr()
+    forms = ["third,first"], ["third", "first"], ["third", "--datasets", "first"], ["third,", "first"]
+    for form in forms:
+        assert cli.main(["reproduce", "own.tiny", "--preset", "smoke", "--workers", "1", "--datasets", *form]) == 0
+    assert capsys.readouterr().err == "8 of 8 units were finished before\n" * 4
+    assert cli.main(["table", "own.tiny", str(folder)]) == 0
+    assert [found.name for found in Path("runs").iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("number", ["two", "0", "-1", "1.5"])
+def test_a_wrong_number_of_workers_is_explained(number: str, out: Path, capsys: Printed) -> None:
+    with pytest.raises(SystemExit):
+        reproduce(out, f"--workers={number}")
+    assert f"argument --workers: must be a whole number, 1 or more, and not '{number}'" in capsys.readouterr().err
 
 
 def test_the_list_names_every_experiment_and_preset(capsys: Printed) -> None:
@@ -181,7 +213,7 @@ def test_tables_in_every_format(out: Path, capsys: Printed) -> None:
         (["table", "own.tiny", "nowhere"], "nothing at nowhere/results.sqlite"),
     ],
 )
-def test_wrong_names_are_answered_with_help(
+def test_wrong_names_give_an_error_with_help(
     arguments: list[str], answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -295,14 +327,14 @@ def test_a_killed_worker_is_replaced(out: Path, tmp_path: Path, capsys: Printed)
     assert len(read_results(out / "results.sqlite")[1]) == 8
 
 
-def test_a_unit_that_kills_its_workers_is_named(out: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_the_message_names_a_unit_that_kills_its_workers(out: Path, tmp_path: Path, capsys: Printed) -> None:
     assert reproduce(out, "--workers", "2", "--data-dir", str(tmp_path), preset="deadly") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "killed or crashed, 3 times, during: " in error
     assert "second, part 1" in error
 
 
-def test_a_run_goes_on_when_the_disk_has_room_again(tmp_path: Path, capsys: Printed) -> None:
+def test_a_run_continues_when_the_disk_has_space_again(tmp_path: Path, capsys: Printed) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if (
@@ -340,7 +372,7 @@ def test_a_disk_that_is_full_at_the_end_loses_no_result(
     assert "8 of 8 units were finished before" in capsys.readouterr().err
 
 
-def test_units_of_different_versions_are_said(out: Path, capsys: Printed) -> None:
+def test_different_software_versions_are_reported(out: Path, capsys: Printed) -> None:
     assert reproduce(out) == 0
     with sqlite3.connect(out / "results.sqlite") as connection:
         connection.execute("UPDATE units SET torch = '1.0' WHERE name = 'first, sum'")
@@ -354,5 +386,5 @@ def test_units_of_different_versions_are_said(out: Path, capsys: Printed) -> Non
     assert "torch 1.0" in page
 
 
-def test_config_values_reach_the_work(out: Path) -> None:
+def test_chosen_data_sets_are_in_the_configuration(out: Path) -> None:
     assert make_plan("own.tiny", "smoke", ["third"]).config == replace(tiny.PRESETS["smoke"], datasets=("third",))

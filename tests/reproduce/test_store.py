@@ -46,7 +46,7 @@ def put_claim(path: Path, name: str, owner: ProcessIdentity, expires: float) -> 
     connection.close()
 
 
-def test_a_finished_unit_is_one_row_with_its_circumstances(path: Path) -> None:
+def test_a_finished_unit_is_one_row_with_how_it_was_made(path: Path) -> None:
     with ResultStore(path, RUN) as store:
         assert store.claim(["a", "b"], 1) == ["a"]
         store.finish("a", {"seed": 7, "split": 1}, outcome([0.1, None]))
@@ -66,7 +66,7 @@ def test_a_finished_unit_is_one_row_with_its_circumstances(path: Path) -> None:
     assert finished["a"].warnings == ("careful",)
 
 
-def test_the_seed_of_a_unit_is_that_of_its_split_where_it_has_no_other(path: Path) -> None:
+def test_a_unit_without_a_seed_has_the_seed_of_its_split(path: Path) -> None:
     with ResultStore(path, RUN) as store:
         store.finish("a", {"split": 3}, outcome())
         store.finish("b", {"split": 3, "seed": 5}, outcome())
@@ -92,7 +92,7 @@ JSON = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(value=JSON, name=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
-def test_results_come_back_to_the_last_bit(value: object, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_results_keep_every_bit(value: object, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("results") / "file ?#%.sqlite"
     with ResultStore(path, RUN) as store:
         store.finish(name, {}, outcome(value))
@@ -101,7 +101,7 @@ def test_results_come_back_to_the_last_bit(value: object, name: str, tmp_path_fa
     assert repr(json.loads(read_results(path)[1][name].result)) == repr(again)
 
 
-def test_not_a_number_stays_one(path: Path) -> None:
+def test_nan_and_infinity_are_kept(path: Path) -> None:
     with ResultStore(path, RUN) as store:
         store.finish("a", {}, outcome([math.nan, math.inf, -math.inf, 5e-324, 0.1 + 0.2]))
         again = store.result("a")
@@ -149,7 +149,7 @@ def test_claims_are_extended_during_the_work_and_deleted_after_it(path: Path, mo
     assert claims(path) == {}
 
 
-def test_a_closed_file_stands_alone(path: Path) -> None:
+def test_a_closed_store_is_a_single_file(path: Path) -> None:
     with ResultStore(path, RUN) as store:
         store.finish("a", {}, outcome())
         assert path.with_name("results.sqlite-wal").exists()
@@ -174,7 +174,7 @@ def written(path: Path) -> Path:
     return path
 
 
-def test_results_of_something_else_are_refused_and_left_alone(written: Path) -> None:
+def test_results_of_another_run_are_refused_and_not_changed(written: Path) -> None:
     assert "experiment tiny instead of huge" in refused(written, replace(RUN, experiment="huge"))
     assert "preset smoke instead of paper" in refused(written, replace(RUN, preset="paper"))
     text = refused(written, replace(RUN, config=to_json({"count": 3, "seeds": [0]})))
@@ -182,7 +182,7 @@ def test_results_of_something_else_are_refused_and_left_alone(written: Path) -> 
     assert "seeds" not in text
 
 
-def test_results_of_another_version_are_refused_and_left_alone(written: Path) -> None:
+def test_results_of_another_version_are_refused_and_not_changed(written: Path) -> None:
     with sqlite3.connect(written) as connection:
         connection.execute("PRAGMA user_version = 2")
     connection.close()
@@ -215,7 +215,7 @@ def test_a_damaged_file_is_refused(written: Path) -> None:
         read_results(written)
 
 
-def test_an_empty_file_is_a_beginning(path: Path) -> None:
+def test_an_empty_file_is_a_new_store(path: Path) -> None:
     path.touch()
     with ResultStore(path, RUN) as store:
         assert store.finished() == {}

@@ -36,7 +36,7 @@ def test_csv_keeps_every_digit(table: ResultTable) -> None:
 
 
 @given(TABLES)
-def test_markdown_has_a_line_a_row_whatever_is_in_the_cells(table: ResultTable) -> None:
+def test_markdown_has_one_line_for_each_row(table: ResultTable) -> None:
     lines = to_markdown(table).split("\n")
     rows = lines[2 : 4 + len(table.rows)]
     assert {line.replace("\\|", "").count("|") for line in rows} == {len(table.columns) + 1}
@@ -46,7 +46,7 @@ def test_markdown_has_a_line_a_row_whatever_is_in_the_cells(table: ResultTable) 
 
 
 @given(TABLES)
-def test_latex_has_no_mark_that_is_not_escaped(table: ResultTable) -> None:
+def test_latex_escapes_all_special_characters(table: ResultTable) -> None:
     body = to_latex(table).split("\\toprule\n")[1].split("    \\bottomrule")[0]
     lines = [line for line in body.split("\n") if line and line != "    \\midrule"]
     assert len(lines) == 1 + len(table.rows)

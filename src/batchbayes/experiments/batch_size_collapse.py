@@ -14,7 +14,7 @@ spread. All predictions are exact draws. Tuning takes the network as linear in i
 table says how well this holds at the batch size that it finds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,7 +38,7 @@ from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import BatchSizeSweep, collapse_figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
-from batchbayes.reproduce.experiment import Unit, warnings_ignored
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.loop import TrainingConfig, train
 
@@ -138,16 +138,14 @@ def units(config: CollapseConfig) -> list[Unit]:
     ]
 
 
-def work(
-    config: CollapseConfig, unit: Unit, needed: Mapping[str, Any], data_folder: DataFolder = None
-) -> list[dict[str, Any]]:
+def work(config: CollapseConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
     """Return the rows of one network."""
     seed, batch_size = unit.arguments["seed"], unit.arguments["batch_size"]
     with warnings_ignored():
         return [asdict(row) for row in network_rows(config, seed, batch_size, load_images(config, seed, data_folder))]
 
 
-def collapse_rows(config: CollapseConfig, results: Mapping[str, Any]) -> list[CollapseRow]:
+def collapse_rows(config: CollapseConfig, results: Results) -> list[CollapseRow]:
     """Return the rows of all finished units, by seed and batch size."""
     return [CollapseRow(**record) for unit in units(config) for record in results.get(unit.name, [])]
 
@@ -261,7 +259,7 @@ COLUMNS = {
 """The headings of the table, with their fields and formats."""
 
 
-def tables(config: CollapseConfig, results: Mapping[str, Any]) -> list[ResultTable]:
+def tables(config: CollapseConfig, results: Results) -> list[ResultTable]:
     """Return means over seeds for each training batch size and method, and notes that compare the ends of the range."""
     rows = collapse_rows(config, results)
     lines = []
@@ -317,7 +315,7 @@ def _mean(rows: Sequence[CollapseRow], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def figures(config: CollapseConfig, results: Mapping[str, Any]) -> "dict[str, Figure]":
+def figures(config: CollapseConfig, results: Results) -> "dict[str, Figure]":
     """Show mutual information against M, as trained and tuned, and how well it detects strange images."""
     sizes, rows = sorted(config.batch_sizes), collapse_rows(config, results)
 

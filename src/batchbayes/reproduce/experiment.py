@@ -72,6 +72,10 @@ class Unit:
     """The relative cost. Expensive units start first, and the estimate of the time left uses it."""
 
 
+Results = Mapping[str, Any]
+"""Results of units as JSON values, by the name of the unit."""
+
+
 class Experiment(Protocol):
     """The names that the module of an experiment must have.
 
@@ -85,19 +89,19 @@ class Experiment(Protocol):
         """Return all units, in the order of the tables."""
         ...
 
-    def work(self, config: Any, unit: Unit, needed: Mapping[str, Any], data_folder: DataFolder) -> Any:
+    def work(self, config: Any, unit: Unit, needed: Results, data_folder: DataFolder) -> Any:
         """Do a unit and return its result as JSON values.
 
         The result depends on the arguments only, and not on the clock or on a global random generator. `needed` holds
-        the results of the units that this unit needs, by name.
+        the results of the units that this unit needs.
         """
         ...
 
-    def tables(self, config: Any, results: Mapping[str, Any]) -> list[ResultTable]:
-        """Make tables from the results by unit name. In an unfinished run results are missing: their cells are None."""
+    def tables(self, config: Any, results: Results) -> list[ResultTable]:
+        """Make tables. In an unfinished run some results are missing, and their cells are None."""
         ...
 
-    def figures(self, config: Any, results: Mapping[str, Any]) -> "Mapping[str, Figure]":
+    def figures(self, config: Any, results: Results) -> "Mapping[str, Figure]":
         """Make figures from the results of all units. The keys are file names without an ending."""
         ...
 

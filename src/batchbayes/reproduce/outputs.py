@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from batchbayes._common.atomic import atomic_path
 from batchbayes._common.page import data_address, page_style, template
 from batchbayes._common.progress import duration
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
+from batchbayes.reproduce.experiment import Results
 from batchbayes.reproduce.plan import Plan
 from batchbayes.reproduce.records import FinishedUnit
 from batchbayes.reproduce.tables import ResultTable, to_csv, to_markdown
@@ -55,7 +55,7 @@ def render_page(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequ
     )
 
 
-def results_by_unit(finished: Mapping[str, FinishedUnit]) -> dict[str, Any]:
+def results_by_unit(finished: Mapping[str, FinishedUnit]) -> Results:
     """Return the results by unit name, as an experiment needs them."""
     return {name: json.loads(row.result) for name, row in finished.items()}
 
@@ -67,7 +67,7 @@ def tables_with_notes(plan: Plan, finished: Mapping[str, FinishedUnit]) -> list[
     return [*tables[:-1], replace(tables[-1], notes=tables[-1].notes + notes)] if tables else []
 
 
-def tables_without_notes(plan: Plan, results: Mapping[str, Any]) -> list[ResultTable]:
+def tables_without_notes(plan: Plan, results: Results) -> list[ResultTable]:
     """Return the tables as the experiment makes them. If it cannot read a result, name the unit in the error."""
     try:
         return list(plan.experiment.tables(plan.config, results))
@@ -83,7 +83,7 @@ def tables_without_notes(plan: Plan, results: Mapping[str, Any]) -> list[ResultT
         ) from error
 
 
-def _is_readable(plan: Plan, results: Mapping[str, Any]) -> bool:
+def _is_readable(plan: Plan, results: Results) -> bool:
     try:
         plan.experiment.tables(plan.config, results)
     except READING_ERRORS:

@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from typing import Any
 from batchbayes import __version__
 from batchbayes._common.progress import hidden_progress
 from batchbayes.errors import BatchbayesError, BatchbayesWarning
-from batchbayes.reproduce.experiment import Unit, load_experiment
+from batchbayes.reproduce.experiment import Results, Unit, load_experiment
 from batchbayes.reproduce.records import UnitOutcome, to_json
 
 
@@ -33,9 +33,7 @@ class UnitFailure:
         return " ".join(str(self.error).split()) if self.error else self.trace.strip().rpartition("\n")[2]
 
 
-def perform(
-    name: str, config: Any, unit: Unit, needed: Mapping[str, Any], data_folder: str | None
-) -> UnitOutcome | UnitFailure:
+def perform(name: str, config: Any, unit: Unit, needed: Results, data_folder: str | None) -> UnitOutcome | UnitFailure:
     """Do a unit of the experiment `name`. Return errors, since some exceptions cannot be sent between processes."""
     start = time.perf_counter()
     try:

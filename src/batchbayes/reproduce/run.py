@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from dataclasses import dataclass, field
 
 from batchbayes._common.progress import UnitProgress, duration
 from batchbayes.errors import BatchbayesError
@@ -56,31 +57,28 @@ def run_units(
     _raise_failure(failures, _blocked(plan.units, failures))
 
 
+@dataclass
 class _Scheduler:
     """Gives units to one set of workers."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        store: ResultStore,
-        num_workers: int,
-        data_folder: str | None,
-        shown: UnitProgress,
-        failures: dict[str, UnitFailure],
-    ) -> None:
-        self.plan, self.store, self.num_workers, self.data_folder = plan, store, num_workers, data_folder
-        self.shown, self.failures = shown, failures
-        self.running: dict[Future[UnitOutcome | UnitFailure], tuple[Unit, float]] = {}
-        self.order = sorted(plan.units, key=lambda unit: -unit.effort)
-        self.waiting_said = False
+    plan: Plan
+    store: ResultStore
+    num_workers: int
+    data_folder: str | None
+    shown: UnitProgress
+    failures: dict[str, UnitFailure]
+    running: dict[Future[UnitOutcome | UnitFailure], tuple[Unit, float]] = field(default_factory=dict)
+    """The units in work, each with its start time."""
+    waiting_said: bool = False
 
     def run(self, executor: Executor) -> None:
         """Continue until no unit is left that could be done."""
+        order = sorted(self.plan.units, key=lambda unit: -unit.effort)
         while True:
             taken = self.store.seconds()
             out = taken.keys() | self.failures.keys() | {unit.name for unit, _ in self.running.values()}
             blocked = _blocked(self.plan.units, self.failures)
-            waiting = [unit for unit in self.order if unit.name not in out and unit.name not in blocked]
+            waiting = [unit for unit in order if unit.name not in out and unit.name not in blocked]
             if not waiting and not self.running:
                 return
             ready = [unit for unit in waiting if all(name in taken for name in unit.needs)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -68,9 +68,20 @@ class WorkerProcesses(ProcessPoolExecutor):
 
     def __exit__(self, kind: Any, *_: object) -> None:
         if kind is not None:
-            self._lifeline.close()
+            self._end_workers()
         self.shutdown(wait=True, cancel_futures=True)
         self._lifeline.close()
+
+    def _end_workers(self) -> None:
+        """End all workers at once.
+
+        A worker may end while it sends a result. The thread of the pool that reads results then waits for the rest of
+        the message, because this process has the writing end of the pipe open too. So this end is closed here.
+        """
+        self._lifeline.close()
+        for process in list((self._processes or {}).values()):
+            wait([process.sentinel])
+        self._result_queue._writer.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextmanager

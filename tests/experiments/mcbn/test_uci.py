@@ -21,7 +21,7 @@ from batchbayes.experiments.mcbn import uci as mcbn_uci
 from batchbayes.experiments.mcbn.methods import correlated
 from batchbayes.experiments.mcbn.protocol import (
     Candidate,
-    RegressionProtocol,
+    UciProtocol,
     ValidationHistory,
     best_candidate,
     cross_validate,
@@ -124,7 +124,7 @@ def test_notes_of_a_sweep_compare_with_its_own_protocol():
 
 def test_cross_validation_agrees_with_networks_trained_one_by_one():
     """RMSE and epochs of two weight decays, by the plain loop, network after network."""
-    protocol = RegressionProtocol(
+    protocol = UciProtocol(
         ("synthetic",), weight_decays=(1e-1, 1e-4), max_epochs=60, every=20, patience=10, selection_draws=4
     )
     folds = load_split("synthetic", 1, None).folds
@@ -147,7 +147,7 @@ def test_cross_validation_agrees_with_networks_trained_one_by_one():
 
 
 def test_training_stops_after_the_last_improvement_of_either_way():
-    protocol = RegressionProtocol(("synthetic",), every=20, patience=2, selection_draws=4)
+    protocol = UciProtocol(("synthetic",), every=20, patience=2, selection_draws=4)
     history = ValidationHistory(protocol, load_split("synthetic", 1, None).folds, "BN", 32, 1)
     curve = iter([(3.0, 3.0), (2.0, 3.5), (2.5, 3.6), (2.6, 2.9), (2.7, 3.7), (2.8, 3.8)])
     history._scores = lambda stack, fold: current  # type: ignore[method-assign]

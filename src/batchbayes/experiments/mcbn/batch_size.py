@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
 from batchbayes.experiments.mcbn.methods import chosen_mcbn
-from batchbayes.experiments.mcbn.protocol import RegressionProtocol
+from batchbayes.experiments.mcbn.protocol import UciProtocol
 from batchbayes.experiments.mcbn.published import published_value
 from batchbayes.experiments.mcbn.scores import score_runs
 from batchbayes.experiments.mcbn.splits import load_split
 from batchbayes.experiments.mcbn.tables import sweep_tables
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import num_rows, reduction_notes
-from batchbayes.reproduce.experiment import Unit, warnings_ignored
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ PRESETS = {
 }
 
 
-def units(config: RegressionProtocol) -> list[Unit]:
+def units(config: UciProtocol) -> list[Unit]:
     """Return one unit for each data set, split and batch size.
 
     A batch size that would hold all training rows of a fold is left out, unless the paper has it.
@@ -61,7 +61,7 @@ def units(config: RegressionProtocol) -> list[Unit]:
     return made
 
 
-def work(config: RegressionProtocol, unit: Unit, needed: Mapping[str, Any], data_folder: DataFolder) -> dict[str, Any]:
+def work(config: UciProtocol, unit: Unit, needed: Results, data_folder: DataFolder) -> dict[str, Any]:
     """Choose, train and test at one batch size."""
     dataset = unit.arguments["dataset"]
     split = load_split(dataset, unit.arguments["split"], data_folder)
@@ -70,7 +70,7 @@ def work(config: RegressionProtocol, unit: Unit, needed: Mapping[str, Any], data
     return {"chosen": asdict(candidate), "runs": score_runs(folds, tests, split.precisions)}
 
 
-def tables(config: RegressionProtocol, results: Mapping[str, Any]) -> list[ResultTable]:
+def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     """Return our scores beside the published ones."""
     runs: dict[tuple[str, int], list[Mapping[str, float]]] = {}
     for unit in units(config):
@@ -80,12 +80,12 @@ def tables(config: RegressionProtocol, results: Mapping[str, Any]) -> list[Resul
     return sweep_tables(config.datasets, runs, config.batch_sizes, "batch_size", (8, 9))
 
 
-def figures(config: RegressionProtocol, results: Mapping[str, Any]) -> "dict[str, Figure]":
+def figures(config: UciProtocol, results: Results) -> "dict[str, Figure]":
     """Return no figures: the paper has only tables for this."""
     return {}
 
 
-def notes(config: RegressionProtocol) -> list[str]:
+def notes(config: UciProtocol) -> list[str]:
     """Say what the preset reduces. The paper has 3 splits, 5 seeds and 100 draws."""
     return [
         *reduction_notes(PRESETS["paper"], config, dropout=False),

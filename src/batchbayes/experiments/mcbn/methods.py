@@ -16,7 +16,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.experiments.mcbn.protocol import (
     SELECTION_SEED,
     Candidate,
-    RegressionProtocol,
+    UciProtocol,
     best_candidate,
     cross_validate,
     train_candidate,
@@ -57,7 +57,7 @@ class CandidateNetworks:
     """One network for each seed, trained on all rows except the test rows."""
 
 
-def train_networks(own: RegressionProtocol, dataset: str, split: Split, candidate: Candidate) -> CandidateNetworks:
+def train_networks(own: UciProtocol, dataset: str, split: Split, candidate: Candidate) -> CandidateNetworks:
     """Train a candidate on each fold and on the whole, all in one stack."""
     seeds, folds = [*range(1, own.seeds + 1)], split.folds
     parts = [*folds, *[folds[0]] * (own.seeds - 1), *[split.whole] * own.seeds]
@@ -68,7 +68,7 @@ def train_networks(own: RegressionProtocol, dataset: str, split: Split, candidat
 
 
 def score_dropout(
-    own: RegressionProtocol, dataset: str, split: Split, stochastic: Candidate, plain: Candidate, *, keep_points: bool
+    own: UciProtocol, dataset: str, split: Split, stochastic: Candidate, plain: Candidate, *, keep_points: bool
 ) -> dict[str, Any]:
     """Score MC dropout, and the dropout network without noise."""
     networks = train_networks(own, dataset, split, stochastic)
@@ -82,7 +82,7 @@ def score_dropout(
 
 
 def score_batch_norm(
-    own: RegressionProtocol, dataset: str, split: Split, stochastic: Candidate, plain: Candidate, *, keep_points: bool
+    own: UciProtocol, dataset: str, split: Split, stochastic: Candidate, plain: Candidate, *, keep_points: bool
 ) -> dict[str, Any]:
     """Score MCBN and its variants, and the network with the statistics of all training rows."""
     networks = train_networks(own, dataset, split, stochastic)
@@ -148,7 +148,7 @@ def correlated(posterior: BatchNormPosterior) -> BatchNormPosterior:
 
 
 def predict_split(
-    split: Split, posteriors: CandidatePosteriors[Any], own: RegressionProtocol, engine: Engine = "sample"
+    split: Split, posteriors: CandidatePosteriors[Any], own: UciProtocol, engine: Engine = "sample"
 ) -> tuple[list[DrawnPredictions], list[DrawnPredictions]]:
     """Predict each left-out fold, and the test rows with each seed."""
     pairs = zip(posteriors.on_folds, split.folds, strict=True)
@@ -157,14 +157,14 @@ def predict_split(
 
 
 def predict_test_rows(
-    split: Split, posteriors: CandidatePosteriors[Any], own: RegressionProtocol, engine: Engine = "sample"
+    split: Split, posteriors: CandidatePosteriors[Any], own: UciProtocol, engine: Engine = "sample"
 ) -> list[DrawnPredictions]:
     """Predict the test rows with each seed."""
     return [_predict_part(each, split.whole, seed, own, engine) for seed, each in enumerate(posteriors.on_whole, 1)]
 
 
 def _predict_part(
-    posterior: Posterior, part: StandardisedPart, seed: int, own: RegressionProtocol, engine: Engine
+    posterior: Posterior, part: StandardisedPart, seed: int, own: UciProtocol, engine: Engine
 ) -> DrawnPredictions:
     """Predict the other rows of a part. One draw is enough if all draws are the same."""
     noiseless = isinstance(posterior, BatchNormPosterior) and not posterior.deviations.any()
@@ -173,7 +173,7 @@ def _predict_part(
 
 
 def chosen_mcbn(
-    own: RegressionProtocol, dataset: str, split: Split, batch_size: int
+    own: UciProtocol, dataset: str, split: Split, batch_size: int
 ) -> tuple[Candidate, list[DrawnPredictions], list[DrawnPredictions]]:
     """Choose weight decay and epochs at a batch size, and predict the folds and the test rows by MCBN."""
     candidate = best_candidate(cross_validate(own, dataset, split.folds, "BN", batch_size)["MCBN"])
@@ -182,7 +182,7 @@ def chosen_mcbn(
 
 
 def tuned_batch_size(
-    own: RegressionProtocol, split: Split, posteriors: CandidatePosteriors[BatchNormPosterior]
+    own: UciProtocol, split: Split, posteriors: CandidatePosteriors[BatchNormPosterior]
 ) -> tuple[dict[str, list[dict[str, float]]], dict[str, float]]:
     """Score MCBN with the batch size and the precision that score best on the left-out folds, by CRPS and by PLL.
 

@@ -32,7 +32,7 @@ from batchbayes.methods.batchnorm.diagnostics.kolmogorov import ks_distance, lil
 from batchbayes.methods.batchnorm.diagnostics.normality import Marginal, Statistic
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.models.mlp import MLP
-from batchbayes.reproduce.experiment import Unit, warnings_ignored
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ def units(config: NormalityConfig) -> list[Unit]:
     ]
 
 
-def work(
-    config: NormalityConfig, unit: Unit, needed: Mapping[str, Any], data_folder: DataFolder = None
-) -> list[dict[str, Any]]:
+def work(config: NormalityConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
     """Train networks for each number of epochs, and test every unit of every layer."""
     seed, size = unit.arguments["seed"], unit.arguments["batch_size"]
     part = load_split(config.dataset, 1, data_folder).whole
@@ -139,7 +137,7 @@ def findings(
             yield finding
 
 
-def findings_of(config: NormalityConfig, results: Mapping[str, Any]) -> list[Finding]:
+def findings_of(config: NormalityConfig, results: Results) -> list[Finding]:
     """Return the findings of all finished units."""
     return [Finding(**record) for unit in units(config) for record in results.get(unit.name, [])]
 
@@ -175,7 +173,7 @@ TITLES = {
 }
 
 
-def tables(config: NormalityConfig, results: Mapping[str, Any]) -> list[ResultTable]:
+def tables(config: NormalityConfig, results: Results) -> list[ResultTable]:
     """Return a table for each test and one of the variances, with a column for each number of epochs."""
     groups = by_group(findings_of(config, results))
     kinds = [(layer, s, size) for layer in range(1, LAYERS + 1) for s in STATISTICS for size in config.batch_sizes]
@@ -195,7 +193,7 @@ def tables(config: NormalityConfig, results: Mapping[str, Any]) -> list[ResultTa
     return [*made, ResultTable(title, columns, rows, (*formats, *[".3f"] * (count + 1)))]
 
 
-def figures(config: NormalityConfig, results: Mapping[str, Any]) -> "dict[str, Figure]":
+def figures(config: NormalityConfig, results: Results) -> "dict[str, Figure]":
     """Show single units over epochs and over batch sizes, as in the paper, and the share of all units that pass."""
     from batchbayes.plots import marginals_figure, normality_figure, normality_sweep_figure
 

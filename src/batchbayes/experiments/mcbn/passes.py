@@ -13,13 +13,13 @@ from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
 from batchbayes.experiments.mcbn.batch_size import PRESETS as BATCH_SIZE
 from batchbayes.experiments.mcbn.methods import chosen_mcbn
-from batchbayes.experiments.mcbn.protocol import RegressionProtocol
+from batchbayes.experiments.mcbn.protocol import UciProtocol
 from batchbayes.experiments.mcbn.scores import DrawnPredictions, score_runs
 from batchbayes.experiments.mcbn.splits import load_split
 from batchbayes.experiments.mcbn.tables import sweep_tables
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import reduction_notes
-from batchbayes.reproduce.experiment import Unit, warnings_ignored
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ PRESETS = {
 }
 
 
-def units(config: RegressionProtocol) -> list[Unit]:
+def units(config: UciProtocol) -> list[Unit]:
     """Return one unit for each data set and split."""
     return [
         Unit(f"{dataset}, split {split}", {"dataset": dataset, "split": split})
@@ -44,7 +44,7 @@ def units(config: RegressionProtocol) -> list[Unit]:
     ]
 
 
-def work(config: RegressionProtocol, unit: Unit, needed: Mapping[str, Any], data_folder: DataFolder) -> dict[str, Any]:
+def work(config: UciProtocol, unit: Unit, needed: Results, data_folder: DataFolder) -> dict[str, Any]:
     """Choose, train, predict with the largest number of draws, and score the first draws for each number."""
     dataset, own = unit.arguments["dataset"], config.of(unit.arguments["dataset"])
     split = load_split(dataset, unit.arguments["split"], data_folder)
@@ -63,7 +63,7 @@ def first_draws(predicted: Sequence[DrawnPredictions], count: int) -> list[Drawn
     return [DrawnPredictions(each.draws[:count], each.truth) for each in predicted]
 
 
-def tables(config: RegressionProtocol, results: Mapping[str, Any]) -> list[ResultTable]:
+def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     """Return our scores beside the published ones."""
     runs: dict[tuple[str, int], list[Mapping[str, float]]] = {}
     for unit in units(config):
@@ -72,11 +72,11 @@ def tables(config: RegressionProtocol, results: Mapping[str, Any]) -> list[Resul
     return sweep_tables(config.datasets, runs, PASSES, "passes", (10, 11))
 
 
-def figures(config: RegressionProtocol, results: Mapping[str, Any]) -> "dict[str, Figure]":
+def figures(config: UciProtocol, results: Results) -> "dict[str, Figure]":
     """Return no figures: the paper has only tables for this."""
     return {}
 
 
-def notes(config: RegressionProtocol) -> list[str]:
+def notes(config: UciProtocol) -> list[str]:
     """Say what the preset reduces. The paper has 3 splits, 5 seeds and batch size 128."""
     return reduction_notes(PRESETS["paper"], config, dropout=False)

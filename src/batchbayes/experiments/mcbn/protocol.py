@@ -45,7 +45,7 @@ SELECTION_SEED = 1
 
 
 @dataclass(frozen=True)
-class RegressionProtocol:
+class UciProtocol:
     """The settings that a preset can change. The defaults are those of the paper, except for the weight decays."""
 
     datasets: tuple[str, ...]
@@ -68,7 +68,7 @@ class RegressionProtocol:
     reductions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Other values of these fields for single data sets."""
 
-    def of(self, dataset: str) -> "RegressionProtocol":
+    def of(self, dataset: str) -> "UciProtocol":
         """Return the protocol for one data set."""
         limited = replace(self, batch_sizes=tuple(m for m in self.batch_sizes if dataset != "energy" or m <= 512))
         return replace(limited, **self.reductions.get(dataset, {}))
@@ -122,7 +122,7 @@ def train_candidate(
 
 
 def cross_validate(
-    protocol: RegressionProtocol, dataset: str, folds: Sequence[StandardisedPart], kind: NetworkKind, batch_size: int
+    protocol: UciProtocol, dataset: str, folds: Sequence[StandardisedPart], kind: NetworkKind, batch_size: int
 ) -> dict[str, list[dict[str, float]]]:
     """Train all weight decays (and dropout rates) at one batch size on all folds.
 
@@ -147,7 +147,7 @@ class ValidationHistory:
 
     def __init__(
         self,
-        protocol: RegressionProtocol,
+        protocol: UciProtocol,
         folds: Sequence[StandardisedPart],
         kind: NetworkKind,
         batch_size: int,

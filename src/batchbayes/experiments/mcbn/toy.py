@@ -30,7 +30,7 @@ from batchbayes.methods.point import deterministic
 from batchbayes.metrics import mean_score, root_mean_squared_error
 from batchbayes.models.mlp import MLP
 from batchbayes.posterior import Posterior
-from batchbayes.reproduce.experiment import Unit
+from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.grid import train_grid
 from batchbayes.training.loop import TrainingConfig
@@ -105,9 +105,7 @@ def units(config: ToyConfig) -> list[Unit]:
     ]
 
 
-def work(
-    config: ToyConfig, unit: Unit, needed: Mapping[str, Any], data_folder: DataFolder = None
-) -> list[dict[str, Any]]:
+def work(config: ToyConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
     """Train networks of one kind, and score their methods."""
     seed = unit.arguments["seed"]
     make = {"batch norm": batch_norm_predictors, "dropout": dropout_predictors, "ensemble": ensemble_predictors}
@@ -226,12 +224,12 @@ COLUMNS = {
 """The headings of the table, with their fields and formats."""
 
 
-def toy_rows(config: ToyConfig, results: Mapping[str, Any]) -> list[ToyRow]:
+def toy_rows(config: ToyConfig, results: Results) -> list[ToyRow]:
     """Return the rows of all finished units, by seed."""
     return [ToyRow(**record) for unit in units(config) for record in results.get(unit.name, [])]
 
 
-def tables(config: ToyConfig, results: Mapping[str, Any]) -> list[ResultTable]:
+def tables(config: ToyConfig, results: Results) -> list[ResultTable]:
     """Return means over seeds, and the range of a ratio."""
     rows, lines = toy_rows(config, results), []
     for method in (method for methods in METHODS.values() for method in methods):
@@ -258,7 +256,7 @@ def tables(config: ToyConfig, results: Mapping[str, Any]) -> list[ResultTable]:
     ]
 
 
-def figures(config: ToyConfig, results: Mapping[str, Any]) -> "dict[str, Figure]":
+def figures(config: ToyConfig, results: Results) -> "dict[str, Figure]":
     """Show the bands of all methods on the first data set."""
     from batchbayes.plots import Band, band_figure
 

@@ -5,7 +5,6 @@ For each split, cross-validation compares batch norm networks of all batch sizes
 `scores`). Their scores stand beside the published ones (`tables`).
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,13 @@ from batchbayes.experiments.mcbn.protocol import (
     DROPOUT_BATCH_SIZE,
     WAYS,
     NetworkKind,
-    RegressionProtocol,
+    UciProtocol,
     best_candidate,
     cross_validate,
 )
 from batchbayes.experiments.mcbn.splits import SYNTHETIC, SYNTHETIC_ROWS, load_split
 from batchbayes.experiments.mcbn.tables import regression_tables
-from batchbayes.reproduce.experiment import Unit, warnings_ignored
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ DATASETS = tuple(SETS)
 
 LARGE = {"splits": 2, "weight_decays": (1e-3, 1e-5), "max_epochs": 400}
 PRESETS = {
-    "smoke": RegressionProtocol(
+    "smoke": UciProtocol(
         (SYNTHETIC,),
         splits=1,
         seeds=2,
@@ -43,7 +42,7 @@ PRESETS = {
         selection_draws=8,
         num_samples=16,
     ),
-    "quick": RegressionProtocol(
+    "quick": UciProtocol(
         DATASETS,
         seeds=3,
         weight_decays=(1e-1, 1e-2, 1e-3, 1e-5),
@@ -57,11 +56,11 @@ PRESETS = {
             "yacht": {"selection_draws": 500, "batch_sizes": (32, 64, 128, 512)},  # its draws scatter widely
         },
     ),
-    "paper": RegressionProtocol(DATASETS),
+    "paper": UciProtocol(DATASETS),
 }
 
 
-def units(config: RegressionProtocol) -> list[Unit]:
+def units(config: UciProtocol) -> list[Unit]:
     """Return, for each data set and split, the choices at each batch size and over dropout rates, and two tests."""
     made: list[Unit] = []
     for dataset in config.datasets:
@@ -75,7 +74,7 @@ def units(config: RegressionProtocol) -> list[Unit]:
     return made
 
 
-def _unit(step: str, dataset: str, split: int, kind: NetworkKind, own: RegressionProtocol, **more: int) -> Unit:
+def _unit(step: str, dataset: str, split: int, kind: NetworkKind, own: UciProtocol, **more: int) -> Unit:
     name = ", ".join([dataset, f"split {split}", kind, step, *(f"batch {size}" for size in more.values())])
     rates = len(own.dropout_rates) if kind == "DO" else 1
     networks = 5 * len(own.weight_decays) * rates if step == "choose" else 4 + 2 * own.seeds
@@ -88,7 +87,7 @@ def num_rows(dataset: str) -> int:
     return SYNTHETIC_ROWS if dataset == SYNTHETIC else SETS[dataset].num_rows
 
 
-def work(config: RegressionProtocol, unit: Unit, needed: Mapping[str, Any], data_folder: DataFolder) -> dict[str, Any]:
+def work(config: UciProtocol, unit: Unit, needed: Results, data_folder: DataFolder) -> dict[str, Any]:
     """Choose hyper-parameters by cross-validation, or test the chosen ones."""
     dataset, kind = unit.arguments["dataset"], unit.arguments["kind"]
     own, split = config.of(dataset), load_split(dataset, unit.arguments["split"], data_folder)
@@ -101,14 +100,12 @@ def work(config: RegressionProtocol, unit: Unit, needed: Mapping[str, Any], data
     return {"chosen": {way: asdict(candidate) for way, candidate in chosen.items()}, **tested}
 
 
-def tables(config: RegressionProtocol, results: Mapping[str, Any]) -> list[ResultTable]:
+def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     """Return our scores beside the published ones."""
     return regression_tables(config.datasets, runs_by_method(config, results))
 
 
-def runs_by_method(
-    config: RegressionProtocol, results: Mapping[str, Any]
-) -> dict[str, dict[str, list[dict[str, float]]]]:
+def runs_by_method(config: UciProtocol, results: Results) -> dict[str, dict[str, list[dict[str, float]]]]:
     """Return the runs of every data set and method, over all finished splits."""
     runs: dict[str, dict[str, list[dict[str, float]]]] = {dataset: {} for dataset in config.datasets}
     for unit in units(config):
@@ -118,7 +115,7 @@ def runs_by_method(
     return runs
 
 
-def figures(config: RegressionProtocol, results: Mapping[str, Any]) -> "dict[str, Figure]":
+def figures(config: UciProtocol, results: Results) -> "dict[str, Figure]":
     """Show errors against predicted uncertainty for MCBN and MC dropout, for the first split and seed."""
     from batchbayes.plots import uncertainty_error_grid
 
@@ -136,12 +133,12 @@ REDUCIBLE = (
 """The fields in which a preset may do less than the paper."""
 
 
-def notes(config: RegressionProtocol) -> list[str]:
+def notes(config: UciProtocol) -> list[str]:
     """Say what the preset reduces, for each data set."""
-    return reduction_notes(RegressionProtocol(()), config)
+    return reduction_notes(UciProtocol(()), config)
 
 
-def reduction_notes(full: RegressionProtocol, config: RegressionProtocol, *, dropout: bool = True) -> list[str]:
+def reduction_notes(full: UciProtocol, config: UciProtocol, *, dropout: bool = True) -> list[str]:
     """Say in which fields a protocol does less than the full one, for each data set."""
     lines = [
         "One weight decay of 0 replaces the paper's values from 1e-7 to 1e-15. A search in log tau finds the precision "
