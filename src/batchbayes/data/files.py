@@ -90,7 +90,7 @@ def read_csv(path: Path, target: str | None = None) -> Examples:
     if not rows or uneven:
         raise BatchbayesError(
             expected=f"a line of column names, and rows with as many cells, in {path.name}",
-            got=f"a different number of cells in line {uneven}" if uneven else "no rows",
+            got=f"line {uneven} with another number of cells" if uneven else "no rows",
             fix="check the file",
         )
     return _table(path, header, {name: [row[i] for row in rows] for i, name in enumerate(header)}, target)

@@ -7,7 +7,7 @@ from batchbayes.errors import BatchbayesError
 
 VARIABLE = "BATCHBAYES_DATA"
 DataFolder = str | os.PathLike[str] | None
-"""The path of a data folder; None stands for the folder in the environment variable BATCHBAYES_DATA."""
+"""The path of a data folder; None means the folder in the environment variable BATCHBAYES_DATA."""
 
 
 def data_file(name: str, folder: DataFolder = None) -> Path:

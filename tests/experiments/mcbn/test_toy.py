@@ -59,7 +59,7 @@ def test_the_setting_with_the_highest_likelihood_is_chosen() -> None:
     def shifted(shift: float):  # type: ignore[no-untyped-def]
         return lambda inputs, targets: DrawnPredictions((targets[:, 0].double() + shift)[None], targets[:, 0].double())
 
-    assert toy.likeliest({"far": shifted(1.0), "near": shifted(0.1), "off": shifted(-0.5)}, seed=0) == "near"
+    assert toy.most_likely_setting({"far": shifted(1.0), "near": shifted(0.1), "off": shifted(-0.5)}, seed=0) == "near"
 
 
 def test_dropout_leaves_the_single_input_unchanged() -> None:

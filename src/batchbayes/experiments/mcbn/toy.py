@@ -120,7 +120,7 @@ def batch_norm_predictors(config: ToyConfig, seed: int) -> dict[str, tuple[str, 
     inputs, _ = toy.noisy_points(NUM_POINTS, seed, "train")
     posterior = mcbn(network, inputs, batch_size=BATCH_SIZE, num_samples=config.num_samples, seed=seed)
     by_size = {size: by_draws(posterior.at_batch_size(size), config, seed) for size in TUNING_SIZES}
-    tuned = likeliest(by_size, seed)
+    tuned = most_likely_setting(by_size, seed)
     return {
         "MCBN": (f"M = {BATCH_SIZE}", by_draws(posterior, config, seed)),
         "MCBN, M tuned": (f"M = {tuned}", by_size[tuned]),
@@ -136,7 +136,7 @@ def dropout_predictors(config: ToyConfig, seed: int) -> dict[str, tuple[str, Pre
         rate: by_draws(mc_dropout(network), config, seed)
         for rate, network in zip(config.dropout_rates, networks, strict=True)
     }
-    rate = likeliest(by_rate, seed)
+    rate = most_likely_setting(by_rate, seed)
     return {"MC dropout": (f"p = {rate:g}", by_rate[rate])}
 
 
@@ -185,7 +185,7 @@ def tuned_on_held_out(predict: Predictor, seed: int) -> tuple[float, float]:
     return tune_fold_precision([predict(*toy.noisy_points(NUM_POINTS, seed, "held out"))], "PLL")
 
 
-def likeliest(predictors: Mapping[Any, Predictor], seed: int) -> Any:
+def most_likely_setting(predictors: Mapping[Any, Predictor], seed: int) -> Any:
     """Return the setting with the highest likelihood of held-out points, each with its own best observation noise."""
     costs = {setting: tuned_on_held_out(predict, seed)[1] for setting, predict in predictors.items()}
     return min(costs, key=costs.__getitem__)

@@ -2,7 +2,7 @@
 
 For each split, cross-validation compares batch norm networks of all batch sizes, and dropout networks of all rates
 (`protocol`). The chosen networks are trained again with several seeds and scored on the test rows (`methods`,
-`scores`). Their scores stand beside the published ones (`tables`).
+`scores`). The tables show them beside the published scores (`tables`).
 """
 
 from dataclasses import asdict, replace
