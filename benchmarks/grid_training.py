@@ -18,7 +18,8 @@ import torch
 
 from batchbayes._common.rng import generator
 from batchbayes.data.uci import load_regression, published_folds, published_split
-from batchbayes.experiments.mcbn.protocol import new_network, standardised
+from batchbayes.experiments.mcbn.protocol import new_network
+from batchbayes.experiments.mcbn.splits import standardised
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
 from batchbayes.training.stack.convert import stack_networks

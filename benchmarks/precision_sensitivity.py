@@ -14,8 +14,9 @@ import torch
 from batchbayes.errors import BatchbayesWarning
 from batchbayes.experiments.mcbn.methods import chosen_mcbn
 from batchbayes.experiments.mcbn.passes import PRESETS
-from batchbayes.experiments.mcbn.protocol import load_split
-from batchbayes.experiments.mcbn.scores import crps, scores_of, tune_precision
+from batchbayes.experiments.mcbn.scores import crps, scores_of
+from batchbayes.experiments.mcbn.scores import tune_fold_precision as tune_precision
+from batchbayes.experiments.mcbn.splits import load_split
 
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16)
 

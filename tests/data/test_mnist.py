@@ -50,7 +50,7 @@ DAMAGED = {
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(DAMAGED[damage])
-    with pytest.raises(BatchbayesError, match=r"images\.gz.*fetch that file again"):
+    with pytest.raises(BatchbayesError, match=r"images\.gz.*download that file again"):
         read_idx(path)
 
 

@@ -1,4 +1,4 @@
-"""The UCI sets: files that must hold the right numbers, and a download from a local server."""
+"""The UCI sets: files with wrong numbers are refused, and a download comes from a local server."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ from batchbayes.data import uci
 from batchbayes.data.uci import SETS, content_digest, load_regression
 
 TINY = np.array([[0.1, 2.0, 30.0, -1.0], [0.4, 5.0, 60.0, -2.0], [0.7, 8.0, 1e-3, -3.0]])
-"""Two features, the target, and a column that does not count."""
+"""Two features, the target, and a column that is not used."""
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _no_other_folders(monkeypatch, tmp_path):
     monkeypatch.delenv("BATCHBAYES_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(uci, "SOURCE", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(uci, "SOURCE", "http://127.0.0.1:9")  # no server listens there
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def tiny(monkeypatch):
     for numbers in (TINY[:, :2], TINY[:, 2]):
         digest.update(repr(numbers.shape).encode())
         digest.update(b"".join(np.float64(number).astype("<f8").tobytes() for number in numbers.flat))
-    monkeypatch.setitem(SETS, "tiny", uci._Set("tiny-remote", 3, "a b", "c", digest.hexdigest()))
+    monkeypatch.setitem(SETS, "tiny", uci._KnownSet("tiny-remote", 3, "c", digest.hexdigest(), "a b"))
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """A web server whose pages are the returned dictionary; it keeps the paths asked for under "asked"."""
+    """Start a web server. Return its pages by path, and the list of the requested paths."""
     pages: dict[str, bytes] = {}
     asked: list[str] = []
 
@@ -64,7 +64,7 @@ def server(monkeypatch):
 
 
 def text(table) -> bytes:
-    """The table as the source has it: spaces and tabs mixed, and an empty last line."""
+    """Return the table in the format of the source: with spaces, tabs and an empty last line."""
     return "\n".join(" \t".join(map(repr, map(float, row))) + " " for row in table).encode() + b"\n\n"
 
 
@@ -114,7 +114,7 @@ def test_a_cache_that_cannot_be_written_costs_a_download_and_a_warning(tiny, ser
     server[0]["/tiny-remote/data/data.txt"] = text(TINY)
     (tmp_path / "cache").write_text("a file")
     for _ in range(2):
-        with pytest.warns(BatchbayesWarning, match="cannot be kept at .*tiny.npz"):
+        with pytest.warns(BatchbayesWarning, match="cannot be saved at .*tiny.npz"):
             assert is_tiny(load_regression("tiny"))
     assert len(server[1]) == 2
 
@@ -147,7 +147,7 @@ CHANGES = {
 def test_an_altered_file_is_refused(tiny, tmp_path, change):
     inputs, targets, message = CHANGES[change]
     written(tmp_path, X=inputs(TINY[:, :2]), y=targets(TINY[:, 2]))
-    with pytest.raises(BatchbayesError, match=rf"tiny\.npz.*{message}.*remove it .*the columns of X are a, b"):
+    with pytest.raises(BatchbayesError, match=rf"tiny\.npz.*{message}.*remove it.*the columns of X are a, b"):
         load_regression("tiny", tmp_path)
 
 
@@ -157,7 +157,7 @@ def test_a_file_without_targets_is_refused(tiny, tmp_path):
 
 
 class Bomb:
-    """What must never be brought to life."""
+    """An object that makes a folder if it is unpickled."""
 
     def __reduce__(self):
         return os.mkdir, ("exploded",)
@@ -198,7 +198,7 @@ def test_a_damaged_file_is_refused_or_still_right(whole, data, tmp_path_factory)
     folder = tmp_path_factory.mktemp("damaged") / "uci"
     folder.mkdir()
     (folder / "tiny.npz").write_bytes(bytes(damaged))
-    known = uci._Set("tiny-remote", 3, "a b", "c", content_digest(TINY[:, :2], TINY[:, 2]))
+    known = uci._KnownSet("tiny-remote", 3, "c", content_digest(TINY[:, :2], TINY[:, 2]), "a b")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SETS, "tiny", known)
         with contextlib.suppress(BatchbayesError):
@@ -208,8 +208,8 @@ def test_a_damaged_file_is_refused_or_still_right(whole, data, tmp_path_factory)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("bostonHousing", "did you mean 'boston'"),
-        ("Yatch", "'yacht'"),
+        ("bostonHousing", "did you mean boston"),
+        ("Yatch", "did you mean yacht"),
         ("zzz", "choose one of them"),
         (3, "choose one"),
     ],

@@ -1,4 +1,4 @@
-"""The UCI sets: the splits and folds are the published ones."""
+"""The splits and folds of the UCI sets are those of the published code."""
 
 import hashlib
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batchbayes.data.uci import SETS, published_folds, published_split
 
-# Set, its rows, seed, number of test rows, the first five, and the SHA-256 of all, sorted and joined by commas.
+# Name, rows, seed, number of test rows, first five test rows, SHA-256 of all test rows (sorted, joined by commas).
 PUBLISHED = """
 boston 506 1 101 307 343 47 67 362 db79bd77f4d554b4ab7128f58f38d97657d47f4c29287eb3997197af93a52774
 boston 506 2 101 463 152 291 183 384 262558aa8e72cac77efbb27679592c195f989f67d792e05b76649396f8a1aa68

@@ -3,65 +3,50 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.experiments import run_experiment
 
-from batchbayes.experiments.batch_size_collapse import (
-    AS_TRAINED,
-    DETERMINISTIC,
-    METHODS,
-    PRESETS,
-    REFITTED,
-    TUNED,
-    Row,
-    figures,
-    load,
-    noisy_patterns,
-    rows_of,
-    standardise,
-    tables,
-    units,
-    work,
-)
+from batchbayes.experiments import batch_size_collapse as collapse
+from batchbayes.experiments.batch_size_collapse import AS_TRAINED, DETERMINISTIC, REFITTED, TUNED, CollapseRow
 from batchbayes.reproduce.tables import to_markdown
 
-SMOKE = PRESETS["smoke"]
+SMOKE = collapse.PRESETS["smoke"]
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    torch.set_num_threads(1)
-    return {unit.name: work(SMOKE, unit, {}) for unit in units(SMOKE)}
+    return run_experiment(collapse, SMOKE)
 
 
 @pytest.fixture(scope="module")
-def rows(results: dict[str, Any]) -> list[Row]:
-    return rows_of(SMOKE, results)
+def rows(results: dict[str, Any]) -> list[CollapseRow]:
+    return collapse.collapse_rows(SMOKE, results)
 
 
-def chosen(rows: list[Row], batch_size: int, method: str) -> Row:
+def chosen(rows: list[CollapseRow], batch_size: int, method: str) -> CollapseRow:
     return next(row for row in rows if (row.batch_size, row.method) == (batch_size, method))
 
 
-def test_each_network_predicts_in_four_ways(rows: list[Row]) -> None:
+def test_each_network_has_four_methods(rows: list[CollapseRow]) -> None:
     assert [(row.batch_size, row.method) for row in rows] == [
-        (size, method) for size in (16, 256) for method in METHODS
+        (size, method) for size in (16, 256) for method in collapse.METHODS
     ]
 
 
-def test_noise_of_the_smallest_batches_is_that_of_training_there_and_another_elsewhere(rows: list[Row]) -> None:
+def test_at_the_smallest_batch_size_both_ways_of_tuning_are_the_same(rows: list[CollapseRow]) -> None:
     assert chosen(rows, 16, REFITTED) == replace(chosen(rows, 16, TUNED), method=REFITTED)
     scaled, refitted = chosen(rows, 256, TUNED), chosen(rows, 256, REFITTED)
     assert refitted.noise_batch_size != scaled.noise_batch_size
     assert refitted.information_out == pytest.approx(scaled.information_out, rel=0.5)
 
 
-def test_information_collapses_with_the_batch_size(rows: list[Row]) -> None:
+def test_mutual_information_collapses_with_the_batch_size(rows: list[CollapseRow]) -> None:
     small, large = chosen(rows, 16, AS_TRAINED), chosen(rows, 256, AS_TRAINED)
     assert (small.noise_batch_size, large.noise_batch_size) == (16, 256)
     for name in ("information_in", "information_out"):
         assert getattr(large, name) < 0.1 * getattr(small, name)
 
 
-def test_tuning_restores_it_and_makes_the_labels_likelier(rows: list[Row]) -> None:
+def test_tuning_restores_mutual_information_and_improves_the_likelihood(rows: list[CollapseRow]) -> None:
     as_trained, tuned = chosen(rows, 256, AS_TRAINED), chosen(rows, 256, TUNED)
     assert tuned.noise_batch_size is not None
     assert tuned.noise_batch_size < 32
@@ -70,18 +55,18 @@ def test_tuning_restores_it_and_makes_the_labels_likelier(rows: list[Row]) -> No
     assert tuned.nll < as_trained.nll
 
 
-def test_the_network_itself_has_no_information(rows: list[Row]) -> None:
+def test_the_network_without_noise_has_no_mutual_information(rows: list[CollapseRow]) -> None:
     for row in rows:
         if row.method == DETERMINISTIC:
             assert (row.information_in, row.information_out, row.auroc_information) == (None, None, None)
             assert row.accuracy > 0.5
 
 
-def test_table_and_figure_show_every_row(results: dict[str, Any], rows: list[Row]) -> None:
-    (table,) = tables(SMOKE, results)
+def test_table_and_figure_show_every_row(results: dict[str, Any], rows: list[CollapseRow]) -> None:
+    (table,) = collapse.tables(SMOKE, results)
     assert [cells[:2] for cells in table.rows] == [(row.batch_size, row.method) for row in rows]
     assert [cells[4] for cells in table.rows] == [row.nll for row in rows]
-    as_trained, tuned, _, auroc = figures(SMOKE, results)["collapse"].axes
+    as_trained, tuned, _, auroc = collapse.figures(SMOKE, results)["collapse"].axes
     outside, inside = (line.get_ydata() for line in tuned.get_lines())
     assert list(outside) == [chosen(rows, size, TUNED).information_out for size in (16, 256)]
     assert list(inside) == [chosen(rows, size, TUNED).information_in for size in (16, 256)]
@@ -92,15 +77,15 @@ def test_table_and_figure_show_every_row(results: dict[str, Any], rows: list[Row
 
 
 def test_a_table_of_an_unfinished_run_has_empty_cells(results: dict[str, Any]) -> None:
-    (table,) = tables(SMOKE, {"seed 0, M = 16": results["seed 0, M = 16"]})
+    (table,) = collapse.tables(SMOKE, {"seed 0, M = 16": results["seed 0, M = 16"]})
     assert table.notes == ()
     assert [cells[3] is None for cells in table.rows] == [False] * 4 + [True] * 4
-    assert tables(SMOKE, {})[0].rows[0] == (16, DETERMINISTIC, "", *[None] * 6, "", None)
+    assert collapse.tables(SMOKE, {})[0].rows[0] == (16, DETERMINISTIC, "", *[None] * 6, "", None)
 
 
-def test_ends_of_the_range_are_compared_seed_by_seed() -> None:
+def test_largest_and_smallest_batch_sizes_are_compared_for_each_seed() -> None:
     def record(seed: int, batch_size: int, method: str, auroc: float) -> dict[str, Any]:
-        return asdict(Row(seed, batch_size, 0.1, method, 8.0, 0.1, 0.9, 0.3, 0.1, 0.2, auroc, 0.8))
+        return asdict(CollapseRow(seed, batch_size, 0.1, method, 8.0, 0.1, 0.9, 0.3, 0.1, 0.2, auroc, 0.8))
 
     config = replace(SMOKE, seeds=(0, 1), batch_sizes=(8, 64))
     results = {
@@ -113,41 +98,41 @@ def test_ends_of_the_range_are_compared_seed_by_seed() -> None:
             (64, ((AS_TRAINED, 0.1), (TUNED, 0.85), (REFITTED, 0.87))),
         )
     }
-    (table,) = tables(config, results)
+    (table,) = collapse.tables(config, results)
     assert [note.removeprefix("AUROC by MI, ") for note in table.notes] == [
-        "tuned MCBN at M = 64 less MCBN at M = 8: +0.055 (+0.050 +0.060)",
-        "tuned MCBN at M = 64 less tuned MCBN at M = 8: -0.045 (-0.050 -0.040)",
-        "tuned MCBN, small batches at M = 64 less MCBN at M = 8: +0.075 (+0.070 +0.080)",
-        "tuned MCBN, small batches at M = 64 less tuned MCBN at M = 8: -0.025 (-0.030 -0.020)",
+        "tuned MCBN at M = 64 minus MCBN at M = 8: +0.055 (+0.050 +0.060)",
+        "tuned MCBN at M = 64 minus tuned MCBN at M = 8: -0.045 (-0.050 -0.040)",
+        "tuned MCBN, small batches at M = 64 minus MCBN at M = 8: +0.075 (+0.070 +0.080)",
+        "tuned MCBN, small batches at M = 64 minus tuned MCBN at M = 8: -0.025 (-0.030 -0.020)",
     ]
     line = "| 8 | MCBN | 8 | 0.900 | 0.300 | 0.1 | 0.2 | 0.800 | 0.800 | 0.800 0.800 | 10% |"
     assert line in to_markdown(table)
 
 
-def test_training_and_held_out_images_are_apart() -> None:
-    data = load(PRESETS["smoke"], seed=3)
+def test_training_and_held_out_images_differ() -> None:
+    data = collapse.load_images(collapse.PRESETS["smoke"], seed=3)
     assert [len(part[0]) for part in (data.train, data.held_out, data.test)] == [512, 200, 100]
     every = torch.cat([data.train[0], data.held_out[0], data.test[0]]).flatten(1)
     assert len(every.unique(dim=0)) == 812
     assert torch.equal(data.strange.flatten(1).sort(1).values, data.test[0].flatten(1).sort(1).values)
 
 
-def test_patterns_are_those_of_their_labels() -> None:
-    images, labels = noisy_patterns(4000, seed=0, part="train")
-    other, other_labels = noisy_patterns(4000, seed=0, part="test")
+def test_images_show_the_patterns_of_their_labels() -> None:
+    images, labels = collapse.noisy_patterns(4000, seed=0, part="train")
+    other, other_labels = collapse.noisy_patterns(4000, seed=0, part="test")
     for label in (0, 7):
         first, second = images[labels == label].mean(0), other[other_labels == label].mean(0)  # of 400: noise of 0.3
         assert torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1] > 0.8
 
 
 def test_bytes_are_scaled_by_the_moments_of_the_training_images() -> None:
-    black, white = standardise(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    black, white = collapse.scale_pixels(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
     assert (black, white) == (pytest.approx(-0.2860 / 0.3530), pytest.approx(0.7140 / 0.3530))
 
 
 @pytest.mark.shared
 def test_fashion_images_of_a_seed(data_folder) -> None:
-    data = load(PRESETS["quick"], 0, data_folder)
+    data = collapse.load_images(collapse.PRESETS["quick"], 0, data_folder)
     assert data.train[0].shape[1:] == data.strange.shape[1:] == (1, 28, 28)
     assert abs(float(data.train[0].mean())) < 0.02
     assert float(data.train[0].std()) == pytest.approx(1, abs=0.02)

@@ -1,1 +1,1 @@
-"""Modules as users write them: named on the command line, and imported from there."""
+"""Modules as users write them. Their names are given on the command line."""

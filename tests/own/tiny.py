@@ -1,4 +1,4 @@
-"""An experiment of moments, to be killed, resumed and shared: parts, and sums of them."""
+"""A very short experiment for tests that kill, resume and share runs: parts, and sums of them."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.reproduce.experiment import Unit
-from batchbayes.reproduce.tables import Table
+from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ class Config:
     count: int = 3
     seconds: float = 0.0
     size: int = 1
-    """Numbers in a result."""
+    """The number of values in a result."""
     trouble: str = ""
 
 
@@ -87,12 +87,12 @@ def trouble(config: Config, data_folder: str | os.PathLike[str] | None) -> Any:
     return [float("nan")]
 
 
-def tables(config: Config, results: Mapping[str, Any]) -> list[Table]:
+def tables(config: Config, results: Mapping[str, Any]) -> list[ResultTable]:
     rows = [(unit.name, results[unit.name][0] if unit.name in results else None) for unit in units(config)]
     sums = [row for row in rows if row[0].endswith("sum")]
     return [
-        Table("Parts & <sums>", ("unit", "value"), tuple(rows), ("", ".3f"), ("A <note>.",)),
-        Table("Sums", ("unit", "value"), tuple(sums), ("", ".3f")),
+        ResultTable("Parts & <sums>", ("unit", "value"), tuple(rows), ("", ".3f"), ("A <note>.",)),
+        ResultTable("Sums", ("unit", "value"), tuple(sums), ("", ".3f")),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Files of results that were damaged, or written by hand: refused in words, with the unit, and left as they were."""
+"""Damaged results files are refused. The message names the unit, and the file is not changed."""
 
 import json
 import math
@@ -10,9 +10,10 @@ import pytest
 
 from batchbayes import BatchbayesError, cli
 from batchbayes.experiments.mcbn import uci as mcbn_uci
-from batchbayes.experiments.mcbn.tables import stars_of, summary
-from batchbayes.reproduce.results import Outcome, Results, Run, to_json
-from batchbayes.reproduce.results.leases import this_process
+from batchbayes.experiments.mcbn.tables import has_test, summary, values_of
+from batchbayes.reproduce.leases import this_process
+from batchbayes.reproduce.records import RunSettings, UnitOutcome, to_json
+from batchbayes.reproduce.store import ResultStore
 
 Printed = pytest.CaptureFixture[str]
 
@@ -38,25 +39,37 @@ def change(out: Path, statement: str, *values: object) -> bytes:
 
 
 DAMAGES = {
-    "a key is missing": ("DELETE FROM meta WHERE key = 'preset'", "no preset of the run"),
+    "a key is missing": ("DELETE FROM meta WHERE key = 'preset'", "the run has no preset"),
     "two keys are missing": (
         "DELETE FROM meta WHERE key LIKE '%e%' AND key <> 'format'",
-        "no experiment and no preset",
+        "the run has no experiment and no preset",
     ),
     "config": ("UPDATE meta SET value = '{' WHERE key = 'config'", "config of the run: Expecting"),
-    "config of another shape": ("UPDATE meta SET value = '[1]' WHERE key = 'config'", "config of the run: no fields"),
+    "config of another shape": (
+        "UPDATE meta SET value = '[1]' WHERE key = 'config'",
+        "config of the run: not a set of fields",
+    ),
     "datasets": ("UPDATE meta SET value = '[\"first' WHERE key = 'datasets'", "datasets of the run: Unterminated"),
-    "datasets of another shape": ("UPDATE meta SET value = '[1]' WHERE key = 'datasets'", "datasets of the run: no na"),
+    "datasets of another shape": (
+        "UPDATE meta SET value = '[1]' WHERE key = 'datasets'",
+        "datasets of the run: not a list",
+    ),
     "result": ("UPDATE units SET result = '[0.' WHERE name = 'first, sum'", "result of the unit 'first, sum': Exp"),
-    "empty result": ("UPDATE units SET result = '{}' WHERE name = 'second, sum'", "that of the unit 'second, sum', wh"),
+    "empty result": (
+        "UPDATE units SET result = '{}' WHERE name = 'second, sum'",
+        "the result of the unit 'second, sum', wh",
+    ),
     "warnings": ("UPDATE units SET warnings = '' WHERE name = 'first, sum'", "warnings of the unit 'first, sum': Exp"),
-    "other warnings": ("UPDATE units SET warnings = '[[]]' WHERE name = 'first, sum'", "'first, sum': no texts"),
+    "other warnings": (
+        "UPDATE units SET warnings = '[[]]' WHERE name = 'first, sum'",
+        "'first, sum': not a list of texts",
+    ),
     "bytes": ("UPDATE units SET result = CAST(x'5BFF5D' AS TEXT) WHERE name = 'first, sum'", "damaged or something"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named(damage: str, out: Path, capsys: Printed) -> None:
+def test_the_message_names_the_damage(damage: str, out: Path, capsys: Printed) -> None:
     statement, answer = DAMAGES[damage]
     before = change(out, statement)
     assert cli.main(["table", "own.tiny", str(out)]) == 2
@@ -69,25 +82,25 @@ def test_damage_is_named(damage: str, out: Path, capsys: Printed) -> None:
 
 
 @pytest.mark.parametrize("owner", ["", "{", "{}", "[1]", json.dumps({"host": "a", "pid": 2**40, "started": None})])
-def test_a_claim_of_nobody_is_named(owner: str, tmp_path: Path) -> None:
+def test_a_claim_without_a_process_is_refused(owner: str, tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite"
-    with Results(path, Run("tiny", "smoke", None, "{}")) as results:
-        change(tmp_path, "INSERT INTO claims VALUES ('a', ?, ?)", owner, time.time() + 1000)
+    with ResultStore(path, RunSettings("tiny", "smoke", None, "{}")) as store:
+        change(tmp_path, "INSERT INTO claims VALUES ('a', ?, ?)", owner, time.time() + 50)
         with pytest.raises(BatchbayesError, match=r"damaged or something else .claim on the unit 'a'"):
-            results.claim(["a", "b"], 1)
-        assert results.finished() == {}
-    assert this_process().text() not in path.read_text(errors="replace")
+            store.claim(["a", "b"], 1)
+        assert store.finished() == {}
+    assert this_process().to_text() not in path.read_text(errors="replace")
 
 
-def test_a_result_needed_by_another_unit_is_named(tmp_path: Path) -> None:
-    with Results(tmp_path / "results.sqlite", Run("tiny", "smoke", None, "{}")) as results:
+def test_a_damaged_result_that_another_unit_needs_is_refused(tmp_path: Path) -> None:
+    with ResultStore(tmp_path / "results.sqlite", RunSettings("tiny", "smoke", None, "{}")) as store:
         versions = dict.fromkeys(("batchbayes", "torch", "numpy", "python"), "1")
-        results.finish("a", {}, Outcome("{'", (), 0.1, versions, 1))
+        store.finish("a", {}, UnitOutcome("{'", (), 0.1, versions, 1))
         with pytest.raises(BatchbayesError, match="result of the unit 'a'"):
-            results.result("a")
+            store.result("a")
 
 
-def test_a_bug_in_the_tables_is_not_called_damage(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_the_tables_is_not_reported_as_damage(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from own import tiny
 
     monkeypatch.setattr(tiny, "tables", lambda config, results: [][0])
@@ -96,7 +109,7 @@ def test_a_bug_in_the_tables_is_not_called_damage(out: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e200])
-def test_scores_that_are_no_numbers_have_no_stars_and_do_no_harm(value: float) -> None:
+def test_tables_accept_infinite_and_nan_scores(value: float) -> None:
     config = mcbn_uci.PRESETS["quick"]
     metrics = ("rmse", "crps", "pll", "crps_norm", "pll_norm")
     runs = [dict.fromkeys(metrics, number) for number in (1.0, value, -value)]
@@ -105,5 +118,5 @@ def test_scores_that_are_no_numbers_have_no_stars_and_do_no_harm(value: float) -
     tables = mcbn_uci.tables(config, results)
     (row,) = [row for row in tables[3].rows if row[:2] == ("boston", "MCBN")]
     assert row[7] == ""
-    assert stars_of([1.0, value]) == ""
-    assert summary({"a": {"m": runs}}, "a", "m", "pll")[2] == 3
+    assert not has_test([1.0, value])
+    assert summary(values_of({"a": {"m": runs}}, "a", "m", "pll"))[2] == 3

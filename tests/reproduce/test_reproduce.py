@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,10 @@ from batchbayes import __version__, cli, plots
 from batchbayes._common.progress import UnitProgress
 from batchbayes.reproduce import experiment as experiments
 from batchbayes.reproduce.experiment import Unit
+from batchbayes.reproduce.leases import ProcessIdentity
 from batchbayes.reproduce.plan import make_plan
-from batchbayes.reproduce.results import Results, read_results
-from batchbayes.reproduce.run import do_units
+from batchbayes.reproduce.run import run_units
+from batchbayes.reproduce.store import ResultStore, read_results
 
 Printed = pytest.CaptureFixture[str]
 
@@ -42,15 +44,15 @@ def table(out: Path, capsys: Printed, form: str = "terminal") -> tuple[str, str]
     return capsys.readouterr()
 
 
-@pytest.mark.parametrize("name", experiments.ABOUT)
-def test_every_experiment_has_the_shape_and_a_smoke_preset(name: str) -> None:
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_every_experiment_has_all_parts_and_a_smoke_preset(name: str) -> None:
     found = experiments.load_experiment(name)
     assert "smoke" in found.PRESETS
     assert all(hasattr(found, part) for part in experiments.PARTS)
     for preset in found.PRESETS:
         plan = make_plan(name, preset)
         assert plan.units
-        assert json.loads(plan.run.config)
+        assert json.loads(plan.settings.config)
         empty = found.tables(plan.config, {})
         assert empty
         assert all(len(row) == len(table.columns) for table in empty for row in table.rows)
@@ -94,7 +96,7 @@ def test_a_second_run_does_nothing_again_and_writes_the_same(out: Path, tmp_path
     capsys.readouterr()
     assert reproduce(out, "--data-dir", str(tmp_path)) == 0
     assert len((tmp_path / "log").read_text().splitlines()) == 8
-    assert capsys.readouterr().err == "8 of 8 units were done already\n"
+    assert capsys.readouterr().err == "8 of 8 units were finished before\n"
     changed = [path.name for path, content in first.items() if path.read_bytes() != content]
     assert changed in ([], ["results.sqlite"])
 
@@ -126,13 +128,13 @@ def test_results_do_not_depend_on_the_number_of_workers(
     assert os.environ["OMP_NUM_THREADS"] == "2"
 
 
-def test_another_engine_can_stand_behind_the_seam(out: Path) -> None:
+def test_other_executors_can_replace_local_workers(out: Path) -> None:
     plan = make_plan("own.tiny", "smoke")
     out.mkdir(parents=True)
     shown = UnitProgress({unit.name: unit.effort for unit in plan.units}, 4)
-    with Results(out / "results.sqlite", plan.run) as results:
-        do_units(plan, results, lambda: ThreadPoolExecutor(4), 4, None, shown)
-        assert results.finished().keys() == {unit.name for unit in plan.units}
+    with ResultStore(out / "results.sqlite", plan.settings) as store:
+        run_units(plan, store, lambda: ThreadPoolExecutor(4), 4, None, shown)
+        assert store.finished().keys() == {unit.name for unit in plan.units}
 
 
 def test_data_sets_are_chosen_by_name(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,10 +146,42 @@ def test_data_sets_are_chosen_by_name(out: Path, tmp_path: Path, monkeypatch: py
     assert (tmp_path / "runs" / "own.tiny-smoke-third" / "index.html").exists()
 
 
+@pytest.mark.parametrize("old_order", [False, True])
+def test_data_sets_can_be_given_in_any_order_and_form(
+    old_order: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    """All forms are one run. This holds also for a file that was written in the order of the command line."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/own.tiny-smoke-third-first" if old_order else "runs/own.tiny-smoke-first-third")
+    assert reproduce(folder, "--datasets", "first,third") == 0
+    assert read_results(folder / "results.sqlite")[0].datasets == ("first", "third")
+    if old_order:
+        own, given = '["first", "third"]', '["third", "first"]'
+        with sqlite3.connect(folder / "results.sqlite") as connection:
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'datasets'", (given,))
+            connection.execute("UPDATE meta SET value = replace(value, ?, ?) WHERE key = 'config'", (own, given))
+        connection.close()
+        assert given in read_results(folder / "results.sqlite")[0].config
+    capsys.readouterr()
+    forms = ["third,first"], ["third", "first"], ["third", "--datasets", "first"], ["third,", "first"]
+    for form in forms:
+        assert cli.main(["reproduce", "own.tiny", "--preset", "smoke", "--workers", "1", "--datasets", *form]) == 0
+    assert capsys.readouterr().err == "8 of 8 units were finished before\n" * 4
+    assert cli.main(["table", "own.tiny", str(folder)]) == 0
+    assert [found.name for found in Path("runs").iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("number", ["two", "0", "-1", "1.5"])
+def test_a_wrong_number_of_workers_is_explained(number: str, out: Path, capsys: Printed) -> None:
+    with pytest.raises(SystemExit):
+        reproduce(out, f"--workers={number}")
+    assert f"argument --workers: must be a whole number, 1 or more, and not '{number}'" in capsys.readouterr().err
+
+
 def test_the_list_names_every_experiment_and_preset(capsys: Printed) -> None:
     assert cli.main(["reproduce", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == list(experiments.ABOUT)
+    assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == list(experiments.EXPERIMENTS)
     assert any(line.startswith("  --preset smoke: 2 units; data ") for line in lines)
 
 
@@ -166,20 +200,20 @@ def test_tables_in_every_format(out: Path, capsys: Printed) -> None:
         (["reproduce", "batch-size-colapse"], "(did you mean batch-size-collapse?)"),
         (["reproduce", "own.nothing"], "got 'own.nothing' (No module named 'own.nothing')"),
         (["reproduce", ".relative"], "got '.relative'"),
-        (["reproduce", "os.path"], "got none of PRESETS, units, work"),
+        (["reproduce", "os.path"], "got a module without PRESETS, units, work"),
         (["reproduce", "own.tiny", "--preset", "smok"], "(did you mean smoke?)"),
         (["reproduce", "own.tiny", "--datasets", "frist"], "one of: first, second, third; got 'frist'"),
         (["reproduce", "own.tiny", "--datasets", ""], "got ''"),
         (["reproduce", "own.tiny", "--datasets", "first,first"], "data sets, each once; got 'first,first'"),
-        (["reproduce", "batch-size-collapse", "--datasets", "boston"], "batch-size-collapse, which has not"),
+        (["reproduce", "batch-size-collapse", "--datasets", "boston"], "batch-size-collapse, which has only one"),
         (["reproduce", "own.tiny", "--data-dir", "gone"], "got no folder at gone. Do this: check the name"),
-        (["reproduce", "--datasets", "first", "own.tiny"], "choose one that --list names, and give it before --datas"),
+        (["reproduce", "--datasets", "first", "own.tiny"], "from the output of --list, and give it before --datasets"),
         (["table", "batch-size-colapse", "."], "(did you mean batch-size-collapse?)"),
         (["table", "mcbn-toy", "."], "nothing at results.sqlite"),
         (["table", "own.tiny", "nowhere"], "nothing at nowhere/results.sqlite"),
     ],
 )
-def test_wrong_names_are_answered_with_help(
+def test_wrong_names_give_an_error_with_help(
     arguments: list[str], answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -193,7 +227,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, capsys: Printed
     assert reproduce(tmp_path / "taken") == 2
     assert f"a folder for the results (--out); got the file {tmp_path / 'taken'}" in capsys.readouterr().err
     assert reproduce(tmp_path / "taken" / "below") == 2
-    assert "the right to write to" in capsys.readouterr().err
+    assert "permission to write to" in capsys.readouterr().err
     assert (tmp_path / "taken").read_text() == "mine"
     (tmp_path / "out" / "results.sqlite").mkdir(parents=True)
     for command in (
@@ -201,7 +235,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, capsys: Printed
         ["table", "own.tiny", f"{tmp_path}/out"],
     ):
         assert cli.main(command) == 2
-        assert "results.sqlite; got a folder of that name" in capsys.readouterr().err
+        assert "results.sqlite; got a folder with that name" in capsys.readouterr().err
 
 
 def test_a_folder_of_another_run_is_refused(out: Path, capsys: Printed) -> None:
@@ -213,7 +247,7 @@ def test_a_folder_of_another_run_is_refused(out: Path, capsys: Printed) -> None:
     assert reproduce(out, "--datasets", "first") == 2
     assert 'datasets ["first", "second"] instead of ["first"]' in capsys.readouterr().err
     assert cli.main(["table", "batch-size-collapse", str(out)]) == 2
-    assert "got those of own.tiny" in capsys.readouterr().err
+    assert "got results of own.tiny" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
@@ -245,7 +279,7 @@ def test_units_that_could_never_be_done_are_refused(
 ) -> None:
     monkeypatch.setattr(tiny, "units", lambda config: units)
     assert reproduce(out) == 2
-    assert "needs that other units meet" in capsys.readouterr().err
+    assert "needs that other units can meet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -253,7 +287,9 @@ def test_a_unit_that_fails_does_not_stop_the_others(workers: str, out: Path, cap
     assert reproduce(out, "--workers", workers, preset="bad") == 2
     *before, error = capsys.readouterr().err.splitlines()
     assert "second, part 1: failed: expected a; got b. Do this: c." in before
-    assert "expected a; got b, in the unit 'second, part 1'; 1 need those. Do this: c; then run" in error
+    assert (
+        "expected a; got b, in the unit 'second, part 1'; 1 could not start without them. Do this: c; then run" in error
+    )
     assert not (out / "index.html").exists()
     printed, missing = table(out, capsys)
     assert missing == "not finished: 2 of 8 units: second, sum; second, part 1\n"
@@ -270,20 +306,35 @@ def test_an_error_of_the_program_is_shown_where_it_happened(out: Path, capsys: P
         reproduce(out.with_name("other"), preset="object")
 
 
+def test_a_run_says_once_what_it_waits_for(out: Path, capsys: Printed) -> None:
+    out.mkdir(parents=True)
+    with ResultStore(out / "results.sqlite", make_plan("own.tiny", "smoke").settings):
+        pass
+    with sqlite3.connect(out / "results.sqlite") as connection:
+        owner = ProcessIdentity("elsewhere", 1, "1").to_text()
+        connection.execute("INSERT INTO claims VALUES ('first, part 0', ?, ?)", (owner, time.time() + 2))
+    connection.close()
+    assert reproduce(out) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("Waiting")] == [
+        "Waiting for another process that works on: first, part 0. If it has ended, this run continues after at most "
+        "2 min."
+    ]
+
+
 def test_a_killed_worker_is_replaced(out: Path, tmp_path: Path, capsys: Printed) -> None:
     assert reproduce(out, "--workers", "2", "--data-dir", str(tmp_path), preset="killed") == 0
-    assert "A worker was killed; again: " in capsys.readouterr().err
+    assert "A worker was killed. These units start again: " in capsys.readouterr().err
     assert len(read_results(out / "results.sqlite")[1]) == 8
 
 
-def test_a_unit_that_kills_its_workers_is_named(out: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_the_message_names_a_unit_that_kills_its_workers(out: Path, tmp_path: Path, capsys: Printed) -> None:
     assert reproduce(out, "--workers", "2", "--data-dir", str(tmp_path), preset="deadly") == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "killed or crashed, 3 times, at: " in error
+    assert "killed or crashed, 3 times, during: " in error
     assert "second, part 1" in error
 
 
-def test_a_run_goes_on_when_the_disk_has_room_again(tmp_path: Path, capsys: Printed) -> None:
+def test_a_run_continues_when_the_disk_has_space_again(tmp_path: Path, capsys: Printed) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if (
@@ -294,8 +345,8 @@ def test_a_run_goes_on_when_the_disk_has_room_again(tmp_path: Path, capsys: Prin
     try:
         assert reproduce(disk / "out", preset="large") == 2
         error = capsys.readouterr().err.splitlines()[-1]
-        assert "room and a working disk" in error
-        assert "what is finished is kept" in error
+        assert "free space on a working disk" in error
+        assert "finished units are kept" in error
         kept = read_results(disk / "out" / "results.sqlite")[1]
         assert 0 < len(kept) < 82
         subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
@@ -316,12 +367,12 @@ def test_a_disk_that_is_full_at_the_end_loses_no_result(
     with monkeypatch.context() as disk:
         disk.setattr(plots, "save_figure", full)
         assert reproduce(out) == 2
-    assert "got No space left on device. Do this: make room" in capsys.readouterr().err
+    assert "got No space left on device. Do this: free some space" in capsys.readouterr().err
     assert reproduce(out) == 0
-    assert "8 of 8 units were done already" in capsys.readouterr().err
+    assert "8 of 8 units were finished before" in capsys.readouterr().err
 
 
-def test_units_of_different_versions_are_said(out: Path, capsys: Printed) -> None:
+def test_different_software_versions_are_reported(out: Path, capsys: Printed) -> None:
     assert reproduce(out) == 0
     with sqlite3.connect(out / "results.sqlite") as connection:
         connection.execute("UPDATE units SET torch = '1.0' WHERE name = 'first, sum'")
@@ -331,9 +382,9 @@ def test_units_of_different_versions_are_said(out: Path, capsys: Printed) -> Non
     assert said in table(out, capsys, "csv")[1]
     assert reproduce(out) == 0
     page = (out / "index.html").read_text()
-    assert "different versions of the software" in page
+    assert "Different versions of the software" in page
     assert "torch 1.0" in page
 
 
-def test_config_values_reach_the_work(out: Path) -> None:
+def test_chosen_data_sets_are_in_the_configuration(out: Path) -> None:
     assert make_plan("own.tiny", "smoke", ["third"]).config == replace(tiny.PRESETS["smoke"], datasets=("third",))

@@ -1,4 +1,4 @@
-"""Real processes that are killed, interrupted, or share one file."""
+"""Processes that are killed or interrupted, or that share one results file."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from batchbayes.reproduce.results import read_results
+from batchbayes.reproduce.store import read_results
 
 COMMAND = [sys.executable, "-c", "import sys; from batchbayes.cli import main; sys.exit(main())"]
 UNITS = 82
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 
 class Runs:
-    """Starts processes that carry a mark, by which they and their workers are found again."""
+    """Starts processes with a mark in their environment, so that they and their workers can be found."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.mark = folder, f"BATCHBAYES_TEST={uuid.uuid4()}"
@@ -48,7 +48,7 @@ class Runs:
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True).stdout
 
     def log(self) -> list[list[str]]:
-        """Name and parent of every unit that was begun."""
+        """Return the name and the parent process of every unit that was started."""
         path = self.folder / "log"
         return [line.split("\t") for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -62,7 +62,7 @@ class Runs:
         return set(read_results(path)[1]) if path.exists() and path.stat().st_size else set()
 
     def alive(self) -> list[int]:
-        """Processes with the mark, without those that have ended and wait to be noticed."""
+        """Return the processes with the mark. Zombies have no environment and are left out."""
         found = []
         for entry in Path("/proc").iterdir():
             try:
@@ -97,7 +97,7 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_same_table(runs: Runs) -> 
         if number % 3:  # while units are being done
             runs.wait_for_log(begun + chance.randint(1, 5), process)
             time.sleep(chance.uniform(0, 0.15))
-        else:  # while it starts, which is not long on a quick machine
+        else:  # while it starts, which takes little time on a fast machine
             runs.wait_for_log(begun + 2, process, seconds=chance.uniform(0, 1.5))
         in_the_middle += process.poll() is None
         process.kill()
@@ -113,7 +113,7 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_same_table(runs: Runs) -> 
     process = runs.start(runs.out, workers=2)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert errors.startswith(f"{len(finished)} of {UNITS} units were done already\n")
+    assert errors.startswith(f"{len(finished)} of {UNITS} units were finished before\n")
     again = [name for name, _ in runs.log()[begun:]]
     assert len(again) == len(set(again)) == UNITS - len(finished)
     assert not finished & set(again)
@@ -165,11 +165,35 @@ def test_ctrl_c_ends_quickly_and_keeps_what_is_finished(workers: int, runs: Runs
     assert 1 <= len(runs.finished()) < UNITS
 
 
+ENDED_WHILE_SENDING = """
+import contextlib, time
+from batchbayes.reproduce.workers import WorkerProcesses
+
+if __name__ == "__main__":
+    for trial in range(12):
+        with contextlib.suppress(KeyError), WorkerProcesses(2) as workers:
+            workers.submit(pow, 2, 2).result()
+            for _ in range(12):
+                workers.submit(bytes, 40_000_000)
+            time.sleep(0.02 * trial)
+            raise KeyError
+"""
+
+
+def test_workers_that_end_while_they_send_a_result_do_not_block_the_pool(runs: Runs, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ENDED_WHILE_SENDING)
+    subprocess.run([sys.executable, str(script)], env=runs.environment, check=True, timeout=60)
+    assert runs.wait_for_end() == []
+
+
 @pytest.mark.parametrize("later", [0.0, 0.06, 0.12])
-def test_ctrl_c_while_workers_start_leaves_no_mess(later: float, runs: Runs) -> None:
+def test_ctrl_c_while_workers_start_leaves_no_processes(later: float, runs: Runs) -> None:
     process = runs.start(runs.out, workers=2)
     until = time.monotonic() + 60
-    while len(runs.alive()) < 3 and time.monotonic() < until:  # itself, a process of Python's, a worker
+    while (
+        len(runs.alive()) < 3 and time.monotonic() < until
+    ):  # the process itself, a helper process of Python, and a worker
         time.sleep(0.002)
     time.sleep(later)
     os.killpg(process.pid, signal.SIGINT)
@@ -181,16 +205,16 @@ def test_ctrl_c_while_workers_start_leaves_no_mess(later: float, runs: Runs) -> 
 
 
 def test_a_full_disk_ends_with_2_and_keeps_what_is_finished(runs: Runs) -> None:
-    """Files of more than a few pages cannot be written: this needs no rights."""
+    """A limit on the file size replaces a full disk, since it needs no permissions."""
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); " + COMMAND[2]
     options = ["reproduce", "own.tiny", "--preset", "large", "--out", str(runs.out), "--workers", "2"]
     command = [sys.executable, "-c", limited, *options]
     done = subprocess.run(command, env=runs.environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert "room and a working disk" in done.stderr
+    assert "free space on a working disk" in done.stderr
     kept = runs.finished()
     assert 0 < len(kept) < UNITS
     assert runs.wait_for_end() == []
     done = subprocess.run([*COMMAND, *options], env=runs.environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0
-    assert done.stderr.startswith(f"{len(kept)} of {UNITS} units were done already\n")
+    assert done.stderr.startswith(f"{len(kept)} of {UNITS} units were finished before\n")

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchbayes import BatchbayesError
-from batchbayes.reproduce.tables import Table, to_csv, to_latex, to_markdown, to_terminal
+from batchbayes.reproduce.tables import ResultTable, to_csv, to_latex, to_markdown, to_terminal
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]))
 CELLS = TEXTS | st.floats() | st.integers() | st.none()
 TABLES = st.integers(1, 4).flatmap(
     lambda width: st.builds(
-        Table,
+        ResultTable,
         TEXTS,
         st.tuples(*[TEXTS] * width),
         st.lists(st.tuples(*[CELLS] * width), max_size=4).map(tuple),
@@ -24,7 +24,7 @@ TABLES = st.integers(1, 4).flatmap(
 
 
 @given(TABLES)
-def test_csv_keeps_every_digit(table: Table) -> None:
+def test_csv_keeps_every_digit(table: ResultTable) -> None:
     read = list(csv.reader(io.StringIO(to_csv(table), newline="")))
     assert tuple(read[0]) == table.columns
     for texts, cells in zip(read[1:], table.rows, strict=True):
@@ -36,7 +36,7 @@ def test_csv_keeps_every_digit(table: Table) -> None:
 
 
 @given(TABLES)
-def test_markdown_has_a_line_a_row_whatever_is_in_the_cells(table: Table) -> None:
+def test_markdown_has_one_line_for_each_row(table: ResultTable) -> None:
     lines = to_markdown(table).split("\n")
     rows = lines[2 : 4 + len(table.rows)]
     assert {line.replace("\\|", "").count("|") for line in rows} == {len(table.columns) + 1}
@@ -46,7 +46,7 @@ def test_markdown_has_a_line_a_row_whatever_is_in_the_cells(table: Table) -> Non
 
 
 @given(TABLES)
-def test_latex_has_no_mark_that_is_not_escaped(table: Table) -> None:
+def test_latex_escapes_all_special_characters(table: ResultTable) -> None:
     body = to_latex(table).split("\\toprule\n")[1].split("    \\bottomrule")[0]
     lines = [line for line in body.split("\n") if line and line != "    \\midrule"]
     assert len(lines) == 1 + len(table.rows)
@@ -59,17 +59,14 @@ def test_latex_has_no_mark_that_is_not_escaped(table: Table) -> None:
 
 
 def test_columns_are_aligned() -> None:
-    table = Table("T", ("name", "number", "mixed"), (("a", 1.0, 2.0), ("bcdefg", -10.25, "x")), ("", ".1f", ".2f"))
-    assert to_terminal(table).split("\n") == [
-        "T",
-        "name    number  mixed",
-        "a          1.0  2.00",
-        "bcdefg   -10.2  x",
-    ]
+    table = ResultTable(
+        "T", ("name", "number", "mixed"), (("a", 1.0, 2.0), ("bcdefg", -10.25, "x")), ("", ".1f", ".2f")
+    )
+    assert to_terminal(table).split("\n") == ["T", "name    number  mixed", "a          1.0  2.00", "bcdefg   -10.2  x"]
 
 
 def test_a_table_without_rows_has_its_names() -> None:
-    table = Table("T", ("a", "b"), ())
+    table = ResultTable("T", ("a", "b"), ())
     assert to_terminal(table) == "T\na  b"
     assert to_csv(table) == "a,b\n"
     assert "| a | b |" in to_markdown(table)
@@ -77,7 +74,7 @@ def test_a_table_without_rows_has_its_names() -> None:
 
 
 def test_rows_of_another_width_are_refused() -> None:
-    with pytest.raises(BatchbayesError, match="2 cells a row"):
-        Table("T", ("a", "b"), ((1.0,),))
+    with pytest.raises(BatchbayesError, match="2 cells in each row"):
+        ResultTable("T", ("a", "b"), ((1.0,),))
     with pytest.raises(BatchbayesError, match="as many formats"):
-        Table("T", ("a", "b"), ((1.0, 2.0),), (".1f",))
+        ResultTable("T", ("a", "b"), ((1.0, 2.0),), (".1f",))

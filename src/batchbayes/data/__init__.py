@@ -1,1 +1,1 @@
-"""Data sources, one file each; there is no Bayesian code in them."""
+"""Data sources, one file for each. They contain no Bayesian code."""

@@ -1,11 +1,9 @@
 """CamVid (Brostow et al., 2009) in the SegNet split: 367/101/233 street scenes, 11 classes and "unlabelled".
 
-Read from mosaics of 120x160 tiles, `train_120x160.jpg` and so on, with labels in `labels_120x160.npz`, and from
-`full_360x480.zip` with a sample of frames at full size.
+The file `full_360x480.zip` holds some of the frames in full size, with their labels.
 """
 
 import io
-import os
 import zipfile
 from typing import Literal
 
@@ -13,32 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes.data.folder import data_file, mosaic
+from batchbayes.data.folder import DataFolder, data_file
 
 CLASSES = (
     "sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian", "bicyclist",
     "unlabelled",
 )  # fmt: skip
-UNLABELLED = 11
-# Of the public ESPNet weights: BGR in 0..255, standardised, then divided by 255.
+# The public ESPNet weights need BGR from 0 to 255, standardised by these moments and then divided by 255.
 MEAN = torch.tensor([110.331, 108.409, 105.034]).view(3, 1, 1)
 STD = torch.tensor([72.125, 72.688, 69.903]).view(3, 1, 1)
 
 
-def load_camvid(
-    split: Literal["train", "val", "test"], folder: str | os.PathLike[str] | None = None
-) -> tuple[Tensor, Tensor]:
-    """Small images (N, 3, 120, 160) as bytes, and labels (N, 120, 160)."""
-    with np.load(data_file("camvid/labels_120x160.npz", folder)) as labels:
-        targets = labels[split]
-    tiles = mosaic(data_file(f"camvid/{split}_120x160.jpg", folder), 120, 160)[: len(targets)]
-    return torch.from_numpy(tiles.transpose(0, 3, 1, 2).copy()), torch.from_numpy(targets.astype(np.int64))
-
-
 def load_camvid_frames(
-    split: Literal["train", "test"], folder: str | os.PathLike[str] | None = None, limit: int | None = None
+    split: Literal["train", "test"], folder: DataFolder = None, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Full-size frames (N, 3, 360, 480) as bytes, and labels (N, 360, 480)."""
+    """Load full-size frames (N, 3, 360, 480) as bytes, and labels (N, 360, 480)."""
     from PIL import Image
 
     images, targets = [], []
@@ -52,5 +39,5 @@ def load_camvid_frames(
 
 
 def standardise(images: Tensor) -> Tensor:
-    """RGB bytes -> what ESPNet takes."""
+    """Convert RGB bytes to the inputs of ESPNet."""
     return (images.flip(1).float() - MEAN) / STD / 255

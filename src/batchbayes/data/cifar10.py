@@ -1,9 +1,9 @@
 """CIFAR-10 (Krizhevsky, 2009): 50,000 + 10,000 colour images of 32x32, ten classes.
 
-Read from lossless mosaics, `data_batch_1.webp` ... `test_batch.webp`, and `labels.npz` with `train` and `test`.
+The images are in the lossless mosaics `data_batch_1.webp` to `data_batch_5.webp` and `test_batch.webp`, the labels in
+`labels.npz` with the arrays `train` and `test`.
 """
 
-import os
 from collections.abc import Iterator
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.rng import generator
-from batchbayes.data.folder import data_file, mosaic
+from batchbayes.data.folder import DataFolder, data_file, read_mosaic
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -22,25 +22,25 @@ STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
 
 def load_cifar10(
-    split: Literal["train", "test"], folder: str | os.PathLike[str] | None = None, limit: int | None = None
+    split: Literal["train", "test"], folder: DataFolder = None, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Images (N, 3, 32, 32) as bytes, and labels (N,)."""
+    """Load images (N, 3, 32, 32) as bytes, and labels (N,)."""
     names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
     if limit is not None:
         names = names[: -(-limit // 10_000)]
-    images = np.concatenate([mosaic(data_file(f"cifar10/{name}.webp", folder), 32, 32) for name in names])[:limit]
+    images = np.concatenate([read_mosaic(data_file(f"cifar10/{name}.webp", folder), 32, 32) for name in names])[:limit]
     with np.load(data_file("cifar10/labels.npz", folder)) as labels:
         targets = labels[split][: len(images)]
-    return torch.from_numpy(images.transpose(0, 3, 1, 2).copy()), torch.from_numpy(targets.astype(np.int64))
+    return torch.from_numpy(images), torch.from_numpy(targets.astype(np.int64))
 
 
 def standardise(images: Tensor) -> Tensor:
-    """Bytes -> what the networks take."""
+    """Convert bytes to the inputs of the networks."""
     return (images.float() / 255 - MEAN) / STD
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """The training-time transforms: a random crop on black padding and a random mirror image, for each image."""
+    """Apply the transforms of training: for each image a random crop with black padding, and a random flip."""
     count, _, height, width = images.shape
     padded = torch.nn.functional.pad(images, [padding] * 4)
     top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=generator)
@@ -52,7 +52,7 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) 
 
 
 def augmented_batches(images: Tensor, batch_size: int, seed: int = 0) -> Iterator[Tensor]:
-    """An endless stream of training mini-batches, drawn without replacement, with the training-time transforms."""
+    """Yield training mini-batches without end, drawn without replacement, with the transforms of training."""
     random = generator(seed, "augmentation")
     while True:
         rows = torch.randperm(len(images), generator=random)[:batch_size]

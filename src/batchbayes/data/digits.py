@@ -1,4 +1,4 @@
-"""Handwritten digits, 8 x 8 pixels, bundled with scikit-learn: 1,797 images, no download."""
+"""Handwritten digits of 8 x 8 pixels, which come with scikit-learn: 1,797 images, no download."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from batchbayes._common.rng import generator
 
 BRIGHTEST = 16.0
-"""Pixels count ink from 0 to 16."""
+"""The largest pixel value. Pixels measure ink from 0 to 16."""
 
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """Images (N, 1, 8, 8) with ink from 0 to 1, and their labels (N,)."""
+    """Images (N, 1, 8, 8) with values from 0 (paper) to 1 (ink), and labels (N,)."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -23,7 +23,7 @@ class Digits:
 
 
 def load_digits(seed: int = 0, test_share: float = 0.3) -> Digits:
-    """The digits in a random split; needs scikit-learn."""
+    """Load the digits and split them at random. This needs scikit-learn."""
     from sklearn.datasets import load_digits as bundled
 
     pixels, labels = bundled(return_X_y=True)
@@ -35,7 +35,7 @@ def load_digits(seed: int = 0, test_share: float = 0.3) -> Digits:
 
 
 def inverted(images: Tensor) -> Tensor:
-    """Ink for paper and paper for ink.
+    """Exchange ink and paper.
 
     >>> inverted(torch.tensor([0.0, 0.25]))
     tensor([1.0000, 0.7500])
@@ -44,7 +44,7 @@ def inverted(images: Tensor) -> Tensor:
 
 
 def pixel_shuffled(images: Tensor, seed: int = 0) -> Tensor:
-    """The pixels of each image in a random order of its own: the same ink, no shape.
+    """Shuffle the pixels of each image, in a different order for each: the ink stays, the shape is lost.
 
     >>> images = torch.arange(8.0).reshape(1, 1, 2, 4)
     >>> pixel_shuffled(images).shape, int(pixel_shuffled(images).sum())

@@ -1,4 +1,4 @@
-"""Examples with or without targets, read batch by batch, again and again, always in the same order."""
+"""Examples with or without targets. They can be read in batches several times, always in the same order."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
 
 READ_SIZE = 128
-"""Examples read at once from files."""
+"""The batch size for reading files."""
 
 Batch = tuple[Tensor, Tensor | None]
 
@@ -23,18 +23,18 @@ class Examples:
 
     name: str
     batches: Iterable[Any]
-    """Batches x, (x,) or (x, y): a loader, or a list."""
+    """A loader or a list of batches x, (x,) or (x, y)."""
     class_names: tuple[str, ...] | None = None
     feature_names: tuple[str, ...] | None = None
     target_name: str | None = None
     part: tuple[int, float, bool] | None = None
-    """Only the examples that a random number of this seed puts below a share (True), or above it (False)."""
+    """(seed, share, below): only examples whose random number is below the share (True) or above it (False)."""
 
     def __iter__(self) -> Iterator[Batch]:
         return ((inputs, targets) for _, inputs, targets in self._numbered())
 
     def _numbered(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Batches with the numbers that their examples have in the whole source."""
+        """Yield batches, each with the numbers of its examples in the whole source."""
         random, start = generator(self.part[0], "split") if self.part else None, 0
         for batch in self.batches:
             inputs, targets = as_batch(batch, self.name)
@@ -47,26 +47,26 @@ class Examples:
                 yield rows, inputs, targets
 
     def rows(self) -> Tensor:
-        """The number that each example has in the whole source, (N,)."""
+        """Return the number of each example in the whole source, (N,)."""
         return torch.cat([rows for rows, _, _ in self._numbered()])
 
     def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":
-        """A random part of about this share, and the rest; which is which depends on the seed and the order alone."""
+        """Return a random part of about this share, and the rest. They depend only on the seed and the order."""
         return replace(self, part=(seed, share, True)), replace(self, part=(seed, share, False))
 
     def targets(self) -> Tensor:
-        """All targets, (N, ...)."""
+        """Return all targets, (N, ...)."""
         found = [targets for _, targets in self]
         if not found or any(targets is None for targets in found):
             raise BatchbayesError(
-                expected=f"targets beside the inputs of {self.name}",
-                got="inputs alone" if found else "no examples",
+                expected=f"inputs and targets in {self.name}",
+                got="only inputs" if found else "no examples",
                 fix="give each batch as (inputs, targets)",
             )
         return torch.cat([targets for targets in found if targets is not None])
 
     def find(self, rows: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-        """The examples at these positions, in the order in which they are read: position, input, target."""
+        """Yield position, input and target of the examples at these positions, in the order of the source."""
         wanted, start = set(rows), 0
         for inputs, targets in self:
             here = sorted(row for row in wanted if start <= row < start + len(inputs))
@@ -78,13 +78,13 @@ class Examples:
                 return
 
     def take(self, rows: Sequence[int], each: Callable[[Tensor], Tensor] = lambda image: image) -> Tensor:
-        """The inputs at these positions, in this order; `each` may shrink them as they are read."""
+        """Return the inputs at these positions, in the given order. `each` can shrink each input when it is read."""
         found = {row: each(inputs) for row, inputs, _ in self.find(rows)}
         return torch.stack([found[row] for row in rows])
 
 
 def as_batch(batch: Any, name: str) -> Batch:
-    """Take a batch apart; integers that are inputs become real numbers, as networks want them."""
+    """Separate a batch into inputs and targets. Integer inputs become floats, since networks need them."""
     parts = list(batch) if isinstance(batch, list | tuple) else [batch]
     if isinstance(batch, Mapping) or not parts or not all(isinstance(part, Tensor) for part in parts[:2]):
         raise BatchbayesError(
@@ -94,12 +94,7 @@ def as_batch(batch: Any, name: str) -> Batch:
         )
     inputs = parts[0] if parts[0].is_floating_point() else parts[0].float()
     targets = parts[1] if len(parts) > 1 else None
-    if targets is not None and len(targets) != len(inputs):
-        raise BatchbayesError(
-            expected=f"as many targets as inputs in {name}",
-            got=f"{len(inputs)} inputs and {len(targets)} targets",
-            fix="check how the data was put together",
-        )
+    _require_equal_length(name, inputs, targets)
     bad = ~torch.isfinite(inputs).flatten(1).all(1)
     if targets is not None and targets.is_floating_point():
         bad |= ~torch.isfinite(targets).reshape(len(targets), -1).all(1)
@@ -113,26 +108,30 @@ def as_batch(batch: Any, name: str) -> Batch:
     return inputs, targets
 
 
-def from_tensors(name: str, inputs: Tensor, targets: Tensor | None = None, **known: Any) -> Examples:
-    """Examples held in memory."""
+def _require_equal_length(name: str, inputs: Tensor, targets: Tensor | None) -> None:
     if targets is not None and len(inputs) != len(targets):
         raise BatchbayesError(
             expected=f"as many targets as inputs in {name}",
             got=f"{len(inputs)} inputs and {len(targets)} targets",
             fix="check how the data was put together",
         )
+
+
+def from_tensors(name: str, inputs: Tensor, targets: Tensor | None = None, **known: Any) -> Examples:
+    """Return examples that are in memory."""
+    _require_equal_length(name, inputs, targets)
     return from_dataset(name, TensorDataset(*(t for t in (inputs, targets) if t is not None)), **known)
 
 
 def from_dataset(name: str, dataset: "Dataset[Any]", **known: Any) -> Examples:
-    """Examples in the order of a map-style data set."""
+    """Return examples in the order of a map-style data set."""
     return Examples(name, DataLoader(dataset, batch_size=READ_SIZE), **known)
 
 
 def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
-    """Examples from what a data function returned: a loader, a data set, a list of batches, or tensors (x, y).
+    """Return examples from the result of a data function: a loader, a data set, a list of batches, or tensors (x, y).
 
-    A data set may say what it is called and what its classes are: attributes `name` and `classes`.
+    A data set may have the attributes `name` and `classes`.
     """
     dataset = getattr(made, "dataset", made)
     names, name = getattr(dataset, "classes", None), getattr(dataset, "name", None) or name

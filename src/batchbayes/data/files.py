@@ -1,4 +1,4 @@
-"""Examples from files: arrays (.npz), tables (.csv, .parquet), folders of images. Nothing in a file is executed."""
+"""Read examples from arrays (.npz), tables (.csv, .parquet) and folders of images. No code in a file is executed."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "l
 
 
 def read_examples(path: Path, target: str | None = None) -> Examples:
-    """Read the examples in a file or folder; `target` names the target column of a table, or array of an .npz."""
+    """Read the examples in a file or folder; `target` is the target column of a table or target array of an .npz."""
     if not path.exists():
         raise BatchbayesError(expected="a data file or folder", got=f"nothing at {path}", fix="check the path")
     if path.is_dir():
@@ -34,7 +34,7 @@ def read_examples(path: Path, target: str | None = None) -> Examples:
 
 
 def read_arrays(path: Path, target: str | None = None) -> Examples:
-    """Arrays `X` and `y` (or inputs, images; targets, labels) of an .npz file, and `class_names` if they are there."""
+    """Read arrays `X` and `y` (or inputs, images; targets, labels) of an .npz file, and `class_names` if present."""
     arrays = read_npz(path)
     inputs = _named(arrays, INPUT_KEYS)
     targets = arrays.get(target) if target else _named(arrays, TARGET_KEYS)
@@ -55,20 +55,18 @@ def read_arrays(path: Path, target: str | None = None) -> Examples:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file. Pickled objects are refused, not loaded."""
+    """Read all arrays of an .npz file. Pickled objects are refused and not loaded."""
     try:
-        with path.open("rb") as stream:  # by a path, numpy would leave a damaged file open
+        with path.open("rb") as stream:  # given a path, numpy would leave a damaged file open
             file = np.load(stream, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise ValueError("a single array")
             return {key: file[key] for key in file.files}
-    except (
-        Exception
-    ) as error:  # a damaged archive can fail in zipfile, zlib, lzma or numpy, each with errors of its own
+    except Exception as error:  # zipfile, zlib, lzma and numpy each have their own errors for a damaged file
         raise BatchbayesError(
             expected=f"arrays of numbers in {path}",
             got=(str(error).splitlines() or [type(error).__name__])[0].rstrip("."),
-            fix="write it by numpy.savez",
+            fix="write it with numpy.savez",
         ) from error
 
 
@@ -77,13 +75,13 @@ def _named(arrays: dict[str, np.ndarray], names: Sequence[str]) -> np.ndarray | 
 
 
 def as_targets(values: np.ndarray) -> Tensor:
-    """Whole numbers are labels, others are real targets."""
+    """Convert targets: integers become labels, other numbers become real targets."""
     whole = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
     return torch.from_numpy(values.astype(np.int64 if whole else np.float32))
 
 
 def read_csv(path: Path, target: str | None = None) -> Examples:
-    """A table with a line of column names; every column but the target is an input."""
+    """Read a table with column names in its first line. Every column except the target is an input."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
         header = next(lines, [])
@@ -91,7 +89,7 @@ def read_csv(path: Path, target: str | None = None) -> Examples:
     uneven = next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None)
     if not rows or uneven:
         raise BatchbayesError(
-            expected=f"a line of column names and rows of as many cells in {path.name}",
+            expected=f"a line of column names, and rows with as many cells, in {path.name}",
             got=f"line {uneven} with another number of cells" if uneven else "no rows",
             fix="check the file",
         )
@@ -99,7 +97,7 @@ def read_csv(path: Path, target: str | None = None) -> Examples:
 
 
 def read_parquet(path: Path, target: str | None = None) -> Examples:
-    """A Parquet table, where pyarrow is installed."""
+    """Read a Parquet table. This needs pyarrow."""
     try:
         from pyarrow import parquet  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -115,7 +113,7 @@ def _table(path: Path, header: Sequence[str], columns: dict[str, list[Any]], tar
         raise BatchbayesError(
             expected=f"a target column {target!r} in {path.name}",
             got=f"columns {', '.join(header)}",
-            fix="name one of them in --target",
+            fix="give one of them as --target",
         )
     features = [name for name in header if name != target]
     inputs = np.stack([_numbers(path, name, columns[name]) for name in features], 1)
@@ -130,7 +128,7 @@ def _table(path: Path, header: Sequence[str], columns: dict[str, list[Any]], tar
 
 
 def _numbers(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
-    """A column as numbers; an empty cell is NaN, which is refused where it is used."""
+    """Convert a column to numbers. An empty cell becomes NaN, which is refused when the examples are read."""
     values = []
     for line, cell in enumerate(cells, 2):
         try:
@@ -145,7 +143,7 @@ def _numbers(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
 
 
 class ImageFolder(Dataset[Any]):
-    """Images in a sub-folder for each class, or without classes in one folder: RGB from 0 to 1, (3, H, W)."""
+    """Images (3, H, W), RGB from 0 to 1, with labels if there are classes."""
 
     def __init__(self, paths: Sequence[Path], labels: Sequence[int] | None) -> None:
         self.paths, self.labels = list(paths), labels
@@ -167,7 +165,7 @@ class ImageFolder(Dataset[Any]):
 
 
 def read_image(path: Path) -> Tensor:
-    """One image, (3, H, W) from 0 to 1."""
+    """Read one image as (3, H, W) from 0 to 1."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -185,7 +183,7 @@ def read_image(path: Path) -> Tensor:
 
 
 def read_image_folder(folder: Path) -> Examples:
-    """Sub-folders are classes, numbered in the order of their names; images beside them have no class."""
+    """Read images in sub-folders, which are classes in the order of their names, or in one folder without classes."""
     classes = sorted(child for child in folder.iterdir() if child.is_dir() and any(_images(child)))
     if classes:
         found = [(path, label) for label, child in enumerate(classes) for path in _images(child)]

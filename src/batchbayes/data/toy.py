@@ -8,16 +8,16 @@ from torch import Tensor
 from batchbayes._common.rng import generator
 
 SUPPORT = ((-5.0, -1.0), (1.0, 5.0))
-"""Where the data lies; what is between and beyond is left to the network's imagination."""
+"""The intervals with data. Between them and beyond them, a network has nothing to learn from."""
 BEYOND = ((-8.0, -5.0), (-1.0, 1.0), (5.0, 8.0))
-"""The gap in the data, and what lies beyond it on both sides."""
+"""The intervals without data: the gap in the middle, and beyond the data on both sides."""
 NOISE_STD = 0.1
 
 
 def true_function(x: Tensor) -> Tensor:
-    r"""A wave on a slope, $f(x) = 0.3 x + 0.5 \sin 2x$: with a standard deviation of 0.8 over the support.
+    r"""Return $f(x) = 0.3 x + 0.5 \sin 2x$, which has a standard deviation of 0.8 over the support.
 
-    It is steep across the gap, where the MCBN band is wide; for x sin x / 3, which is nearly flat there, it is narrow.
+    It is steep in the gap, where the MCBN band is wide. For $x \sin(x) / 3$, which is nearly flat there, it is narrow.
     """
     return 0.3 * x + 0.5 * (2 * x).sin()
 
@@ -25,9 +25,9 @@ def true_function(x: Tensor) -> Tensor:
 def noisy_points(
     count: int, seed: int = 0, name: str = "train", intervals: Sequence[tuple[float, float]] = SUPPORT
 ) -> tuple[Tensor, Tensor]:
-    """Inputs spread evenly at random over the intervals, and noisy targets: (count, 1) each.
+    """Return inputs with a uniform distribution over the intervals, and noisy targets: (count, 1) each.
 
-    Sets of another name ("train", "test", ...) are independent.
+    Points with different names ("train", "test", ...) are independent.
 
     >>> x, y = noisy_points(100)
     >>> x.shape, y.shape, bool((x.abs() >= 1).all())

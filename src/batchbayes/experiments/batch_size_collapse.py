@@ -1,22 +1,20 @@
-"""The published failure of MCBN with large training batches, and its cure.
+"""The published failure of MCBN after training with large batches, and how tuning repairs it.
 
 Mukhoti, Dokania, Torr and Gal, "On Batch Normalisation for Approximate Bayesian Inference" (2021), train networks at
-several batch sizes M and find that the mutual information of MCBN vanishes as M grows, in and out of distribution.
-Here the same networks then get the batch size that makes held-out images most likely, without any further training:
-by scaling the noise of the batches that they were trained with, or that of small batches of the same training images,
-which is less Gaussian.
+several batch sizes M. The mutual information of MCBN vanishes as M grows, both in and out of distribution. Here the
+same networks then get the batch size with the highest likelihood of held-out images, without further training. We scale
+the noise of the batches that they were trained with, or the noise of small batches of the same training images. The
+noise of small batches is less Gaussian.
 
-Where we differ from the paper: a small network and 10,000 training images in place of VGG-16, ResNet-50 and all
-60,000; 40 epochs of Adam at one learning rate in place of 100 of SGD with drops, since so few images give only four
-steps an epoch at M = 2048, in which SGD does not converge; 64 draws instead of 20, each shared by all test inputs, and
-centred on the running statistics, so that one network's rows have the same mean function and differ in spread alone.
-All predictions are exact draws; tuning takes the network as linear in its statistics, and a column says how well that
-holds at the batch size that it finds.
+Differences from the paper: A small network and 10,000 training images replace VGG-16, ResNet-50 and all 60,000 images.
+40 epochs of Adam at one learning rate replace 100 epochs of SGD with drops: so few images give only four steps in each
+epoch at M = 2048, and SGD does not converge in them. There are 64 draws instead of 20. Each draw is shared by all test
+inputs and centred on the running statistics, so all methods have the same mean function and differ only in their
+spread. All predictions are exact draws. Tuning takes the network as linear in its statistics, and one column of the
+table says how well this holds at the batch size that it finds.
 """
 
-import os
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,9 +25,9 @@ from torch.nn.functional import cross_entropy
 
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.digits import pixel_shuffled
+from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
 from batchbayes.engines.linearity import measure_linearity
-from batchbayes.errors import BatchbayesWarning
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -40,8 +38,8 @@ from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import BatchSizeSweep, collapse_figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
-from batchbayes.reproduce.experiment import Unit
-from batchbayes.reproduce.tables import Cell, Table
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
 
@@ -51,33 +49,33 @@ if TYPE_CHECKING:
 DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
 METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED
 PIXEL_MEAN, PIXEL_STD = 0.2860, 0.3530
-"""Of the Fashion-MNIST training images; MNIST, the stranger, is scaled the same way."""
+"""The moments of the Fashion-MNIST training images. MNIST images are scaled in the same way."""
 NOISE_STD = 6.0
-"""Of the pixels of synthetic images, whose patterns have a standard deviation of one."""
+"""The noise of the pixels of synthetic images. Their patterns have a standard deviation of one."""
 
 
 @dataclass(frozen=True)
-class Config:
-    """One preset. The defaults are those of `quick`."""
+class CollapseConfig:
+    """A configuration. The defaults are those of the preset `quick`."""
 
     data: Literal["fashion", "synthetic"] = "fashion"
-    """Fashion-MNIST against MNIST, or noisy patterns against the same with their pixels shuffled."""
+    """Fashion-MNIST and MNIST, or noisy patterns and the same patterns with shuffled pixels."""
     batch_sizes: tuple[int, ...] = (32, 128, 512, 2048)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     num_train: int = 10_000
-    """So few that the network learns them by heart in the time: a network that is not sure of itself needs no noise."""
+    """So few that the network memorises them: a network that is not overconfident needs no noise."""
     num_held_out: int = 2000
     num_test: int = 2000
-    """Of each kind, in and out of distribution."""
+    """The number of test images of each kind, in and out of distribution."""
     epochs: int = 40
-    """The same for each M, as in the paper; the training loss ends below 0.04 at all of them."""
+    """The same for each M, as in the paper. The final training loss is below 0.04 for each of them."""
     learning_rate: float = 2e-3
     """Not scaled with M, as in the paper."""
     num_samples: int = 64
 
 
 PRESETS = {
-    "smoke": Config(
+    "smoke": CollapseConfig(
         data="synthetic",
         batch_sizes=(16, 256),
         seeds=(0,),
@@ -88,51 +86,52 @@ PRESETS = {
         learning_rate=1e-2,
         num_samples=16,
     ),
-    "quick": Config(),
+    "quick": CollapseConfig(),
 }
 
 
 @dataclass(frozen=True)
-class Row:
-    """One way to predict with one trained network."""
+class CollapseRow:
+    """The scores of one method with one trained network."""
 
     seed: int
     batch_size: int
-    """M of the training."""
+    """The batch size M of the training."""
     training_loss: float
-    """Mean over the last epoch."""
+    """The mean over the last epoch."""
     method: str
     noise_batch_size: float | None
-    """M of the noise: that of the training, or the tuned one."""
+    """The batch size M of the noise: that of the training, or the tuned one."""
     unexplained: float | None
-    """Share of the exact deviations that a network linear in its statistics would miss, on 32 images of each kind."""
+    """The share of the exact deviations that the linear approximation misses, on 32 images of each kind."""
     accuracy: float
     nll: float
     information_in: float | None
-    """Mean mutual information on test images of the kind that the network was trained on, in nats."""
+    """The mean mutual information in nats, on test images of the kind that the network was trained on."""
     information_out: float | None
     """The same on images of another kind."""
     auroc_information: float | None
-    """How well mutual information tells the two kinds apart."""
+    """How well mutual information separates the two kinds."""
     auroc_entropy: float
 
 
 Measures = tuple[float, float, float | None, float | None, float | None, float]
-"""The last six columns of a row, from accuracy on."""
+"""The last six fields of a row, from accuracy on."""
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
-    """Images (N, 1, H, W) and labels (N,) of one seed."""
+class CollapseData:
+    """The images (N, 1, H, W) and labels (N,) for one seed."""
 
     train: tuple[Tensor, Tensor]
     held_out: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     strange: Tensor
+    """Images of another kind than those of the training."""
 
 
-def units(config: Config) -> list[Unit]:
-    """A network for each seed and batch size, used in four ways."""
+def units(config: CollapseConfig) -> list[Unit]:
+    """Return one unit for each seed and batch size: a network, used by four methods."""
     return [
         Unit(f"seed {seed}, M = {size}", {"seed": seed, "batch_size": size})
         for seed in config.seeds
@@ -140,23 +139,20 @@ def units(config: Config) -> list[Unit]:
     ]
 
 
-def work(
-    config: Config, unit: Unit, needed: Mapping[str, Any], data_folder: str | os.PathLike[str] | None = None
-) -> list[dict[str, Any]]:
-    """The rows of one network."""
+def work(config: CollapseConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
+    """Return the rows of one network."""
     seed, batch_size = unit.arguments["seed"], unit.arguments["batch_size"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchbayesWarning)  # the table shows how linear each network is
-        return [asdict(row) for row in network_rows(config, seed, batch_size, load(config, seed, data_folder))]
+    with warnings_ignored():
+        return [asdict(row) for row in network_rows(config, seed, batch_size, load_images(config, seed, data_folder))]
 
 
-def rows_of(config: Config, results: Mapping[str, Any]) -> list[Row]:
-    """All rows that there are, by seed and batch size."""
-    return [Row(**record) for unit in units(config) for record in results.get(unit.name, [])]
+def collapse_rows(config: CollapseConfig, results: Results) -> list[CollapseRow]:
+    """Return the rows of all finished units, by seed and batch size."""
+    return [CollapseRow(**record) for unit in units(config) for record in results.get(unit.name, [])]
 
 
-def load(config: Config, seed: int, data_folder: str | os.PathLike[str] | None = None) -> Data:
-    """The images of one seed, which chooses those to train on and those to hold out."""
+def load_images(config: CollapseConfig, seed: int, data_folder: DataFolder = None) -> CollapseData:
+    """Load the images for one seed. The seed chooses the images to train on and the images to hold out."""
     if config.data == "synthetic":
         pool, labels = noisy_patterns(config.num_train + config.num_held_out, seed, "train")
         test, test_labels = noisy_patterns(config.num_test, seed, "test")
@@ -167,21 +163,21 @@ def load(config: Config, seed: int, data_folder: str | os.PathLike[str] | None =
         strange, _ = load_mnist("mnist", "test", data_folder, config.num_test)
     order = torch.randperm(len(pool), generator=generator(seed, "split"))
     own, held_out = order[: config.num_train], order[config.num_train :][: config.num_held_out]
-    return Data(
-        (standardise(pool[own]), labels[own]),
-        (standardise(pool[held_out]), labels[held_out]),
-        (standardise(test), test_labels),
-        standardise(strange),
+    return CollapseData(
+        (scale_pixels(pool[own]), labels[own]),
+        (scale_pixels(pool[held_out]), labels[held_out]),
+        (scale_pixels(test), test_labels),
+        scale_pixels(strange),
     )
 
 
-def standardise(images: Tensor) -> Tensor:
-    """Bytes to about zero mean and unit variance; what is not bytes stays."""
+def scale_pixels(images: Tensor) -> Tensor:
+    """Scale bytes to about zero mean and unit variance. Images that are not bytes stay unchanged."""
     return images if images.is_floating_point() else (images.float() / 255 - PIXEL_MEAN) / PIXEL_STD
 
 
 def noisy_patterns(count: int, seed: int, part: str) -> tuple[Tensor, Tensor]:
-    """Ten coarse patterns (28 x 28) under so much noise that a network cannot always tell them apart."""
+    """Return images and labels of ten coarse patterns, with too much noise to classify all of them correctly."""
     patterns = torch.randn(10, 1, 7, 7, generator=generator(seed, "patterns")).repeat_interleave(4, 2)
     source = generator(seed, "noise", part)
     labels = torch.randint(0, 10, (count,), generator=source)
@@ -189,8 +185,8 @@ def noisy_patterns(count: int, seed: int, part: str) -> tuple[Tensor, Tensor]:
     return images + NOISE_STD * torch.randn(images.shape, generator=source), labels
 
 
-def network_rows(config: Config, seed: int, batch_size: int, data: Data) -> list[Row]:
-    """Train at one batch size; then the network by itself, MCBN at that batch size, and MCBN tuned in two ways."""
+def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> list[CollapseRow]:
+    """Train a network at one batch size, and score it without noise, by MCBN, and by MCBN tuned in two ways."""
     network, loss = trained_network(config, seed, batch_size, data)
 
     def fitted(size: int) -> BatchNormPosterior:
@@ -203,7 +199,7 @@ def network_rows(config: Config, seed: int, batch_size: int, data: Data) -> list
 
     as_trained, smallest = fitted(batch_size), min(config.batch_sizes)
     own = measure(deterministic(network), 1, seed, data)
-    rows = [Row(seed, batch_size, loss, DETERMINISTIC, None, None, *own)]
+    rows = [CollapseRow(seed, batch_size, loss, DETERMINISTIC, None, None, *own)]
     posteriors = {AS_TRAINED: as_trained, TUNED: tuned(as_trained)}
     if batch_size > smallest:
         posteriors[REFITTED] = tuned(fitted(smallest))
@@ -211,12 +207,12 @@ def network_rows(config: Config, seed: int, batch_size: int, data: Data) -> list
         seen = measure(posterior, config.num_samples, seed, data)
         both = torch.cat([data.test[0][:32], data.strange[:32]])
         linearity = measure_linearity(posterior, both, num_draws=16, max_examples=len(both), seed=seed)
-        rows.append(Row(seed, batch_size, loss, method, posterior.batch_size, linearity.unexplained, *seen))
+        rows.append(CollapseRow(seed, batch_size, loss, method, posterior.batch_size, linearity.unexplained, *seen))
     return rows if batch_size > smallest else [*rows, replace(rows[-1], method=REFITTED)]
 
 
-def trained_network(config: Config, seed: int, batch_size: int, data: Data) -> tuple[nn.Module, float]:
-    """A network and its mean training loss in the last epoch. The seed sets the start, whatever the batch size."""
+def trained_network(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> tuple[nn.Module, float]:
+    """Return a network and its mean training loss in the last epoch. The seed alone sets the initial weights."""
     with GlobalStream(seed):
         network = SmallVGG()
     network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # faster; torch's stubs lack it
@@ -225,8 +221,8 @@ def trained_network(config: Config, seed: int, batch_size: int, data: Data) -> t
     return network, train(network, batches, supervised(cross_entropy), training)[-1]
 
 
-def measure(posterior: Posterior, num_samples: int, seed: int, data: Data) -> Measures:
-    """Compare familiar with strange images, by exact draws."""
+def measure(posterior: Posterior, num_samples: int, seed: int, data: CollapseData) -> Measures:
+    """Compare familiar with strange images by exact draws."""
     images, labels = data.test
     familiar, strange = (
         predict(posterior, inputs, categorical(), num_samples=num_samples, seed=seed)
@@ -245,7 +241,7 @@ def measure(posterior: Posterior, num_samples: int, seed: int, data: Data) -> Me
 
 
 def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
-    """How often a strange input scores higher than a familiar one.
+    """Return the share of pairs in which the strange input scores higher than the familiar one.
 
     >>> ood_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
     0.75
@@ -262,27 +258,23 @@ COLUMNS = {
     "AUROC by entropy": ("auroc_entropy", ".3f"),
     "AUROC by MI": ("auroc_information", ".3f"),
 }
-"""Headings of the table, the fields behind them and their format."""
+"""The headings of the table, with their fields and formats."""
 
 
-def tables(config: Config, results: Mapping[str, Any]) -> list[Table]:
-    """Means over seeds for each training batch size and method; below, the ends of the range of M, seed by seed."""
-    rows = rows_of(config, results)
-    groups: dict[tuple[int, str], list[Row]] = {
-        (size, method): [row for row in rows if (row.batch_size, row.method) == (size, method)]
-        for size in config.batch_sizes
-        for method in METHODS
-    }
+def tables(config: CollapseConfig, results: Results) -> list[ResultTable]:
+    """Return means over seeds for each training batch size and method, and notes that compare the ends of the range."""
+    rows = collapse_rows(config, results)
     lines = []
-    for (size, method), group in groups.items():
-        cells: list[Cell] = [size, method, " ".join(dict.fromkeys(_each(group, "noise_batch_size", ".4g")))]
+    for size, method in product(config.batch_sizes, METHODS):
+        group = [row for row in rows if (row.batch_size, row.method) == (size, method)]
+        cells: list[CellValue] = [size, method, " ".join(dict.fromkeys(_each(group, "noise_batch_size", ".4g")))]
         cells += [_mean(group, name) for name, _ in COLUMNS.values()]
         cells += [" ".join(_each(group, "auroc_information", ".3f")), _mean(group, "unexplained")]
         lines.append(tuple(cells))
     return [
-        Table(
+        ResultTable(
             "Uncertainty of networks by training batch size M",
-            ("trained at M", "method", "noise of M", *COLUMNS, "of each seed", "not linear"),
+            ("trained at M", "method", "noise of M", *COLUMNS, "AUROC by MI, each seed", "not linear"),
             tuple(lines),
             ("", "", "", *(form for _, form in COLUMNS.values()), "", ".0%"),
             tuple(comparison(config, rows)),
@@ -290,8 +282,8 @@ def tables(config: Config, results: Mapping[str, Any]) -> list[Table]:
     ]
 
 
-def comparison(config: Config, rows: Sequence[Row]) -> list[str]:
-    """How the AUROC of tuned posteriors at the largest M differs from those at the smallest, seed by seed."""
+def comparison(config: CollapseConfig, rows: Sequence[CollapseRow]) -> list[str]:
+    """Say how the AUROC of tuned posteriors at the largest M differs from that at the smallest M, for each seed."""
     small, large = min(config.batch_sizes), max(config.batch_sizes)
     auroc = {(row.seed, row.batch_size, row.method): row.auroc_information or 0.0 for row in rows}
     seeds = [s for s in config.seeds if (s, small, TUNED) in auroc and (s, large, TUNED) in auroc]
@@ -300,34 +292,34 @@ def comparison(config: Config, rows: Sequence[Row]) -> list[str]:
         gaps = [auroc[seed, large, method] - auroc[seed, small, other] for seed in seeds]
         each = " ".join(f"{gap:+.3f}" for gap in gaps)
         mean = sum(gaps) / len(gaps)
-        lines.append(f"AUROC by MI, {method} at M = {large} less {other} at M = {small}: {mean:+.3f} ({each})")
+        lines.append(f"AUROC by MI, {method} at M = {large} minus {other} at M = {small}: {mean:+.3f} ({each})")
     return lines
 
 
-def notes(config: Config) -> list[str]:
-    """Where we differ from the paper."""
+def notes(config: CollapseConfig) -> list[str]:
+    """Say how this differs from the paper."""
     return [
         f"A network of four batch-norm layers and {config.num_train:,} training images, "
-        "in place of VGG-16, ResNet-50 and all 60,000.",
-        f"{config.epochs} epochs of Adam at a constant {config.learning_rate:g}, in place of 100 of SGD with drops.",
+        "instead of VGG-16, ResNet-50 and all 60,000 images.",
+        f"{config.epochs} epochs of Adam at a constant {config.learning_rate:g}, instead of 100 of SGD with drops.",
         f"{config.num_samples} draws, each shared by all test inputs and centred on the running statistics.",
-        *(["Noisy patterns in place of images: numbers to test the program by."] if config.data == "synthetic" else []),
+        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]
 
 
-def _each(rows: Sequence[Row], name: str, form: str) -> list[str]:
+def _each(rows: Sequence[CollapseRow], name: str, form: str) -> list[str]:
     return [format(value, form) for row in rows if (value := getattr(row, name)) is not None]
 
 
-def _mean(rows: Sequence[Row], name: str) -> float | None:
-    """None where the method has no such number."""
+def _mean(rows: Sequence[CollapseRow], name: str) -> float | None:
+    """Return the mean, or None if the method has no such number."""
     values = [value for row in rows if (value := getattr(row, name)) is not None]
     return sum(values) / len(values) if values else None
 
 
-def figures(config: Config, results: Mapping[str, Any]) -> "dict[str, Figure]":
-    """Mutual information against M, as trained and tuned, and how well it finds what is out of distribution."""
-    sizes, rows = sorted(config.batch_sizes), rows_of(config, results)
+def figures(config: CollapseConfig, results: Results) -> "dict[str, Figure]":
+    """Show mutual information against M, as trained and tuned, and how well it detects strange images."""
+    sizes, rows = sorted(config.batch_sizes), collapse_rows(config, results)
 
     def column(method: str, name: str) -> list[list[float]]:
         """(seeds, batch sizes)"""

@@ -1,1 +1,1 @@
-"""Networks as plain modules; there is no Bayesian code in them."""
+"""Networks as plain modules. They contain no Bayesian code."""

@@ -1,6 +1,6 @@
 """The CIFAR-10 residual networks of He et al., "Deep Residual Learning for Image Recognition", 2016, section 4.2.
 
-Names of modules follow the public weights of akamaster/pytorch_resnet_cifar10, so that these load strictly.
+The names of the modules are those of the public weights of akamaster/pytorch_resnet_cifar10, so these can be loaded.
 """
 
 import torch.nn.functional as F
@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut without parameters: every second pixel, new channels zero."""
+    """Two 3x3 convolutions and a shortcut without parameters.
+
+    If the block has more channels than its input, the shortcut takes every second pixel and adds channels of zeros.
+    """
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
@@ -27,7 +30,7 @@ class ResidualBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """6 n + 2 layers: three stages of n blocks with 16, 32 and 64 channels; logits (N, classes)."""
+    """A network of 6 n + 2 layers: three stages of n blocks with 16, 32 and 64 channels. It returns logits."""
 
     def __init__(self, depth: int = 20, classes: int = 10) -> None:
         super().__init__()

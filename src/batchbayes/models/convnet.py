@@ -1,4 +1,4 @@
-"""A small convolutional network with batch normalisation, for little grey images."""
+"""A small convolutional network with batch normalisation, for small grey images."""
 
 from collections import OrderedDict
 
@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 
 class ConvNet(nn.Module):
-    """Three blocks of convolution -> batch norm -> ReLU with 2 x 2 pooling between them, then a mean over positions.
+    """Three blocks of convolution, batch norm and ReLU, with 2 x 2 pooling between them, then a mean over positions.
 
-    The mean makes it fit images of any size from 4 x 4 on: 8 x 8 digits as well as 28 x 28 ones.
+    Because of the mean it takes images of any size from 4 x 4 on, for example digits of 8 x 8 and of 28 x 28.
 
     >>> import torch
     >>> network = ConvNet(num_classes=10, width=8)
@@ -19,20 +19,23 @@ class ConvNet(nn.Module):
     def __init__(self, num_classes: int = 10, width: int = 16) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            _block(1, width),
+            conv_block(1, width),
             nn.MaxPool2d(2),
-            _block(width, 2 * width),
+            conv_block(width, 2 * width),
             nn.MaxPool2d(2),
-            _block(2 * width, 4 * width),
+            conv_block(2 * width, 4 * width),
         )
         self.output = nn.Linear(4 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 1, H, W) -> logits (N, num_classes)."""
+        """Return logits (N, num_classes) of images (N, 1, H, W)."""
         return self.output(self.features(images).mean((2, 3)))
 
 
-def _block(before: int, after: int) -> nn.Sequential:
-    """A convolution before batch norm has no bias: the batch mean would take it away again."""
-    conv = nn.Conv2d(before, after, kernel_size=3, padding=1, bias=False)
-    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(after), relu=nn.ReLU()))
+def conv_block(channels_in: int, channels: int, stride: int = 1) -> nn.Sequential:
+    """Return a 3 x 3 convolution, batch norm and ReLU.
+
+    The convolution has no bias: batch norm would subtract it again.
+    """
+    conv = nn.Conv2d(channels_in, channels, kernel_size=3, stride=stride, padding=1, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(channels), relu=nn.ReLU()))

@@ -1,6 +1,6 @@
 """ESPNet for segmentation: Mehta et al., "ESPNet: Efficient Spatial Pyramid of Dilated Convolutions", ECCV 2018.
 
-Names of modules follow the public CamVid weights of sacmehta/ESPNet, so that these load strictly.
+The names of the modules are those of the public CamVid weights of sacmehta/ESPNet, so these can be loaded.
 """
 
 import torch
@@ -11,7 +11,7 @@ DILATIONS = {"d1": 1, "d2": 2, "d4": 4, "d8": 8, "d16": 16}
 
 
 class NormAct(nn.Module):
-    """Batch norm, then a PReLU for each channel."""
+    """Batch norm, then a PReLU with one slope for each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class NormAct(nn.Module):
 
 
 class ConvNormAct(NormAct):
-    """A 3x3 or 1x1 convolution before them."""
+    """A 3x3 or 1x1 convolution, then batch norm and PReLU."""
 
     def __init__(self, channels_in: int, channels: int, kernel: int, stride: int = 1) -> None:
         super().__init__(channels)
@@ -34,7 +34,7 @@ class ConvNormAct(NormAct):
 
 
 class Conv(nn.Module):
-    """A bare convolution that keeps the size at stride 1."""
+    """A convolution alone. With stride 1 it keeps the image size."""
 
     def __init__(self, channels_in: int, channels: int, kernel: int, stride: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -47,7 +47,10 @@ class Conv(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Reduce, then five dilated convolutions, the last four summed up cumulatively, concatenated."""
+    """A convolution that reduces the channels, then five dilated convolutions.
+
+    The outputs of the last four are added up one after the other, and all five are concatenated.
+    """
 
     def __init__(self, channels_in: int, channels: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -66,7 +69,7 @@ class Pyramid(nn.Module):
 
 
 class DownBlock(Pyramid):
-    """Halve the resolution."""
+    """A pyramid that halves the resolution."""
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__(channels_in, channels, kernel=3, stride=2)
@@ -78,7 +81,7 @@ class DownBlock(Pyramid):
 
 
 class PyramidBlock(Pyramid):
-    """Keep the resolution, as a residual unless told otherwise."""
+    """A pyramid that keeps the resolution. By default it adds its input to its output."""
 
     def __init__(self, channels_in: int, channels: int, residual: bool = True) -> None:
         super().__init__(channels_in, channels, kernel=1, stride=1)
@@ -91,7 +94,7 @@ class PyramidBlock(Pyramid):
 
 
 class Encoder(nn.Module):
-    """The features at half, a quarter and an eighth of the resolution."""
+    """A network that returns features at a half, a quarter and an eighth of the resolution."""
 
     def __init__(self, classes: int, p: int, q: int) -> None:
         super().__init__()
@@ -120,7 +123,7 @@ class Encoder(nn.Module):
 
 
 class ESPNet(nn.Module):
-    """Logits (N, classes, H, W) for images whose sides are multiples of eight."""
+    """A network that returns logits (N, classes, H, W). The sides of the images must be multiples of eight."""
 
     def __init__(self, classes: int = 12, p: int = 2, q: int = 8) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron with batch normalisation, dropout, or neither."""
+"""A multi-layer perceptron with batch normalisation, with dropout, or with neither."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from batchbayes.errors import BatchbayesError
 
 
 class MLP(nn.Module):
-    """(dropout ->) linear -> (batch norm ->) ReLU for each hidden width, then a linear output (after dropout).
+    """A linear layer, batch norm and ReLU for each hidden width, then a linear output layer.
 
-    A linear layer before batch norm has no bias: the batch mean would take it away again. With dropout every layer
-    drops from its input, the first from the raw features, as in the networks of the MCBN paper.
+    A linear layer before batch norm has no bias: batch norm would subtract it again. With dropout, every linear layer
+    drops some of its inputs, and the first one drops raw features, as in the networks of the MCBN paper.
 
     >>> MLP(in_features=3, hidden_widths=[50, 50], out_features=1)(torch.zeros(4, 3)).shape
     torch.Size([4, 1])
@@ -40,9 +40,9 @@ class MLP(nn.Module):
             )
         self.hidden = nn.Sequential()
         for before, after in pairwise(widths):
-            layer: OrderedDict[str, nn.Module] = (
-                OrderedDict(dropout=SeededDropout(dropout)) if dropout else OrderedDict()
-            )
+            layer = OrderedDict[str, nn.Module]()
+            if dropout:
+                layer["dropout"] = SeededDropout(dropout)
             layer["linear"] = nn.Linear(before, after, bias=not norm)
             if norm:
                 layer["norm"] = nn.BatchNorm1d(after, eps=epsilon)
@@ -52,15 +52,15 @@ class MLP(nn.Module):
         self.output = nn.Linear(widths[-1], out_features)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(N, in_features) -> (N, out_features)."""
+        """Return outputs (N, out_features) of inputs (N, in_features)."""
         hidden = self.hidden(inputs)
         return self.output(self.dropout(hidden) if self.dropout else hidden)
 
 
 class SeededDropout(nn.Dropout):
-    """Dropout by a threshold on uniform numbers of torch's generator, so that a mask can be drawn again elsewhere.
+    """Dropout that compares uniform random numbers with a threshold, so that other code can draw the same mask.
 
-    It draws at every rate, zero as well: networks that differ in their rates then see the same numbers.
+    It also draws numbers at rate zero. So networks with different rates see the same numbers.
 
     >>> _ = torch.manual_seed(0)
     >>> SeededDropout(0.5)(torch.ones(6))
@@ -68,7 +68,7 @@ class SeededDropout(nn.Dropout):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Zero each number with probability p, and scale up the rest."""
+        """Set each number to zero with probability p, and scale up the others."""
         if not self.training:
             return input
         return input * (torch.rand_like(input) >= self.p) / (1 - self.p)

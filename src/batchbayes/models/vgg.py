@@ -1,18 +1,18 @@
-"""A small relative of VGG-16 with batch normalisation, for grey images of 28 x 28."""
-
-from collections import OrderedDict
+"""A small network in the style of VGG-16 with batch normalisation, for grey images of 28 x 28."""
 
 from torch import Tensor, nn
 
+from batchbayes.models.convnet import conv_block
+
 HIDDEN = 128
-"""Units of the dense layer."""
+"""The number of units in the dense layer."""
 
 
 class SmallVGG(nn.Module):
-    """Three convolutions and a dense layer, each with batch norm and ReLU; the first convolution halves the image.
+    """Three convolutions and a dense layer, each with batch norm and ReLU. The first convolution halves the image.
 
-    Unlike `ConvNet` it keeps positions to the end, so that it can learn a small training set by heart, as the large
-    networks of the literature do.
+    Unlike `ConvNet` it keeps positions until the end. So it can memorise a small training set, as the large networks of
+    the literature do.
 
     >>> import torch
     >>> SmallVGG(num_classes=10, width=8)(torch.zeros(2, 1, 28, 28)).shape
@@ -22,23 +22,17 @@ class SmallVGG(nn.Module):
     def __init__(self, num_classes: int = 10, width: int = 16) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            _block(1, width, stride=2),
+            conv_block(1, width, stride=2),
             nn.MaxPool2d(2),
-            _block(width, 2 * width),
+            conv_block(width, 2 * width),
             nn.MaxPool2d(2),
-            _block(2 * width, 4 * width),
+            conv_block(2 * width, 4 * width),
         )
         self.dense = nn.Linear(4 * width * 3 * 3, HIDDEN, bias=False)
         self.dense_norm = nn.BatchNorm1d(HIDDEN)
         self.output = nn.Linear(HIDDEN, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 1, 28, 28) -> logits (N, num_classes)."""
+        """Return logits (N, num_classes) of images (N, 1, 28, 28)."""
         hidden = self.dense_norm(self.dense(self.features(images).flatten(1)))
         return self.output(hidden.relu())
-
-
-def _block(before: int, after: int, stride: int = 1) -> nn.Sequential:
-    """A convolution before batch norm has no bias: the batch mean would take it away again."""
-    conv = nn.Conv2d(before, after, kernel_size=3, stride=stride, padding=1, bias=False)
-    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(after), relu=nn.ReLU()))

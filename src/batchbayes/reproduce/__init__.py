@@ -1,1 +1,1 @@
-"""Experiments by one command: which one (plan), its units done by workers (run), and what came of it (write)."""
+"""Run published experiments again: a plan lists units of work, workers do them, and their results become tables."""

@@ -1,4 +1,4 @@
-"""The commands `reproduce` and `table`: from parsed options to work, and from results to what is printed."""
+"""The commands `reproduce` and `table`: from command line options to results and printed tables."""
 
 import argparse
 import os
@@ -12,29 +12,31 @@ from textwrap import shorten
 
 from batchbayes._common.progress import UnitProgress, hidden_progress
 from batchbayes._common.text import count
+from batchbayes.data.folder import DataFolder
 from batchbayes.errors import BatchbayesError
-from batchbayes.reproduce.experiment import ABOUT, load_experiment
-from batchbayes.reproduce.plan import Plan, make_plan, plan_of, require_fitting
-from batchbayes.reproduce.results import Results, read_results, to_json
-from batchbayes.reproduce.run import do_units
-from batchbayes.reproduce.tables import FORMATS, Table, to_terminal
+from batchbayes.reproduce.experiment import EXPERIMENTS, load_experiment
+from batchbayes.reproduce.outputs import explained_write_errors, mixed_versions, tables_with_notes, write_outputs
+from batchbayes.reproduce.plan import Plan, make_plan, plan_of_results, require_known_units
+from batchbayes.reproduce.records import to_json
+from batchbayes.reproduce.run import run_units, some_names
+from batchbayes.reproduce.store import ResultStore, read_results
+from batchbayes.reproduce.tables import FORMATS, ResultTable, to_terminal
 from batchbayes.reproduce.workers import local_workers
-from batchbayes.reproduce.write import all_tables, mixed_versions, room_for, write_outputs
 
-RESULTS = "results.sqlite"
+RESULTS_FILE = "results.sqlite"
 MOST_WORKERS = 8
-"""By default: each is a process with a copy of torch in memory."""
+"""The most workers by default: each worker is a process with its own copy of torch in memory."""
 
 
 def reproduce_command(options: argparse.Namespace) -> None:
-    """Run an experiment, or say which there are."""
+    """Run an experiment, or print the list of experiments."""
     if options.list:
-        print("\n".join(listed()))
+        print("\n".join(experiment_list()))
         return
     if options.name is None:
         where = ", and give it before --datasets" if options.datasets else ""
         raise BatchbayesError(
-            expected="the name of an experiment", got="none", fix=f"choose one that --list names{where}"
+            expected="the name of an experiment", got="none", fix=f"choose one from the output of --list{where}"
         )
     datasets = None
     if options.datasets is not None:
@@ -50,69 +52,67 @@ def reproduce_command(options: argparse.Namespace) -> None:
 
 
 def _default_folder(plan: Plan, as_given: Sequence[str]) -> Path:
-    """Data sets in their own order, unless there is a folder with them as they were given."""
+    """Return a folder named after the run. An existing folder with the data sets in the user's order is used too."""
     names = [
-        Path("runs") / "-".join([plan.run.experiment, plan.run.preset, *datasets])
-        for datasets in (as_given, plan.run.datasets or ())
+        Path("runs") / "-".join([plan.settings.experiment, plan.settings.preset, *datasets])
+        for datasets in (as_given, plan.settings.datasets or ())
     ]
     return next((folder for folder in names if folder.exists()), names[-1])
 
 
-def reproduce(
-    plan: Plan, out: Path, *, workers: int = 1, data_folder: str | os.PathLike[str] | None = None
-) -> list[Table]:
-    """Do the units that are not finished in `out`, then write tables, figures and a page there; returns the tables."""
-    _require_extras()
+def reproduce(plan: Plan, out: Path, *, workers: int = 1, data_folder: DataFolder = None) -> list[ResultTable]:
+    """Do the units that are not finished in `out`, write tables, figures and a page there, and return the tables."""
+    _require_report_packages()
     if data_folder is not None and not os.path.isdir(data_folder):
         raise BatchbayesError(
             expected="a folder with the data sets (--data-dir)",
             got=f"no folder at {os.fspath(data_folder)}",
-            fix="check the name, or leave it out to have data sets looked for in BATCHBAYES_DATA and downloaded",
+            fix="check the name, or leave it out: data sets are then searched in BATCHBAYES_DATA or downloaded",
         )
     if out.exists() and not out.is_dir():
         raise BatchbayesError(expected="a folder for the results (--out)", got=f"the file {out}", fix="choose another")
-    with room_for(out):
+    with explained_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    with Results(out / RESULTS, plan.run) as results:
-        before = results.finished()
-        require_fitting(plan, before)
+    with ResultStore(out / RESULTS_FILE, plan.settings) as store:
+        before = store.finished()
+        require_known_units(plan, before)
         workers = min(workers, max(1, len(plan.units) - len(before)))
         with UnitProgress({unit.name: unit.effort for unit in plan.units}, workers) as shown:
             if before:
-                shown.say(f"{len(before)} of {count(len(plan.units), 'unit')} were done already")
+                shown.say(f"{len(before)} of {count(len(plan.units), 'unit')} were finished before")
             folder = None if data_folder is None else os.fspath(data_folder)
-            do_units(plan, results, partial(local_workers, workers), workers, folder, shown)
-        finished = results.finished()
-    write_outputs(plan, finished, out)
-    return all_tables(plan, finished)
+            run_units(plan, store, partial(local_workers, workers), workers, folder, shown)
+        finished = store.finished()
+    return write_outputs(plan, finished, out)
 
 
 def table_command(options: argparse.Namespace) -> None:
-    """Print the tables of a run that is finished, or as far as it is."""
-    load_experiment(options.name)  # a wrong name is said before a wrong folder
-    found, finished = read_results(options.folder / RESULTS)
-    plan = plan_of(options.name, found)
-    require_fitting(plan, finished)
+    """Print the tables of a run, also of an unfinished one."""
+    load_experiment(options.name)  # report a wrong name before a wrong folder
+    found, finished = read_results(options.folder / RESULTS_FILE)
+    plan = plan_of_results(options.name, found)
+    require_known_units(plan, finished)
     missing = [unit.name for unit in plan.units if unit.name not in finished]
     if missing:
         print(
-            f"not finished: {len(missing)} of {count(len(plan.units), 'unit')}: {_shortened(missing)}", file=sys.stderr
+            f"not finished: {len(missing)} of {count(len(plan.units), 'unit')}: {some_names(missing)}", file=sys.stderr
         )
-    tables = all_tables(plan, finished)
-    for note in mixed_versions(finished) if options.format == "csv" else ():  # which has no notes
-        print(note, file=sys.stderr)
+    tables = tables_with_notes(plan, finished)
     texts = [FORMATS[options.format](table) for table in tables]
-    if options.format == "csv" and len(tables) > 1:
-        texts = [f"# {table.title}\n{text}" for table, text in zip(tables, texts, strict=True)]
+    if options.format == "csv":  # CSV has no titles and no notes
+        for note in mixed_versions(finished):
+            print(note, file=sys.stderr)
+        if len(tables) > 1:
+            texts = [f"# {table.title}\n{text}" for table, text in zip(tables, texts, strict=True)]
     print("\n\n".join(text.rstrip("\n") for text in texts))
 
 
-def listed() -> list[str]:
-    """The experiments, each with its presets and what they do."""
+def experiment_list() -> list[str]:
+    """Return lines that describe each experiment, its presets and its data sets."""
     lines = []
-    for name, about in ABOUT.items():
+    for name, listed in EXPERIMENTS.items():
         experiment = load_experiment(name)
-        lines.append(f"{name}: {about}")
+        lines.append(f"{name}: {listed.about}")
         for preset, config in experiment.PRESETS.items():
             fields = ", ".join(f"{field} {to_json(value)}" for field, value in asdict(config).items())
             lines.append(f"  --preset {preset}: {count(len(experiment.units(config)), 'unit')}; {shorten(fields, 160)}")
@@ -121,16 +121,8 @@ def listed() -> list[str]:
     return lines
 
 
-def _shortened(names: Sequence[str], most: int = 3) -> str:
-    """
-    >>> _shortened(["a", "b", "c", "d"])
-    'a; b; c; and 1 more'
-    """
-    return "; ".join([*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else [])])
-
-
-def _require_extras() -> None:
-    """Before the work, not after it."""
+def _require_report_packages() -> None:
+    """Stop before the work, and not after it, if a package is missing."""
     missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
         raise BatchbayesError(

@@ -1,75 +1,112 @@
-"""Experiments: one file a table or figure of a paper, all of one shape, and imported only when they are run.
+"""What an experiment is, and the list of the experiments that come with this package.
 
-An experiment is cut into units. Each is done whole or not at all, and its result is kept in a file, so that a run that
-is killed goes on where it was, and workers share it. Tables and figures are made from those results alone.
+An experiment repeats tables or figures of a paper. It is a module that has all names in the class `Experiment`. Its
+work is divided into units. The result of each finished unit is saved in a file, so an interrupted run can continue and
+several processes can share one run. Tables and figures are made from the saved results only.
 """
 
-import os
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.reproduce.tables import Table
+from batchbayes.data.folder import DataFolder
+from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name
+from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ABOUT = {
-    "mcbn-uci": "MCBN and MC dropout on eight regression data sets: RMSE, CRPS and log-likelihood beside the paper",
-    "mcbn-batch-size": "MCBN trained and predicting at batch sizes from 8 to 1024, on the same data sets",
-    "mcbn-passes": "MCBN with 50, 100, 250 and 500 draws, on the same data sets",
-    "mcbn-toy": "MCBN, MC dropout and an ensemble on one-dimensional regression: bands inside and outside the data",
-    "mcbn-normality": "Are batch statistics Gaussian, and of the claimed variance? By layer, epoch and batch size",
-    "batch-size-collapse": "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
+
+class ListedExperiment(NamedTuple):
+    """An experiment of this package."""
+
+    module: str
+    """It is imported only when the experiment is used."""
+    about: str
+    """One line that says what the experiment shows."""
+
+
+EXPERIMENTS = {
+    "mcbn-uci": ListedExperiment(
+        "batchbayes.experiments.mcbn.uci",
+        "MCBN and MC dropout on eight regression data sets: RMSE, CRPS and log-likelihood beside the paper's values",
+    ),
+    "mcbn-batch-size": ListedExperiment(
+        "batchbayes.experiments.mcbn.batch_size",
+        "MCBN with batch sizes from 8 to 1024 in training and prediction, on the same data sets",
+    ),
+    "mcbn-passes": ListedExperiment(
+        "batchbayes.experiments.mcbn.passes", "MCBN with 50, 100, 250 and 500 draws, on the same data sets"
+    ),
+    "mcbn-toy": ListedExperiment(
+        "batchbayes.experiments.mcbn.toy",
+        "MCBN, MC dropout and an ensemble on one-dimensional data: uncertainty inside and outside the data",
+    ),
+    "mcbn-normality": ListedExperiment(
+        "batchbayes.experiments.mcbn.normality",
+        "Tests of whether batch statistics are Gaussian with the variance that the paper states",
+    ),
+    "batch-size-collapse": ListedExperiment(
+        "batchbayes.experiments.batch_size_collapse",
+        "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
+    ),
 }
-"""What each experiment shows, in a line; `some-name` is the module `batchbayes.experiments.some_name`,
-and `mcbn-name` is `batchbayes.experiments.mcbn.name`."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of work that is done whole or not at all."""
+    """A piece of work. Its result is saved as a whole or not at all."""
 
     name: str
-    """Unique and readable: "boston, split 1, BN, batch 32"."""
+    """A unique, readable name, for example "boston, split 1, BN, batch 32"."""
     arguments: Mapping[str, Any]
-    """JSON values: what `work` needs to know."""
+    """JSON values that `work` needs."""
     needs: tuple[str, ...] = ()
-    """Names of units whose results it is given."""
+    """The names of the units whose results `work` needs."""
     effort: float = 1.0
-    """Relative cost: among units that are ready the expensive come first, and the time left goes by it."""
+    """The relative cost. Expensive units start first, and the estimate of the time left uses it."""
+
+
+Results = Mapping[str, Any]
+"""Results of units as JSON values, by the name of the unit."""
 
 
 class Experiment(Protocol):
-    """What a module in this package has; also DATASETS, a tuple of names, where its configs have a field `datasets`."""
+    """The names that the module of an experiment must have.
+
+    If its configurations have a field `datasets`, the module also has `DATASETS`: a tuple of all possible names.
+    """
 
     PRESETS: Mapping[str, Any]
-    """Frozen dataclasses of JSON values by name; "smoke" takes seconds and no data folder."""
+    """Configurations by name: frozen dataclasses of JSON values. "smoke" takes seconds and needs no data folder."""
 
     def units(self, config: Any) -> list[Unit]:
-        """All there is to do, in the order of the tables."""
+        """Return all units, in the order of the tables."""
         ...
 
-    def work(
-        self, config: Any, unit: Unit, needed: Mapping[str, Any], data_folder: str | os.PathLike[str] | None
-    ) -> Any:
-        """The result of a unit, as JSON values. It depends on the arguments alone: no clock, no global generator."""
+    def work(self, config: Any, unit: Unit, needed: Results, data_folder: DataFolder) -> Any:
+        """Do a unit and return its result as JSON values.
+
+        The result depends on the arguments only, and not on the clock or on a global random generator. `needed` holds
+        the results of the units that this unit needs.
+        """
         ...
 
-    def tables(self, config: Any, results: Mapping[str, Any]) -> list[Table]:
-        """Results by name of unit. Some may be missing, where a run is not finished: their cells are None."""
+    def tables(self, config: Any, results: Results) -> list[ResultTable]:
+        """Make tables. In an unfinished run some results are missing, and their cells are None."""
         ...
 
-    def figures(self, config: Any, results: Mapping[str, Any]) -> "Mapping[str, Figure]":
-        """Figures by stem of file. All results are there."""
+    def figures(self, config: Any, results: Results) -> "Mapping[str, Figure]":
+        """Make figures from the results of all units. The keys are file names without an ending."""
         ...
 
     def notes(self, config: Any) -> list[str]:
-        """Where a preset differs from the paper; printed under the tables."""
+        """Return sentences that say how the preset differs from the paper. They are printed below the tables."""
         ...
 
 
@@ -77,30 +114,38 @@ PARTS = ("PRESETS", "units", "work", "tables", "figures", "notes")
 
 
 def load_experiment(name: str) -> Experiment:
-    """The module of an experiment: one of ours, or one of the user's own by its dotted name.
+    """Import an experiment: one of this package by its name, or the user's own module by its dotted name.
 
-    The latter is imported from the current folder or PYTHONPATH, and so is executed: a name must come from a person.
+    The user's module is imported from the current folder or PYTHONPATH, so its code is executed. Such a name must come
+    from the user and never from a file.
     """
-    if name in ABOUT:
-        where = name.replace("mcbn-", "mcbn.").replace("-", "_")
-        return cast(Experiment, import_module(f"batchbayes.experiments.{where}"))
+    if name in EXPERIMENTS:
+        return cast(Experiment, import_module(EXPERIMENTS[name].module))
     if "." not in name:
-        raise unknown_name("the name of an experiment", name, ABOUT)
+        raise unknown_name("the name of an experiment", name, EXPERIMENTS)
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = import_module(name)
     except (ImportError, TypeError) as error:  # TypeError: a relative name
         raise BatchbayesError(
-            expected=f"the name of an experiment ({', '.join(ABOUT)}), or of a module of your own",
+            expected=f"the name of an experiment ({', '.join(EXPERIMENTS)}) or of your own module",
             got=f"{name!r} ({error})",
-            fix="check the name, and run in the folder that holds the module",
+            fix="check the name, and run the command in the folder that holds the module",
         ) from error
     missing = [part for part in PARTS if not hasattr(module, part)]
     if missing:
         raise BatchbayesError(
             expected=f"{', '.join(PARTS)} in the module {name}",
-            got=f"none of {', '.join(missing)}",
-            fix="write them as in batchbayes.reproduce.experiment.Experiment",
+            got=f"a module without {', '.join(missing)}",
+            fix="define them as in batchbayes.reproduce.experiment.Experiment",
         )
     return cast(Experiment, module)
+
+
+@contextmanager
+def warnings_ignored() -> Iterator[None]:
+    """Ignore the warnings of batchbayes in the block, where the tables show the quality of each method anyway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BatchbayesWarning)
+        yield

@@ -1,33 +1,33 @@
-"""Which experiment, with which configuration: from names to a plan."""
+"""A plan: an experiment, its configuration and the units to do."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.reproduce.experiment import ABOUT, Experiment, Unit, load_experiment
-from batchbayes.reproduce.results import Finished, Run, to_json
-from batchbayes.reproduce.results.rows import config_differences
+from batchbayes.reproduce.experiment import EXPERIMENTS, Experiment, Unit, load_experiment
+from batchbayes.reproduce.records import FinishedUnit, RunSettings, config_differences, to_json
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """An experiment and what is to be done for it."""
+    """An experiment, its configuration and all of its units."""
 
     experiment: Experiment
     config: Any
     units: tuple[Unit, ...]
-    run: Run
-    """What a file of its results is about."""
+    settings: RunSettings
 
     @property
     def about(self) -> str:
-        """What it shows, in a line."""
-        return ABOUT.get(self.run.experiment, (self.experiment.__doc__ or "").strip().partition("\n")[0])
+        """One line that says what the experiment shows."""
+        if self.settings.experiment in EXPERIMENTS:
+            return EXPERIMENTS[self.settings.experiment].about
+        return (self.experiment.__doc__ or "").strip().partition("\n")[0]
 
 
 def make_plan(name: str, preset: str, datasets: Sequence[str] | None = None) -> Plan:
-    """The plan of a preset; `datasets`, in any order, are used instead of all of its own."""
+    """Return the plan of a preset. `datasets`, in any order, replace all data sets of the preset."""
     experiment = load_experiment(name)
     if preset not in experiment.PRESETS:
         raise unknown_name(f"a preset of {name}", preset, experiment.PRESETS)
@@ -35,46 +35,52 @@ def make_plan(name: str, preset: str, datasets: Sequence[str] | None = None) -> 
     if datasets is not None:
         config = _with_datasets(name, experiment, config, datasets)
     units = tuple(experiment.units(config))
-    _require_order(name, units)
+    _require_possible_order(name, units)
     chosen = None if datasets is None else config.datasets
-    return Plan(experiment, config, units, Run(name, preset, chosen, to_json(asdict(config))))
+    return Plan(experiment, config, units, RunSettings(name, preset, chosen, to_json(asdict(config))))
 
 
-def plan_of(name: str, found: Run) -> Plan:
-    """The plan that a file of results was made by. The name is the user's: that in a file is only compared."""
+def plan_of_results(name: str, found: RunSettings) -> Plan:
+    """Return the plan that a results file belongs to.
+
+    The name comes from the user. The name in the file is only compared with it, since a name can be that of a module,
+    whose code is executed.
+    """
     if found.experiment != name:
         raise BatchbayesError(
-            expected=f"results of {name}", got=f"those of {found.experiment}", fix="name that one, or another folder"
+            expected=f"results of {name}",
+            got=f"results of {found.experiment}",
+            fix="give the name of that experiment, or another folder",
         )
     plan = make_plan(name, found.preset, found.datasets)
-    differences = config_differences(plan.run.config, found.config)
+    differences = config_differences(plan.settings.config, found.config)
     if differences:
-        texts = [f"{field} {theirs} instead of {ours}" for field, ours, theirs in differences]
+        texts = [f"{field} {in_file} instead of {wanted}" for field, wanted, in_file in differences]
         raise BatchbayesError(
-            expected=f"results of {name}, preset {found.preset}, as it is now",
+            expected=f"results of {name} with the present preset {found.preset}",
             got=f"results with {'; '.join(texts)}",
-            fix="use the batchbayes that wrote them, or run it again to another folder",
+            fix="use the batchbayes version that wrote them, or run the experiment again with another folder",
         )
     return plan
 
 
-def require_fitting(plan: Plan, finished: dict[str, Finished]) -> None:
-    """Rows must be of units that the plan has, with the same arguments: otherwise the program has changed."""
+def require_known_units(plan: Plan, finished: dict[str, FinishedUnit]) -> None:
+    """Require that every finished unit is in the plan, with the same arguments. If not, the program has changed."""
     arguments = {unit.name: to_json(unit.arguments) for unit in plan.units}
     for name, row in finished.items():
         if arguments.get(name) != row.arguments:
             raise BatchbayesError(
-                expected=f"results of the units that {plan.run.experiment} has now",
-                got=f"one of {name!r} with {row.arguments}, made by batchbayes {row.versions['batchbayes']}",
-                fix="use the batchbayes that wrote it, or choose another folder",
+                expected=f"results of the units that {plan.settings.experiment} has now",
+                got=f"a result of {name!r} with {row.arguments}, made by batchbayes {row.versions['batchbayes']}",
+                fix="use the batchbayes version that wrote it, or choose another folder",
             )
 
 
 def _with_datasets(name: str, experiment: Experiment, config: Any, datasets: Sequence[str]) -> Any:
     if "datasets" not in {field.name for field in fields(config)}:
         raise BatchbayesError(
-            expected="--datasets for an experiment that has several",
-            got=f"{name}, which has not",
+            expected="an experiment with several data sets, if --datasets is given",
+            got=f"{name}, which has only one",
             fix="leave --datasets out",
         )
     known = tuple(getattr(experiment, "DATASETS", ()))
@@ -83,20 +89,22 @@ def _with_datasets(name: str, experiment: Experiment, config: Any, datasets: Seq
             raise unknown_name(f"a data set of {name}", dataset, known)
     if not datasets or len(set(datasets)) < len(datasets):
         raise BatchbayesError(
-            expected="data sets, each once", got=repr(",".join(datasets)), fix=f"choose from {', '.join(known)}"
+            expected="one or more data sets, each once",
+            got=repr(",".join(datasets)),
+            fix=f"choose from {', '.join(known)}",
         )
     return replace(config, datasets=tuple(dataset for dataset in known if dataset in datasets))
 
 
-def _require_order(name: str, units: Sequence[Unit]) -> None:
-    """Names are unique, and needs can be met: a slip here would let a run wait for ever."""
+def _require_possible_order(name: str, units: Sequence[Unit]) -> None:
+    """Require unique names, and needs that can be met in some order. Otherwise a run could wait for ever."""
     left, met = {unit.name: set(unit.needs) for unit in units}, set()
     while ready := {unit for unit, needs in left.items() if needs <= met}:
         met |= ready
         left = {unit: needs for unit, needs in left.items() if unit not in ready}
     if left or len(met) < len(units):
         raise BatchbayesError(
-            expected=f"units of {name} with a name each, and needs that other units meet",
-            got="; ".join(sorted(left)) or "a name twice",
-            fix="correct the experiment's units()",
+            expected=f"units of {name} with unique names, and with needs that other units can meet",
+            got="; ".join(sorted(left)) or "the same name twice",
+            fix="correct units() of the experiment",
         )

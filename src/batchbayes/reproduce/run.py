@@ -1,79 +1,84 @@
-"""Units over workers: each once, the expensive first, those that need others after them."""
+"""Run the units of a plan on workers: each unit once, expensive units first, and each after the units it needs."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from dataclasses import dataclass, field
 
-from batchbayes._common.progress import UnitProgress
+from batchbayes._common.progress import UnitProgress, duration
 from batchbayes.errors import BatchbayesError
 from batchbayes.reproduce.experiment import Unit
+from batchbayes.reproduce.leases import LONGEST_LEASE_SECONDS
+from batchbayes.reproduce.perform import UnitFailure, perform
 from batchbayes.reproduce.plan import Plan
-from batchbayes.reproduce.results import Outcome, Results
-from batchbayes.reproduce.unit import Failure, perform
+from batchbayes.reproduce.records import UnitOutcome
+from batchbayes.reproduce.store import ResultStore
 
 TICK_SECONDS = 0.5
-"""How often to look what other processes have finished, and to draw the progress."""
-NEW_WORKERS = 2
-"""How often workers that were killed are replaced."""
+"""How often to look for units that other processes have finished, and to redraw the progress line."""
+RESTARTS = 2
+"""How often killed workers are replaced."""
 
 
 class UnitError(RuntimeError):
-    """A unit failed by an error of the program."""
+    """A unit failed because of an error in the program."""
 
 
-def do_units(
+def run_units(
     plan: Plan,
-    results: Results,
+    store: ResultStore,
     make_workers: Callable[[], Executor],
     num_workers: int,
     data_folder: str | None,
     shown: UnitProgress,
 ) -> None:
-    """Do what is not finished yet, together with any other process on the same file.
+    """Do all units that are not finished, together with any other process that uses the same file.
 
-    A unit that fails does not keep the others from being done; its error is raised at the end. `make_workers` is asked
-    again when a worker was killed.
+    If a unit fails, the other units are still done, and its error is raised at the end. If a worker is killed,
+    `make_workers` is called again.
     """
-    failures: dict[str, Failure] = {}
-    for attempt in range(1 + NEW_WORKERS):
-        work = _Work(plan, results, num_workers, data_folder, shown, failures)
+    failures: dict[str, UnitFailure] = {}
+    for attempt in range(1 + RESTARTS):
+        scheduler = _Scheduler(plan, store, num_workers, data_folder, shown, failures)
         try:
             with make_workers() as executor:
-                work.drive(executor)
+                scheduler.run(executor)
             break
         except BrokenExecutor as error:
-            lost = [unit.name for unit, _ in work.running.values()]
-            results.release(lost)
-            if attempt == NEW_WORKERS:
-                raise _killed(lost) from error
-            shown.say(f"A worker was killed; again: {'; '.join(lost)}")
-    _raise(failures, _blocked(plan.units, failures))
+            lost = [unit.name for unit, _ in scheduler.running.values()]
+            store.release(lost)
+            if attempt == RESTARTS:
+                raise BatchbayesError(
+                    expected="workers that live until their work is done",
+                    got=f"a worker that was killed or crashed, {1 + RESTARTS} times, during: {'; '.join(lost)}",
+                    fix="check whether memory is short and use fewer --workers; finished units are kept",
+                ) from error
+            shown.say(f"A worker was killed. These units start again: {'; '.join(lost)}")
+    _raise_failure(failures, _blocked(plan.units, failures))
 
 
-class _Work:
-    """The state of one set of workers."""
+@dataclass
+class _Scheduler:
+    """Gives units to one set of workers."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        results: Results,
-        num_workers: int,
-        data_folder: str | None,
-        shown: UnitProgress,
-        failures: dict[str, Failure],
-    ) -> None:
-        self.plan, self.results, self.num_workers, self.data_folder = plan, results, num_workers, data_folder
-        self.shown, self.failures = shown, failures
-        self.running: dict[Future[Outcome | Failure], tuple[Unit, float]] = {}
-        self.order = sorted(plan.units, key=lambda unit: -unit.effort)
+    plan: Plan
+    store: ResultStore
+    num_workers: int
+    data_folder: str | None
+    shown: UnitProgress
+    failures: dict[str, UnitFailure]
+    running: dict[Future[UnitOutcome | UnitFailure], tuple[Unit, float]] = field(default_factory=dict)
+    """The units in work, each with its start time."""
+    waiting_said: bool = False
 
-    def drive(self, executor: Executor) -> None:
-        """Until nothing is left that could be done."""
+    def run(self, executor: Executor) -> None:
+        """Continue until no unit is left that could be done."""
+        order = sorted(self.plan.units, key=lambda unit: -unit.effort)
         while True:
-            taken = self.results.seconds()
+            taken = self.store.seconds()
             out = taken.keys() | self.failures.keys() | {unit.name for unit, _ in self.running.values()}
             blocked = _blocked(self.plan.units, self.failures)
-            waiting = [unit for unit in self.order if unit.name not in out and unit.name not in blocked]
+            waiting = [unit for unit in order if unit.name not in out and unit.name not in blocked]
             if not waiting and not self.running:
                 return
             ready = [unit for unit in waiting if all(name in taken for name in unit.needs)]
@@ -81,49 +86,70 @@ class _Work:
             if self.running:
                 self.collect()
             else:
-                time.sleep(TICK_SECONDS)
+                self.wait_for_others(ready)
 
     def start(self, executor: Executor, ready: Sequence[Unit], taken: Mapping[str, float]) -> None:
-        """Claim as many as there are idle workers: what one process has claimed no other can do."""
-        claimed = set(self.results.claim([unit.name for unit in ready], self.num_workers - len(self.running)))
+        """Claim one unit for each idle worker and start it. No other process can do a claimed unit."""
+        claimed = set(self.store.claim([unit.name for unit in ready], self.num_workers - len(self.running)))
         for unit in (unit for unit in ready if unit.name in claimed):
             self.shown.show(taken, self.seconds_running() | {unit.name: 0.0})
-            needed, begun = {name: self.results.result(name) for name in unit.needs}, time.monotonic()
+            needed, begun = {name: self.store.result(name) for name in unit.needs}, time.monotonic()
             future = executor.submit(
-                perform, self.plan.run.experiment, self.plan.config, unit, needed, self.data_folder
+                perform, self.plan.settings.experiment, self.plan.config, unit, needed, self.data_folder
             )
             self.running[future] = unit, begun
         self.shown.show(taken, self.seconds_running())
 
     def collect(self) -> None:
-        """Keep what has come; wait a little for the first."""
+        """Wait a short time for the first running unit to end, and save everything that has ended."""
         done = wait(self.running, TICK_SECONDS, FIRST_COMPLETED).done
-        for future in sorted(done, key=lambda future: future.exception() is not None):  # first keep what is whole
+        # Save finished units before a future that failed raises its error.
+        for future in sorted(done, key=lambda future: future.exception() is not None):
             outcome = future.result()
             unit, _ = self.running.pop(future)
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, UnitFailure):
                 self.failures[unit.name] = outcome
-                self.results.release([unit.name])
+                self.store.release([unit.name])
                 self.shown.say(f"{unit.name}: failed: {outcome.reason}")
             else:
-                self.results.finish(unit.name, unit.arguments, outcome)
-                self.shown.finished(unit.name, self.results.seconds(), self.seconds_running())
+                self.store.finish(unit.name, unit.arguments, outcome)
+                self.shown.finished(unit.name, self.store.seconds(), self.seconds_running())
+
+    def wait_for_others(self, claimed: Sequence[Unit]) -> None:
+        """Wait a short time. Other processes have claimed all units that could start; say so once."""
+        if not self.waiting_said:
+            self.shown.say(
+                f"Waiting for another process that works on: {some_names([unit.name for unit in claimed])}. If it has "
+                f"ended, this run continues after at most {duration(LONGEST_LEASE_SECONDS)}."
+            )
+            self.waiting_said = True
+        time.sleep(TICK_SECONDS)
 
     def seconds_running(self) -> dict[str, float]:
+        """Return how long each running unit has been running."""
         now = time.monotonic()
         return {unit.name: now - begun for unit, begun in self.running.values()}
 
 
-def _blocked(units: Iterable[Unit], failures: Mapping[str, Failure]) -> set[str]:
-    """Those that need what failed, or need what needs it."""
+def some_names(names: Sequence[str], most: int = 3) -> str:
+    """Join names into a text, at most `most` of them.
+
+    >>> some_names(["a", "b", "c", "d"])
+    'a; b; c; and 1 more'
+    """
+    return "; ".join([*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else [])])
+
+
+def _blocked(units: Iterable[Unit], failures: Mapping[str, UnitFailure]) -> set[str]:
+    """Return the units that need a failed unit, directly or through other units."""
     lost, units = set(failures), list(units)
     while more := {unit.name for unit in units if lost & set(unit.needs)} - lost:
         lost |= more
     return lost - failures.keys()
 
 
-def _raise(failures: Mapping[str, Failure], blocked: set[str]) -> None:
-    """An error of the program comes first: it is shown where it happened."""
+def _raise_failure(failures: Mapping[str, UnitFailure], blocked: set[str]) -> None:
+    """Raise an error if units failed. An error of the program goes first, with its traceback."""
     for name, failure in failures.items():
         if failure.error is None:
             raise UnitError(f"the unit {name!r} failed:\n{failure.trace}")
@@ -131,17 +157,9 @@ def _raise(failures: Mapping[str, Failure], blocked: set[str]) -> None:
         name, first = next(iter(failures.items()))
         assert first.error is not None
         others = f"; {len(failures) - 1} more failed" if len(failures) > 1 else ""
-        others += f"; {len(blocked)} need those" if blocked else ""
+        others += f"; {len(blocked)} could not start without them" if blocked else ""
         raise BatchbayesError(
             expected=first.error.expected,
             got=f"{first.error.got}, in the unit {name!r}{others}",
-            fix=f"{first.error.fix}; then run the same command again: what is finished is kept",
+            fix=f"{first.error.fix}; then run the same command again: finished units are kept",
         )
-
-
-def _killed(lost: Sequence[str]) -> BatchbayesError:
-    return BatchbayesError(
-        expected="workers that live as long as their work",
-        got=f"one that was killed or crashed, {1 + NEW_WORKERS} times, at: {'; '.join(lost)}",
-        fix="see whether memory is short and use fewer --workers; what is finished is kept",
-    )

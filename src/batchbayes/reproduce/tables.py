@@ -1,6 +1,6 @@
-"""One small table, and the ways to write it: for a terminal, as CSV, Markdown and LaTeX.
+"""A small table, and functions that write it for a terminal or as CSV, Markdown or LaTeX.
 
-Numbers stay numbers until they are written: CSV gets all their digits, the others those of the column's format.
+CSV has all digits of each number. The other formats use the number format of the column.
 """
 
 import csv
@@ -11,49 +11,50 @@ from dataclasses import dataclass
 
 from batchbayes.errors import BatchbayesError
 
-Cell = str | float | int | None
+CellValue = str | float | int | None
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows under named columns.
+class ResultTable:
+    """A title, named columns, rows and notes.
 
-    >>> table = Table("Errors", ("method", "RMSE"), (("MCBN", 2.754), ("MCDO", None)), ("", ".2f"), ("Lowest wins.",))
+    >>> rows = (("MCBN", 2.754), ("MCDO", None))
+    >>> table = ResultTable("Errors", ("method", "RMSE"), rows, formats=("", ".2f"), notes=("Low is good.",))
     >>> print(to_terminal(table))
     Errors
     method  RMSE
     MCBN    2.75
     MCDO
-    Lowest wins.
+    Low is good.
     """
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[CellValue, ...], ...]
     formats: tuple[str, ...] = ()
-    """A format specification for the numbers of each column, such as ".3f"; () for all as they are."""
+    """One format for the numbers of each column, for example ".3f"; () if no column has a format."""
     notes: tuple[str, ...] = ()
-    """Sentences that stand under the rows."""
+    """Sentences below the rows."""
 
     def __post_init__(self) -> None:
         widths = {len(self.columns), *map(len, self.rows), len(self.formats or self.columns)}
         if len(widths) > 1:
             raise BatchbayesError(
-                expected=f"{len(self.columns)} cells a row and as many formats in the table {self.title!r}",
-                got=f"rows or formats of {', '.join(map(str, sorted(widths - {len(self.columns)})))}",
-                fix="give each column its cell, None where there is nothing to say",
+                expected=f"{len(self.columns)} cells in each row and as many formats in the table {self.title!r}",
+                got=f"rows or formats with {', '.join(map(str, sorted(widths - {len(self.columns)})))}",
+                fix="give each column a cell, and use None for an empty one",
             )
 
-    def texts(self) -> list[list[str]]:
-        """The cells as they are written; None is empty."""
+    def cell_texts(self) -> list[list[str]]:
+        """Return the cells of each row as texts. None becomes an empty text."""
         formats = self.formats or ("",) * len(self.columns)
-        return [[written(cell, form) for cell, form in zip(row, formats, strict=True)] for row in self.rows]
+        return [[cell_text(cell, form) for cell, form in zip(row, formats, strict=True)] for row in self.rows]
 
 
-def written(cell: Cell, form: str) -> str:
-    """A cell as text.
+def cell_text(cell: CellValue, form: str) -> str:
+    """Return a cell as text. A number that is rounded to zero has no sign.
 
-    >>> written(0.1234, ".2f"), written("0.1234", ".2f"), written(None, ".2f"), written(-0.0001, ".2f")
+    >>> cell_text(0.1234, ".2f"), cell_text("0.1234", ".2f"), cell_text(None, ".2f"), cell_text(-0.0001, ".2f")
     ('0.12', '0.1234', '', '0.00')
     """
     if cell is None:
@@ -64,23 +65,21 @@ def written(cell: Cell, form: str) -> str:
     return text[1:] if text.startswith("-") and not re.search("[1-9a-z]", text) else text
 
 
-def to_terminal(table: Table) -> str:
-    """Columns aligned by spaces: numbers to the right, words to the left."""
-    texts = table.texts()
-    aligned = [
-        [name.rjust(width) if right else name.ljust(width) for name in column]
-        for column, width, right in zip(
-            zip(table.columns, *texts, strict=True), _widths(table, texts), _numeric(table), strict=True
-        )
-    ]
+def to_terminal(table: ResultTable) -> str:
+    """Return aligned columns: columns of numbers are aligned to the right, all others to the left."""
+    aligned = []
+    columns = zip(table.columns, *table.cell_texts(), strict=True)
+    for column, right in zip(columns, _numeric(table), strict=True):
+        width = max(map(len, column))
+        aligned.append([text.rjust(width) if right else text.ljust(width) for text in column])
     lines = ["  ".join(cells).rstrip() for cells in zip(*aligned, strict=True)]
     return "\n".join([table.title, *lines, *table.notes])
 
 
-def to_csv(table: Table) -> str:
-    """Names and rows, with every digit of the numbers; the title and the notes are left out.
+def to_csv(table: ResultTable) -> str:
+    """Return column names and rows, without the title and the notes.
 
-    >>> to_csv(Table("Errors", ("method", "RMSE"), (("a, b", 0.1), ("c", None))))
+    >>> to_csv(ResultTable("Errors", ("method", "RMSE"), (("a, b", 0.1), ("c", None))))
     'method,RMSE\\n"a, b",0.1\\nc,\\n'
     """
     text = io.StringIO()
@@ -90,10 +89,10 @@ def to_csv(table: Table) -> str:
     return text.getvalue()
 
 
-def to_markdown(table: Table) -> str:
-    """A heading, a pipe table, and the notes as a list.
+def to_markdown(table: ResultTable) -> str:
+    """Return a heading, a pipe table, and the notes as a list.
 
-    >>> print(to_markdown(Table("Errors", ("method", "RMSE"), (("a|b", 0.125),), ("", ".2f"), ("A note.",))))
+    >>> print(to_markdown(ResultTable("Errors", ("method", "RMSE"), (("a|b", 0.125),), ("", ".2f"), ("A note.",))))
     ## Errors
     <BLANKLINE>
     | method | RMSE |
@@ -103,15 +102,15 @@ def to_markdown(table: Table) -> str:
     - A note.
     """
     rule = "".join("|---:" if right else "|---" for right in _numeric(table)) + "|"
-    rows = [_pipes(table.columns), rule, *map(_pipes, table.texts())]
+    rows = [_pipes(table.columns), rule, *map(_pipes, table.cell_texts())]
     notes = ["", *(f"- {_one_line(note)}" for note in table.notes)] if table.notes else []
     return "\n".join([f"## {_one_line(table.title)}", "", *rows, *notes])
 
 
-def to_latex(table: Table) -> str:
-    r"""A `tabular` for the package booktabs, in a `table` with a caption.
+def to_latex(table: ResultTable) -> str:
+    r"""Return a `table` with a caption, for the LaTeX package booktabs.
 
-    >>> print(to_latex(Table("Errors", ("method", "RMSE"), (("a_b", 0.125),), ("", ".2f"))))
+    >>> print(to_latex(ResultTable("Errors", ("method", "RMSE"), (("a_b", 0.125),), ("", ".2f"))))
     \begin{table}
       \centering
       \begin{tabular}{lr}
@@ -136,7 +135,7 @@ def to_latex(table: Table) -> str:
             "    \\toprule",
             line(table.columns),
             "    \\midrule",
-            *map(line, table.texts()),
+            *map(line, table.cell_texts()),
             "    \\bottomrule",
             "  \\end{tabular}",
             f"  \\caption{{{' '.join(_latex(text) for text in (table.title, *table.notes))}}}",
@@ -145,7 +144,7 @@ def to_latex(table: Table) -> str:
     )
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {
+FORMATS: dict[str, Callable[[ResultTable], str]] = {
     "terminal": to_terminal,
     "csv": to_csv,
     "markdown": to_markdown,
@@ -175,14 +174,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _numeric(table: Table) -> list[bool]:
-    """Which columns hold numbers and no words."""
-    columns = [[row[i] for row in table.rows] for i in range(len(table.columns))]
-    return [
-        any(cell is not None for cell in column) and not any(isinstance(cell, str) for cell in column)
-        for column in columns
-    ]
-
-
-def _widths(table: Table, texts: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(table.columns, *texts, strict=True)]
+def _numeric(table: ResultTable) -> list[bool]:
+    """Return for each column whether it holds numbers and no texts."""
+    columns = [[row[i] for row in table.rows if row[i] is not None] for i in range(len(table.columns))]
+    return [bool(column) and not any(isinstance(cell, str) for cell in column) for column in columns]

@@ -1,7 +1,7 @@
-"""The one seam for parallel work: `concurrent.futures.Executor`.
+"""Workers for units of work, as a `concurrent.futures.Executor`.
 
-What runs units asks for nothing more, so that another engine with this interface can stand in for the processes of this
-machine: dask.distributed, for instance, offers `Client.get_executor()`.
+The code that runs units needs only this interface. So other executors can replace the processes of this machine, for
+example `Client.get_executor()` of dask.distributed.
 """
 
 import os
@@ -12,82 +12,83 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_FOR_EVER = ExitStack()
-"""Holds what a worker process enters at its start: a context that nobody holds is left at once."""
+_UNTIL_EXIT = ExitStack()
+"""Keeps the contexts that a worker process enters at its start: without a reference they would end at once."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-"""Read by the libraries under torch and numpy when they are loaded."""
+"""The libraries below torch and numpy read this variable when they are loaded."""
 
 
 def local_workers(count: int) -> Executor:
-    """`count` processes of this machine with a thread each; one is this process itself.
+    """Return an executor with `count` processes of this machine, each with one thread.
+
+    For a count of 1 the work is done in the current process.
 
     >>> with local_workers(1) as workers:
     ...     workers.submit(pow, 2, 5).result()
     32
     """
-    return ThisProcess() if count == 1 else Processes(count)
+    return ThisProcess() if count == 1 else WorkerProcesses(count)
 
 
 class ThisProcess(Executor):
-    """Does what it is given at once, with one thread, as a worker process would."""
-
-    def __enter__(self) -> Self:
-        self._threads = single_threaded()
-        self._threads.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._threads.__exit__(kind, error, trace)
+    """An executor that does all work at once in the current process, with one thread."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """A future that is done already. Ctrl-C is not caught: it is meant for all."""
+        """Call the function and return a finished future. Ctrl-C is not caught: it ends the whole run."""
         future: Future[T] = Future()
         try:
-            future.set_result(fn(*args, **kwargs))
+            with single_threaded():
+                future.set_result(fn(*args, **kwargs))
         except Exception as error:
             future.set_exception(error)
         return future
 
 
-class Processes(ProcessPoolExecutor):
-    """Spawned processes that end with their parent, however it ends.
+class WorkerProcesses(ProcessPoolExecutor):
+    """An executor with spawned processes that always end when their parent ends.
 
-    They hold one end of a pipe and this process the other. When that closes, by Ctrl-C or because this process is no
-    more, they end at once, in the middle of their work.
+    The workers hold one end of a pipe, and the parent holds the other. When the parent closes its end (after Ctrl-C) or
+    is killed, the workers end at once, in the middle of their work.
     """
 
     def __init__(self, count: int) -> None:
         context = get_context("spawn")
         listening, self._lifeline = context.Pipe(duplex=False)
-        super().__init__(count, mp_context=context, initializer=_begin, initargs=(listening,))
+        super().__init__(count, mp_context=context, initializer=_start_worker, initargs=(listening,))
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """As ever; it may start a process."""
-        with _interrupts_held_back():
+        """Submit work as usual. This may start a process, which must not receive Ctrl-C."""
+        with _ctrl_c_delayed():
             return super().submit(fn, *args, **kwargs)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, *_: object) -> None:
         if kind is not None:
-            self._lifeline.close()
+            self._end_workers()
         self.shutdown(wait=True, cancel_futures=True)
         self._lifeline.close()
+
+    def _end_workers(self) -> None:
+        """End all workers at once.
+
+        A worker may end while it sends a result. The thread of the pool that reads results then waits for the rest of
+        the message, because this process has the writing end of the pipe open too. So this end is closed here.
+        """
+        self._lifeline.close()
+        for process in list((self._processes or {}).values()):
+            wait([process.sentinel])
+        self._result_queue._writer.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """One thread for torch and numpy, if they are loaded inside, and for torch anyway.
+    """Use one thread for torch, and for numpy if it is loaded inside the block.
 
-    Then sums do not depend on how many cores there are to share them.
+    Sums then do not depend on the number of cores.
     """
     before = os.environ.get(THREADS_VARIABLE)
     os.environ[THREADS_VARIABLE] = "1"
@@ -107,11 +108,12 @@ def single_threaded() -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A process that is started inside never sees Ctrl-C, not even before its first line; this one sees it after.
+def _ctrl_c_delayed() -> Iterator[None]:
+    """Hide Ctrl-C from processes that start in the block. The current process handles it after the block.
 
-    It inherits the mask of this thread. That alone would not do for this process, where any other thread may be given
-    the signal, upon which Python would leave the block with the new process half made.
+    A new process inherits the signal mask of this thread, so it never receives Ctrl-C. The mask alone is not enough for
+    the current process: another thread may receive the signal, and Python would then leave the block while the new
+    process is only half started. Therefore the handler is replaced too.
     """
     if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
@@ -128,14 +130,15 @@ def _interrupts_held_back() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _begin(lifeline: Connection) -> None:
-    """The start of a worker process."""
+def _start_worker(lifeline: Connection) -> None:
+    """Prepare a new worker process."""
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
-    _FOR_EVER.enter_context(single_threaded())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives Ctrl-C too, and ends its workers
+    _UNTIL_EXIT.enter_context(single_threaded())
 
 
 def _end_with(lifeline: Connection) -> None:
+    """End this process when the other end of the pipe closes."""
     try:
         lifeline.recv_bytes()
     except (EOFError, OSError):

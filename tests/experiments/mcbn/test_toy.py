@@ -5,83 +5,71 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.experiments import run_experiment
 from torch import nn
 
-from batchbayes.experiments.mcbn.scores import Drawn
-from batchbayes.experiments.mcbn.toy import (
-    METHODS,
-    NUM_TEST,
-    PRESETS,
-    dropout_network,
-    figures,
-    likeliest,
-    rows_of,
-    scored,
-    tables,
-    units,
-    work,
-)
+from batchbayes.experiments.mcbn import toy
+from batchbayes.experiments.mcbn.scores import DrawnPredictions
 
-SMOKE = PRESETS["smoke"]
+SMOKE = toy.PRESETS["smoke"]
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    torch.set_num_threads(1)
-    return {unit.name: json.loads(json.dumps(work(SMOKE, unit, {}))) for unit in units(SMOKE)}
+    return run_experiment(toy, SMOKE)
 
 
-def test_every_method_is_less_sure_where_there_is_no_data(results: dict[str, Any]) -> None:
-    rows = rows_of(SMOKE, results)
-    assert [row.method for row in rows] == [method for methods in METHODS.values() for method in methods]
+def test_every_method_is_less_certain_without_data(results: dict[str, Any]) -> None:
+    rows = toy.toy_rows(SMOKE, results)
+    assert [row.method for row in rows] == [method for methods in toy.METHODS.values() for method in methods]
     for row in rows:
         assert row.std_outside > 1.3 * row.std_inside > 0
         assert row.rmse_outside > row.rmse_inside
 
 
-def test_the_tuned_batch_size_fits_held_out_points_no_worse(results: dict[str, Any]) -> None:
-    as_trained, tuned = rows_of(SMOKE, results)[:2]
+def test_tuning_the_batch_size_does_not_lower_the_likelihood(results: dict[str, Any]) -> None:
+    as_trained, tuned = toy.toy_rows(SMOKE, results)[:2]
     assert as_trained.setting == "M = 32"
     assert tuned.pll_inside > as_trained.pll_inside - 0.1
 
 
 def test_work_is_deterministic(results: dict[str, Any]) -> None:
-    unit = units(SMOKE)[0]
-    assert json.loads(json.dumps(work(SMOKE, unit, {}))) == results[unit.name]
+    unit = toy.units(SMOKE)[0]
+    assert json.loads(json.dumps(toy.work(SMOKE, unit, {}))) == results[unit.name]
 
 
 def test_a_known_predictor_gets_the_scores_of_its_closed_form() -> None:
-    """Two functions one above and one below the truth by 0.3: a spread of 0.3 everywhere, and no error but noise."""
+    """Two functions, 0.3 above and 0.3 below the truth: the std is 0.3 everywhere, and the only error is the noise."""
 
-    def predict(inputs: torch.Tensor, targets: torch.Tensor) -> Drawn:
+    def predict(inputs: torch.Tensor, targets: torch.Tensor) -> DrawnPredictions:
         from batchbayes.data.toy import true_function
 
         truth = true_function(inputs)[:, 0].double()
-        return Drawn(torch.stack([truth - 0.3, truth + 0.3]), targets[:, 0].double())
+        return DrawnPredictions(torch.stack([truth - 0.3, truth + 0.3]), targets[:, 0].double())
 
-    row = scored(0, "known", "", predict, curves=True)
+    row = toy.toy_row(0, "known", "", predict, with_curves=True)
     assert (row.std_inside, row.std_outside) == (pytest.approx(0.3), pytest.approx(0.3))
-    noise_error = 4 * 0.1 / math.sqrt(2 * NUM_TEST)
+    noise_error = 4 * 0.1 / math.sqrt(2 * toy.NUM_TEST)
     assert row.rmse_inside == pytest.approx(0.1, abs=noise_error)
     assert row.rmse_outside == pytest.approx(0.1, abs=noise_error)
     assert set(row.std) == {0.3}
 
 
-def test_the_likeliest_setting_is_chosen() -> None:
+def test_the_setting_with_the_highest_likelihood_is_chosen() -> None:
     def shifted(shift: float):  # type: ignore[no-untyped-def]
-        return lambda inputs, targets: Drawn((targets[:, 0].double() + shift)[None], targets[:, 0].double())
+        return lambda inputs, targets: DrawnPredictions((targets[:, 0].double() + shift)[None], targets[:, 0].double())
 
-    assert likeliest({"far": shifted(1.0), "near": shifted(0.1), "off": shifted(-0.5)}, seed=0) == "near"
+    assert toy.most_likely_setting({"far": shifted(1.0), "near": shifted(0.1), "off": shifted(-0.5)}, seed=0) == "near"
 
 
-def test_dropout_spares_the_only_input() -> None:
-    rates = [module.p for module in dropout_network(0.1).modules() if isinstance(module, nn.Dropout)]
+def test_dropout_leaves_the_single_input_unchanged() -> None:
+    rates = [module.p for module in toy.dropout_network(0.1).modules() if isinstance(module, nn.Dropout)]
     assert rates == [0.0, 0.1, 0.1, 0.1]
 
 
 def test_the_figure_shows_each_method_on_the_same_axes(results: dict[str, Any]) -> None:
-    panels = figures(SMOKE, results)["bands"].axes
-    rows = rows_of(SMOKE, results)
+    panels = toy.figures(SMOKE, results)["bands"].axes
+    rows = toy.toy_rows(SMOKE, results)
     assert [panel.get_title() for panel in panels] == [f"{row.method}: {row.setting}" for row in rows]
     for panel, row in zip(panels, rows, strict=True):
         mean = next(line for line in panel.get_lines() if line.get_label() == "mean")
@@ -90,6 +78,6 @@ def test_the_figure_shows_each_method_on_the_same_axes(results: dict[str, Any]) 
 
 
 def test_a_table_of_an_unfinished_run_has_empty_cells(results: dict[str, Any]) -> None:
-    (table,) = tables(SMOKE, {"seed 0, dropout": results["seed 0, dropout"]})
+    (table,) = toy.tables(SMOKE, {"seed 0, dropout": results["seed 0, dropout"]})
     assert [row[2] is None for row in table.rows] == [True, True, False, True]
-    assert tables(SMOKE, {})[0].rows[0] == ("MCBN", "", *[None] * 7)
+    assert toy.tables(SMOKE, {})[0].rows[0] == ("MCBN", "", *[None] * 7)

@@ -1,4 +1,4 @@
-"""The protocol of the regression tables: its pieces against naive versions, and a whole small run."""
+"""The protocol of the regression tables: its parts against simple versions, and a small run."""
 
 import csv
 import json
@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.experiments import run_experiment
 from helpers.shared import FOLDER
 from scipy import stats
 
@@ -15,32 +16,21 @@ import batchbayes as bb
 from batchbayes._common.rng import generator
 from batchbayes.experiments.mcbn import batch_size as mcbn_batch_size
 from batchbayes.experiments.mcbn import passes as mcbn_passes
+from batchbayes.experiments.mcbn import tables
 from batchbayes.experiments.mcbn import uci as mcbn_uci
 from batchbayes.experiments.mcbn.methods import correlated
 from batchbayes.experiments.mcbn.protocol import (
-    PRECISIONS,
     Candidate,
-    Looks,
-    Protocol,
+    UciProtocol,
+    ValidationHistory,
     best_candidate,
-    choose,
-    load_split,
+    cross_validate,
     new_network,
-    standardised,
-    synthetic_data,
-    trained,
+    train_candidate,
 )
-from batchbayes.experiments.mcbn.scores import Drawn, scored, scores_of, tune_precision
-from batchbayes.experiments.mcbn.tables import (
-    BEYOND,
-    beyond_table,
-    normalised_table,
-    raw_scores_table,
-    summary,
-    tuned_table,
-    verdict,
-)
-from batchbayes.experiments.published import mcbn_tables, mcbn_value
+from batchbayes.experiments.mcbn.published import published_value, published_values
+from batchbayes.experiments.mcbn.scores import DrawnPredictions, score_runs, scores_of, tune_fold_precision
+from batchbayes.experiments.mcbn.splits import PRECISIONS, load_split, standardised, synthetic_data
 from batchbayes.reproduce.experiment import Unit
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
@@ -49,25 +39,16 @@ from batchbayes.training.stack.convert import stack_networks
 SMOKE = mcbn_uci.PRESETS["smoke"]
 
 
-def run(module, config):
-    """All units one after another, their results through JSON as in a file."""
-    results = {}
-    for unit in module.units(config):
-        needed = {name: results[name] for name in unit.needs}
-        results[unit.name] = json.loads(json.dumps(module.work(config, unit, needed, None)))
-    return results
-
-
 @pytest.fixture(scope="module")
 def smoke():
-    return run(mcbn_uci, SMOKE)
+    return run_experiment(mcbn_uci, SMOKE)
 
 
-def test_smoke_beats_the_constant_predictor_by_every_method(smoke):
+def test_every_method_beats_the_constant_predictor(smoke):
     whole = load_split("synthetic", 1, None).whole
     constant = float((whole.truth - whole.center).square().mean().sqrt())
-    runs = mcbn_uci.collected(SMOKE, smoke)["synthetic"]
-    assert set(runs) == {*BEYOND, "BN", "MCDO", "DO"}
+    runs = mcbn_uci.runs_by_method(SMOKE, smoke)["synthetic"]
+    assert set(runs) == {*tables.BEYOND, "BN", "MCDO", "DO"}
     for method, found in runs.items():
         assert len(found) == (1 if method == "ensemble" else SMOKE.seeds)
         for scores in found:
@@ -80,11 +61,11 @@ def test_a_unit_gives_the_same_result_again(smoke):
     assert json.loads(json.dumps(mcbn_uci.work(SMOKE, unit, {}, None))) == smoke[unit.name]
 
 
-def test_tables_cope_with_what_is_not_done_yet(smoke):
+def test_tables_of_unfinished_runs_have_empty_cells(smoke):
     whole, empty = mcbn_uci.tables(SMOKE, smoke), mcbn_uci.tables(SMOKE, {})
     assert [table.title for table in whole] == [table.title for table in empty]
     assert whole[0].rows[0][4] == pytest.approx(
-        np.mean([r["rmse"] for r in mcbn_uci.collected(SMOKE, smoke)["synthetic"]["MCBN"]])
+        np.mean([r["rmse"] for r in mcbn_uci.runs_by_method(SMOKE, smoke)["synthetic"]["MCBN"]])
     )
     assert empty[0].rows[0][4] is None
     assert set(mcbn_uci.figures(SMOKE, smoke)) == {"errors-mcbn", "errors-mcdo"}
@@ -94,7 +75,7 @@ def test_a_tuned_batch_size_beats_the_paper_by_two_standard_errors_or_not():
     """Published for boston: CRPS 8.50 ± 0.86, PLL 10.49 ± 1.35."""
     runs = {"boston": {"MCBN, tuned by CRPS": [{"crps_norm": v} for v in (10.0, 12.0)],
                        "MCBN, tuned by PLL": [{"pll_norm": v} for v in (7.0, 7.2)]}}  # fmt: skip
-    table = tuned_table(["boston", "yacht"], runs)
+    table = tables.tuned_table(["boston", "yacht"], runs)
     assert table.rows[0][1:4] == ("8.50 ± 0.86", "11.00 ± 1.00", "no different")  # by 2.5, twice 1.32 are 2.64
     assert table.rows[0][4:] == ("10.49 ± 1.35", "7.10 ± 0.10", "worse")
     assert table.rows[1][2:4] == (None, None)
@@ -119,7 +100,9 @@ def test_notes_name_every_reduction_of_a_preset():
 def test_the_batch_size_sweep_has_every_published_cell(preset):
     config = mcbn_batch_size.PRESETS[preset]
     cells = {(unit.arguments["dataset"], unit.arguments["batch_size"]) for unit in mcbn_batch_size.units(config)}
-    published = {(p.dataset, p.batch_size) for p in mcbn_tables() if p.table in (8, 9) and p.dataset in config.datasets}
+    published = {
+        (p.dataset, p.batch_size) for p in published_values() if p.table in (8, 9) and p.dataset in config.datasets
+    }
     assert {("concrete", 1024), ("energy", 512), ("wine", 1024)} <= cells
     assert cells == published
 
@@ -132,7 +115,7 @@ def test_a_batch_as_large_as_the_data_has_no_noise_and_no_normalised_score():
     assert scores["rmse"] > 0
 
 
-def test_notes_of_a_sweep_are_beside_its_own_protocol():
+def test_notes_of_a_sweep_compare_with_its_own_protocol():
     for module in (mcbn_batch_size, mcbn_passes):
         assert not any("splits" in note or "boston" in note for note in module.notes(module.PRESETS["paper"]))
         quick = "\n".join(module.notes(module.PRESETS["quick"]))
@@ -140,13 +123,13 @@ def test_notes_of_a_sweep_are_beside_its_own_protocol():
         assert "dropout" not in quick
 
 
-def test_choice_is_that_of_networks_trained_one_by_one():
+def test_cross_validation_agrees_with_networks_trained_one_by_one():
     """RMSE and epochs of two weight decays, by the plain loop, network after network."""
-    protocol = Protocol(
+    protocol = UciProtocol(
         ("synthetic",), weight_decays=(1e-1, 1e-4), max_epochs=60, every=20, patience=10, selection_draws=4
     )
     folds = load_split("synthetic", 1, None).folds
-    found = choose(protocol, "synthetic", folds, "BN", 1000)  # all rows in a batch: no noise, MCBN is BN
+    found = cross_validate(protocol, "synthetic", folds, "BN", 1000)  # all rows in a batch: no noise, MCBN is BN
     for number, decay in enumerate(protocol.weight_decays):
         by_epoch = {}
         for epochs in (20, 40, 60):
@@ -165,21 +148,21 @@ def test_choice_is_that_of_networks_trained_one_by_one():
             assert found[way][number]["rmse"] == pytest.approx(by_epoch[best], rel=1e-3)
 
 
-def test_patience_counts_from_the_last_best_of_either_way():
-    protocol = Protocol(("synthetic",), every=20, patience=2, selection_draws=4)
-    looks = Looks(protocol, load_split("synthetic", 1, None).folds, "BN", 32, 1)
+def test_training_stops_after_the_last_improvement_of_either_way():
+    protocol = UciProtocol(("synthetic",), every=20, patience=2, selection_draws=4)
+    history = ValidationHistory(protocol, load_split("synthetic", 1, None).folds, "BN", 32, 1)
     curve = iter([(3.0, 3.0), (2.0, 3.5), (2.5, 3.6), (2.6, 2.9), (2.7, 3.7), (2.8, 3.8)])
-    looks._scores = lambda stack, fold: current  # type: ignore[method-assign]
+    history._scores = lambda stack, fold: current  # type: ignore[method-assign]
     stack = stack_networks([new_network(5, "synthetic", 0.0, generator(0, "weights", 0)) for _ in range(5)])
     numbers, ended = torch.arange(5), None
 
     for epoch, scores in zip(range(20, 140, 20), curve, strict=True):
         current = torch.tensor(scores, dtype=torch.float64)[:, None]
-        if not looks.look(epoch, stack, numbers).any():
+        if not history.observe(epoch, stack, numbers).any():
             ended = epoch
             break
     assert ended == 120  # the second way had its best at 80
-    assert [looks.found(way, [Candidate(0.1, 32)])[0]["epochs"] for way in ("MCBN", "BN")] == [40, 80]
+    assert [history.best_of(way, [Candidate(0.1, 32)])[0]["epochs"] for way in ("MCBN", "BN")] == [40, 80]
 
 
 def test_of_equal_candidates_the_last_is_chosen():
@@ -212,7 +195,7 @@ def test_networks_start_as_published():
 
 def test_final_networks_are_those_of_the_plain_loop():
     part = load_split("synthetic", 1, None).whole
-    (network,) = trained("synthetic", [part], Candidate(1e-3, 32, 0.05, 10), [3], ["whole"])
+    (network,) = train_candidate("synthetic", [part], Candidate(1e-3, 32, 0.05, 10), [3], ["whole"])
     alone = new_network(5, "synthetic", 0.05, generator(3, "weights", "whole"))
     batches, config = shuffled(part.inputs, part.targets, 32, seed=3), TrainingConfig(10, 32, weight_decay=1e-3, seed=3)
     train(alone, batches, supervised(half_squared_error), config)
@@ -226,7 +209,7 @@ def normal(source, *shape):
 
 def test_scores_against_scipy_and_sums():
     source = torch.Generator().manual_seed(0)
-    drawn = Drawn(normal(source, 7, 9), normal(source, 9))
+    drawn = DrawnPredictions(normal(source, 7, 9), normal(source, 9))
     scores = scores_of(drawn, 4.0, 0.5)
     draws, truth = drawn.draws.numpy(), drawn.truth.numpy()
     pll = np.mean(np.log(stats.norm.pdf(truth, draws, 0.5).mean(0)))
@@ -240,33 +223,33 @@ def test_scores_against_scipy_and_sums():
 @pytest.mark.parametrize("objective", ["CRPS", "PLL"])
 def test_precision_is_the_best_of_a_fine_grid(objective):
     source = torch.Generator().manual_seed(1)
-    folds = [Drawn(0.3 * normal(source, 5, count), normal(source, count)) for count in (20, 30)]
+    folds = [DrawnPredictions(0.3 * normal(source, 5, count), normal(source, count)) for count in (20, 30)]
 
     def cost(tau):
         scores = [scores_of(fold, tau, 1.0) for fold in folds]
         return np.mean([s["crps"] if objective == "CRPS" else -s["pll"] for s in scores])
 
-    tau, value = tune_precision(folds, objective)
+    tau, value = tune_fold_precision(folds, objective)
     assert value == pytest.approx(cost(tau))
     assert value <= min(cost(t) for t in np.geomspace(0.05, 50, 400)) + 1e-6
     for limits in ((2 * tau, 4 * tau), (tau / 4, tau / 2)):
-        bounded, value = tune_precision(folds, objective, limits)
+        bounded, value = tune_fold_precision(folds, objective, limits)
         assert value == pytest.approx(cost(bounded))
         assert value <= min(cost(t) for t in np.geomspace(*limits, 100)) + 1e-6
         assert limits[0] <= bounded <= limits[1]
 
 
 @pytest.mark.parametrize("objective", ["CRPS", "PLL"])
-def test_predictions_without_error_have_no_precision(objective):
-    exact = Drawn(torch.ones(3, 4), torch.ones(4))
-    with pytest.raises(bb.BatchbayesError, match="errors that are not all zero"):
-        tune_precision([exact, exact], objective)
+def test_predictions_without_error_are_refused(objective):
+    exact = DrawnPredictions(torch.ones(3, 4), torch.ones(4))
+    with pytest.raises(bb.BatchbayesError, match=r"finite errors .* that are not all zero"):
+        tune_fold_precision([exact, exact], objective)
 
 
-def test_where_draws_are_wide_enough_the_limit_of_the_published_search_is_the_precision():
+def test_the_published_limit_is_the_precision_if_draws_scatter_widely():
     source = torch.Generator().manual_seed(1)
-    wide = Drawn(3 * normal(source, 50, 30), normal(source, 30))
-    (run,) = scored([wide], [wide], PRECISIONS["yacht"])
+    wide = DrawnPredictions(3 * normal(source, 50, 30), normal(source, 30))
+    (run,) = score_runs([wide], [wide], PRECISIONS["yacht"])
     assert run["precision"] == 100
     assert 0.5 < run["constant_precision"] < 5
 
@@ -282,43 +265,43 @@ def test_correlated_is_what_stochastic_bn_fits():
 @pytest.mark.parametrize("module", [mcbn_batch_size, mcbn_passes])
 def test_sweeps_run_and_fill_their_tables(module):
     config = replace(module.PRESETS["smoke"], seeds=1, max_epochs=20)
-    results = run(module, config)
+    results = run_experiment(module, config)
     for table in module.tables(config, results):
         ours = [row for row in table.rows if row[1] == "ours"]
         assert any(isinstance(cell, float) for cell in ours[0][2:])
     assert all(row[2] is None for table in module.tables(config, {}) for row in table.rows)
 
 
-def test_significance_needs_both_to_contradict():
-    assert verdict(-5, True, -1, True) == "agree"
-    assert verdict(0.1, False, -3, False) == verdict(0.1, False, 3, False) == "neither significant"
-    assert summary({"a": {"m": [{"x": 1.0}, {"x": 3.0}]}}, "a", "m", "x") == (2.0, pytest.approx(1.0), 2)
+def test_signs_are_compared_only_if_both_are_significant():
+    assert tables.verdict(-5, True, -1, True) == "agree"
+    assert tables.verdict(0.1, False, -3, False) == tables.verdict(0.1, False, 3, False) == "neither significant"
+    assert tables.summary([1.0, 3.0]) == (2.0, pytest.approx(1.0), 2)
 
 
-def test_what_cannot_be_tested_does_not_agree_and_is_counted_apart():
+def test_results_without_a_test_are_counted_separately():
     """Published for MCBN, normalised CRPS: boston 8.50, energy 5.75, wine 2.91, all significant."""
     values = {"boston": [8.0, 9.0, 8.5], "energy": [5.0], "wine": [3.0, 3.0], "power": [1.0, -1.0, 0.1]}
     runs = {dataset: {"MCBN": [{"crps_norm": v} for v in found]} for dataset, found in values.items()}
-    table = normalised_table("T", list(runs), runs, 4, "crps_norm")
+    table = tables.normalised_table("T", list(runs), runs, 4, "crps_norm")
     said = {row[0]: row[8] for row in table.rows if row[1] == "MCBN"}
     assert said == {
         "boston": "agree", "energy": "too few runs", "wine": "too few runs", "power": "ours not significant",
     }  # fmt: skip
-    assert table.notes[1].startswith("1 of 4 agree with the paper in sign and significance (p < 0.05), in 2 more there")
+    assert table.notes[1].startswith("1 of 4 agree with the paper in sign and significance (p < 0.05); in 2 more there")
 
 
 def test_means_over_fewer_runs_say_so():
     run = {"rmse": 1.0, "crps": 2.0, "pll": 3.0, "crps_norm": 4.0}
     runs = {"boston": {"MCBN": [run] * 3, "correlated SBN": [run] * 2, "MCBN, linear": [run] * 3, "ensemble": [run]}}
-    (row,) = beyond_table("T", ["boston"], runs, 4, "crps_norm").rows
+    (row,) = tables.beyond_table("T", ["boston"], runs, 4, "crps_norm").rows
     assert row[2:] == ("4.00 ± 0.00", "4.00 ± 0.00", "4.00 ± 0.00 (2 runs)", None, None, "4.00 (1 run)")
-    assert [row[-1] for row in raw_scores_table(["boston"], runs).rows] == [3, 3, 2, 1]
+    assert [row[-1] for row in tables.raw_scores_table(["boston"], runs).rows] == [3, 3, 2, 1]
 
 
 def test_published_numbers_are_complete():
-    assert mcbn_value(4, "yacht", "MCBN", "crps_norm").value == -56.39
-    assert mcbn_value(8, "boston", "MCBN", "crps_norm", batch_size=1024) is None
-    counts = {n: sum(p.table == n for p in mcbn_tables()) for n in range(4, 12)}
+    assert published_value(4, "yacht", "MCBN", "crps_norm").value == -56.39
+    assert published_value(8, "boston", "MCBN", "crps_norm", batch_size=1024) is None
+    counts = {n: sum(p.table == n for p in published_values()) for n in range(4, 12)}
     assert counts == {4: 24, 5: 24, 6: 48, 7: 40, 8: 58, 9: 58, 10: 24, 11: 24}
 
 
@@ -333,5 +316,5 @@ def test_published_numbers_are_those_of_the_reference_files():
             for row in csv.DictReader(file):
                 dataset = next(name for name in mcbn_uci.DATASETS if row["dataset"].startswith(name))
                 options = {ours: int(row[theirs]) for theirs, ours in columns.items() if row.get(theirs)}
-                found = mcbn_value(number, dataset, row["method"], row["metric"], **options)
+                found = published_value(number, dataset, row["method"], row["metric"], **options)
                 assert (found and found.value) == (float(row["value"]) if row["value"] else None)

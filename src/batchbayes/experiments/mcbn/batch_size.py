@@ -1,26 +1,25 @@
-"""Tables 8 and 9 of the MCBN paper: normalised scores of MCBN against the batch size, with 100 draws.
+"""Tables 8 and 9 of the MCBN paper: normalised scores of MCBN for several batch sizes, with 100 draws.
 
-The batch size is that of training and of prediction. No code was published for these tables; here the weight decay and
-the number of epochs are chosen at each batch size by the protocol of the main tables (`protocol`).
+The batch size is used both for training and for prediction. The authors published no code for these tables. Here the
+weight decay and the number of epochs are chosen at each batch size, as for the main tables (`protocol`).
 """
 
-import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
-from batchbayes.errors import BatchbayesWarning
 from batchbayes.experiments.mcbn.methods import chosen_mcbn
-from batchbayes.experiments.mcbn.protocol import SYNTHETIC, Protocol, load_split
-from batchbayes.experiments.mcbn.scores import scored
+from batchbayes.experiments.mcbn.protocol import UciProtocol
+from batchbayes.experiments.mcbn.published import published_value
+from batchbayes.experiments.mcbn.scores import score_runs
+from batchbayes.experiments.mcbn.splits import load_split
 from batchbayes.experiments.mcbn.tables import sweep_tables
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
-from batchbayes.experiments.mcbn.uci import notes_beside
-from batchbayes.experiments.published import mcbn_value
-from batchbayes.reproduce.experiment import Unit
-from batchbayes.reproduce.tables import Table
+from batchbayes.experiments.mcbn.uci import num_rows, reduction_notes
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,36 +43,35 @@ PRESETS = {
 }
 
 
-def units(config: Protocol) -> list[Unit]:
-    """One for each data set, split and batch size that leaves some rows out of a batch, or that the paper has."""
+def units(config: UciProtocol) -> list[Unit]:
+    """Return one unit for each data set, split and batch size.
+
+    A batch size that would hold all training rows of a fold is left out, unless the paper has it.
+    """
     made = []
     for dataset in config.datasets:
-        own = config.of(dataset)
-        rows = SETS[dataset].num_rows if dataset != SYNTHETIC else 300
+        own, rows = config.of(dataset), num_rows(dataset)
         for split in range(1, own.splits + 1):
             for size in own.batch_sizes:
-                if size >= int(0.64 * rows) and mcbn_value(8, dataset, "MCBN", "crps_norm", batch_size=size) is None:
-                    continue
-                arguments = {"dataset": dataset, "split": split, "batch_size": size}
-                effort = rows * len(own.weight_decays) * own.max_epochs * (1 + 32 / size)
-                made.append(Unit(f"{dataset}, split {split}, batch {size}", arguments, effort=effort))
+                published = published_value(8, dataset, "MCBN", "crps_norm", batch_size=size) is not None
+                if size < int(0.64 * rows) or published:
+                    arguments = {"dataset": dataset, "split": split, "batch_size": size}
+                    effort = rows * len(own.weight_decays) * own.max_epochs * (1 + 32 / size)
+                    made.append(Unit(f"{dataset}, split {split}, batch {size}", arguments, effort=effort))
     return made
 
 
-def work(
-    config: Protocol, unit: Unit, needed: Mapping[str, Any], data_folder: str | os.PathLike[str] | None
-) -> dict[str, Any]:
+def work(config: UciProtocol, unit: Unit, needed: Results, data_folder: DataFolder) -> dict[str, Any]:
     """Choose, train and test at one batch size."""
     dataset = unit.arguments["dataset"]
     split = load_split(dataset, unit.arguments["split"], data_folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchbayesWarning)  # the tables show how good each setting is
+    with warnings_ignored():
         candidate, folds, tests = chosen_mcbn(config.of(dataset), dataset, split, unit.arguments["batch_size"])
-    return {"chosen": asdict(candidate), "runs": scored(folds, tests, split.precisions)}
+    return {"chosen": asdict(candidate), "runs": score_runs(folds, tests, split.precisions)}
 
 
-def tables(config: Protocol, results: Mapping[str, Any]) -> list[Table]:
-    """Ours beside the published ones."""
+def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
+    """Return our scores beside the published ones."""
     runs: dict[tuple[str, int], list[Mapping[str, float]]] = {}
     for unit in units(config):
         if unit.name in results:
@@ -82,15 +80,15 @@ def tables(config: Protocol, results: Mapping[str, Any]) -> list[Table]:
     return sweep_tables(config.datasets, runs, config.batch_sizes, "batch_size", (8, 9))
 
 
-def figures(config: Protocol, results: Mapping[str, Any]) -> "dict[str, Figure]":
-    """None: the paper has tables only."""
+def figures(config: UciProtocol, results: Results) -> "dict[str, Figure]":
+    """Return no figures: the paper has only tables for this."""
     return {}
 
 
-def notes(config: Protocol) -> list[str]:
-    """What is less than in the paper: 3 splits, 5 seeds, 100 draws."""
+def notes(config: UciProtocol) -> list[str]:
+    """Say what the preset reduces. The paper has 3 splits, 5 seeds and 100 draws."""
     return [
-        *notes_beside(PRESETS["paper"], config, dropout=False),
-        "A batch that holds all rows has no noise: concrete at 1024, and while folds are left out energy at 512 and "
-        "wine at 1024.",
+        *reduction_notes(PRESETS["paper"], config, dropout=False),
+        "A batch that holds all rows has no noise. This is so for concrete at 1024, and during cross-validation for "
+        "energy at 512 and wine at 1024.",
     ]

@@ -1,7 +1,7 @@
-r"""What the central limit theorem says of the statistics of mini-batches, and tests of whether they obey.
+r"""The distribution of mini-batch statistics by the central limit theorem, and tests against it.
 
-For batches of M examples: $\mu_B \sim N(\mu, \sigma^2/M)$ and
-$\sigma_B \sim N(\sigma, (\mu_4 - \sigma^4) / (4 \sigma^2 M))$, as in the appendix of the MCBN paper.
+For batches of M examples, the appendix of the MCBN paper states $\mu_B \sim N(\mu, \sigma^2/M)$ and
+$\sigma_B \sim N(\sigma, (\mu_4 - \sigma^4) / (4 \sigma^2 M))$.
 """
 
 import math
@@ -18,7 +18,7 @@ from batchbayes.network import Network
 
 
 def layer_inputs(network: MLP, inputs: Tensor) -> list[Tensor]:
-    """What each batch norm is given, (N, C), when all training rows are one batch; in double precision."""
+    """Return the inputs of each batch norm, (N, C) in double precision, if all training rows form one batch."""
     names = [f"hidden.{number}.norm" for number in range(len(network.hidden))]
     seen: list[Tensor] = []
 
@@ -32,10 +32,10 @@ def layer_inputs(network: MLP, inputs: Tensor) -> list[Tensor]:
 
 
 def limit_gaussians(values: Tensor, batch_size: int) -> dict[Statistic, Normal]:
-    """The Gaussians of the central limit theorem for batches of M, from all values of each unit, (N, C).
+    """Return the Gaussians of the central limit theorem for batches of M, from all values of each unit, (N, C).
 
-    >>> claims = limit_gaussians(torch.tensor([[-2.0], [0.0], [0.0], [2.0]]), batch_size=8)
-    >>> [(round(float(claim.loc), 3), round(float(claim.variance), 3)) for claim in claims.values()]
+    >>> limits = limit_gaussians(torch.tensor([[-2.0], [0.0], [0.0], [2.0]]), batch_size=8)
+    >>> [(round(float(limit.loc), 3), round(float(limit.variance), 3)) for limit in limits.values()]
     [(0.0, 0.25), (1.414, 0.062)]
     """
     variance, mean = torch.var_mean(values, 0, correction=0)
@@ -48,7 +48,7 @@ def limit_gaussians(values: Tensor, batch_size: int) -> dict[Statistic, Normal]:
 
 
 def without_replacement(num_rows: int, batch_size: int) -> float:
-    """How much less a mean of M of N rows varies when none is drawn twice.
+    """Return the factor by which the variance of a batch mean shrinks if no row is drawn twice.
 
     >>> without_replacement(5, 3)
     0.5
@@ -57,37 +57,38 @@ def without_replacement(num_rows: int, batch_size: int) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdicts:
-    """On one statistic of the C units of a layer, (c,) each, without those that never vary."""
+class GaussianTests:
+    """Tests of one statistic, with one number for each unit of a layer that varies."""
 
     fitted: Tensor
-    """p-values against a Gaussian with the moments of the same batches."""
+    """p-values against a Gaussian with the mean and the variance of the same batches."""
     limit: Tensor
-    """p-values against that of the central limit theorem."""
+    """p-values against the Gaussian of the central limit theorem."""
     finite: Tensor
-    """p-values against the same, for batches drawn without replacement."""
+    """p-values against the same Gaussian, corrected for batches drawn without replacement."""
     ratio: Tensor
-    """Observed variance over that of the central limit theorem."""
+    """The observed variance divided by that of the central limit theorem."""
 
 
-def hold_against(observed: Tensor, claim: Normal, shrinkage: float) -> Verdicts:
-    """Test one statistic of C units in R batches, (R, C), against three Gaussians.
+def compare_with_gaussians(observed: Tensor, limit: Normal, shrinkage: float) -> GaussianTests:
+    """Test a statistic of C units in R batches, (R, C), against three Gaussians.
 
     Args:
         observed: the statistic in each batch.
-        claim: the Gaussians of the central limit theorem, (C,).
-        shrinkage: by how much the variance is less in batches drawn without replacement.
+        limit: the Gaussians of the central limit theorem, (C,).
+        shrinkage: the factor by which the variance is smaller in batches drawn without replacement.
 
     >>> values = torch.randn(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> tests = hold_against(values, Normal(torch.zeros(1), torch.ones(1) / 2), shrinkage=4.0)
+    >>> tests = compare_with_gaussians(values, Normal(torch.zeros(1), torch.ones(1) / 2), shrinkage=4.0)
     >>> [bool(p > 0.05) for p in (tests.fitted, tests.limit, tests.finite)], round(float(tests.ratio))
     ([True, False, True], 4)
     """
     own = Normal(observed.mean(0), observed.std(0), validate_args=False)
-    varies = (own.scale > ROUNDING * own.loc.abs()) & (claim.scale > 0)
-    finite = Normal(claim.loc, claim.scale * math.sqrt(shrinkage), validate_args=False)
+    varies = (own.scale > ROUNDING * own.loc.abs()) & (limit.scale > 0)
+    finite = Normal(limit.loc, limit.scale * math.sqrt(shrinkage), validate_args=False)
     count = len(observed)
-    fitted = lilliefors_p_value(ks_distance(observed, own), count)
-    limit, corrected = (kolmogorov_p_value(ks_distance(observed, each), count) for each in (claim, finite))
-    ratio = own.variance / claim.variance
-    return Verdicts(*(each[varies] for each in (fitted, limit, corrected, ratio)))
+    p_values = (
+        lilliefors_p_value(ks_distance(observed, own), count),
+        *(kolmogorov_p_value(ks_distance(observed, each), count) for each in (limit, finite)),
+    )
+    return GaussianTests(*(each[varies] for each in (*p_values, own.variance / limit.variance)))

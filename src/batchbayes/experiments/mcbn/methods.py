@@ -1,8 +1,8 @@
-"""What is done with networks that cross-validation has chosen: every method of the regression tables, tuned and tested.
+"""All methods of the regression tables, with the networks that cross-validation has chosen: tune them and test them.
 
-The paper's: MCBN, batch norm with the statistics of all rows (BN), MC dropout (MCDO), dropout without noise (DO), and
-constant uncertainty around the means of MCBN and MCDO. Ours: the linear engine, the correlated Gaussian, MCBN with a
-batch size tuned on the folds left out, and an ensemble of the networks of all seeds.
+Methods of the paper: MCBN, batch norm with the statistics of all rows (BN), MC dropout (MCDO), dropout without noise
+(DO), and constant uncertainty around the means of MCBN and MCDO. Our additions: the linear engine, the correlated
+Gaussian, MCBN with a batch size tuned on the left-out folds, and an ensemble of the networks of all seeds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,20 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.experiments.mcbn.protocol import (
     SELECTION_SEED,
     Candidate,
-    Part,
-    Protocol,
-    Split,
+    UciProtocol,
     best_candidate,
-    choose,
-    trained,
+    cross_validate,
+    train_candidate,
 )
-from batchbayes.experiments.mcbn.scores import Drawn, draw, scored, scores_of, tune_precision
+from batchbayes.experiments.mcbn.scores import (
+    DrawnPredictions,
+    draw_predictions,
+    rounded,
+    score_runs,
+    scores_of,
+    tune_fold_precision,
+)
+from batchbayes.experiments.mcbn.splits import Split, StandardisedPart
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.population import population
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -34,71 +40,68 @@ from batchbayes.models.mlp import MLP
 from batchbayes.posterior import Posterior
 
 TUNING_SIZES = (3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
-"""Batch sizes to choose from after training."""
+"""The batch sizes that can be chosen after training."""
 TUNING_DRAWS, TUNING_POINTS = 100, 2000
-"""Enough to compare them."""
+"""Enough draws and points to compare batch sizes."""
 
 
 @dataclass(frozen=True, eq=False)
-class Networks:
-    """The networks of one candidate."""
+class CandidateNetworks:
+    """The trained networks of one candidate."""
 
     on_folds: list[MLP]
-    """One for each fold, from the first seed."""
+    """One network for each fold, with the first seed."""
     on_first_fold: list[MLP]
-    """One for each seed."""
+    """One network for each seed."""
     on_whole: list[MLP]
-    """One for each seed, on all rows but the test rows."""
+    """One network for each seed, trained on all rows except the test rows."""
 
 
-def train_networks(own: Protocol, dataset: str, split: Split, candidate: Candidate) -> Networks:
+def train_networks(own: UciProtocol, dataset: str, split: Split, candidate: Candidate) -> CandidateNetworks:
     """Train a candidate on each fold and on the whole, all in one stack."""
     seeds, folds = [*range(1, own.seeds + 1)], split.folds
     parts = [*folds, *[folds[0]] * (own.seeds - 1), *[split.whole] * own.seeds]
     names = [*range(len(folds)), *[0] * (own.seeds - 1), *["whole"] * own.seeds]
-    networks = trained(dataset, parts, candidate, [*[SELECTION_SEED] * len(folds), *seeds[1:], *seeds], names)
+    networks = train_candidate(dataset, parts, candidate, [*[SELECTION_SEED] * len(folds), *seeds[1:], *seeds], names)
     count = len(folds) + own.seeds - 1
-    return Networks(networks[: len(folds)], [networks[0], *networks[len(folds) : count]], networks[count:])
-
-
-Fit = Callable[[MLP, Part, int], Posterior]
-"""From a trained network, the part that it was trained on and a seed."""
+    return CandidateNetworks(networks[: len(folds)], [networks[0], *networks[len(folds) : count]], networks[count:])
 
 
 def score_dropout(
-    own: Protocol, dataset: str, split: Split, stochastic: Candidate, plain: Candidate, *, keep_points: bool
+    own: UciProtocol, dataset: str, split: Split, stochastic: Candidate, plain: Candidate, *, keep_points: bool
 ) -> dict[str, Any]:
-    """MC dropout, and the dropout network without noise."""
+    """Score MC dropout, and the dropout network without noise."""
     networks = train_networks(own, dataset, split, stochastic)
-    folds, tests = predicted(split, fitted(split, networks, lambda network, part, seed: mc_dropout(network)), own)
-    runs = {"MCDO": scored(folds, tests, split.precisions)}
+    folds, tests = predict_split(split, fit_all(split, networks, lambda network, part, seed: mc_dropout(network)), own)
+    runs = {"MCDO": score_runs(folds, tests, split.precisions)}
     if plain != stochastic:
         networks = train_networks(own, dataset, split, plain)
-    noiseless = fitted(split, networks, lambda network, part, seed: deterministic(network))
-    runs["DO"] = scored(*predicted(split, noiseless, own), split.precisions)
+    noiseless = fit_all(split, networks, lambda network, part, seed: deterministic(network))
+    runs["DO"] = score_runs(*predict_split(split, noiseless, own), split.precisions)
     return {"runs": runs, "points": {"MCDO": _points(tests[0], runs["MCDO"][0])} if keep_points else {}}
 
 
 def score_batch_norm(
-    own: Protocol, dataset: str, split: Split, stochastic: Candidate, plain: Candidate, *, keep_points: bool
+    own: UciProtocol, dataset: str, split: Split, stochastic: Candidate, plain: Candidate, *, keep_points: bool
 ) -> dict[str, Any]:
-    """MCBN and its relatives, and the network with the statistics of all training rows."""
+    """Score MCBN and its variants, and the network with the statistics of all training rows."""
     networks = train_networks(own, dataset, split, stochastic)
-    posteriors = fitted(split, networks, mcbn_at(stochastic.batch_size, own.num_samples))
-    folds, tests = predicted(split, posteriors, own)
-    runs = {"MCBN": scored(folds, tests, split.precisions)}
+    posteriors = fit_all(split, networks, mcbn_at(stochastic.batch_size, own.num_samples))
+    folds, tests = predict_split(split, posteriors, own)
+    runs = {"MCBN": score_runs(folds, tests, split.precisions)}
     if all(posterior.deviations.any() for posterior in posteriors.on_folds):
-        runs["MCBN, linear"] = scored(*predicted(split, posteriors, own, engine="linear"), split.precisions)
-        runs["correlated SBN"] = scored(*predicted(split, posteriors.each(correlated), own), split.precisions)
+        runs["MCBN, linear"] = score_runs(*predict_split(split, posteriors, own, engine="linear"), split.precisions)
+        runs["correlated SBN"] = score_runs(*predict_split(split, posteriors.each(correlated), own), split.precisions)
     else:
+        # The chosen batches hold all rows and have no noise: take smaller batches, whose noise can be scaled.
         rows = min(len(part.inputs) for part in split.folds) // 4
-        posteriors = fitted(split, networks, mcbn_at(rows, own.num_samples))  # networks that saw all rows at once
+        posteriors = fit_all(split, networks, mcbn_at(rows, own.num_samples))
     tuned, sizes = tuned_batch_size(own, split, posteriors)
-    runs |= tuned | {"ensemble": ensemble(split, networks)}
+    runs |= tuned | {"ensemble": score_ensemble(split, networks)}
     if plain != stochastic:
         networks = train_networks(own, dataset, split, plain)
-    noiseless = fitted(split, networks, lambda network, part, seed: population(network, part.inputs))
-    runs["BN"] = scored(*predicted(split, noiseless, own), split.precisions)
+    noiseless = fit_all(split, networks, lambda network, part, seed: population(network, part.inputs))
+    runs["BN"] = score_runs(*predict_split(split, noiseless, own), split.precisions)
     points = {"MCBN": _points(tests[0], runs["MCBN"][0])} if keep_points else {}
     return {"runs": runs, "tuned_batch_sizes": sizes, "points": points}
 
@@ -107,29 +110,31 @@ P = TypeVar("P", bound=Posterior)
 
 
 @dataclass(frozen=True, eq=False)
-class Posteriors(Generic[P]):
-    """One for each fold, and one for each seed on the whole."""
+class CandidatePosteriors(Generic[P]):
+    """One posterior for each fold, and one for each seed on the whole."""
 
     on_folds: list[P]
     on_whole: list[P]
 
-    def each(self, change: Callable[[P], P]) -> "Posteriors[P]":
-        """The same, each changed."""
-        return Posteriors([change(posterior) for posterior in self.on_folds], [*map(change, self.on_whole)])
+    def each(self, change: Callable[[P], P]) -> "CandidatePosteriors[P]":
+        """Return the posteriors after a change to each of them."""
+        return CandidatePosteriors([*map(change, self.on_folds)], [*map(change, self.on_whole)])
 
 
-def fitted(split: Split, networks: Networks, fit: Callable[[MLP, Part, int], P]) -> Posteriors[P]:
-    """Fit to each network, given the part that it was trained on and a seed."""
-    return Posteriors(
+def fit_all(
+    split: Split, networks: CandidateNetworks, fit: Callable[[MLP, StandardisedPart, int], P]
+) -> CandidatePosteriors[P]:
+    """Fit a posterior to each network. `fit` gets the network, the part that it was trained on, and a seed."""
+    return CandidatePosteriors(
         [fit(network, part, SELECTION_SEED) for network, part in zip(networks.on_folds, split.folds, strict=True)],
         [fit(network, split.whole, seed) for seed, network in enumerate(networks.on_whole, 1)],
     )
 
 
-def mcbn_at(batch_size: int, num_samples: int) -> Callable[[MLP, Part, int], BatchNormPosterior]:
-    """MCBN as in the paper; where a batch would hold all rows there is no noise."""
+def mcbn_at(batch_size: int, num_samples: int) -> Callable[[MLP, StandardisedPart, int], BatchNormPosterior]:
+    """Return a function that fits MCBN as in the paper. If a batch holds all rows, there is no noise."""
 
-    def fit(network: MLP, part: Part, seed: int) -> BatchNormPosterior:
+    def fit(network: MLP, part: StandardisedPart, seed: int) -> BatchNormPosterior:
         if batch_size >= len(part.inputs):
             return population(network, part.inputs)
         return mcbn(network, part.inputs, batch_size=batch_size, num_samples=num_samples, seed=seed)
@@ -138,89 +143,97 @@ def mcbn_at(batch_size: int, num_samples: int) -> Callable[[MLP, Part, int], Bat
 
 
 def correlated(posterior: BatchNormPosterior) -> BatchNormPosterior:
-    """The Gaussian with the covariance of the same rows, as `stochastic_bn(covariance="correlated")` would fit it."""
+    """Return the Gaussian with the covariance of the same rows: the fit of `stochastic_bn(covariance="correlated")`."""
     return replace(posterior, noise="correlated")
 
 
-def predicted(
-    split: Split, posteriors: Posteriors[Any], own: Protocol, engine: EngineName = "sample"
-) -> tuple[list[Drawn], list[Drawn]]:
-    """Predictions of each fold left out, and of the test rows from each seed."""
+def predict_split(
+    split: Split, posteriors: CandidatePosteriors[Any], own: UciProtocol, engine: EngineName = "sample"
+) -> tuple[list[DrawnPredictions], list[DrawnPredictions]]:
+    """Predict each left-out fold, and the test rows with each seed."""
     pairs = zip(posteriors.on_folds, split.folds, strict=True)
-    folds = [_predicted(posterior, part, SELECTION_SEED, own, engine) for posterior, part in pairs]
-    return folds, on_test_rows(split, posteriors, own, engine)
+    folds = [_predict_part(posterior, part, SELECTION_SEED, own, engine) for posterior, part in pairs]
+    return folds, predict_test_rows(split, posteriors, own, engine)
 
 
-def on_test_rows(
-    split: Split, posteriors: Posteriors[Any], own: Protocol, engine: EngineName = "sample"
-) -> list[Drawn]:
-    """Predictions of the test rows from each seed."""
-    return [_predicted(each, split.whole, seed, own, engine) for seed, each in enumerate(posteriors.on_whole, 1)]
+def predict_test_rows(
+    split: Split, posteriors: CandidatePosteriors[Any], own: UciProtocol, engine: EngineName = "sample"
+) -> list[DrawnPredictions]:
+    """Predict the test rows with each seed."""
+    return [_predict_part(each, split.whole, seed, own, engine) for seed, each in enumerate(posteriors.on_whole, 1)]
 
 
-def _predicted(posterior: Posterior, part: Part, seed: int, own: Protocol, engine: EngineName) -> Drawn:
-    """One draw is enough where all would be the same."""
+def _predict_part(
+    posterior: Posterior, part: StandardisedPart, seed: int, own: UciProtocol, engine: EngineName
+) -> DrawnPredictions:
+    """Predict the other rows of a part. One draw is enough if all draws are the same."""
     noiseless = isinstance(posterior, BatchNormPosterior) and not posterior.deviations.any()
     count = 1 if noiseless else own.num_samples
-    return draw(posterior, part.others, part.truth, part.in_units, count, seed, engine)
+    return draw_predictions(posterior, part.others, part.truth, part.in_units, count, seed, engine)
 
 
 def chosen_mcbn(
-    own: Protocol, dataset: str, split: Split, batch_size: int
-) -> tuple[Candidate, list[Drawn], list[Drawn]]:
-    """MCBN at a given batch size, the weight decay and epochs chosen: predictions of the folds and of the test rows."""
-    candidate = best_candidate(choose(own, dataset, split.folds, "BN", batch_size)["MCBN"])
+    own: UciProtocol, dataset: str, split: Split, batch_size: int
+) -> tuple[Candidate, list[DrawnPredictions], list[DrawnPredictions]]:
+    """Choose weight decay and epochs at a batch size, and predict the folds and the test rows by MCBN."""
+    candidate = best_candidate(cross_validate(own, dataset, split.folds, "BN", batch_size)["MCBN"])
     networks = train_networks(own, dataset, split, candidate)
-    return candidate, *predicted(split, fitted(split, networks, mcbn_at(batch_size, own.num_samples)), own)
+    return candidate, *predict_split(split, fit_all(split, networks, mcbn_at(batch_size, own.num_samples)), own)
 
 
 def tuned_batch_size(
-    own: Protocol, split: Split, posteriors: Posteriors[BatchNormPosterior]
+    own: UciProtocol, split: Split, posteriors: CandidatePosteriors[BatchNormPosterior]
 ) -> tuple[dict[str, list[dict[str, float]]], dict[str, float]]:
-    """MCBN at the batch size, and with the precision, that score best on the folds left out, by CRPS and by PLL."""
+    """Score MCBN with the batch size and the precision that score best on the left-out folds, by CRPS and by PLL.
 
-    def at(batch_size: float) -> list[Drawn]:
+    Returns the test scores and the chosen batch sizes, both by the name of the method.
+    """
+
+    def predict_folds(batch_size: float) -> list[DrawnPredictions]:
         count = min(TUNING_DRAWS, own.num_samples)
         return [
-            draw(posterior.at_batch_size(batch_size), part.others[:TUNING_POINTS], part.truth[:TUNING_POINTS],
-                 part.in_units, count, SELECTION_SEED)
+            draw_predictions(posterior.at_batch_size(batch_size), part.others[:TUNING_POINTS],
+                             part.truth[:TUNING_POINTS], part.in_units, count, SELECTION_SEED)
             for posterior, part in zip(posteriors.on_folds, split.folds, strict=True)
         ]  # fmt: skip
 
-    by_size: dict[float, list[Drawn]] = {}
+    by_size: dict[float, list[DrawnPredictions]] = {}
     for batch_size in TUNING_SIZES:
-        with suppress(BatchbayesError):  # so far from the observed statistics that outputs overflow: no candidate
-            by_size[batch_size] = at(batch_size)
+        with suppress(BatchbayesError):  # so far from the observed statistics that outputs overflow: not a candidate
+            by_size[batch_size] = predict_folds(batch_size)
     runs, sizes = {}, {}
     for objective in ("CRPS", "PLL"):
-        tuned = {size: tune_precision(folds, objective, split.precisions) for size, folds in by_size.items()}
+        tuned = {size: tune_fold_precision(folds, objective, split.precisions) for size, folds in by_size.items()}
         best = min(tuned, key=lambda size: tuned[size][1])
-        constant, _ = tune_precision([fold.constant() for fold in by_size[best]], objective, split.precisions)
+        constant, _ = tune_fold_precision([fold.constant() for fold in by_size[best]], objective, split.precisions)
         name = f"MCBN, tuned by {objective}"
         sizes[name] = best
-        there = posteriors.each(lambda posterior, best=best: posterior.at_batch_size(best))
-        runs[name] = [scores_of(test, tuned[best][0], constant) for test in on_test_rows(split, there, own)]
+        scaled = posteriors.each(lambda posterior, best=best: posterior.at_batch_size(best))
+        runs[name] = [scores_of(test, tuned[best][0], constant) for test in predict_test_rows(split, scaled, own)]
     return runs, sizes
 
 
-def ensemble(split: Split, networks: Networks) -> list[dict[str, float]]:
-    """The networks of all seeds together, without noise in any: one run. Its precision is that of the first fold."""
+def score_ensemble(split: Split, networks: CandidateNetworks) -> list[dict[str, float]]:
+    """Score one run: the networks of all seeds together, without noise. The first fold chooses the precision."""
 
-    def together(networks: Sequence[MLP], part: Part) -> Drawn:
+    def predict_together(networks: Sequence[MLP], part: StandardisedPart) -> DrawnPredictions:
         members = [
-            draw(population(network, part.inputs), part.others, part.truth, part.in_units, 1, 0) for network in networks
+            draw_predictions(population(network, part.inputs), part.others, part.truth, part.in_units, 1, 0)
+            for network in networks
         ]
-        return Drawn(torch.cat([member.draws for member in members]), part.truth)
+        return DrawnPredictions(torch.cat([member.draws for member in members]), part.truth)
 
-    folds, tests = [together(networks.on_first_fold, split.folds[0])], [together(networks.on_whole, split.whole)]
-    return scored(folds, tests, split.precisions)
+    fold, test = (
+        predict_together(networks.on_first_fold, split.folds[0]),
+        predict_together(networks.on_whole, split.whole),
+    )
+    return score_runs([fold], [test], split.precisions)
 
 
-def _points(drawn: Drawn, scores: Mapping[str, float]) -> dict[str, Any]:
-    """What the uncertainty-error figure shows, to four digits."""
-    std, error = drawn.std(scores["precision"]), (drawn.truth - drawn.mean).abs()
+def _points(drawn: DrawnPredictions, scores: Mapping[str, float]) -> dict[str, Any]:
+    """Return what the figure of errors against uncertainty shows."""
     return {
-        "std": [float(f"{value:.4g}") for value in std.tolist()],
-        "error": [float(f"{value:.4g}") for value in error.tolist()],
+        "std": rounded(drawn.std(scores["precision"]), digits=4),
+        "error": rounded((drawn.truth - drawn.mean).abs(), digits=4),
         "constant_std": scores["constant_precision"] ** -0.5,
     }

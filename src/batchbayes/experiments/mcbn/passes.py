@@ -1,26 +1,26 @@
-"""Tables 10 and 11 of the MCBN paper: normalised scores of MCBN against the number of draws, at batch size 128.
+"""Tables 10 and 11 of the MCBN paper: normalised scores of MCBN for several numbers of draws, at batch size 128.
 
-No code was published for these tables; the weight decay and the number of epochs are chosen by the protocol of the main
-tables (`protocol`). Fewer draws are the first of the many, in tuning and in testing.
+The authors published no code for these tables. Here the weight decay and the number of epochs are chosen as for the
+main tables (`protocol`). A smaller number of draws takes the first draws of the largest number, in tuning and in
+testing.
 """
 
-import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
-from batchbayes.errors import BatchbayesWarning
 from batchbayes.experiments.mcbn.batch_size import PRESETS as BATCH_SIZE
 from batchbayes.experiments.mcbn.methods import chosen_mcbn
-from batchbayes.experiments.mcbn.protocol import Protocol, load_split
-from batchbayes.experiments.mcbn.scores import Drawn, scored
+from batchbayes.experiments.mcbn.protocol import UciProtocol
+from batchbayes.experiments.mcbn.scores import DrawnPredictions, score_runs
+from batchbayes.experiments.mcbn.splits import load_split
 from batchbayes.experiments.mcbn.tables import sweep_tables
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
-from batchbayes.experiments.mcbn.uci import notes_beside
-from batchbayes.reproduce.experiment import Unit
-from batchbayes.reproduce.tables import Table
+from batchbayes.experiments.mcbn.uci import reduction_notes
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +35,8 @@ PRESETS = {
 }
 
 
-def units(config: Protocol) -> list[Unit]:
-    """One for each data set and split."""
+def units(config: UciProtocol) -> list[Unit]:
+    """Return one unit for each data set and split."""
     return [
         Unit(f"{dataset}, split {split}", {"dataset": dataset, "split": split})
         for dataset in config.datasets
@@ -44,29 +44,27 @@ def units(config: Protocol) -> list[Unit]:
     ]
 
 
-def work(
-    config: Protocol, unit: Unit, needed: Mapping[str, Any], data_folder: str | os.PathLike[str] | None
-) -> dict[str, Any]:
-    """Choose, train, draw as often as the largest number says, and score the first so many."""
+def work(config: UciProtocol, unit: Unit, needed: Results, data_folder: DataFolder) -> dict[str, Any]:
+    """Choose, train, predict with the largest number of draws, and score the first draws for each number."""
     dataset, own = unit.arguments["dataset"], config.of(unit.arguments["dataset"])
     split = load_split(dataset, unit.arguments["split"], data_folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchbayesWarning)  # the tables show how good each setting is
+    with warnings_ignored():
         candidate, folds, tests = chosen_mcbn(own, dataset, split, own.batch_sizes[0])
     counts = [count for count in PASSES if count <= own.num_samples]
     runs = {
-        str(count): scored(first_draws(folds, count), first_draws(tests, count), split.precisions) for count in counts
+        str(count): score_runs(first_draws(folds, count), first_draws(tests, count), split.precisions)
+        for count in counts
     }
     return {"chosen": asdict(candidate), "runs": runs}
 
 
-def first_draws(predicted: Sequence[Drawn], count: int) -> list[Drawn]:
-    """The same predictions by fewer draws."""
-    return [Drawn(each.draws[:count], each.truth) for each in predicted]
+def first_draws(predicted: Sequence[DrawnPredictions], count: int) -> list[DrawnPredictions]:
+    """Return the same predictions with the first `count` draws only."""
+    return [DrawnPredictions(each.draws[:count], each.truth) for each in predicted]
 
 
-def tables(config: Protocol, results: Mapping[str, Any]) -> list[Table]:
-    """Ours beside the published ones."""
+def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
+    """Return our scores beside the published ones."""
     runs: dict[tuple[str, int], list[Mapping[str, float]]] = {}
     for unit in units(config):
         for count, found in results[unit.name]["runs"].items() if unit.name in results else ():
@@ -74,11 +72,11 @@ def tables(config: Protocol, results: Mapping[str, Any]) -> list[Table]:
     return sweep_tables(config.datasets, runs, PASSES, "passes", (10, 11))
 
 
-def figures(config: Protocol, results: Mapping[str, Any]) -> "dict[str, Figure]":
-    """None: the paper has tables only."""
+def figures(config: UciProtocol, results: Results) -> "dict[str, Figure]":
+    """Return no figures: the paper has only tables for this."""
     return {}
 
 
-def notes(config: Protocol) -> list[str]:
-    """What is less than in the paper: 3 splits, 5 seeds, batch size 128."""
-    return notes_beside(PRESETS["paper"], config, dropout=False)
+def notes(config: UciProtocol) -> list[str]:
+    """Say what the preset reduces. The paper has 3 splits, 5 seeds and batch size 128."""
+    return reduction_notes(PRESETS["paper"], config, dropout=False)

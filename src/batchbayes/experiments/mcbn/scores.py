@@ -1,8 +1,9 @@
-"""How predictions of the MCBN tables are scored: CRPS of the matched Gaussian, log-likelihood of the mixture (PLL).
+"""Scores of predictions as in the tables of the MCBN paper, in the unit of the target.
 
-All in the units of the target. The precision tau of the observation noise is the one that scores best on the folds left
-out, within limits: by CRPS in the paper, for PLL too. CU ("constant uncertainty") is the same mean with one variance
-for all points.
+CRPS is the score of a Gaussian with the mean and the variance of the draws. PLL, the predictive log-likelihood, is that
+of the mixture of the draws. The precision tau of the observation noise is the one with the best score on the left-out
+folds, within limits. The paper chooses it by CRPS, also for PLL. Constant uncertainty means the same predicted means
+with one variance for all points.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from batchbayes.calibrate import lowest
+from batchbayes._common.minimise import minimise
 from batchbayes.engines.choose import EngineName
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import gaussian
@@ -27,16 +28,16 @@ from batchbayes.scores import (
     mixture_log_likelihood,
 )
 
-Objective = Literal["CRPS", "PLL"]
+PrecisionObjective = Literal["CRPS", "PLL"]
 Limits = tuple[float, float]
 ANY: Limits = (0.0, math.inf)
 TINY = 1e-12
-"""Errors below it count as this large, where the best log-likelihood would be infinite."""
+"""The smallest error in the best possible score: for an error of zero the best log-likelihood would be infinite."""
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
-    """Predictions in the unit of the target, (S, N), and the truth, (N,)."""
+class DrawnPredictions:
+    """Draws of the targets, (S, N), and the true targets, (N,), in the unit of the target."""
 
     draws: Tensor
     truth: Tensor
@@ -52,15 +53,15 @@ class Drawn:
         return self.draws.var(0, correction=0)
 
     def std(self, precision: float) -> Tensor:
-        """Total standard deviation, (N,)."""
+        """Return the standard deviation with observation noise, (N,)."""
         return (self.variance + 1 / precision).sqrt()
 
-    def constant(self) -> "Drawn":
-        """The same mean without any spread."""
-        return Drawn(self.mean[None], self.truth)
+    def constant(self) -> "DrawnPredictions":
+        """Return the same means without any variance."""
+        return DrawnPredictions(self.mean[None], self.truth)
 
 
-def draw(
+def draw_predictions(
     posterior: Posterior,
     inputs: Tensor,
     truth: Tensor,
@@ -68,41 +69,43 @@ def draw(
     num_samples: int,
     seed: int,
     engine: EngineName = "sample",
-) -> Drawn:
-    """Predict inputs by a posterior."""
+) -> DrawnPredictions:
+    """Predict inputs by draws from a posterior; `in_units` converts outputs to the unit of the target."""
     predictive = predict(
         posterior, inputs, gaussian(1.0), num_samples=num_samples, seed=seed, engine=engine, keep_draws=True
     )
-    return Drawn(in_units(predictive.draws), truth)
+    return DrawnPredictions(in_units(predictive.draws), truth)
 
 
-def crps(drawn: Drawn, precision: float) -> Tensor:
-    """Of a Gaussian with the mean and the total variance of the draws, (N,)."""
+def crps(drawn: DrawnPredictions, precision: float) -> Tensor:
+    """Return the CRPS of a Gaussian with the mean and the total variance of the draws, (N,)."""
     return gaussian_crps(drawn.mean, drawn.std(precision), drawn.truth)
 
 
-def log_likelihood(drawn: Drawn, precision: float) -> Tensor:
-    """Of the mixture of the draws with observation noise, (N,)."""
+def log_likelihood(drawn: DrawnPredictions, precision: float) -> Tensor:
+    """Return the log-likelihood of the mixture of the draws with observation noise, (N,)."""
     return mixture_log_likelihood(drawn.draws, precision, drawn.truth)
 
 
-def tune_precision(folds: Sequence[Drawn], objective: Objective = "CRPS", limits: Limits = ANY) -> tuple[float, float]:
-    """The precision with the best score, averaged over folds, and that score (of which lower is better).
+def tune_fold_precision(
+    folds: Sequence[DrawnPredictions], objective: PrecisionObjective = "CRPS", limits: Limits = ANY
+) -> tuple[float, float]:
+    """Return the precision with the best mean score over folds, and that score (lower is better).
 
-    Where draws alone scatter as far as errors, CRPS asks for ever less noise: there the limits decide.
+    If the draws alone scatter as much as the errors, CRPS prefers ever less noise. The upper limit decides then.
 
     >>> import torch
-    >>> alone = Drawn(torch.zeros(1, 4), torch.tensor([2.0, -2.0, 2.0, -2.0]))
-    >>> [round(value, 3) for value in tune_precision([alone], "PLL")]
+    >>> alone = DrawnPredictions(torch.zeros(1, 4), torch.tensor([2.0, -2.0, 2.0, -2.0]))
+    >>> [round(value, 3) for value in tune_fold_precision([alone], "PLL")]
     [0.25, 2.112]
     """
     moments = [(fold.mean, fold.variance, fold.truth) for fold in folds]
     error = math.fsum(float((mean - truth).square().mean()) for mean, _, truth in moments) / len(folds)
     if not 0 < error < math.inf:
         raise BatchbayesError(
-            expected="finite errors that are not all zero on the folds left out",
+            expected="finite errors on the left-out folds that are not all zero",
             got=f"a mean squared error of {error}",
-            fix="use held-out points that the network has not learnt by heart",
+            fix="use held-out points that the network has not memorised",
         )
 
     def cost(log_precision: float) -> float:
@@ -113,13 +116,13 @@ def tune_precision(folds: Sequence[Drawn], objective: Objective = "CRPS", limits
             scores = [-log_likelihood(fold, precision) for fold in folds]
         return math.fsum(map(mean_score, scores)) / len(folds)
 
-    free = math.exp(lowest(cost, -math.log(error) - math.log(10), -math.log(error) + math.log(1e4)))
+    free = math.exp(minimise(cost, -math.log(error) - math.log(10), -math.log(error) + math.log(1e4))[0])
     best = min(max(free, limits[0]), limits[1])
     return best, cost(math.log(best))
 
 
-def scores_of(drawn: Drawn, precision: float, constant_precision: float) -> dict[str, float]:
-    """One run in numbers: raw scores, those of constant uncertainty around the same mean, and normalised ones."""
+def scores_of(drawn: DrawnPredictions, precision: float, constant_precision: float) -> dict[str, float]:
+    """Return the scores of one run: plain, with constant uncertainty around the same means, and normalised."""
     error = (drawn.truth - drawn.mean).abs().clamp_min(TINY)
     own_crps, own_pll = crps(drawn, precision), log_likelihood(drawn, precision)
     constant_std = constant_precision**-0.5
@@ -138,8 +141,20 @@ def scores_of(drawn: Drawn, precision: float, constant_precision: float) -> dict
     }
 
 
-def scored(folds: Sequence[Drawn], tests: Sequence[Drawn], limits: Limits) -> list[dict[str, float]]:
-    """Tune both precisions on the folds left out, by CRPS, and score each test run."""
-    precision, _ = tune_precision(folds, limits=limits)
-    constant, _ = tune_precision([fold.constant() for fold in folds], limits=limits)
+def score_runs(
+    folds: Sequence[DrawnPredictions], tests: Sequence[DrawnPredictions], limits: Limits
+) -> list[dict[str, float]]:
+    """Tune both precisions by CRPS on the left-out folds, and return the scores of each test run."""
+    precision, _ = tune_fold_precision(folds, limits=limits)
+    constant, _ = tune_fold_precision([fold.constant() for fold in folds], limits=limits)
     return [scores_of(test, precision, constant) for test in tests]
+
+
+def rounded(values: Tensor, digits: int = 5) -> tuple[float, ...]:
+    """Return numbers with so many significant digits, for results that only a figure needs.
+
+    >>> import torch
+    >>> rounded(torch.tensor([0.123456, 123.456]), 2)
+    (0.12, 120.0)
+    """
+    return tuple(float(f"{value:.{digits}g}") for value in values.tolist())

@@ -1,32 +1,28 @@
-"""Tables 1 and 4 to 7, and the uncertainty-error figures 2, 4 and 5, of the MCBN paper: eight regression data sets.
+"""Tables 1 and 4 to 7 of the MCBN paper, and its figures 2, 4 and 5 of errors against uncertainty: eight data sets.
 
-For each split: batch norm networks at every batch size and dropout networks at every rate are compared by
-cross-validation (`protocol`); the chosen ones are trained again from several seeds and scored on the test rows
-(`mcbn_methods`, `mcbn_scores`), and stand beside the published figures (`mcbn_tables`).
+For each split, cross-validation compares batch norm networks of all batch sizes, and dropout networks of all rates
+(`protocol`). The chosen networks are trained again with several seeds and scored on the test rows (`methods`,
+`scores`). The tables show them beside the published scores (`tables`).
 """
 
-import os
-import warnings
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
-from batchbayes.errors import BatchbayesWarning
 from batchbayes.experiments.mcbn.methods import score_batch_norm, score_dropout
 from batchbayes.experiments.mcbn.protocol import (
     DROPOUT_BATCH_SIZE,
-    SYNTHETIC,
     WAYS,
-    Kind,
-    Protocol,
+    NetworkKind,
+    UciProtocol,
     best_candidate,
-    choose,
-    load_split,
+    cross_validate,
 )
-from batchbayes.experiments.mcbn.tables import all_tables
-from batchbayes.reproduce.experiment import Unit
-from batchbayes.reproduce.tables import Table
+from batchbayes.experiments.mcbn.splits import SYNTHETIC, SYNTHETIC_ROWS, load_split
+from batchbayes.experiments.mcbn.tables import regression_tables
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +31,7 @@ DATASETS = tuple(SETS)
 
 LARGE = {"splits": 2, "weight_decays": (1e-3, 1e-5), "max_epochs": 400}
 PRESETS = {
-    "smoke": Protocol(
+    "smoke": UciProtocol(
         (SYNTHETIC,),
         splits=1,
         seeds=2,
@@ -46,7 +42,7 @@ PRESETS = {
         selection_draws=8,
         num_samples=16,
     ),
-    "quick": Protocol(
+    "quick": UciProtocol(
         DATASETS,
         seeds=3,
         weight_decays=(1e-1, 1e-2, 1e-3, 1e-5),
@@ -60,12 +56,12 @@ PRESETS = {
             "yacht": {"selection_draws": 500, "batch_sizes": (32, 64, 128, 512)},  # its draws scatter widely
         },
     ),
-    "paper": Protocol(DATASETS),
+    "paper": UciProtocol(DATASETS),
 }
 
 
-def units(config: Protocol) -> list[Unit]:
-    """For each data set and split: a choice at each batch size, one over dropout rates, and a test of each kind."""
+def units(config: UciProtocol) -> list[Unit]:
+    """Return, for each data set and split, the choices at each batch size and over dropout rates, and two tests."""
     made: list[Unit] = []
     for dataset in config.datasets:
         own = config.of(dataset)
@@ -78,38 +74,39 @@ def units(config: Protocol) -> list[Unit]:
     return made
 
 
-def _unit(step: str, dataset: str, split: int, kind: Kind, own: Protocol, **more: int) -> Unit:
+def _unit(step: str, dataset: str, split: int, kind: NetworkKind, own: UciProtocol, **more: int) -> Unit:
     name = ", ".join([dataset, f"split {split}", kind, step, *(f"batch {size}" for size in more.values())])
-    rows = SETS[dataset].num_rows if dataset in SETS else 300
     rates = len(own.dropout_rates) if kind == "DO" else 1
     networks = 5 * len(own.weight_decays) * rates if step == "choose" else 4 + 2 * own.seeds
-    effort = networks * rows * min(own.max_epochs, 500) * (3 if dataset == "protein" else 1)
+    effort = networks * num_rows(dataset) * min(own.max_epochs, 500) * (3 if dataset == "protein" else 1)
     return Unit(name, {"step": step, "dataset": dataset, "split": split, "kind": kind, **more}, effort=effort)
 
 
-def work(
-    config: Protocol, unit: Unit, needed: Mapping[str, Any], data_folder: str | os.PathLike[str] | None
-) -> dict[str, Any]:
-    """Choose by cross-validation, or test what was chosen."""
+def num_rows(dataset: str) -> int:
+    """Return the number of rows of a data set."""
+    return SYNTHETIC_ROWS if dataset == SYNTHETIC else SETS[dataset].num_rows
+
+
+def work(config: UciProtocol, unit: Unit, needed: Results, data_folder: DataFolder) -> dict[str, Any]:
+    """Choose hyper-parameters by cross-validation, or test the chosen ones."""
     dataset, kind = unit.arguments["dataset"], unit.arguments["kind"]
     own, split = config.of(dataset), load_split(dataset, unit.arguments["split"], data_folder)
     if unit.arguments["step"] == "choose":
-        return choose(own, dataset, split.folds, kind, unit.arguments["batch_size"])
+        return cross_validate(own, dataset, split.folds, kind, unit.arguments["batch_size"])
     chosen = {way: best_candidate([c for found in needed.values() for c in found[way]]) for way in WAYS[kind]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchbayesWarning)  # the tables show how good each method is
+    with warnings_ignored():
         score = score_batch_norm if kind == "BN" else score_dropout
         tested = score(own, dataset, split, *chosen.values(), keep_points=unit.arguments["split"] == 1)
     return {"chosen": {way: asdict(candidate) for way, candidate in chosen.items()}, **tested}
 
 
-def tables(config: Protocol, results: Mapping[str, Any]) -> list[Table]:
-    """Ours beside the published ones."""
-    return all_tables(config.datasets, collected(config, results))
+def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
+    """Return our scores beside the published ones."""
+    return regression_tables(config.datasets, runs_by_method(config, results))
 
 
-def collected(config: Protocol, results: Mapping[str, Any]) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """The runs of every data set and method, over all splits that are done."""
+def runs_by_method(config: UciProtocol, results: Results) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Return the runs of every data set and method, over all finished splits."""
     runs: dict[str, dict[str, list[dict[str, float]]]] = {dataset: {} for dataset in config.datasets}
     for unit in units(config):
         if unit.arguments["step"] == "test" and unit.name in results:
@@ -118,8 +115,8 @@ def collected(config: Protocol, results: Mapping[str, Any]) -> dict[str, dict[st
     return runs
 
 
-def figures(config: Protocol, results: Mapping[str, Any]) -> "dict[str, Figure]":
-    """Errors against predicted uncertainty, for MCBN and MC dropout: the first split and seed of each data set."""
+def figures(config: UciProtocol, results: Results) -> "dict[str, Figure]":
+    """Show errors against predicted uncertainty for MCBN and MC dropout, for the first split and seed."""
     from batchbayes.plots import uncertainty_error_grid
 
     panels: dict[str, dict[str, Any]] = {}
@@ -133,18 +130,19 @@ def figures(config: Protocol, results: Mapping[str, Any]) -> "dict[str, Figure]"
 REDUCIBLE = (
     "splits", "seeds", "weight_decays", "batch_sizes", "dropout_rates", "max_epochs", "selection_draws", "num_samples"
 )  # fmt: skip
-"""Fields of the protocol by which a preset does less than the paper."""
+"""The fields in which a preset may do less than the paper."""
 
 
-def notes(config: Protocol) -> list[str]:
-    """What is less than in the paper, data set by data set."""
-    return notes_beside(Protocol(()), config)
+def notes(config: UciProtocol) -> list[str]:
+    """Say what the preset reduces, for each data set."""
+    return reduction_notes(UciProtocol(()), config)
 
 
-def notes_beside(full: Protocol, config: Protocol, *, dropout: bool = True) -> list[str]:
-    """What is less than in a protocol, data set by data set."""
+def reduction_notes(full: UciProtocol, config: UciProtocol, *, dropout: bool = True) -> list[str]:
+    """Say in which fields a protocol does less than the full one, for each data set."""
     lines = [
-        "Weight decays from 1e-7 to 1e-15 of the paper stand in the grid as one 0; tau is found by a search in log tau."
+        "One weight decay of 0 replaces the paper's values from 1e-7 to 1e-15. A search in log tau finds the precision "
+        "tau."
     ]
     for dataset in config.datasets:
         own = config.of(dataset)

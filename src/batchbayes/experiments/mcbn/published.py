@@ -1,19 +1,19 @@
-"""Numbers as printed in the papers, to stand beside ours.
+"""The numbers that the MCBN paper prints in its tables 4 to 11.
 
-mcbn.csv: tables 4 to 11 of Teye, Azizpour, Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks",
-ICML 2018. `crps_norm` and `pll_norm` are per cent, 0 for constant uncertainty and 100 for the optimum of every point;
-`crps` and `rmse` are in the unit of the target, `pll` in nats. Table 4's p-value of MCBN on protein is a misprint.
+`crps_norm` and `pll_norm` are percentages: 0 means constant uncertainty, and 100 means the optimum at every point.
+`crps` and `rmse` are in the unit of the target, and `pll` is in nats. In table 4 the p-value of MCBN on protein is a
+misprint.
 """
 
 import csv
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Published:
-    """One number of a paper."""
+class PublishedValue:
+    """One number of the paper."""
 
     table: int
     dataset: str
@@ -27,11 +27,11 @@ class Published:
 
 
 @cache
-def mcbn_tables() -> tuple[Published, ...]:
-    """All numbers of tables 4 to 11; cells that the paper leaves empty are left out."""
-    with (files(__name__) / "mcbn.csv").open() as file:
+def published_values() -> tuple[PublishedValue, ...]:
+    """Return all numbers of tables 4 to 11, without the cells that are empty in the paper."""
+    with Path(__file__).with_name("published.csv").open(newline="") as file:
         return tuple(
-            Published(
+            PublishedValue(
                 int(row["table"]),
                 row["dataset"],
                 row["method"],
@@ -47,15 +47,15 @@ def mcbn_tables() -> tuple[Published, ...]:
         )
 
 
-def mcbn_value(
+def published_value(
     table: int, dataset: str, method: str, metric: str, batch_size: int | None = None, passes: int | None = None
-) -> Published | None:
-    """One of them, or None.
+) -> PublishedValue | None:
+    """Return one number of the paper, or None if the paper does not have it.
 
-    >>> mcbn_value(7, "boston", "MCBN", "rmse").value
+    >>> published_value(7, "boston", "MCBN", "rmse").value
     2.75
     """
     key = (table, dataset, method, metric, batch_size, passes)
     return next(
-        (p for p in mcbn_tables() if (p.table, p.dataset, p.method, p.metric, p.batch_size, p.passes) == key), None
+        (p for p in published_values() if (p.table, p.dataset, p.method, p.metric, p.batch_size, p.passes) == key), None
     )

@@ -1,4 +1,4 @@
-"""The file of results: rows, claims, and files that are something else."""
+"""The results file: rows, claims, and files that are something else."""
 
 import json
 import math
@@ -15,15 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchbayes import BatchbayesError
-from batchbayes.reproduce.results import Outcome, Results, Run, read_results, to_json
-from batchbayes.reproduce.results.leases import Owner, this_process
+from batchbayes.reproduce import leases
+from batchbayes.reproduce.leases import ProcessIdentity, this_process
+from batchbayes.reproduce.records import RunSettings, UnitOutcome, to_json
+from batchbayes.reproduce.store import ResultStore, read_results
 
-RUN = Run("tiny", "smoke", None, to_json({"count": 2, "seeds": [0]}))
+RUN = RunSettings("tiny", "smoke", None, to_json({"count": 2, "seeds": [0]}))
 VERSIONS = {"batchbayes": "0.1.0", "torch": "2", "numpy": "2", "python": "3"}
 
 
-def outcome(value: object = 1.0) -> Outcome:
-    return Outcome(to_json(value), ("careful",), 0.25, VERSIONS, 4)
+def outcome(value: object = 1.0) -> UnitOutcome:
+    return UnitOutcome(to_json(value), ("careful",), 0.25, VERSIONS, 4)
 
 
 @pytest.fixture
@@ -38,16 +40,16 @@ def claims(path: Path) -> dict[str, tuple[str, float]]:
     return found
 
 
-def put_claim(path: Path, name: str, owner: Owner, expires: float) -> None:
+def put_claim(path: Path, name: str, owner: ProcessIdentity, expires: float) -> None:
     with sqlite3.connect(path) as connection:
-        connection.execute("INSERT INTO claims VALUES (?, ?, ?)", (name, owner.text(), expires))
+        connection.execute("INSERT INTO claims VALUES (?, ?, ?)", (name, owner.to_text(), expires))
     connection.close()
 
 
-def test_a_finished_unit_is_one_row_with_its_circumstances(path: Path) -> None:
-    with Results(path, RUN) as results:
-        assert results.claim(["a", "b"], 1) == ["a"]
-        results.finish("a", {"seed": 7, "split": 1}, outcome([0.1, None]))
+def test_a_finished_unit_is_one_row_with_how_it_was_made(path: Path) -> None:
+    with ResultStore(path, RUN) as store:
+        assert store.claim(["a", "b"], 1) == ["a"]
+        store.finish("a", {"seed": 7, "split": 1}, outcome([0.1, None]))
     connection = sqlite3.connect(path)
     connection.row_factory = sqlite3.Row
     (row,) = map(dict, connection.execute("SELECT * FROM units"))
@@ -64,21 +66,21 @@ def test_a_finished_unit_is_one_row_with_its_circumstances(path: Path) -> None:
     assert finished["a"].warnings == ("careful",)
 
 
-def test_the_seed_of_a_unit_is_that_of_its_split_where_it_has_no_other(path: Path) -> None:
-    with Results(path, RUN) as results:
-        results.finish("a", {"split": 3}, outcome())
-        results.finish("b", {"split": 3, "seed": 5}, outcome())
-        results.finish("c", {}, outcome())
+def test_a_unit_without_a_seed_has_the_seed_of_its_split(path: Path) -> None:
+    with ResultStore(path, RUN) as store:
+        store.finish("a", {"split": 3}, outcome())
+        store.finish("b", {"split": 3, "seed": 5}, outcome())
+        store.finish("c", {}, outcome())
     with sqlite3.connect(path) as connection:
         assert list(connection.execute("SELECT name, seed FROM units")) == [("a", 3), ("b", 5), ("c", None)]
     connection.close()
 
 
 def test_the_first_result_of_a_unit_stays(path: Path) -> None:
-    with Results(path, RUN) as results:
-        results.finish("a", {}, outcome(1.0))
-        results.finish("a", {}, outcome(2.0))
-        assert results.result("a") == 1.0
+    with ResultStore(path, RUN) as store:
+        store.finish("a", {}, outcome(1.0))
+        store.finish("a", {}, outcome(2.0))
+        assert store.result("a") == 1.0
 
 
 JSON = st.recursive(
@@ -90,63 +92,75 @@ JSON = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(value=JSON, name=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
-def test_results_come_back_to_the_last_bit(value: object, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_results_keep_every_bit(value: object, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("results") / "file ?#%.sqlite"
-    with Results(path, RUN) as results:
-        results.finish(name, {}, outcome(value))
-        again = results.result(name)
+    with ResultStore(path, RUN) as store:
+        store.finish(name, {}, outcome(value))
+        again = store.result(name)
     assert repr(again) == repr(json.loads(json.dumps(value, sort_keys=True)))  # repr: NaN, and -0.0
     assert repr(json.loads(read_results(path)[1][name].result)) == repr(again)
 
 
-def test_not_a_number_stays_one(path: Path) -> None:
-    with Results(path, RUN) as results:
-        results.finish("a", {}, outcome([math.nan, math.inf, -math.inf, 5e-324, 0.1 + 0.2]))
-        again = results.result("a")
+def test_nan_and_infinity_are_kept(path: Path) -> None:
+    with ResultStore(path, RUN) as store:
+        store.finish("a", {}, outcome([math.nan, math.inf, -math.inf, 5e-324, 0.1 + 0.2]))
+        again = store.result("a")
     assert math.isnan(again[0])
     assert again[1:] == [math.inf, -math.inf, 5e-324, 0.1 + 0.2]
 
 
-def test_what_lives_keeps_its_claims_and_the_dead_do_not(path: Path) -> None:
+ELSEWHERE = ProcessIdentity("elsewhere", 1, "1")
+"""A process of another host, or of another namespace of process numbers: nobody here can see whether it lives."""
+
+
+def test_claims_hold_while_their_process_lives(path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     alive = replace(this_process(), pid=process.pid, started=None)
-    later = time.time() + 1000
-    with Results(path, RUN) as results:
+    later = time.time() + 50
+    with ResultStore(path, RUN) as store:
         put_claim(path, "alive", alive, later)
-        put_claim(path, "number used again", replace(this_process(), started="1"), later)
-        put_claim(path, "another host", Owner("elsewhere", 1, "1"), later)
-        put_claim(path, "another host, expired", Owner("elsewhere", 1, "1"), time.time() - 1)
-        names = ["alive", "number used again", "another host", "another host, expired", "free"]
-        assert results.claim(names, 9) == ["number used again", "another host, expired", "free"]
+        put_claim(path, "reused process number", replace(this_process(), started="1"), later)
+        put_claim(path, "another host", ELSEWHERE, later)
+        put_claim(path, "another host, expired", ELSEWHERE, time.time() - 1)
+        names = ["alive", "reused process number", "another host", "another host, expired", "free"]
+        assert store.claim(names, 9) == ["reused process number", "another host, expired", "free"]
         process.communicate(b"\n")
-        assert results.claim(["alive", "another host"], 9) == ["alive"]
+        assert store.claim(["alive", "another host"], 9) == ["alive"]
 
 
-def test_claims_are_extended_while_the_work_runs_and_given_back_after_it(path: Path) -> None:
-    with Results(path, RUN, lease_seconds=0.4) as results:
-        results.claim(["a", "b"], 2)
+def test_a_lease_from_a_wrong_clock_does_not_block_a_unit(path: Path) -> None:
+    with ResultStore(path, RUN) as store:
+        put_claim(path, "a day ahead", ELSEWHERE, time.time() + 86400)
+        put_claim(path, "usual", ELSEWHERE, time.time() + leases.LEASE_SECONDS)
+        assert store.claim(["a day ahead", "usual"], 2) == ["a day ahead"]
+
+
+def test_claims_are_extended_during_the_work_and_deleted_after_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.4)
+    with ResultStore(path, RUN) as store:
+        store.claim(["a", "b"], 2)
         (first,) = {expires for _, expires in claims(path).values()}
         until = time.monotonic() + 10
         while claims(path)["a"][1] == first and time.monotonic() < until:
             time.sleep(0.05)
         assert claims(path)["a"][1] > first
-        results.release(["b"])
+        store.release(["b"])
         assert list(claims(path)) == ["a"]
     assert claims(path) == {}
 
 
-def test_a_closed_file_stands_alone(path: Path) -> None:
-    with Results(path, RUN) as results:
-        results.finish("a", {}, outcome())
+def test_a_closed_store_is_a_single_file(path: Path) -> None:
+    with ResultStore(path, RUN) as store:
+        store.finish("a", {}, outcome())
         assert path.with_name("results.sqlite-wal").exists()
     assert [found.name for found in path.parent.iterdir()] == ["results.sqlite"]
     assert path.read_bytes()[18:20] == b"\x01\x01"  # no write-ahead log: readable where nothing may be written
 
 
-def refused(path: Path, run: Run = RUN) -> str:
+def refused(path: Path, run: RunSettings = RUN) -> str:
     before = path.read_bytes()
     with pytest.raises(BatchbayesError) as caught:
-        Results(path, run)
+        ResultStore(path, run)
     assert path.read_bytes() == before
     assert [found.name for found in path.parent.iterdir()] == [path.name]
     return str(caught.value)
@@ -154,13 +168,13 @@ def refused(path: Path, run: Run = RUN) -> str:
 
 @pytest.fixture
 def written(path: Path) -> Path:
-    with Results(path, RUN) as results:
+    with ResultStore(path, RUN) as store:
         for number in range(80):
-            results.finish(f"unit {number}", {}, outcome([float(number)] * 20))
+            store.finish(f"unit {number}", {}, outcome([float(number)] * 20))
     return path
 
 
-def test_results_of_something_else_are_refused_and_left_alone(written: Path) -> None:
+def test_results_of_another_run_are_refused_and_not_changed(written: Path) -> None:
     assert "experiment tiny instead of huge" in refused(written, replace(RUN, experiment="huge"))
     assert "preset smoke instead of paper" in refused(written, replace(RUN, preset="paper"))
     text = refused(written, replace(RUN, config=to_json({"count": 3, "seeds": [0]})))
@@ -168,12 +182,12 @@ def test_results_of_something_else_are_refused_and_left_alone(written: Path) -> 
     assert "seeds" not in text
 
 
-def test_results_of_another_version_are_refused_and_left_alone(written: Path) -> None:
+def test_results_of_another_version_are_refused_and_not_changed(written: Path) -> None:
     with sqlite3.connect(written) as connection:
         connection.execute("PRAGMA user_version = 2")
     connection.close()
     assert "format version 1; got" in refused(written)
-    with pytest.raises(BatchbayesError, match="of version 2"):
+    with pytest.raises(BatchbayesError, match="with version 2"):
         read_results(written)
 
 
@@ -181,7 +195,7 @@ def test_a_database_of_something_else_is_refused(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
     connection.close()
-    assert "a database of something else" in refused(path)
+    assert "another kind of database" in refused(path)
 
 
 @pytest.mark.parametrize("content", [b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 5000, b"x"])
@@ -201,25 +215,25 @@ def test_a_damaged_file_is_refused(written: Path) -> None:
         read_results(written)
 
 
-def test_an_empty_file_is_a_beginning(path: Path) -> None:
+def test_an_empty_file_is_a_new_store(path: Path) -> None:
     path.touch()
-    with Results(path, RUN) as results:
-        assert results.finished() == {}
+    with ResultStore(path, RUN) as store:
+        assert store.finished() == {}
 
 
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(BatchbayesError, match="nothing at"):
         read_results(tmp_path / "none.sqlite")
     with pytest.raises(BatchbayesError, match="that can be opened"):
-        Results(tmp_path / "no folder" / "results.sqlite", RUN)
+        ResultStore(tmp_path / "no folder" / "results.sqlite", RUN)
 
 
 def test_a_full_disk_keeps_what_is_finished(path: Path) -> None:
-    with Results(path, RUN) as results:
-        results.finish("a", {}, outcome())
-        results._connection.execute("PRAGMA max_page_count = 12")
-        with pytest.raises(BatchbayesError, match=r"room and a working disk .* make room"):
-            results.finish("b", {}, outcome([0.5] * 20_000))
-        assert list(results.finished()) == ["a"]
-        results.finish("c", {}, outcome())
+    with ResultStore(path, RUN) as store:
+        store.finish("a", {}, outcome())
+        store._connection.execute("PRAGMA max_page_count = 12")
+        with pytest.raises(BatchbayesError, match=r"free space on a working disk .* free some space"):
+            store.finish("b", {}, outcome([0.5] * 20_000))
+        assert list(store.finished()) == ["a"]
+        store.finish("c", {}, outcome())
     assert list(read_results(path)[1]) == ["a", "c"]

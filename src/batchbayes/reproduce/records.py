@@ -1,0 +1,76 @@
+"""The records that a results file holds: the settings of the run, and the outcome of each unit."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings that all results in one file belong to."""
+
+    experiment: str
+    preset: str
+    datasets: tuple[str, ...] | None
+    """The data sets that the user chose; None for all data sets of the preset."""
+    config: str
+    """The configuration that follows from these settings, as JSON."""
+
+
+@dataclass(frozen=True)
+class UnitOutcome:
+    """The result of a unit, and how it was made."""
+
+    result: str
+    """JSON text."""
+    warnings: tuple[str, ...]
+    seconds: float
+    versions: Mapping[str, str]
+    """The versions of batchbayes, torch, numpy and python."""
+    cores: int
+
+
+@dataclass(frozen=True)
+class FinishedUnit(UnitOutcome):
+    """A finished unit, as one row of the file."""
+
+    name: str
+    arguments: str
+    """JSON text."""
+    finished: str
+    """The time at which the unit was finished, in UTC."""
+
+
+def to_json(value: Any) -> str:
+    """Return a value as JSON with sorted keys, so that equal values give equal texts.
+
+    Floats keep every bit. NaN and the infinities are allowed, since a training that diverges is a result too.
+
+    >>> to_json({"b": (0.1, float("nan")), "a": None})
+    '{"a": null, "b": [0.1, NaN]}'
+    """
+    return json.dumps(value, sort_keys=True)
+
+
+def config_differences(wanted: str, found: str) -> list[tuple[str, str, str]]:
+    """Return the fields in which two configurations (as JSON) differ, with both values.
+
+    The order of data sets does not matter.
+
+    >>> config_differences('{"a": 1, "b": [2]}', '{"a": 1, "b": [3]}')
+    [('b', '[2]', '[3]')]
+    >>> config_differences('{"datasets": ["a", "b"]}', '{"datasets": ["b", "a"]}')
+    []
+    """
+    first, second = ({name: to_json(value) for name, value in json.loads(text).items()} for text in (wanted, found))
+    return [
+        (name, first.get(name, "nothing"), second.get(name, "nothing"))
+        for name in dict.fromkeys([*first, *second])
+        if _comparable(name, first.get(name)) != _comparable(name, second.get(name))
+    ]
+
+
+def _comparable(name: str, text: str | None) -> Any:
+    value = json.loads(text) if name == "datasets" and text else None
+    return sorted(map(to_json, value)) if isinstance(value, list) else text
