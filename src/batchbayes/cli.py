@@ -32,6 +32,11 @@ data (T, X, V, O and the input of predict):
 A model factory and a data function are code: they are imported from the current folder or PYTHONPATH and EXECUTED.
 Weights are safetensors files; no pickle is ever loaded.
 """
+COLUMNS_HELP = """\
+columns: prediction, confidence and entropy of classes; mean, std and a 90 % interval of values; flag is 1 if the
+uncertainty is above the threshold of the assessment. mutual_information, epistemic_std and the std of a class say how
+far the draws differ; they are empty if the recommended method makes no draws.
+"""
 EXIT_CODES = "exit codes: 0 done; 2 bad input, with one line that says what to do; 130 interrupted, nothing written"
 
 
@@ -135,7 +140,7 @@ def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
         help="predict new data with the posterior of an assessment, without the training data",
         description="Predict new data with the posterior.safetensors of an assessment, which holds the recommended "
         "method. The columns are those of predictions.csv.",
-        epilog=f"{DATA_HELP}\n{EXIT_CODES}",
+        epilog=f"{COLUMNS_HELP}\n{DATA_HELP}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(command, PredictOptions)

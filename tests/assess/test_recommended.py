@@ -88,6 +88,20 @@ def test_predict_says_what_the_assessment_said(task, rank, tmp_path, let_win):
         assert all(column) if rank < 2 else not any(column)
 
 
+def test_what_is_printed_is_what_is_written(tmp_path, capsys):
+    arguments = assess_cases.write_case("classification", tmp_path)
+    assess(tmp_path, arguments)
+    predict(tmp_path, arguments, "test")
+    given = ["--model", arguments[1], "--weights", str(tmp_path / "weights.safetensors"), "--quiet"]
+    given += ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--input", str(tmp_path / "test.npz")]
+    capsys.readouterr()
+    assert cli.main(["predict", *given]) == 0
+    assert capsys.readouterr().out == (tmp_path / "predicted-test.csv").read_text()
+    assert cli.main(["predict", *given, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [{key: str(cell) for key, cell in row.items()} for row in rows] == rows_in(tmp_path / "predicted-test.csv")
+
+
 @pytest.mark.parametrize(("rank", "kind"), [(0, bb.PointPosterior), (1, bb.PointPosterior), (4, bb.BatchNormPosterior)])
 def test_the_file_holds_the_winner(rank, kind, tmp_path, let_win):
     let_win(rank)

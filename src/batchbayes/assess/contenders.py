@@ -14,6 +14,7 @@ from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.candidates import Candidate, Setting, find_candidates
 from batchbayes.methods.point import deterministic
 from batchbayes.posterior import Posterior
+from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
 
 P = TypeVar("P")
 S = TypeVar("S")
@@ -70,6 +71,10 @@ class Contender(Generic[S]):
     def settings(self) -> dict[str, Any]:
         """What the report notes down about it."""
         return {**self.candidate.settings, **self.tuned, "draws": self.num_samples, "engine": self.engine}
+
+
+ClassContender = Contender[Seen[CategoricalPredictive]]
+ValueContender = Contender[Seen[GaussianPredictive]]
 
 
 def drawing(options: AssessOptions) -> dict[str, Any]:

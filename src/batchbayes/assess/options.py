@@ -43,10 +43,9 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def _method_help() -> str:
-    offered = ", ".join(compared_names())
     return (
-        f"methods to compare (mcbn), some of: {offered}. For a method of your own write pkg.module:name: the module is "
-        "imported, and must register the method"
+        f"methods to compare (default: mcbn), out of {', '.join(compared_names())}. A method of your own is named as "
+        "pkg.module:name: the module is EXECUTED, and registers the method"
     )
 
 

@@ -11,6 +11,7 @@ from batchbayes.assess.choice import recommend
 from batchbayes.assess.classification.figures import class_figures
 from batchbayes.assess.classification.verdict import class_verdict
 from batchbayes.assess.contenders import (
+    ClassContender,
     Contender,
     Seen,
     advice_for_classes,
@@ -45,8 +46,6 @@ from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict, predict_stream
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.scores import brier, is_misclassified, max_probability
-
-ClassContender = Contender[Seen[CategoricalPredictive]]
 
 COLUMNS = (
     MetricColumn("accuracy", "Accuracy", "higher", 1, "share of right answers", percent=True),

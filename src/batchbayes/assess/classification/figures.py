@@ -8,22 +8,17 @@ from torch import Tensor
 
 from batchbayes import plots
 from batchbayes.assess.assessment import Figures
-from batchbayes.assess.contenders import Contender, Seen
+from batchbayes.assess.contenders import ClassContender, Contender
 from batchbayes.assess.load import Case
 from batchbayes.assess.thumbnails import displayable
 from batchbayes.metrics import count_by_score, equal_width_reliability, risk_coverage
-from batchbayes.predictive import CategoricalPredictive
 from batchbayes.scores import is_misclassified, max_probability
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    ClassContender = Contender[Seen[CategoricalPredictive]]
 
-
-def class_figures(
-    case: Case, contenders: "Sequence[ClassContender]", chosen: "ClassContender", labels: Tensor
-) -> Figures:
+def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: ClassContender, labels: Tensor) -> Figures:
     """Draw the figures of a classifier. Those of one method show the recommended one."""
     bins, curves = {}, {}
     for contender in contenders:
@@ -72,7 +67,7 @@ def tuning_figures(contenders: Sequence[Contender[Any]]) -> Figures:
     }
 
 
-def _certainty(case: Case, chosen: "ClassContender", labels: Tensor) -> "Figure | None":
+def _certainty(case: Case, chosen: ClassContender, labels: Tensor) -> "Figure | None":
     test = chosen.seen.test
     order = (test.mutual_information if chosen.has_draws else test.entropy).argsort(stable=True)
     shown = torch.cat([order[:8], order[-8:]]) if len(order) >= 16 else order

@@ -9,7 +9,14 @@ from torch import Tensor
 from batchbayes._common.text import number
 from batchbayes.assess.assessment import FLAGGED_SHARE, STRANGE, Assessment, MetricColumn
 from batchbayes.assess.choice import recommend
-from batchbayes.assess.contenders import Contender, Seen, compared_candidates, drawing, notes_for_prediction
+from batchbayes.assess.contenders import (
+    Contender,
+    Seen,
+    ValueContender,
+    compared_candidates,
+    drawing,
+    notes_for_prediction,
+)
 from batchbayes.assess.explorer import value_explorer
 from batchbayes.assess.load import Case
 from batchbayes.assess.options import AssessOptions
@@ -34,8 +41,6 @@ from batchbayes.metrics import (
 from batchbayes.prediction import predict
 from batchbayes.predictive import GaussianPredictive
 from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum, mixture_crps
-
-ValueContender = Contender[Seen[GaussianPredictive]]
 
 INTERVALS = "Do intervals hold the target?"
 COLUMNS = (

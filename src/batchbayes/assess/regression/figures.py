@@ -7,7 +7,7 @@ from torch import Tensor
 from batchbayes import plots
 from batchbayes.assess.assessment import Figures
 from batchbayes.assess.classification.figures import tuning_figures
-from batchbayes.assess.contenders import Contender, Seen
+from batchbayes.assess.contenders import ValueContender
 from batchbayes.assess.rows import first_output
 from batchbayes.metrics import best_constant_precision, interval_summary
 from batchbayes.predictive import GaussianPredictive
@@ -21,8 +21,8 @@ def central(predictive: GaussianPredictive, level: float) -> tuple[Tensor, Tenso
 
 
 def value_figures(
-    contenders: Sequence[Contender[Seen[GaussianPredictive]]],
-    chosen: Contender[Seen[GaussianPredictive]],
+    contenders: Sequence[ValueContender],
+    chosen: ValueContender,
     targets: Tensor,
     held_out: Tensor,
     unit: str,
