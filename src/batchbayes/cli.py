@@ -125,8 +125,8 @@ def _add_assess(commands: "argparse._SubParsersAction[Any]") -> None:
     command = commands.add_parser(
         "assess",
         help="a trained network and its data in, a report on its uncertainty out",
-        description="Say how good a trained network is, how honest it is, when not to trust it, and which method to "
-        "use. Writes report.html, metrics.json, predictions.csv, posterior.safetensors and figures/*.png to DIR.",
+        description="Say how good a trained network is, how honest it is, when not to trust it, and which method\n"
+        "to use. Writes report.html, metrics.json, predictions.csv, posterior.safetensors and figures/*.png to DIR.",
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -138,7 +138,7 @@ def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
     command = commands.add_parser(
         "predict",
         help="predict new data with the posterior of an assessment, without the training data",
-        description="Predict new data with the posterior.safetensors of an assessment, which holds the recommended "
+        description="Predict new data with the posterior.safetensors of an assessment, which holds the recommended\n"
         "method. The columns are those of predictions.csv.",
         epilog=f"{COLUMNS_HELP}\n{DATA_HELP}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -45,7 +45,7 @@ def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: Clas
             scores["mutual information (nats)"] = test.mutual_information, ood.mutual_information
         figures["out-of-distribution"] = (
             plots.shift_figure(scores),
-            f"Uncertainty of {chosen.name} about the test data and about {case.ood.name}.",
+            f"Uncertainty about the test data and about {case.ood.name} ({chosen.name}).",
         )
     if (picture := _certainty(case, chosen, labels)) is not None:
         why = "on which the draws agree most and least" if chosen.has_draws else "with the lowest and highest entropy"

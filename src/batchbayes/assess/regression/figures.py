@@ -52,7 +52,7 @@ def value_figures(
         unit=unit,
     )
     caption = (
-        f"Errors of {chosen.name} in the order of its predicted spread. If the spread tells large errors from small "
+        f"Errors in the order of the predicted spread ({chosen.name}). If the spread tells large errors from small "
         "ones, the dots and their running mean rise to the right with the bands."
     )
     return {"uncertainty-error": (scatter, caption), **figures}

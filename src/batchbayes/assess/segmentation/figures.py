@@ -34,8 +34,8 @@ def image_figures(
     return {
         "segmentation": (
             _triptychs(options, case, chosen),
-            f"The most certain test image, one in the middle and the least certain one, by the mean entropy of "
-            f"{chosen.name}.",
+            "The most certain test image, one in the middle and the least certain one, by their mean entropy "
+            f"({chosen.name}).",
         ),
         "reliability": (
             plots.reliability_figure({c.name: c.seen.reliability.reliability() for c in contenders}),
