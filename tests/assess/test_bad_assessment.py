@@ -81,7 +81,7 @@ CASES = {
     "batch size above the data": (lambda f: {"batch_size": 999}, "at least 999 training examples"),
     "unknown method": (lambda f: {"method": "magic"}, "a method, one of: mcbn, stochastic-bn"),
     "a method that is not compared": (lambda f: {"method": "deterministic"}, "a method, one of: mcbn, stochastic-bn"),
-    "a method in no module": (lambda f: {"method": "no_such_module:jitter"}, "No module named 'no_such_module'"),
+    "a method in no module": (lambda f: {"method": "no_such_module:wobble"}, "No module named 'no_such_module'"),
     "a method that its module lacks": (lambda f: {"method": "helpers.assess_cases:magic"}, "got 'magic'"),
     "too few class names": (lambda f: {"class_names": "a,b"}, "3 class names"),
     "a test loader that shuffles": (lambda f: {"test": "helpers.assess_cases:shuffling_test"}, "shuffle=False"),

@@ -14,10 +14,10 @@ from batchbayes.posterior import Header, Posterior
 
 
 @dataclass(frozen=True, eq=False)
-class JitterPosterior(Posterior):
+class WobblePosterior(Posterior):
     """The network, with a random number added to each of its outputs."""
 
-    kind: ClassVar[str] = "jitter"
+    kind: ClassVar[str] = "wobble"
 
     network: Network
     scale: Tensor
@@ -27,7 +27,7 @@ class JitterPosterior(Posterior):
         return self.network.device
 
     def draw(self, seed: int, index: int) -> Function:
-        random = generator(seed, "jitter", index)
+        random = generator(seed, "wobble", index)
         return lambda inputs: self.network(inputs) + self.scale * torch.randn(len(self.scale), generator=random)
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
@@ -38,8 +38,8 @@ class JitterPosterior(Posterior):
         return cls(as_network(model), tensors["scale"])
 
 
-def jitter(model: nn.Module, batches: object) -> JitterPosterior:
-    return JitterPosterior(as_network(model), torch.tensor([0.1, 0.2, 0.3]))
+def wobble(model: nn.Module, batches: object) -> WobblePosterior:
+    return WobblePosterior(as_network(model), torch.tensor([0.1, 0.2, 0.3]))
 
 
-bb.register(jitter, JitterPosterior, label="Jitter", about="a random number is added to each output")
+bb.register(wobble, WobblePosterior, label="Wobble", about="a random number is added to each output")
