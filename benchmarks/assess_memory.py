@@ -53,13 +53,13 @@ def test() -> "DataLoader[tuple[Tensor, Tensor]]":
 
 
 def measure(draws: int) -> None:
-    from batchbayes.assess.job import Job
+    from batchbayes.assess.options import AssessOptions
     from batchbayes.assess.run import run_assessment
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         names = {"model": "__main__:network", "train": "__main__:train", "test": "__main__:test"}
-        run_assessment(Job(**names, out=Path(folder) / "out", num_samples=draws, engine="sample"))
+        run_assessment(AssessOptions(**names, out=Path(folder) / "out", draws=draws, engine="sample"))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 

@@ -79,7 +79,10 @@ CASES = {
     "no targets": (lambda f: {"test": table(f, "a,b\n1,2\n")}, "name the column by --target"),
     "no batch size": (lambda f: {"batch_size": None}, "--batch-size beside training data from a file"),
     "batch size above the data": (lambda f: {"batch_size": 999}, "at least 999 training examples"),
-    "unknown method": (lambda f: {"method": "magic"}, "methods among mcbn, stochastic-bn"),
+    "unknown method": (lambda f: {"method": "magic"}, "a method, one of: mcbn, stochastic-bn"),
+    "a method that is not compared": (lambda f: {"method": "deterministic"}, "a method, one of: mcbn, stochastic-bn"),
+    "a method in no module": (lambda f: {"method": "no_such_module:wobble"}, "No module named 'no_such_module'"),
+    "a method that its module lacks": (lambda f: {"method": "helpers.assess_cases:magic"}, "got 'magic'"),
     "too few class names": (lambda f: {"class_names": "a,b"}, "3 class names"),
     "a test loader that shuffles": (lambda f: {"test": "helpers.assess_cases:shuffling_test"}, "shuffle=False"),
     "an empty folder": (lambda f: {"test": _empty(f)}, "expected images in"),
@@ -122,7 +125,7 @@ def test_debug_shows_where(case):
         cli.main([*change(case, model="helpers.assess_cases:raising"), "--debug"])
 
 
-@pytest.mark.parametrize("stage", ["load", "write_files", "build_report"])
+@pytest.mark.parametrize("stage", ["load_case", "write_files", "build_report"])
 def test_an_interrupt_leaves_nothing(stage, case, tmp_path, monkeypatch, capsys):
     from batchbayes.assess.report import build
 

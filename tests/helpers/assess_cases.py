@@ -71,6 +71,11 @@ def without_batch_norm() -> nn.Module:
     return nn.Linear(2, 3)
 
 
+def with_dropout() -> nn.Module:
+    with GlobalStream(0):
+        return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+
+
 def endless_training() -> Iterator[Tensor]:
     while True:
         yield blobs(32, int(torch.randint(0, 1000, ())))[0]
@@ -96,7 +101,7 @@ def scene_test() -> DataLoader:
 
 @cache
 def trained(task: str) -> dict[str, Tensor]:
-    """The weights of a network trained for a moment."""
+    """Return the weights of a network that was trained for a moment."""
     build, data, loss, epochs = {
         "classification": (classifier, blobs(300, 0), cross_entropy, 15),
         "regression": (regressor, (wave(300, 0)[0], wave(300, 0)[1][:, None]), mse_loss, 60),
@@ -110,7 +115,7 @@ def trained(task: str) -> dict[str, Tensor]:
 
 
 def write_case(task: str, folder: Path) -> list[str]:
-    """Write weights and data, and give the arguments that assess them."""
+    """Write weights and data, and return the arguments that assess them."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(trained(task), folder / "weights.safetensors")
     shared = ["--weights", str(folder / "weights.safetensors"), "--draws", "12", "--quiet"]
@@ -125,16 +130,8 @@ def write_case(task: str, folder: Path) -> list[str]:
             x = x + 6 if name == "ood" else x
             np.savez(folder / f"{name}.npz", X=x.numpy(), y=y.numpy(), class_names=np.array(CLASS_NAMES))
         files = ["--train", str(folder / "train.npz"), "--test", str(folder / "test.npz")]
-        return [
-            "--model",
-            "helpers.assess_cases:classifier",
-            *files,
-            "--ood",
-            str(folder / "ood.npz"),
-            "--batch-size",
-            "16",
-            *shared,
-        ]
+        files += ["--ood", str(folder / "ood.npz")]
+        return ["--model", "helpers.assess_cases:classifier", *files, "--batch-size", "16", *shared]
     for name, count, seed in (("train", 300, 0), ("test", 240, 1)):
         write_csv(folder / f"{name}.csv", *wave(count, seed))
     files = ["--train", str(folder / "train.csv"), "--test", str(folder / "test.csv"), "--target", "height"]

@@ -1,44 +1,52 @@
-"""Which method to use: the simplest of those that are as good as the best, as far as the test data can tell."""
+"""The choice of a method: the simplest of those that are as good as the best, as far as the test data can tell."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from batchbayes._common.text import number
-from batchbayes.assess.job import Scored
+from batchbayes.assess.contenders import Contender
 
 DOUBT = 2.0
-"""Standard errors of the mean difference within which two methods are taken as equally good."""
+"""Two methods count as equally good if their mean losses differ by at most this many standard errors."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
-    """The method to use, and how sure that is."""
+    """The contender to use, and the one with the lowest mean loss, which may be less simple."""
 
-    recommended: str
-    best: str
-    """The lowest mean loss, which may be of another, less simple method."""
+    recommended: Contender[Any]
+    best: Contender[Any]
+    is_network: bool
+    """Whether the network as it is is recommended."""
 
-
-def choose(scored: Sequence[Scored]) -> Choice:
-    """Choose by paired differences of losses; the methods come in the order of simplicity."""
-    best = min(scored, key=lambda method: float(method.losses.double().mean()))
-    for method in scored:
-        difference = (method.losses - best.losses).double()
-        error = float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5
-        if method is best or float(difference.mean()) <= DOUBT * error:
-            return Choice(method.name, best.name)
-    raise AssertionError("the best method is as good as itself")
+    @property
+    def name(self) -> str:
+        """The recommended method, in a sentence."""
+        return "the network as it is" if self.is_network else self.recommended.name
 
 
-def sentence_of_choice(
-    recommended: str, best: str, means: Mapping[str, float], loss: str, advice: Mapping[str, str]
-) -> str:
-    """Which method to use, why, and how."""
-    name = "the network as it is" if recommended == "deterministic" else recommended
-    why = f"it has the lowest {loss} on the test data, {number(means[best])}"
-    if recommended != best:
+def recommend(contenders: Sequence[Contender[Any]]) -> Choice:
+    """Choose among contenders in the order of simplicity. The network as it is comes first."""
+    best = min(contenders, key=lambda contender: contender.mean_loss)
+    chosen = next(contender for contender in contenders if _is_as_good(contender, best))
+    return Choice(chosen, best, is_network=chosen is contenders[0])
+
+
+def _is_as_good(contender: Contender[Any], best: Contender[Any]) -> bool:
+    """Return whether the paired differences of losses leave a doubt that the best is better."""
+    difference = (contender.losses - best.losses).double()
+    error = float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5
+    return contender is best or float(difference.mean()) <= DOUBT * error
+
+
+def sentence_of_choice(choice: Choice) -> str:
+    """Say which method to use, why, and how."""
+    chosen, best = choice.recommended, choice.best
+    why = f"It has the lowest NLL on the test data, {number(best.mean_loss)}."
+    if chosen is not best:
         why = (
-            f"at {number(means[recommended])} its {loss} cannot be told from the lowest, {number(means[best])} "
-            f"({best}), and it is simpler"
+            f"It is simpler than {best.name}, which has the lowest NLL on the test data, {number(best.mean_loss)}. "
+            f"Its own NLL is {number(chosen.mean_loss)}: the test data cannot tell them apart."
         )
-    return f"Use {name}: {why}. {advice[recommended]}"
+    return f"Use {choice.name}. {why} {chosen.advice}"

@@ -1,4 +1,4 @@
-"""What the slider of the report shows: how much is kept at each threshold on the uncertainty, and how wrong that is."""
+"""What the interactive chart of the report shows: the answers that a threshold keeps, and their errors."""
 
 import torch
 from torch import Tensor
@@ -6,16 +6,16 @@ from torch import Tensor
 from batchbayes.metrics import ScoreCounts, risk_coverage
 
 STEPS = 200
-"""Positions of the slider."""
+"""Number of positions of the slider, at most."""
 
 
-def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float) -> dict[str, object]:
-    """Entropy against mutual information, and the error rate of what is kept."""
+def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float, *, has_draws: bool) -> dict[str, object]:
+    """Show entropy against mutual information, or against confidence if there are no draws, and the error rate."""
     return {
         "x": "entropy",
-        "y": "mutual_information",
+        "y": "mutual_information" if has_draws else "confidence",
         "x_label": "entropy (nats)",
-        "y_label": "mutual information (nats)",
+        "y_label": "mutual information (nats)" if has_draws else "confidence",
         "risk_label": "error rate",
         "kept_label": "of the inputs answered",
         "percent": True,
@@ -25,7 +25,7 @@ def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float) -> dict
 
 
 def value_explorer(uncertainty: Tensor, error: Tensor, threshold: float, unit: str) -> dict[str, object]:
-    """Spread of the draws against absolute error, and the RMSE of what is kept."""
+    """Show the spread of the draws against the absolute error, and the RMSE of what is kept."""
     return {
         "x": "epistemic_std",
         "y": "error",
@@ -40,7 +40,7 @@ def value_explorer(uncertainty: Tensor, error: Tensor, threshold: float, unit: s
 
 
 def image_explorer(counts: ScoreCounts, start: float = 0.9) -> dict[str, object]:
-    """Mean entropy of an image against its share of wrong pixels, and the error rate of the pixels that are kept.
+    """Show the mean entropy of images against their share of wrong pixels, and the error rate of pixels that are kept.
 
     The slider starts where about the share `start` of the pixels is kept.
     """
@@ -53,7 +53,7 @@ def image_explorer(counts: ScoreCounts, start: float = 0.9) -> dict[str, object]
         "x_label": "entropy (nats)",
         "y_label": "share of wrong pixels",
         "risk_label": "error rate",
-        "note": "The slider sets single pixels aside; the dots show the mean entropy of whole images.",
+        "note": "The slider sets single pixels aside. The dots show the mean entropy of whole images.",
         "kept_label": "of the pixels answered",
         "percent": True,
         "threshold": float(curve.thresholds[int(torch.searchsorted(curve.coverage, start))]),
@@ -64,7 +64,7 @@ def image_explorer(counts: ScoreCounts, start: float = 0.9) -> dict[str, object]
 
 
 def threshold_curve(uncertainty: Tensor, loss: Tensor, *, root: bool) -> dict[str, list[float]]:
-    """Threshold, share kept and mean loss of what is kept, for shares from almost none to all.
+    """Return thresholds, the share that each keeps, and the mean loss of what is kept, for shares from few to all.
 
     >>> threshold_curve(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0]), root=False)["risk"][-1]
     0.5

@@ -1,6 +1,7 @@
-"""From options to a network and data that fit together, or to a message that says what does not."""
+"""From options to a network and data that fit together, or to a message that says what does not fit."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,88 +9,117 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from batchbayes.assess.job import CALIBRATION_SHARE, Job, Loaded, Task
-from batchbayes.assess.named import build_network, call_named, is_name
+from batchbayes.assess.named import build_network, call_named, is_name, named_method
+from batchbayes.assess.options import AssessOptions, Task
 from batchbayes.batches import pick_inputs
 from batchbayes.data.examples import Examples, as_batch, from_object
 from batchbayes.data.files import read_examples
 from batchbayes.errors import BatchbayesError
+from batchbayes.methods import Method
 from batchbayes.network import as_network
 
+CALIBRATION_SHARE = 1 / 3
+"""Share of the test data that is split off for tuning if there is no validation data."""
 
-def load(job: Job) -> Loaded:
-    """Read all that the job names."""
-    network = build_network(job.model, job.weights, job.device)
-    test = examples(job.test, job.target, "the test data")
-    validation = None if job.validation is None else examples(job.validation, job.target, "the validation data")
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The network, its data and the methods to compare, checked."""
+
+    network: nn.Module
+    methods: list[Method]
+    task: Task
+    train: Any
+    """What methods read training batches from."""
+    calibration: Examples
+    test: Examples
+    ood: Examples | None
+    num_outputs: int
+    class_names: tuple[str, ...] | None
+    split_off: bool
+    """Whether the calibration data is a part of the test data."""
+
+
+def load_case(options: AssessOptions) -> Case:
+    """Read everything that the options name."""
+    methods = [named_method(name) for name in options.method]
+    network = build_network(options.model, options.weights, options.device)
+    test = read_source(options.test, options.target, "the test data")
+    validation = read_source(options.validation, options.target, "the validation data") if options.validation else None
     outputs = trial(network, test)
-    task = job.task or guess_task(outputs, test)
-    calibration, test = (validation, test) if validation else test.split(CALIBRATION_SHARE, job.seed)
-    ood = None if job.ood is None else examples(job.ood, None, "the out-of-distribution data")
+    task = options.task or guess_task(outputs, test)
+    calibration, test = (validation, test) if validation else test.split(CALIBRATION_SHARE, options.seed)
+    ood = read_source(options.ood, None, "the out-of-distribution data") if options.ood else None
     for part in [part for part in (calibration, ood) if part]:
         trial(network, part)
-    loaded = Loaded(
+    case = Case(
         network=network,
+        methods=methods,
         task=task,
-        train=training_batches(job),
-        batch_size=job.batch_size,
+        train=training_batches(options),
         calibration=calibration,
         test=test,
         ood=ood,
         num_outputs=outputs.shape[1] if outputs.ndim > 1 else 1,
-        class_names=job.class_names or test.class_names,
+        class_names=options.class_names or test.class_names,
         split_off=validation is None,
     )
-    _require_fitting(loaded, outputs, job.ignored_label)
-    return loaded
+    _require_fitting(case, outputs, options.ignore_label)
+    return case
 
 
-def examples(source: str, target: str | None, what: str) -> Examples:
-    """Examples from a file, a folder, or a data function."""
+def read_source(source: str, target: str | None, what: str) -> Examples:
+    """Read examples from a file, a folder or a data function."""
     if is_name(source) and not Path(source).exists():
         return from_object(source, call_named(source, what))
     return read_examples(Path(source), target)
 
 
-def training_batches(job: Job) -> Any:
-    """What mini-batches are drawn from: a shuffling loader over files, or what a data function returns."""
-    if is_name(job.train) and not Path(job.train).exists():
-        made = call_named(job.train, "the training data")
+def training_batches(options: AssessOptions) -> Any:
+    """Return what training batches are read from: a shuffling loader over files, or what a data function returns."""
+    if is_name(options.train) and not Path(options.train).exists():
+        made = call_named(options.train, "the training data")
         if isinstance(made, Tensor):
             return made
         if isinstance(made, tuple) and made and isinstance(made[0], Tensor):
             return made[0]
         if hasattr(made, "__next__"):
             return (as_batch(batch, "the training data")[0] for batch in made)
-        return from_object(job.train, made, may_shuffle=True)
-    source = read_examples(Path(job.train), job.target)
-    if job.batch_size is None:
-        raise BatchbayesError(
-            expected="--batch-size beside training data from a file",
-            got="none",
-            fix="pass the batch size that the network was trained with",
-        )
+        return from_object(options.train, made, may_shuffle=True)
+    source = read_examples(Path(options.train), options.target)
+    if options.batch_size is None:
+        return _without_batch_size()
     assert isinstance(source.batches, DataLoader)
-    shuffled = DataLoader(source.batches.dataset, batch_size=job.batch_size, shuffle=True, drop_last=True)
+    shuffled = DataLoader(source.batches.dataset, batch_size=options.batch_size, shuffle=True, drop_last=True)
     if len(shuffled) == 0:
         raise BatchbayesError(
-            expected=f"at least {job.batch_size} training examples, one batch",
+            expected=f"at least {options.batch_size} training examples, one batch",
             got=f"{len(source.batches.dataset)} in {source.name}",  # type: ignore[arg-type]
             fix="lower --batch-size to that of training",
         )
     return replace(source, batches=shuffled)
 
 
+def _without_batch_size() -> Iterator[Tensor]:
+    """Raise an error when a method reads the first batch. Some methods never do."""
+    raise BatchbayesError(
+        expected="--batch-size beside training data from a file",
+        got="none",
+        fix="pass the batch size that the network was trained with",
+    )
+    yield
+
+
 @torch.no_grad()
 def trial(network: nn.Module, source: Examples) -> Tensor:
-    """The outputs for two examples, to see that the network takes them."""
+    """Return the outputs for two examples. Raise an error if the network does not take them."""
     first = next(iter(source), None)
     if first is None:
         raise BatchbayesError(expected=f"examples in {source.name}", got="none", fix="check the data")
     inputs = pick_inputs(first)[:2]
     wrapped = as_network(network)
     try:
-        return wrapped(inputs.to(wrapped.device())).cpu()
+        return wrapped(inputs.to(wrapped.device)).cpu()
     except BatchbayesError:
         raise
     except Exception as error:
@@ -101,7 +131,10 @@ def trial(network: nn.Module, source: Examples) -> Tensor:
 
 
 def guess_task(outputs: Tensor, test: Examples) -> Task:
-    """Whole-number targets are classes, of pixels if the outputs are maps; others, or a single output, regression."""
+    """Guess the task from the outputs for some examples and from the targets.
+
+    Whole-number targets are classes: of pixels if the outputs are maps. Everything else is a regression.
+    """
     _, targets = next(iter(test))
     if targets is None:
         raise BatchbayesError(
@@ -114,21 +147,22 @@ def guess_task(outputs: Tensor, test: Examples) -> Task:
     return "segmentation" if outputs.ndim == 4 else "classification"
 
 
-def _require_fitting(loaded: Loaded, outputs: Tensor, ignored_label: int | None) -> None:
-    for part in (loaded.calibration, loaded.test):
+def _require_fitting(case: Case, outputs: Tensor, ignored_label: int | None) -> None:
+    """Raise an error if targets or class names do not fit the outputs of the network."""
+    for part in (case.calibration, case.test):
         for _, targets in part:
             if targets is None:
                 raise BatchbayesError(
                     expected=f"targets in every batch of {part.name}", got="inputs alone", fix="check the data"
                 )
-            if loaded.task == "regression":
+            if case.task == "regression":
                 _require_targets(part.name, targets, outputs)
             else:
                 _require_labels(part.name, targets, outputs, ignored_label)
-    names = loaded.class_names
-    if names is not None and loaded.task != "regression" and len(names) < loaded.num_outputs:
+    names = case.class_names
+    if names is not None and case.task != "regression" and len(names) < case.num_outputs:
         raise BatchbayesError(
-            expected=f"{loaded.num_outputs} class names, one for each output",
+            expected=f"{case.num_outputs} class names, one for each output",
             got=f"{len(names)}",
             fix="check --class-names, and that the model has as many outputs as there are classes",
         )
@@ -155,8 +189,8 @@ def _require_labels(name: str, targets: Tensor, outputs: Tensor, ignored_label: 
     keep = targets != ignored_label if ignored_label is not None else torch.ones_like(targets, dtype=torch.bool)
     if not keep.reshape(len(keep), -1).any(1).all():
         raise BatchbayesError(
-            expected=f"an example of {name} with at least one label that counts",
-            got="one without",
+            expected=f"at least one label that counts in every example of {name}",
+            got="an example without",
             fix="leave it out, or check --ignore-label",
         )
     kept = targets[keep]

@@ -1,9 +1,10 @@
-"""Things by their name, `pkg.module:function`: they are imported and called, so they are code that is executed."""
+"""Model factories, data functions and methods that are named as `pkg.module:name`. Their modules are executed."""
 
 import importlib
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,13 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
+from batchbayes.methods import Method, compared_names, find_method
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def is_name(text: str) -> bool:
-    """Whether it reads as pkg.module:function.
+    """Return whether a text reads as pkg.module:name.
 
     >>> is_name("models.mine:build"), is_name("C:/data.npz"), is_name("data.npz")
     (True, False, False)
@@ -26,32 +28,50 @@ def is_name(text: str) -> bool:
 
 
 def call_named(name: str, what: str) -> Any:
-    """Import a module, from the current folder too, and call one of its functions without arguments."""
+    """Import a module and call one of its functions without arguments."""
     if not is_name(name):
         raise BatchbayesError(
             expected=f"{what} as pkg.module:function", got=repr(name), fix="write the module, a colon, the function"
         )
     module_name, _, function_name = name.partition(":")
+    module = _imported(module_name, name, what)
+    if not hasattr(module, function_name):
+        raise BatchbayesError(
+            expected=f"a function {function_name} in {module_name}", got="no such name", fix="check its name"
+        )
+    try:
+        return getattr(module, function_name)()
+    except BatchbayesError:
+        raise
+    except Exception as error:
+        raise _failed(name, what, error) from error
+
+
+def named_method(name: str) -> Method:
+    """Return the method of a name. For pkg.module:name, import the module first, which registers the method."""
+    if is_name(name):
+        module_name, _, key = name.partition(":")
+        _imported(module_name, name, "a method")
+    else:
+        key = name
+    method = find_method(key)
+    if not method.is_compared:
+        raise unknown_name("a method", key, compared_names())
+    return method
+
+
+def _imported(module_name: str, name: str, what: str) -> ModuleType:
+    """Import a module, from the current folder too."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
+        return importlib.import_module(module_name)
     except ImportError as error:
         raise BatchbayesError(
             expected=f"a module {module_name} for {what}",
             got=_one_line(error),
             fix="run in the folder that holds it, or set PYTHONPATH",
         ) from error
-    except AttributeError as error:
-        raise BatchbayesError(
-            expected=f"a function {function_name} in {module_name}", got=_one_line(error), fix="check its name"
-        ) from error
-    except Exception as error:
-        raise _failed(name, what, error) from error
-    try:
-        return function()
-    except BatchbayesError:
-        raise
     except Exception as error:
         raise _failed(name, what, error) from error
 
@@ -60,12 +80,13 @@ def _failed(name: str, what: str, error: Exception) -> BatchbayesError:
     return BatchbayesError(
         expected=f"{what} from {name}",
         got=f"{type(error).__name__}: {_one_line(error)}",
-        fix="call it in Python until it works, or see where by --debug",
+        fix="call it in Python until it works, or pass --debug to see where it fails",
     )
 
 
 def _one_line(error: BaseException) -> str:
-    """
+    """Return the message of an error as one line.
+
     >>> _one_line(ValueError("first.\\n  second"))
     'first. second'
     """
@@ -73,7 +94,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def build_network(name: str, weights: Path | None, device: str) -> nn.Module:
-    """The network that a factory makes, with its weights, in evaluation mode."""
+    """Return the network that a factory makes, with its weights, in evaluation mode."""
     network = call_named(name, "a model factory")
     if not isinstance(network, nn.Module):
         raise BatchbayesError(
@@ -93,6 +114,7 @@ def build_network(name: str, weights: Path | None, device: str) -> nn.Module:
 
 
 def _load_weights(network: nn.Module, path: Path) -> None:
+    """Load weights into a network. Raise an error that says which of them do not fit."""
     if not path.is_file():
         raise BatchbayesError(expected="a file of weights", got=f"nothing at {path}", fix="check --weights")
     try:

@@ -1,55 +1,78 @@
-"""From a job to a folder."""
+"""The assessment as a whole: from options to the output folder."""
 
+import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from batchbayes.assess.job import Assessment, Job, Loaded, Task
-from batchbayes.assess.load import load
+import torch
+
+from batchbayes._common.progress import hidden_progress
+from batchbayes.assess.load import load_case
+from batchbayes.assess.options import AssessOptions, CommonOptions
 from batchbayes.assess.write import require_place, staged, write_files
 from batchbayes.errors import BatchbayesError, BatchbayesWarning
+from batchbayes.methods import resolve
+
+ASSESSORS = {
+    "classification": "batchbayes.assess.classification.compare:assess_classification",
+    "regression": "batchbayes.assess.regression.compare:assess_regression",
+    "segmentation": "batchbayes.assess.segmentation.compare:assess_segmentation",
+}
 
 
-def run_assessment(job: Job, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Assess, and write the output folder, whole or not at all; returns the path of the report."""
+def assess_command(options: AssessOptions) -> None:
+    """Assess, and then print the verdict and where the report is."""
+    with running(options):
+        report = run_assessment(options, say=(lambda _: None) if options.quiet else _say)
+    document = (report.parent / "metrics.json").read_text(encoding="utf-8")
+    if options.json:
+        print(document, end="")
+    elif not options.quiet:
+        verdict = json.loads(document)["verdict"]
+        print(verdict.pop("headline"), *(f"\n{heading}: {text}" for heading, text in verdict.items()), sep="")
+        print(f"\nReport: {report}")
+
+
+def run_assessment(options: AssessOptions, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Assess, write the output folder, whole or not at all, and return the path of the report."""
     from batchbayes.assess.report.build import build_report
 
     start = time.monotonic()
-    _require_extras(job)
-    require_place(job.out, job.overwrite)
+    _require_extras(options)
+    require_place(options.out, options.overwrite)
     with noted_warnings() as caveats:
         say("reading the network and the data")
-        loaded = load(job)
-        say(f"assessing a {loaded.task} with {', '.join(job.methods)}")
-        found = assessors()[loaded.task](job, loaded)
+        case = load_case(options)
+        say(f"assessing a {case.task} with {', '.join(options.method)}")
+        found = resolve(ASSESSORS[case.task])(options, case)
     say("writing the report")
-    with staged(job.out) as folder:
-        write_files(folder, job, loaded, found, caveats, time.monotonic() - start)
+    with staged(options.out) as folder:
+        write_files(folder, options, case, found, caveats, time.monotonic() - start)
         build_report(folder)
-    return job.out / "report.html"
+    return options.out / "report.html"
 
 
-def assessors() -> Mapping[Task, Callable[[Job, Loaded], Assessment]]:
-    """How each task is assessed."""
-    from batchbayes.assess.classification.compare import assess_classification
-    from batchbayes.assess.regression.compare import assess_regression
-    from batchbayes.assess.segmentation.compare import assess_segmentation
-
-    return {
-        "classification": assess_classification,
-        "regression": assess_regression,
-        "segmentation": assess_segmentation,
-    }
+@contextmanager
+def running(options: CommonOptions) -> Iterator[None]:
+    """Set the number of threads and hide progress bars, as the options say, inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(options.threads or before)
+    try:
+        with hidden_progress(options.quiet):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
 def noted_warnings() -> Iterator[list[str]]:
-    """Note down our own warnings, once each: they belong in the report. Others are shown as ever."""
+    """Collect our own warnings for the report, each once, and print them. Other warnings are shown as usual."""
     notes: list[str] = []
 
     def note(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -65,12 +88,18 @@ def noted_warnings() -> Iterator[list[str]]:
         yield notes
 
 
-def _require_extras(job: Job) -> None:
-    wanted = ["matplotlib", "jinja2", "PIL", *(["pyarrow"] if job.parquet else [])]
+def _say(text: str) -> None:
+    print(f"batchbayes: {text}", file=sys.stderr)
+
+
+def _require_extras(options: AssessOptions) -> None:
+    """Raise an error if a package that the report needs is not installed."""
+    wanted = ["matplotlib", "jinja2", "PIL", *(["pyarrow"] if options.parquet else [])]
     missing = [name for name in wanted if find_spec(name) is None]
     if missing:
+        needed = "matplotlib, jinja2 and pillow for the report" + (", pyarrow for Parquet" if options.parquet else "")
         raise BatchbayesError(
-            expected="matplotlib, jinja2 and pillow for the report" + (", pyarrow for Parquet" if job.parquet else ""),
+            expected=needed,
             got=f"no {' and no '.join(missing)}",
             fix="pip install 'batchbayes[report]'" + (" pyarrow" if "pyarrow" in missing else ""),
         )

@@ -1,4 +1,4 @@
-"""The output folder: written beside its place under another name, and moved there when it is whole."""
+"""The output folder. It is written under another name, and moved to its place when it is complete."""
 
 import csv
 import json
@@ -15,8 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from batchbayes import __version__
 from batchbayes._common.atomic import atomic_path
-from batchbayes.assess.job import Assessment, Job, Loaded, Thumbnails
+from batchbayes.assess.assessment import Assessment, Thumbnails
+from batchbayes.assess.load import Case
+from batchbayes.assess.options import AssessOptions
+from batchbayes.assess.rows import Rows
 from batchbayes.errors import BatchbayesError
 from batchbayes.plots import save_figure
 from batchbayes.saving import save
@@ -25,7 +29,7 @@ SPRITE_COLUMNS = 20
 
 
 def require_place(out: Path, overwrite: bool) -> None:
-    """Before the work, not after it: a folder that is not there yet, or is empty, or may be overwritten."""
+    """Raise an error unless the folder is new, empty or may be overwritten, and can be written to."""
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not overwrite):
         raise BatchbayesError(
             expected="an output folder that does not exist yet",
@@ -44,7 +48,7 @@ def require_place(out: Path, overwrite: bool) -> None:
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """A folder to fill; when the block ends well its files are moved to `out`, otherwise nothing is left."""
+    """Give a folder to fill. Move its files to `out` if the block ends well; otherwise leave nothing behind."""
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
         stage = Path(name) / "whole"
         stage.mkdir()
@@ -60,65 +64,68 @@ def staged(out: Path) -> Iterator[Path]:
                 path.replace(place)
 
 
+def require_new_file(path: Path) -> None:
+    """Raise an error if a file exists already, or its folder does not."""
+    if path.exists():
+        raise BatchbayesError(
+            expected="an output file that does not exist yet", got=str(path), fix="choose another --out"
+        )
+    if not path.parent.is_dir():
+        raise BatchbayesError(
+            expected="a folder to write to", got=f"nothing at {path.parent}", fix="make it, or choose another --out"
+        )
+
+
 def write_files(
-    folder: Path, job: Job, loaded: Loaded, found: Assessment, caveats: Sequence[str], seconds: float
+    folder: Path, options: AssessOptions, case: Case, found: Assessment, caveats: Sequence[str], seconds: float
 ) -> None:
-    """Everything but the report."""
+    """Write everything but the report."""
     (folder / "figures").mkdir()
     for name, (figure, _) in found.figures.items():
         save_figure(figure, folder / "figures" / f"{name}.png")
     if found.thumbnails is not None:
         _save_sprite(found.thumbnails, folder / "figures" / "thumbnails.jpg")
-    write_table(folder / "predictions.csv", found.table)
-    if job.parquet:
-        write_parquet(folder / "predictions.parquet", found.table)
-    save(found.posterior, folder / "posterior.safetensors", notes=found.notes)
-    write_json(folder / "metrics.json", document(job, loaded, found, caveats, seconds))
+    write_rows(folder / "predictions.csv", found.rows)
+    if options.parquet:
+        write_parquet(folder / "predictions.parquet", found.rows)
+    save(found.recommended.posterior, folder / "posterior.safetensors", notes=found.notes)
+    write_json(folder / "metrics.json", document(options, case, found, caveats, seconds))
 
 
-def document(job: Job, loaded: Loaded, found: Assessment, caveats: Sequence[str], seconds: float) -> dict[str, Any]:
-    """The contents of metrics.json."""
-    from batchbayes import __version__
-
-    thumbnails = found.thumbnails
+def document(
+    options: AssessOptions, case: Case, found: Assessment, caveats: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    """Return the contents of metrics.json."""
     return {
         "format": 1,
-        "task": found.task,
+        "task": case.task,
         "verdict": dict(found.verdict),
-        "recommended": found.recommended,
+        "recommended": found.recommended.name,
         "caveats": list(caveats),
         "methods": [
-            {"name": m.name, "about": m.about, "metrics": dict(m.metrics), "settings": dict(m.settings)}
-            for m in found.scored
+            {"name": c.name, "about": c.candidate.about, "metrics": dict(c.metrics), "settings": c.settings}
+            for c in found.contenders
         ],
         "columns": [asdict(column) for column in found.columns],
         "figures": [{"file": f"figures/{name}.png", "caption": text} for name, (_, text) in found.figures.items()],
-        "thumbnails": None
-        if thumbnails is None
-        else {
-            "file": "figures/thumbnails.jpg",
-            "columns": SPRITE_COLUMNS,
-            "size": [thumbnails.images.shape[3], thumbnails.images.shape[2]],
-            "keys": list(thumbnails.keys),
-        },
+        "thumbnails": None if found.thumbnails is None else _sprite_layout(found.thumbnails),
         "details": dict(found.details),
-        "explorer": dict(found.explorer),
+        "explorer": found.explorer,
         "data": {
-            "test": loaded.test.name,
-            "train": job.train,
-            "ood": loaded.ood.name if loaded.ood else None,
-            "calibration": "a random third of the test data" if loaded.split_off else loaded.calibration.name,
-            "split_off": loaded.split_off,
+            "test": case.test.name,
+            "train": options.train,
+            "ood": case.ood.name if case.ood else None,
+            "calibration": "a random third of the test data" if case.split_off else case.calibration.name,
+            "split_off": case.split_off,
             **found.facts,
         },
         "made": {
-            "command": job.command,
-            "seed": job.seed,
-            "draws": job.num_samples,
-            "engine": job.engine,
-            "center": job.center,
+            "command": options.command,
+            "seed": options.seed,
+            "draws": options.draws,
+            "engine": options.engine,
             "seconds": round(seconds, 1),
-            "network": type(loaded.network).__name__,
+            "network": type(case.network).__name__,
             "versions": {
                 "batchbayes": __version__,
                 "torch": torch.__version__,
@@ -128,8 +135,17 @@ def document(job: Job, loaded: Loaded, found: Assessment, caveats: Sequence[str]
     }
 
 
+def _sprite_layout(thumbnails: Thumbnails) -> dict[str, Any]:
+    return {
+        "file": "figures/thumbnails.jpg",
+        "columns": SPRITE_COLUMNS,
+        "size": [thumbnails.images.shape[3], thumbnails.images.shape[2]],
+        "keys": list(thumbnails.keys),
+    }
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Strict JSON: a number that is not finite becomes null."""
+    """Write strict JSON: a number that is not finite becomes null."""
     with atomic_path(path) as partial:
         partial.write_text(json.dumps(_plain(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -144,26 +160,26 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def write_table(path: Path, table: Mapping[str, Sequence[object]]) -> None:
-    """A .csv file."""
+def write_rows(path: Path, rows: Rows) -> None:
+    """Write a .csv file."""
     with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table)
-        writer.writerows(zip(*table.values(), strict=True))
+        writer.writerow(rows)
+        writer.writerows(zip(*rows.values(), strict=True))
 
 
-def write_parquet(path: Path, table: Mapping[str, Sequence[object]]) -> None:
-    """A .parquet file; `require_parquet` has been asked before."""
+def write_parquet(path: Path, rows: Rows) -> None:
+    """Write a .parquet file."""
     import pyarrow  # pyright: ignore[reportMissingImports]
     from pyarrow import parquet  # pyright: ignore[reportMissingImports]
 
-    cells = {key: [None if cell == "" else cell for cell in column] for key, column in table.items()}
+    cells = {key: [None if cell == "" else cell for cell in column] for key, column in rows.items()}
     with atomic_path(path) as partial:
         parquet.write_table(pyarrow.table(cells), partial)
 
 
 def _save_sprite(thumbnails: Thumbnails, path: str | os.PathLike[str]) -> None:
-    """All thumbnails in one picture, row by row."""
+    """Write all thumbnails as one picture, row by row."""
     from PIL import Image
 
     count, _, height, width = thumbnails.images.shape

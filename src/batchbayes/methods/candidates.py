@@ -1,6 +1,6 @@
-"""What an assessment asks of a method: posteriors to compare, each with its name, its price and how it is used."""
+"""What an assessment asks of a method: posteriors to compare, each with the words that a report needs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,18 +18,18 @@ class Setting:
     model: nn.Module
     train: Any
     """Training batches, with the training-time transforms."""
-    calibration: Callable[[int], list[tuple[Tensor, Tensor]]]
-    """Gives labelled batches with so many held-out examples in all, for tuning."""
+    calibration: list[tuple[Tensor, Tensor]]
+    """Labelled batches for tuning: some held-out examples that are not used for the comparison."""
     likelihood: TargetLikelihood[Any]
     num_samples: int
+    """Number of draws for prediction."""
+    tuning_samples: int
+    """Number of draws for tuning."""
     seed: int
     batch_size: int | None = None
     """Batch size of the training, if the training data does not tell."""
     center: str = "running"
     """Where the draws of batch-norm methods scatter around."""
-    tuning_samples: int | None = None
-    """Draws for tuning, if they are fewer than for prediction."""
-    tuning_examples: int = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,8 @@ class TuningCurve:
     best: float
     start: float
     """The value before tuning."""
+    caption: str
+    """What the curve shows, as a sentence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +52,16 @@ class Candidate:
     name: str
     """Short and unique: "MCBN tuned, M = 12.8"."""
     about: str
-    """One line for somebody who has never heard of it."""
+    """What it is, for somebody who has never heard of it: "mean of 64 draws, with ..."."""
     posterior: Posterior
     advice: str
-    """How it is used: "Average draws at an effective batch size of 12.8"."""
+    """How it is used, without a full stop: "Average draws at an effective batch size of 12.8"."""
     rank: int = 4
     """The lower, the simpler. Among candidates that are equally good the simplest is recommended."""
     short_name: str | None = None
-    """Name of a second candidate that shares the draws and has a temperature too; None if there is no such."""
+    """If given, the same draws with a temperature are compared too, under the name "SHORT_NAME + temperature"."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What is noted down about it, as JSON values."""
+    """What the report notes down about it, as JSON values."""
     curve: TuningCurve | None = None
 
 
@@ -73,4 +75,4 @@ def find_candidates(methods: Sequence[Method], setting: Setting) -> list[Candida
 
 def _as_it_is(method: Method, setting: Setting) -> Candidate:
     posterior = method(setting.model, setting.train)
-    return Candidate(method.label, method.about, posterior, f"Average {setting.num_samples} draws")
+    return Candidate(method.label, method.about, posterior, f"Average {setting.num_samples} draws of {method.label}")

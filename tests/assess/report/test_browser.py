@@ -8,6 +8,7 @@ import torch
 from helpers import assess_cases
 
 from batchbayes import cli
+from batchbayes.assess import choice
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -25,18 +26,30 @@ def browser():
         opened.close()
 
 
-@pytest.fixture(scope="module", params=["classification", "regression", "segmentation"])
-def report(request, tmp_path_factory):
+def assess(task, folder):
     torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp(request.param)
-    arguments = assess_cases.write_case(request.param, folder)
+    arguments = assess_cases.write_case(task, folder)
     assert cli.main(["assess", *arguments, "--out", str(folder / "out")]) == 0
     return folder / "out"
 
 
+@pytest.fixture(scope="module", params=["classification", "regression", "segmentation"])
+def report(request, tmp_path_factory):
+    """A report with a chart: for the regression, a method with draws is made the recommended one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "regression":
+            patch.setattr(choice, "_is_as_good", lambda contender, best: contender.has_draws)
+        return assess(request.param, tmp_path_factory.mktemp(request.param))
+
+
 @pytest.fixture(params=[(1280, 900), (390, 844)], ids=["desktop", "phone"])
 def page(request, browser, report):
-    width, height = request.param
+    page = open_page(browser, report, *request.param)
+    yield page
+    page.close()
+
+
+def open_page(browser, report, width, height):
     page = browser.new_page(viewport={"width": width, "height": height})
     page.seen = {"console": [], "errors": [], "requests": [], "dialogs": []}
     page.on("console", lambda message: page.seen["console"].append(message.text))
@@ -44,8 +57,7 @@ def page(request, browser, report):
     page.on("request", lambda request: page.seen["requests"].append(request.url))
     page.on("dialog", lambda dialog: (page.seen["dialogs"].append(dialog.message), dialog.dismiss()))
     page.goto(f"file://{report / 'report.html'}")
-    yield page
-    page.close()
+    return page
 
 
 def test_it_is_quiet_asks_for_nothing_and_fits(page, report):
@@ -109,3 +121,12 @@ def test_dark_and_print_have_their_own_colours(browser, report):
 
     assert len({paper(color_scheme="light"), paper(color_scheme="dark")}) == 2
     assert paper(media="print", color_scheme="light") == "rgb(255, 255, 255)"
+
+
+def test_a_page_without_a_chart_says_why(browser, tmp_path):
+    report = assess("regression", tmp_path)  # here the network itself is recommended, with one spread for all inputs
+    page = open_page(browser, report, 390, 844)
+    test_it_is_quiet_asks_for_nothing_and_fits(page, report)
+    assert "equally certain about all inputs" in page.locator("body").inner_text()
+    assert page.locator("#chart, #threshold, script, .hardest").count() == 0
+    page.close()

@@ -34,7 +34,7 @@ def test_nothing_from_the_data_is_markup():
         "recommended": EVIL,
         "caveats": [EVIL],
         "methods": [
-            {"name": EVIL, "about": EVIL, "metrics": {"k": 1.0}, "settings": {"engine": EVIL, "network": False}},
+            {"name": EVIL, "about": EVIL, "metrics": {"k": 1.0}, "settings": {"engine": EVIL, EVIL: 0.5}},
         ],
         "columns": [column("lower")],
         "figures": [],
@@ -50,7 +50,7 @@ def test_nothing_from_the_data_is_markup():
             "calibration_count": 1,
         },
         "made": {
-            "command": EVIL, "seed": 0, "draws": 1, "engine": EVIL, "center": EVIL, "seconds": 0, "network": EVIL,
+            "command": EVIL, "seed": 0, "draws": 1, "engine": EVIL, "seconds": 0, "network": EVIL,
             "versions": {EVIL: EVIL},
         },
     }  # fmt: skip

@@ -1,24 +1,32 @@
 """Assessment of a regression."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from batchbayes.assess.candidates import Fitted, drawing, fit_all, notes_for_new_data, own_network
-from batchbayes.assess.choice import choose
-from batchbayes.assess.classification.compare import STRANGE
+from batchbayes._common.text import number
+from batchbayes.assess.assessment import FLAGGED_SHARE, STRANGE, Assessment, MetricColumn
+from batchbayes.assess.choice import recommend
+from batchbayes.assess.contenders import (
+    Contender,
+    Seen,
+    ValueContender,
+    compared_candidates,
+    drawing,
+    notes_for_prediction,
+)
 from batchbayes.assess.explorer import value_explorer
-from batchbayes.assess.job import FLAGGED_SHARE, Assessment, Column, Job, Loaded, Scored
-from batchbayes.assess.regression.figures import LEVELS, central, first_output, value_figures
+from batchbayes.assess.load import Case
+from batchbayes.assess.options import AssessOptions
+from batchbayes.assess.regression.figures import LEVELS, central, value_figures
 from batchbayes.assess.regression.verdict import value_verdict
-from batchbayes.assess.tables import Table, joined, value_table
+from batchbayes.assess.rows import CONFORMAL_LEVEL, assessed_rows, first_output, rounded, spread_of_draws
 from batchbayes.assess.thumbnails import pick_details, pick_thumbnails
-from batchbayes.calibrate import ConformalIntervals, conformal_intervals, tune_precision
+from batchbayes.calibrate import conformal_intervals, tune_precision
 from batchbayes.likelihoods import gaussian
+from batchbayes.methods.candidates import Candidate
 from batchbayes.metrics import (
     area_under_roc,
     best_constant_precision,
@@ -30,155 +38,125 @@ from batchbayes.metrics import (
     root_mean_squared_error,
     sharpness,
 )
+from batchbayes.prediction import predict
 from batchbayes.predictive import GaussianPredictive
 from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum, mixture_crps
 
 INTERVALS = "Do intervals hold the target?"
 COLUMNS = (
-    Column("rmse", "RMSE", "lower", 3, "root of the mean squared error, in units of the target"),
-    Column("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
-    Column("crps", "CRPS", "lower", 3, "distance of the prediction from the truth, in units of the target"),
-    Column("crps_normalised", "CRPS, 0 to 100", "higher", 1, "0: the best constant spread, 100: the best per point"),
-    Column("nll_normalised", "PLL, 0 to 100", "higher", 1, "the same scale for the log-likelihood"),
-    Column("sharpness", "Sharpness", "lower", 3, "root of the mean predicted variance: compare with the RMSE"),
-    Column("rank_correlation", "Rank correlation", "higher", 3, "of predicted spread and absolute error"),
-    Column(
+    MetricColumn("rmse", "RMSE", "lower", 3, "root of the mean squared error, in units of the target"),
+    MetricColumn("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
+    MetricColumn("crps", "CRPS", "lower", 3, "distance of the prediction from the truth, in units of the target"),
+    MetricColumn("crps_normalised", "CRPS, 0 to 100", "higher", 1, "0: best constant spread, 100: best at each point"),
+    MetricColumn("nll_normalised", "PLL, 0 to 100", "higher", 1, "the same scale for the log-likelihood"),
+    MetricColumn("sharpness", "Sharpness", "lower", 3, "root of the mean predicted variance: compare with the RMSE"),
+    MetricColumn("rank_correlation", "Rank correlation", "higher", 3, "of predicted spread and absolute error"),
+    MetricColumn(
         "coverage_90", "90 % hold", "target", 1, "share of targets in 90 % intervals",
         percent=True, target=0.9, group=INTERVALS,
     ),
-    Column("width_90", "Width", "lower", 3, "mean width of the 90 % intervals", group=INTERVALS),
-    Column(
+    MetricColumn("width_90", "Width", "lower", 3, "mean width of the 90 % intervals", group=INTERVALS),
+    MetricColumn(
         "conformal_coverage", "Conformal hold", "target", 1, "share of targets in conformal 90 % intervals",
         percent=True, target=0.9, group=INTERVALS,
     ),
-    Column("conformal_width", "Width", "lower", 3, "mean width of conformal 90 % intervals", group=INTERVALS),
+    MetricColumn("conformal_width", "Width", "lower", 3, "mean width of conformal 90 % intervals", group=INTERVALS),
 )  # fmt: skip
-OOD_COLUMNS = (
-    Column("ood_auroc", "AUROC", "higher", 3, "how well the spread tells strange from test inputs", group=STRANGE),
+STRANGE_COLUMNS = (
+    MetricColumn(
+        "ood_auroc", "AUROC", "higher", 3, "how well the spread tells strange from test inputs", group=STRANGE
+    ),
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Contender:
-    """A method with its predictions everywhere."""
-
-    name: str
-    about: str
-    precision: float
-    calibration: GaussianPredictive
-    test: GaussianPredictive
-    ood: GaussianPredictive | None
-    conformal: ConformalIntervals
-    settings: dict[str, Any]
-
-
-def assess_regression(job: Job, loaded: Loaded) -> Assessment:
-    """Compare the methods on the test data, and say which to use."""
-    fitted = fit_all(job, loaded, gaussian(1.0))
-    held_out, targets = loaded.calibration.targets().float(), loaded.test.targets().float()
-    contenders = _contenders(job, loaded, fitted, held_out)
-    scored = [_score(contender, targets, held_out) for contender in contenders]
-    choice = choose(scored)
-    chosen = next(c for c in contenders if c.name == choice.recommended)
-    drawn = next(c for c in contenders if c.name == fitted[0].tuned_name)
-    threshold = float(_spread(drawn.calibration).double().quantile(1 - FLAGGED_SHARE))
-    unit = loaded.test.target_name or "target"
-    table = _table(loaded, chosen, drawn, targets, threshold)
-    errors = first_output(chosen.test.mean - targets.reshape(chosen.test.mean.shape))
+def assess_regression(options: AssessOptions, case: Case) -> Assessment:
+    """Compare the methods on the test data, and recommend one."""
+    held_out, targets = case.calibration.targets().float(), case.test.targets().float()
+    candidates = compared_candidates(options, case, gaussian(1.0))
+    contenders = [_contender(options, case, candidate, held_out, targets) for candidate in candidates]
+    choice = recommend(contenders)
+    chosen: ValueContender = choice.recommended
+    conformal = conformal_intervals(chosen.seen.calibration, held_out, CONFORMAL_LEVEL)
+    threshold = float(spread_of_draws(chosen.seen.calibration).double().quantile(1 - FLAGGED_SHARE))
+    notes = notes_for_prediction(options, case, chosen, threshold, conformal_width=conformal.width)
+    unit = case.test.target_name or "target"
+    test = chosen.seen.test
+    shaped = targets.reshape(test.mean.shape)
+    rows = assessed_rows(chosen.posterior, case, notes, rounded(first_output(shaped)))
+    errors, spread = first_output(test.mean - shaped), spread_of_draws(test) if chosen.has_draws else None
     return Assessment(
-        task="regression",
-        columns=(*COLUMNS, *(OOD_COLUMNS if loaded.ood else ())),
-        scored=scored,
-        recommended=choice.recommended,
-        verdict=value_verdict(scored, choice, _spread(drawn.test), errors, targets, loaded.ood),
-        table=table,
-        figures=value_figures(contenders, drawn, targets, held_out, fitted[0], unit),
-        explorer=value_explorer(_spread(drawn.test), errors, threshold, unit),
-        thumbnails=pick_thumbnails(loaded, table, "epistemic_std"),
-        details=pick_details(loaded, table, "epistemic_std"),
-        posterior=fitted[0].tuned.posterior,
-        notes={
-            "task": "regression",
-            "precision": chosen.precision,
-            "draw_precision": drawn.precision,
-            "conformal_width": chosen.conformal.width,
-            **notes_for_new_data(job, chosen.settings, drawn.settings, threshold),
-        },
+        columns=(*COLUMNS, *(STRANGE_COLUMNS if case.ood else ())),
+        contenders=contenders,
+        recommended=chosen,
+        verdict=value_verdict(contenders, choice, spread, errors, targets, case.ood),
+        rows=rows,
+        figures=value_figures(contenders, chosen, targets, held_out, unit),
+        explorer=None if spread is None else value_explorer(spread, errors, threshold, unit),
+        thumbnails=None if spread is None else pick_thumbnails(case, rows, "epistemic_std"),
+        details={} if spread is None else pick_details(case, rows, "epistemic_std"),
+        notes=notes,
         facts={"test_count": len(targets), "calibration_count": len(held_out), "threshold": threshold, "unit": unit},
     )
 
 
-def _contenders(job: Job, loaded: Loaded, fitted: Sequence[Fitted], held_out: Tensor) -> list[Contender]:
-    """In the order of simplicity: by itself, tuned, as trained; each with noise tuned on calibration data."""
-    noise = "observation noise tuned on calibration data"
-    about = f"mean of {job.num_samples} draws at the batch size that suits calibration data best, {noise}"
-    contenders = [
-        _contender(job, loaded, own_network(loaded), held_out, "deterministic", f"the network as it is, {noise}")
-    ]
-    contenders += [_contender(job, loaded, f.tuned.posterior, held_out, f.tuned_name, about) for f in fitted]
-    about = f"mean of {job.num_samples} draws at the batch size of training, {noise}"
-    return contenders + [_contender(job, loaded, f.trained, held_out, f.trained_name, about) for f in fitted]
-
-
-def _contender(job: Job, loaded: Loaded, posterior, held_out: Tensor, name: str, about: str) -> Contender:
-    maker = drawing(job)
-    plain = maker.bundle(posterior, loaded.calibration, [gaussian(1.0)], keep_draws=True).predictives[0]
-    precision = tune_precision(plain, held_out)
-    likelihood = gaussian(precision)
+def _contender(
+    options: AssessOptions, case: Case, candidate: Candidate, held_out: Tensor, targets: Tensor
+) -> ValueContender:
+    """Predict with a posterior, with observation noise tuned on calibration data."""
+    posterior, kept = candidate.posterior, {"keep_draws": True, **drawing(options)}
+    plain = predict(posterior, case.calibration, gaussian(1.0), **kept)
+    likelihood = gaussian(tune_precision(plain, held_out))
     summary = likelihood.summary()
     summary.add(plain.draws)
-    calibration = summary.finish(plain.draws)
-    test = maker.bundle(posterior, loaded.test, [likelihood], keep_draws=True)
-    strange = maker.bundle(posterior, loaded.ood, [likelihood], keep_draws=True).predictives[0] if loaded.ood else None
-    network = posterior.method == "deterministic"
-    settings = {
-        "network": network,
-        "batch_size": None if network else posterior.batch_size,
-        "precision": precision,
-        "engine": test.engine,
-    }
-    conformal = conformal_intervals(calibration, held_out)
-    return Contender(name, about, precision, calibration, test.predictives[0], strange, conformal, settings)
+    test = predict(posterior, case.test, likelihood, **kept)
+    strange = predict(posterior, case.ood, likelihood, **kept) if case.ood else None
+    seen = Seen(summary.finish(plain.draws), test, strange)
+    noise = number(likelihood.precision**-0.5)
+    return Contender(
+        candidate=replace(candidate, about=f"{candidate.about}; observation noise tuned on calibration data"),
+        tuned={"precision": likelihood.precision},
+        advice=f"{candidate.advice}, with observation noise of standard deviation {noise}.",
+        engine=test.engine,
+        seen=seen,
+        metrics=_metrics(seen, likelihood.precision, targets.reshape(test.mean.shape), held_out),
+        losses=-test.log_prob(targets.reshape(test.mean.shape)).flatten(1).mean(1),
+        num_samples=test.num_samples,
+    )
 
 
-def _spread(predictive: GaussianPredictive) -> Tensor:
-    """How far the draws scatter, (N,): what tells one input from another, whichever method gives the answer."""
-    return first_output(predictive.epistemic_variance).sqrt()
-
-
-def _score(contender: Contender, targets: Tensor, held_out: Tensor) -> Scored:
-    seen = contender.test
-    targets, held_out = targets.reshape(seen.mean.shape), held_out.reshape(contender.calibration.mean.shape)
-    losses = -seen.log_prob(targets)
-    crps = mixture_crps(seen.draws, contender.precision, targets)
+def _metrics(seen: Seen[GaussianPredictive], precision: float, targets: Tensor, held_out: Tensor) -> dict[str, float]:
+    test, held_out = seen.test, held_out.reshape(seen.calibration.mean.shape)
+    losses = -test.log_prob(targets)
+    crps = mixture_crps(test.draws, precision, targets)
     metrics = {
-        "rmse": root_mean_squared_error(seen.mean, targets),
+        "rmse": root_mean_squared_error(test.mean, targets),
         "nll": mean_score(losses),
         "crps": mean_score(crps),
-        "sharpness": sharpness(seen.std),
-        **_normalised(contender, crps, -losses, targets, held_out),
+        "sharpness": sharpness(test.std),
+        **_normalised(seen, crps, -losses, targets, held_out),
     }
     for level in LEVELS:
-        summary = interval_summary(*central(seen, level), targets)
+        summary = interval_summary(*central(test, level), targets)
         metrics[f"coverage_{level * 100:.0f}"] = summary.coverage
         metrics[f"width_{level * 100:.0f}"] = summary.mean_width
-    if math.isfinite(contender.conformal.width):
-        summary = interval_summary(*contender.conformal(seen), targets)
+    conformal = conformal_intervals(seen.calibration, held_out, CONFORMAL_LEVEL)
+    if math.isfinite(conformal.width):
+        summary = interval_summary(*conformal(test), targets)
         metrics |= {"conformal_coverage": summary.coverage, "conformal_width": summary.mean_width}
-    if float(seen.std.max()) > float(seen.std.min()) * (1 + 1e-6):
-        metrics["rank_correlation"] = rank_correlation(seen.std, (seen.mean - targets).abs())
-        if contender.ood is not None:
-            both = torch.cat([first_output(seen.std), first_output(contender.ood.std)])
-            is_strange = torch.arange(len(both)) >= len(seen.std)
+    if float(test.std.max()) > float(test.std.min()) * (1 + 1e-6):
+        metrics["rank_correlation"] = rank_correlation(test.std, (test.mean - targets).abs())
+        if seen.ood is not None:
+            both = torch.cat([first_output(test.std), first_output(seen.ood.std)])
+            is_strange = torch.arange(len(both)) >= len(test.std)
             metrics["ood_auroc"] = area_under_roc(count_by_score(both, is_strange))
-    return Scored(contender.name, contender.about, metrics, losses.flatten(1).mean(1), contender.settings)
+    return metrics
 
 
 def _normalised(
-    contender: Contender, crps: Tensor, log_likelihood: Tensor, targets: Tensor, held_out: Tensor
+    seen: Seen[GaussianPredictive], crps: Tensor, log_likelihood: Tensor, targets: Tensor, held_out: Tensor
 ) -> dict[str, float]:
-    """Between the best constant spread around the same means, of calibration data, and the best at each point."""
-    mean, calibrated = contender.test.mean, contender.calibration.mean
+    """Return scores on a scale from 0, the best constant spread on calibration data, to 100, the best at each point."""
+    mean, calibrated = seen.test.mean, seen.calibration.mean
     error = targets - mean
     constant = best_constant_precision(calibrated, held_out, "crps") ** -0.5
     found = {"crps_normalised": normalised_score(crps, gaussian_crps(mean, constant, targets), crps_optimum(error))}
@@ -189,27 +167,3 @@ def _normalised(
         log_likelihood[keep], at_constant[keep], log_likelihood_optimum(error[keep])
     )
     return found
-
-
-def _table(loaded: Loaded, chosen: Contender, drawn: Contender, targets: Tensor, threshold: float) -> Table:
-    table = value_table(
-        chosen.test,
-        drawn.test,
-        source="test",
-        rows=loaded.test.rows(),
-        targets=targets,
-        threshold=threshold,
-        intervals=chosen.conformal(chosen.test),
-    )
-    if loaded.ood is None or chosen.ood is None or drawn.ood is None:
-        return table
-    strange = value_table(
-        chosen.ood,
-        drawn.ood,
-        source="ood",
-        rows=loaded.ood.rows(),
-        targets=None,
-        threshold=threshold,
-        intervals=chosen.conformal(chosen.ood),
-    )
-    return joined(table, strange)

@@ -1,59 +1,58 @@
-"""The verdict in words for a regression."""
+"""The verdict on a regression in words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from batchbayes._common.text import count, number, percent
 from batchbayes.assess.choice import Choice, sentence_of_choice
-from batchbayes.assess.classification.verdict import advice_in_short, capital
-from batchbayes.assess.job import Scored
+from batchbayes.assess.contenders import Contender
 from batchbayes.data.examples import Examples
 from batchbayes.metrics import rank_correlation
 
 TOLERATED = 0.03
-"""By how much the coverage of 90 % intervals may miss without a remark, besides two standard errors."""
+"""The coverage of 90 % intervals may miss by this much, and by two standard errors, without a remark."""
 
 
 def value_verdict(
-    scored: Sequence[Scored],
+    contenders: Sequence[Contender[Any]],
     choice: Choice,
-    spread: Tensor,
+    spread: Tensor | None,
     errors: Tensor,
     targets: Tensor,
     ood: Examples | None,
 ) -> dict[str, str]:
-    """How good, how honest, when not to trust it, which method."""
-    metrics = {method.name: method.metrics for method in scored}
-    chosen = metrics[choice.recommended]
+    """Return the sentences by their heading, the headline first.
+
+    Args:
+        contenders: all that was compared.
+        choice: what is recommended.
+        spread: how far the draws of the recommended method scatter, (N,); None if it makes no draws.
+        errors: the errors of the recommended method, (N,).
+        targets: the test targets, (N, ...).
+        ood: the strange data.
+    """
+    chosen = choice.recommended.metrics
     explained = 1 - float(errors.square().mean()) / float(targets.double().var(correction=0))
     word = width_word(chosen["coverage_90"], len(targets))
-    means = {method.name: float(method.losses.double().mean()) for method in scored}
-    own = choice.recommended == "deterministic"
-    name = "the network with one spread for all" if own else choice.recommended
+    advice = f"Use {choice.name}" if spread is not None else "One spread for all inputs does as well as any other"
     verdict = {
-        "headline": f"Typical error {number(chosen['rmse'])}, with intervals that are {word}. "
-        f"{capital(_short(choice))}.",
-        "How good": f"The root mean squared error on {count(len(targets), 'test example')} is "
-        f"{number(chosen['rmse'])}, which explains {percent(explained, 0)} of the variance of the targets.",
-        "How honest": f"90 % intervals of {name} hold {percent(chosen['coverage_90'])} of the targets: "
-        f"they are {word}." + _conformal(chosen),
+        "headline": f"Typical error {number(chosen['rmse'])}, with intervals that are {word}. {advice}.",
+        "How good": f"The root mean squared error (RMSE) on {count(len(targets), 'test example')} is "
+        f"{number(chosen['rmse'])}. This explains {percent(explained, 0)} of the variance of the targets.",
+        "How honest": f"The 90 % intervals of {choice.name} hold {percent(chosen['coverage_90'])} of the targets. They "
+        f"are {word}. {_conformal(chosen)}",
         "When not to trust it": _rejection(spread, errors),
-        "Which method": sentence_of_choice(choice.recommended, choice.best, means, "NLL", _advice(scored)),
     }
-    method = verdict.pop("Which method")
-    strange = {} if ood is None else {"Strange inputs": _strange(scored, ood.name)}
-    return {**verdict, **strange, "Which method": method}
-
-
-def _short(choice: Choice) -> str:
-    if choice.recommended == "deterministic":
-        return "one spread for all inputs does as well as any other"
-    return advice_in_short(choice)
+    if ood is not None:
+        verdict["Strange inputs"] = _strange(contenders, ood.name)
+    return {**verdict, "Which method": sentence_of_choice(choice)}
 
 
 def width_word(coverage: float, examples: int) -> str:
-    """
+    """Say whether 90 % intervals are too narrow or too wide.
+
     >>> width_word(0.9, 500), width_word(0.8, 500), width_word(0.99, 500)
     ('about right', 'too narrow', 'too wide')
     """
@@ -63,46 +62,38 @@ def width_word(coverage: float, examples: int) -> str:
     return "too narrow" if coverage < 0.9 else "too wide"
 
 
-def _conformal(chosen) -> str:
+def _conformal(chosen: Mapping[str, float]) -> str:
     if "conformal_coverage" not in chosen:
-        return " There is too little calibration data for conformal intervals."
+        return "There is too little calibration data for conformal intervals."
     held, width = percent(chosen["conformal_coverage"]), number(chosen["conformal_width"])
-    return f" Conformal intervals hold {held}, at a mean width of {width}."
+    return f"Conformal intervals hold {held}, and their mean width is {width}."
 
 
-def _rejection(spread: Tensor, errors: Tensor, aside: float = 0.1) -> str:
-    """What is gained by setting aside the inputs about which the draws disagree most."""
+def _rejection(spread: Tensor | None, errors: Tensor, aside: float = 0.1) -> str:
+    """Say what is gained if the inputs about which the draws disagree most are set aside."""
+    if spread is None:
+        return (
+            "The recommended method gives all predictions the same spread. So it does not tell which of them are "
+            "worse than others."
+        )
     correlation = rank_correlation(spread, errors.abs())
     kept = spread.argsort(stable=True)[: max(1, round((1 - aside) * len(spread)))]
     before, after = float(errors.square().mean()) ** 0.5, float(errors[kept].square().mean()) ** 0.5
     strength = "strongly" if correlation > 0.5 else "moderately" if correlation > 0.25 else "only weakly"
     return (
-        f"When the draws scatter by more than {number(float(spread[kept].max()))} (std). Without that least certain "
-        f"{percent(aside, 0)} the RMSE goes from {number(before)} to {number(after)}. Scatter and actual error are "
-        f"{strength} related (rank correlation {correlation:.2f})."
+        f"When the standard deviation of the draws is above {number(float(spread[kept].max()))}. Without this least "
+        f"certain {percent(aside, 0)} the RMSE changes from {number(before)} to {number(after)}. The spread of the "
+        f"draws and the actual error are {strength} related (rank correlation {correlation:.2f})."
     )
 
 
-def _advice(scored: Sequence[Scored]) -> dict[str, str]:
-    advice = {}
-    for method in scored:
-        spread = number(float(str(method.settings["precision"])) ** -0.5)
-        if method.settings["network"]:
-            advice[method.name] = f"Give every prediction a standard deviation of {spread}."
-        else:
-            size = number(float(str(method.settings["batch_size"])))
-            advice[method.name] = (
-                f"Average draws at an effective batch size of {size}, with noise of std {spread} added."
-            )
-    return advice
-
-
-def _strange(scored: Sequence[Scored], name: str) -> str:
-    found = [(method.metrics["ood_auroc"], method.name) for method in scored if "ood_auroc" in method.metrics]
+def _strange(contenders: Sequence[Contender[Any]], name: str) -> str:
+    """Say how well inputs from elsewhere are noticed by the method that notices them best."""
+    found = [(each.metrics["ood_auroc"], each.name) for each in contenders if "ood_auroc" in each.metrics]
     if not found:
         return f"No method gives inputs of {name} another spread than test inputs."
     value, method = max(found)
     return (
-        f"By the spread of {method}, an input of {name} is the more uncertain of two in {percent(value)} of pairs "
-        "(50 % is guessing)."
+        f"By the spread of {method}, of one input of {name} and one test input, the strange one is the more uncertain "
+        f"in {percent(value)} of all pairs (50 % is guessing)."
     )

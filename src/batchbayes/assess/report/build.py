@@ -1,4 +1,4 @@
-"""Read an output folder, lay it out, write report.html into it."""
+"""The page: read an output folder, and write report.html into it."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parent / "page"
 
 
 def build_report(folder: Path) -> Path:
-    """Write `report.html`: self-contained, with nothing to fetch when it is opened."""
+    """Write `report.html`. The page is self-contained: it fetches nothing when it is opened."""
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     with (folder / "predictions.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -30,7 +30,7 @@ def build_report(folder: Path) -> Path:
 
 
 def render(metrics: Mapping[str, Any], rows: list[dict[str, str]], pictures: Mapping[str, str]) -> str:
-    """The page as text. All that comes from data or names is escaped by the template."""
+    """Return the page as text. The template escapes everything that comes from data or names."""
     shown = points(metrics, rows)
     return template(PAGE / "report.html").render(
         metrics=metrics,

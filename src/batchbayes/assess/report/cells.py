@@ -1,4 +1,4 @@
-"""The tables of methods and metrics as cells of text, with the best of each column marked."""
+"""The tables of metrics as cells of text. The best of each column is marked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell, and whether it is among the best of its column as far as it is written."""
+    """The text of a cell, and whether it reads the same as the best of its column."""
 
     text: str
     best: bool = False
 
 
 def metric_tables(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A table for each group of columns: its title, its columns, and a row for each method that has any of them."""
+    """Return a table for each group of columns: its title, its columns, and a row for each method."""
     groups = dict.fromkeys(column["group"] for column in metrics["columns"])
     return [
         _table(group, [c for c in metrics["columns"] if c["group"] == group], metrics["methods"]) for group in groups
@@ -30,7 +30,7 @@ def _table(title: str, columns: Sequence[Mapping[str, Any]], methods: Sequence[M
 
 
 def column_cells(column: Mapping[str, Any], values: Sequence[float | None]) -> list[Cell]:
-    """Write the values of a column; those that read the same as the best are all the best.
+    """Return the values of a column as text. All that read the same as the best are marked as the best.
 
     >>> column = {"better": "lower", "digits": 2, "percent": False, "target": None}
     >>> [(cell.text, cell.best) for cell in column_cells(column, [0.501, 0.499, 0.6, None])]
@@ -51,7 +51,7 @@ def column_cells(column: Mapping[str, Any], values: Sequence[float | None]) -> l
 
 
 def written(column: Mapping[str, Any], value: float | None) -> str:
-    """A number with the digits of its column."""
+    """Write a number with the digits of its column."""
     if value is None:
         return "–"
     shown = round(100 * value if column["percent"] else value, column["digits"]) + 0.0  # no minus before a zero

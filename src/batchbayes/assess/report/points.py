@@ -6,12 +6,14 @@ from typing import Any
 MOST_POINTS = 900
 LEAST_CERTAIN = 24
 
-Row = Mapping[str, str]
+CsvRow = Mapping[str, str]
 
 
-def points(metrics: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """At most a few hundred points in the order of uncertainty; rows with a picture or details come first."""
+def points(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str, Any]]:
+    """Return a few hundred points in the order of uncertainty, if possible of rows with a picture or details."""
     explorer = metrics["explorer"]
+    if explorer is None:
+        return []
     pictured = {key: i for i, key in enumerate((metrics["thumbnails"] or {"keys": []})["keys"])}
     detailed = metrics["details"]
     known = [row for row in rows if _key(row) in pictured or _key(row) in detailed]
@@ -33,16 +35,16 @@ def points(metrics: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, An
     return shown
 
 
-def _key(row: Row) -> str:
+def _key(row: CsvRow) -> str:
     return f"{row['source']}-{row['row']}"
 
 
-def _height(row: Row, name: str) -> float:
+def _height(row: CsvRow, name: str) -> float:
     return abs(float(row["target"]) - float(row["mean"])) if name == "error" else float(row[name])
 
 
-def kind(row: Row) -> str:
-    """How a point looks: right, wrong, out of distribution, or plain."""
+def kind(row: CsvRow) -> str:
+    """Return what a point stands for: right, wrong, strange (out of distribution), or plain."""
     if row["source"] == "ood":
         return "strange"
     if "prediction" in row:
@@ -50,8 +52,8 @@ def kind(row: Row) -> str:
     return "plain"
 
 
-def title(row: Row) -> str:
-    """What was said, and what is true."""
+def title(row: CsvRow) -> str:
+    """Say what was predicted, and what is true."""
     if "prediction" in row:
         said = f"says {row['prediction']} ({100 * float(row['confidence']):.0f} %)"
     elif "mean" in row:
@@ -61,8 +63,8 @@ def title(row: Row) -> str:
     return said + (f", is {_short(row['target'])}" if row.get("target") else "")
 
 
-def lines(row: Row) -> list[str]:
-    """The numbers of a row."""
+def lines(row: CsvRow) -> list[str]:
+    """Return the numbers of a row in words."""
     names = {
         "entropy": "entropy",
         "mutual_information": "mutual information",
@@ -81,8 +83,10 @@ def _short(text: str) -> str:
         return text
 
 
-def least_certain(metrics: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The most uncertain test rows, with their picture if they have one."""
+def least_certain(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str, Any]]:
+    """Return the most uncertain test rows, with their picture if they have one."""
+    if metrics["explorer"] is None:
+        return []
     pictured = {key: i for i, key in enumerate((metrics["thumbnails"] or {"keys": []})["keys"])}
     tested = [row for row in rows if row["source"] == "test"]
     ordered = sorted(tested, key=lambda row: -float(row[metrics["explorer"]["x"]]))[:LEAST_CERTAIN]

@@ -1,0 +1,140 @@
+"""The options of `batchbayes assess` and `batchbayes predict`. The command line is generated from these fields.
+
+This module does not import torch, so that `batchbayes --help` is quick.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from batchbayes.methods import compared_names
+
+Task = Literal["classification", "regression", "segmentation"]
+EngineName = Literal["auto", "sample", "linear"]
+Center = Literal["running", "batches"]
+
+
+def option(text: str | Callable[[], str], **more: Any) -> dict[str, Any]:
+    """Return the metadata of a field that is an option. Without a default it is required; False makes it a switch.
+
+    Args:
+        text: the help text, or a function that returns it when the help is shown.
+        more: arguments of `ArgumentParser.add_argument`.
+    """
+    return {"help": text, **more}
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read names that are separated by commas.
+
+    >>> names("cat, dog")
+    ('cat', 'dog')
+    """
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _method_help() -> str:
+    return (
+        f"methods to compare (default: mcbn), out of {', '.join(compared_names())}. A method of your own is named as "
+        "pkg.module:name: the module is EXECUTED, and registers the method"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """What both commands need: a network, and how to run it."""
+
+    model: str = field(
+        metadata=option("a function that builds the network; it is EXECUTED", metavar="pkg.module:factory")
+    )
+    weights: Path | None = field(
+        default=None,
+        metadata=option("the weights, unless the factory loads them", type=Path, metavar="W.safetensors"),
+    )
+    target: str | None = field(
+        default=None, metadata=option("target column of tables, or target array of .npz files", metavar="NAME")
+    )
+    device: str = field(default="cpu", metadata=option("for example cpu or cuda:0 (cpu)"))
+    threads: int | None = field(
+        default=None, metadata=option("number of threads (default: torch decides)", type=positive, metavar="N")
+    )
+    quiet: bool = field(default=False, metadata=option("show no progress and no summary"))
+    json: bool = field(default=False, metadata=option("print the result as JSON"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssessOptions(CommonOptions):
+    """The options of `batchbayes assess`."""
+
+    train: str = field(metadata=option("training data, with the training-time transforms", metavar="T"))
+    test: str = field(metadata=option("test data, with targets", metavar="X"))
+    out: Path = field(metadata=option("a folder that does not exist yet", type=Path, metavar="DIR"))
+    validation: str | None = field(
+        default=None, metadata=option("data for tuning (default: a random third of the test data)", metavar="V")
+    )
+    ood: str | None = field(
+        default=None, metadata=option("inputs that the network should be unsure about", metavar="O")
+    )
+    task: Task | None = field(default=None, metadata=option("(default: guessed from the data)", choices=get_args(Task)))
+    class_names: tuple[str, ...] | None = field(
+        default=None, metadata=option("names of the classes, in order", type=names, metavar="A,B,...")
+    )
+    ignore_label: int | None = field(
+        default=None, metadata=option("label of pixels that do not count", type=int, metavar="K")
+    )
+    batch_size: int | None = field(
+        default=None, metadata=option("batch size of the training (default: the loader's)", type=int, metavar="M")
+    )
+    method: tuple[str, ...] = field(default=("mcbn",), metadata=option(_method_help, type=names, metavar="A,B,..."))
+    center: Center = field(
+        default="running",
+        metadata=option(
+            "where the draws of batch-norm methods scatter around: the running statistics of the network (running), or "
+            "the mean over training batches, as in the MCBN paper (batches)",
+            choices=get_args(Center),
+        ),
+    )
+    engine: EngineName = field(
+        default="auto",
+        metadata=option(
+            "how draws are made: one by one (sample), by a linear approximation (linear), or by the latter if it is "
+            "accurate (auto)",
+            choices=get_args(EngineName),
+        ),
+    )
+    draws: int = field(default=64, metadata=option("number of networks to average (64)", type=positive, metavar="S"))
+    seed: int = field(default=0, metadata=option("seed of the split and of the draws (0)", type=int))
+    overwrite: bool = field(default=False, metadata=option("replace the files of an earlier assessment in DIR"))
+    parquet: bool = field(default=False, metadata=option("write predictions.parquet too (needs pyarrow)"))
+    command: str = ""
+    """The command line as it was given, for the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(CommonOptions):
+    """The options of `batchbayes predict`. Draws, seed and engine are as in the assessment if they are None."""
+
+    posterior: Path = field(metadata=option("posterior.safetensors of an assessment", type=Path, metavar="P"))
+    input: str = field(metadata=option("inputs; targets are ignored", metavar="I"))
+    out: Path | None = field(
+        default=None, metadata=option("a new .csv file (default: printed)", type=Path, metavar="FILE")
+    )
+    method: str | None = field(
+        default=None, metadata=option("only for a method of your own: imports its module", metavar="pkg.module:name")
+    )
+    engine: EngineName | None = field(
+        default=None, metadata=option("how draws are made (as in the assessment)", choices=get_args(EngineName))
+    )
+    draws: int | None = field(
+        default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
+    )
+    seed: int | None = field(default=None, metadata=option("seed of the draws (as in the assessment)", type=int))

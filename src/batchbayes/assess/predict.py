@@ -1,0 +1,50 @@
+"""Predictions for new data, from the posterior file of an assessment and the network. No training data is needed."""
+
+import csv
+import json
+import sys
+
+from batchbayes.assess.load import read_source, trial
+from batchbayes.assess.named import build_network, named_method
+from batchbayes.assess.options import PredictOptions
+from batchbayes.assess.rows import Rows, predict_rows
+from batchbayes.assess.run import noted_warnings, running
+from batchbayes.assess.write import require_new_file, write_rows
+from batchbayes.errors import BatchbayesError
+from batchbayes.saving import load, load_notes
+
+
+def predict_new(options: PredictOptions) -> Rows:
+    """Return the rows of predictions.csv for new inputs."""
+    if options.method:
+        named_method(options.method)
+    network = build_network(options.model, options.weights, options.device)
+    posterior, notes = load(options.posterior, network), load_notes(options.posterior)
+    if "task" not in notes:
+        raise BatchbayesError(
+            expected="a posterior written by batchbayes assess",
+            got="one without its notes",
+            fix="use bb.load and bb.predict",
+        )
+    data = read_source(options.input, options.target, "the inputs")
+    trial(network, data)
+    given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}
+    notes |= {key: value for key, value in given.items() if value is not None}
+    return predict_rows(posterior, data, notes, "new")
+
+
+def predict_command(options: PredictOptions) -> None:
+    """Write predictions of new data to a file, or print them."""
+    if options.out is not None:
+        require_new_file(options.out)
+    with running(options), noted_warnings():
+        rows = predict_new(options)
+    cells = list(zip(*rows.values(), strict=True))
+    if options.out is not None:
+        write_rows(options.out, rows)
+    if options.json:
+        print(json.dumps([dict(zip(rows, each, strict=True)) for each in cells]))
+    elif options.out is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([tuple(rows), *cells])
+    elif not options.quiet:
+        print(f"{len(cells)} predictions: {options.out}")

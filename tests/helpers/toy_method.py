@@ -1,0 +1,45 @@
+"""A method of a third party: it registers itself when its module is imported."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+import batchbayes as bb
+from batchbayes._common.rng import generator
+from batchbayes.network import Function, Network, as_network
+from batchbayes.posterior import Header, Posterior
+
+
+@dataclass(frozen=True, eq=False)
+class WobblePosterior(Posterior):
+    """The network, with a random number added to each of its outputs."""
+
+    kind: ClassVar[str] = "wobble"
+
+    network: Network
+    scale: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    def draw(self, seed: int, index: int) -> Function:
+        random = generator(seed, "wobble", index)
+        return lambda inputs: self.network(inputs) + self.scale * torch.randn(len(self.scale), generator=random)
+
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        return {}, {"scale": self.scale}
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        return cls(as_network(model), tensors["scale"])
+
+
+def wobble(model: nn.Module, batches: object) -> WobblePosterior:
+    return WobblePosterior(as_network(model), torch.tensor([0.1, 0.2, 0.3]))
+
+
+bb.register(wobble, WobblePosterior, label="Wobble", about="a random number is added to each output")
