@@ -92,6 +92,6 @@ class Linearisable(Protocol):
     def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
         """Return outputs at the centre (n, ...), and their derivatives along directions (Q, D), (Q, n, ...).
 
-        Contrasts are derivatives relative to the last output.
+        With `contrasts`, outputs are logits (n, K), of which only the differences within an example have a meaning.
         """
         ...

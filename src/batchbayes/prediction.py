@@ -19,9 +19,8 @@ P = TypeVar("P")
 
 KEPT_DRAWS_LIMIT = 2**24
 """Draws that a summary needs later are kept without asking up to this many numbers (64 MiB in float32)."""
-CHUNK, DEVICE_CHUNK = 2**18, 2**21
-"""Input numbers in one forward pass. On a CPU they should fit into its caches, which also keeps the activations of all
-layers small for the linear engine. Exact draws on an accelerator take more."""
+CHUNK = 2**20
+"""Input numbers in one chunk. An engine may cut a chunk into several forward passes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,7 @@ def predict(
             warning says if they differ. "auto" uses the linear engine if it passes that check and costs less, else the
             exact one. `predictive.engine` says which engine was used, and why.
         inputs: where the inputs are in a batch, if they are not first: a key, a position or a function.
-        chunk_size: examples in one forward pass. By default a chunk has about 260,000 numbers (on a CPU).
+        chunk_size: examples that are held in memory at once. By default a chunk has about a million numbers.
         keep_draws: keep the outputs of every draw as `predictive.draws` (S, N, ...). By default draws are kept only if
             the density of a regression needs them, and only while they are small.
 
@@ -139,10 +138,9 @@ class _Pass:
     @torch.no_grad()
     def run(self, data: Batches, picker: Picker) -> Iterator[Predicted]:
         device = self._posterior.device
-        numbers = DEVICE_CHUNK if self._name == "sample" and device.type != "cpu" else CHUNK
         with Progress("predicting", _work(data, self._num_samples)) as shown:
             for batch, inputs in batch_stream(data, picker):
-                chunks = [chunk for chunk in cut(inputs, self._chunk_size, numbers) if len(chunk)]
+                chunks = [chunk for chunk in cut(inputs, self._chunk_size, CHUNK) if len(chunk)]
                 each = (self._predict(chunk.to(device), shown) for chunk in chunks)
                 if isinstance(data, Tensor):
                     yield from (Predicted(chunk, found) for chunk, found in zip(chunks, each, strict=True))

@@ -1,12 +1,14 @@
 """Networks and outputs of many kinds under the linear engine: right, or refused, and "auto" always answers."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import batchbayes as bb
 from batchbayes.engines import linear_draws as drawn
-from batchbayes.engines.linearity import spread_evenly
+from batchbayes.engines.linearity import Linearity, spread_evenly
 
 X = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
 
@@ -82,9 +84,48 @@ def test_class_maps_of_a_single_position():
 def test_inputs_that_are_all_the_same_have_no_ranking():
     network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
     posterior = bb.mcbn(network, X, batch_size=200)
-    predictive = bb.predict(posterior, X[:1].expand(5, 3), bb.categorical(), engine="auto")
-    assert predictive.engine.startswith("linear")
-    assert "nan" in predictive.engine
+    same = X[:1].expand(5, 3)
+    assert math.isnan(bb.check_linearity(posterior, same).rank_correlation)
+    assert bb.predict(posterior, same, bb.categorical(), engine="auto").engine.startswith("linear")  # as the fit found
+
+
+def test_what_the_fit_measured_is_kept_in_the_file(tmp_path):
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    bb.save(posterior, tmp_path / "p.safetensors")
+    loaded = bb.load(tmp_path / "p.safetensors", network)
+    one = {"data": X[:1], "likelihood": bb.categorical(), "engine": "auto"}
+    assert bb.predict(loaded, **one).engine == bb.predict(posterior, **one).engine
+    assert set(loaded.state()[0]["linearity"]) == {"values", "contrasts"}
+
+
+def test_a_ranking_that_is_wrong_is_not_trusted():
+    assert Linearity(0.95, 1.0, 0.1).trusted
+    assert not Linearity(0.778, 1.0, 0.1).trusted
+    assert not Linearity(float("nan"), 1.0, 0.1).trusted
+    assert Linearity(float("nan"), 1.0, 0.001).trusted  # it misses nothing
+
+
+def test_examples_with_more_noise_than_was_checked_are_checked_themselves():
+    """The noise of such examples is far larger than where the check was made, and not linear there."""
+
+    class Curved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.last = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            h = self.norm(x)
+            return self.last(h + (h.abs() > 20) * 30 * torch.sin(8 * h))
+
+    posterior = bb.mcbn(settled(Curved()), X, batch_size=16)
+    easy, hard = X[:40], X[:40] * 40
+    assert bb.predict(posterior, easy, bb.categorical(), engine="auto").engine.startswith("linear")
+    exact = bb.predict(posterior, hard, bb.categorical(), num_samples=32)
+    auto = bb.predict(
+        posterior, torch.cat([easy, hard]), bb.categorical(), num_samples=32, engine="auto", chunk_size=40
+    )
+    assert torch.equal(auto.probs[40:], exact.probs)
 
 
 def test_heads_that_are_not_asked_for_move_nothing():

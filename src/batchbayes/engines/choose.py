@@ -6,18 +6,17 @@ from typing import Literal
 
 from torch import Tensor
 
-from batchbayes.engines.linear import linear_draws, plan_linear, require_linearisable
-from batchbayes.engines.linear_draws import Block
-from batchbayes.engines.linearity import compare_with_exact, exact_draws, spread_evenly, warn_unless_trusted
+from batchbayes.engines.linear import LinearPlan, linear_draws, plan_linear, require_linearisable
+from batchbayes.engines.linear_draws import Block, LinearDraws
+from batchbayes.engines.linearity import Linearity, known_linearity, measure_linearity, warn_unless_trusted
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.posterior import Linearisable, Posterior
 
 EngineName = Literal["sample", "linear", "auto"]
 
-CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = 8, (16, 64), 2**16
-"""The linear engine is checked by this many exact draws, on 16 to 64 examples that hold about 65,000 numbers. On 16
-rows of a table the check may pass by luck, on 64 it hardly ever does."""
+BEYOND = 2.0
+"""The linear engine is checked again on examples whose variance exceeds this times the largest that was checked."""
 
 
 @dataclass(frozen=True)
@@ -53,27 +52,51 @@ def choose_engine(
 def _linear_engine(
     posterior: Linearisable, inputs: Tensor, num_samples: int, seed: int, contrasts: bool, fallback: Engine | None
 ) -> Engine:
-    """Return the linear engine, checked by a few exact draws on some of the inputs.
+    """Return the linear engine, if exact draws cost more and a few of them agree with it; else the fallback.
 
-    If the linear engine costs more than exact draws or fails the check, return the fallback. If there is no fallback,
-    warn.
+    If there is no fallback, warn where it is not to be trusted.
     """
-    fewest, most = CHECK_EXAMPLES
-    sample = spread_evenly(len(inputs), max(fewest, min(most, CHECK_NUMBERS // max(1, inputs[0].numel()))))
-    few = exact_draws(posterior, inputs[sample], CHECK_DRAWS, seed)
-    num_outputs = few[0, 0].numel()
-    plan = plan_linear(posterior, num_outputs, max(num_samples, CHECK_DRAWS), seed, contrasts=contrasts)
+    num_outputs = posterior.draw(seed, 0)(inputs[:1])[0].numel()
+    plan = plan_linear(posterior, num_outputs, num_samples, seed, contrasts=contrasts)
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
-    first = linear_draws(posterior, inputs, plan)
-    drawn = first.at(sample).first(CHECK_DRAWS)
-    found = compare_with_exact(drawn, few, contrasts=plan.contrasts, left_out=plan.left_out)
+    found = known_linearity(posterior, inputs, contrasts=contrasts)
     if fallback and not found.trusted:
         return replace(fallback, name=f"sample: not linear enough ({found})")
     warn_unless_trusted(found)
-    ready = [first]  # the inputs that were checked come first
+    checked = _Checked(posterior, plan, num_samples, found, fallback)
+    return Engine(f"{plan} ({found})", checked.blocks)
 
-    def blocks(inputs: Tensor) -> Iterator[Block]:
-        yield (ready.pop() if ready else linear_draws(posterior, inputs, plan)).first(num_samples)
 
-    return Engine(f"{plan} ({found})", blocks)
+class _Checked:
+    """The linear engine on chunk after chunk. It looks again where the noise is larger than where it was checked."""
+
+    def __init__(
+        self,
+        posterior: Linearisable,
+        plan: LinearPlan,
+        num_samples: int,
+        found: Linearity,
+        fallback: Engine | None,
+    ) -> None:
+        self._posterior, self._plan, self._num_samples, self._fallback = posterior, plan, num_samples, fallback
+        self._limit = BEYOND * found.largest_spread
+
+    def blocks(self, inputs: Tensor) -> Iterator[Block]:
+        draws = linear_draws(self._posterior, inputs, self._plan)
+        if self._is_trusted(inputs, draws) or self._fallback is None:
+            yield draws.first(self._num_samples)
+        else:
+            yield from self._fallback.blocks(inputs)
+
+    def _is_trusted(self, inputs: Tensor, draws: LinearDraws) -> bool:
+        spread = draws.moments()[1].reshape(len(inputs), -1).mean(1)  # (n,)
+        beyond = (spread > self._limit).nonzero()[:, 0]
+        if len(beyond) < 3:  # too few for a check
+            return True
+        found = measure_linearity(self._posterior, inputs[beyond.to(inputs.device)], contrasts=self._plan.contrasts)
+        if found.trusted:
+            self._limit = max(self._limit, BEYOND * found.largest_spread)
+        elif self._fallback is None:
+            warn_unless_trusted(found)
+        return found.trusted

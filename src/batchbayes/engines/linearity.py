@@ -1,6 +1,8 @@
 """Is the linear engine to be trusted? A comparison with a few exact draws."""
 
-from dataclasses import dataclass
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -11,8 +13,13 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.metrics.ranking import rank_correlation
 from batchbayes.posterior import Linearisable, Posterior
 
-MOST_UNEXPLAINED, SCALES = 0.15, (0.7, 1.4)
-"""The linear engine is trusted if it misses less than this share of the deviations, with a scale in this range."""
+MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT = 0.15, (0.7, 1.4), 0.9, 0.01
+"""The linear engine is trusted if it misses less than this share of the deviations, with a scale in this range and a
+rank correlation of the variance of at least this. If it misses next to nothing, the ranks of variances that are almost
+equal say nothing, and are not asked."""
+CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = 8, (16, 64), 2**16
+"""The check makes this many exact draws, on 16 to 64 examples that hold about 65,000 numbers. On 16 rows of a table the
+check may pass by luck, on 64 it hardly ever does."""
 TOGETHER = 2**18
 """Several exact draws are made in one pass, of at most this many input numbers."""
 
@@ -29,12 +36,15 @@ class Linearity:
     """Share of the exact deviations, draw by draw, that the linear ones miss."""
     left_out: float = 0.0
     """The part of `unexplained` that is expected because forward mode leaves directions out."""
+    largest_spread: float = float("inf")
+    """Largest linear variance, mean over outputs, of an example of the sample. Beyond it nothing is known."""
 
     @property
     def trusted(self) -> bool:
-        """Whether the linear answer can stand for the exact one."""
-        low, high = SCALES
-        return self.unexplained - self.left_out < MOST_UNEXPLAINED and low < self.scale_ratio < high
+        """Whether the linear answer can stand for the exact one. What could not be measured is not trusted."""
+        (low, high), missed = SCALES, self.unexplained - self.left_out
+        ranked = self.rank_correlation >= LEAST_CORRELATION or self.unexplained < EXACT
+        return missed < MOST_UNEXPLAINED and low < self.scale_ratio < high and ranked
 
     def __str__(self) -> str:
         return (
@@ -68,15 +78,51 @@ def check_linearity(
 
 @torch.no_grad()
 def measure_linearity(
-    posterior: Linearisable, inputs: Tensor, num_draws: int, max_examples: int, seed: int
+    posterior: Linearisable,
+    inputs: Tensor,
+    num_draws: int = CHECK_DRAWS,
+    max_examples: int | None = None,
+    seed: int = 0,
+    *,
+    contrasts: bool = False,
 ) -> Linearity:
     """Make the comparison on examples that are spread evenly over the inputs."""
-    sample = inputs[spread_evenly(len(inputs), max_examples)].to(posterior.device)
+    fewest, most = CHECK_EXAMPLES
+    count = max_examples or max(fewest, min(most, CHECK_NUMBERS // max(1, inputs[0].numel())))
+    sample = inputs[spread_evenly(len(inputs), count)].to(posterior.device)
     pieces = sample.split(max(1, TOGETHER // max(1, sample[0].numel())))
     exact = [exact_draws(posterior, piece, num_draws, seed) for piece in pieces]
-    plan = plan_linear(posterior, exact[0][0, 0].numel(), num_draws, seed)
+    plan = plan_linear(posterior, exact[0][0, 0].numel(), num_draws, seed, contrasts=contrasts)
     linear = LinearPieces(tuple(linear_draws(posterior, piece, plan) for piece in pieces))
-    return compare_with_exact(linear, torch.cat(exact, dim=1), left_out=plan.left_out)
+    return compare_with_exact(linear, torch.cat(exact, dim=1), contrasts=plan.contrasts, left_out=plan.left_out)
+
+
+_KNOWN: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
+"""What was measured for each posterior, with and without contrasts."""
+
+
+def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) -> Linearity:
+    """Return what was measured when the posterior was fitted or first used, or measure it now.
+
+    What is measured on enough examples is kept.
+    """
+    known = _KNOWN.setdefault(posterior, {})
+    found = known.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
+    if len(inputs) >= CHECK_EXAMPLES[0]:
+        known[contrasts] = found
+    return found
+
+
+def linearity_to_json(posterior: Linearisable) -> dict[str, dict[str, float]]:
+    """Return what is known about a posterior, for a file."""
+    names = {False: "values", True: "contrasts"}
+    return {names[kind]: asdict(found) for kind, found in _KNOWN.get(posterior, {}).items()}
+
+
+def linearity_from_json(posterior: Linearisable, found: Mapping[str, Mapping[str, float]]) -> None:
+    """Remember what a file says about a posterior."""
+    kinds = {"values": False, "contrasts": True}
+    _KNOWN[posterior] = {kinds[name]: Linearity(**values) for name, values in found.items()}
 
 
 def spread_evenly(length: int, count: int) -> Tensor:
@@ -122,7 +168,8 @@ def compare_with_exact(
     ranked = min(len(spread.unique()), len(linear_spread.unique())) > 2
     correlation = rank_correlation(spread, linear_spread) if ranked else float("nan")
     missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
-    return Linearity(correlation, float(linear_spread.mean() / spread.mean()), float(missed), left_out)
+    ratio, largest = float(linear_spread.mean() / spread.mean()), float(linear_spread.max())
+    return Linearity(correlation, ratio, float(missed), left_out, largest)
 
 
 def warn_unless_trusted(

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from batchbayes.batches import require_finite
+from batchbayes.batches import cut, require_finite
 from batchbayes.engines.linear_draws import BLOCK
 from batchbayes.errors import BatchbayesError
 from batchbayes.posterior import Posterior
 
+CHUNK, DEVICE_CHUNK = 2**18, 2**21
+"""Input numbers in one forward pass: on a CPU they should fit into its caches, an accelerator takes more."""
 MOST_TOGETHER = 8
 """Small outputs of this many draws are summed up together."""
 
@@ -17,8 +19,10 @@ MOST_TOGETHER = 8
 def sampled_outputs(posterior: Posterior, inputs: Tensor, num_samples: int, seed: int) -> Iterator[Tensor]:
     """Yield the outputs of all draws on inputs (n, ...), on the CPU, in small blocks (s, n, ...)."""
     shape, held = None, []
+    numbers = CHUNK if inputs.device.type == "cpu" else DEVICE_CHUNK
     for index in range(num_samples):
-        outputs = posterior.draw(seed, index)(inputs).cpu()
+        function = posterior.draw(seed, index)
+        outputs = torch.cat([function(part).cpu() for part in cut(inputs, None, numbers)])
         if outputs.shape != (shape or outputs.shape):
             raise BatchbayesError(
                 expected=f"outputs of one shape {tuple(shape or ())} from every draw",

@@ -1,6 +1,7 @@
 """What all methods that read mini-batches have in common: check the network, gather rows, look for trouble."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import Batches, Picker, mini_batches, require_finite
+from batchbayes.engines.linearity import known_linearity
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.collect import collect_omegas
@@ -21,6 +23,8 @@ from batchbayes.network import Network, as_network
 DRIFT_LIMIT = 1.0
 """A warning says if the mean prediction lies further from the network's own than this, in standard deviations of a
 draw."""
+FEW_OUTPUTS = 16
+"""Networks with more outputs than this have no cheap derivatives of each of them."""
 SAMPLE_OUTPUTS = 4096
 """The influence of the rows is measured at this many outputs of each training input, or fewer."""
 
@@ -116,7 +120,18 @@ def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method
     moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
     _, weights, index = posterior.combinations(len(rows), seed=0)
     order = weights[index].double()  # draws -> rows: a permutation
-    return replace(posterior, influence=(order.T @ (moved @ moved.T) @ order).to(rows.dtype))
+    posterior = replace(posterior, influence=(order.T @ (moved @ moved.T) @ order).to(rows.dtype))
+    _note_linearity(posterior, prepared.first, own.shape)
+    return posterior
+
+
+def _note_linearity(posterior: BatchNormPosterior, inputs: Tensor, shape: torch.Size) -> None:
+    """Measure how linear the network is in its statistics, if its outputs are few, and keep that for predictions."""
+    kinds = ([False] if shape[1:].numel() <= FEW_OUTPUTS else []) + ([True] if shape[1:].numel() > 1 else [])
+    if len(shape) == 2 and shape[1] < SAMPLE_OUTPUTS:
+        for contrasts in kinds:
+            with suppress(BatchbayesError, RuntimeError):  # gradients cannot pass: there is no linear engine
+                known_linearity(posterior, inputs, contrasts=contrasts)
 
 
 def require_center(center: str) -> None:

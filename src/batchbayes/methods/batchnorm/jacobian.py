@@ -8,11 +8,14 @@ are touched, so this works for subclasses with an activation inside.
 
 A layer may see several rows of each example (time steps), one example after the other.
 
-Under a softmax it changes nothing to add one number to all K outputs of an example. Then K - 1 passes are enough: the
-contrasts of the other outputs with the last output, which does not move.
+**Contrasts.** Under a softmax only differences between outputs matter, and they matter only for classes that some draw
+makes likely. So each example has its own contrasts: of its next best classes with its best class, as many as leave less
+than a thousandth of the probability outside. The logits of all other classes move with the best class. The first
+contrast is computed for all examples. Examples that need more are sorted by how many they need, so that the later
+passes run on ever fewer examples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +30,14 @@ from batchbayes.methods.batchnorm.omega import by_site
 from batchbayes.methods.batchnorm.sites import Site
 from batchbayes.network import Network
 
+LEFT_OUT = 1e-3
+"""The contrasts of an example leave out classes that have less probability than this in all."""
+WARMTH = 0.8
+"""That probability is taken at a temperature of 1 + WARMTH * sqrt(std of the first contrast over draws), because
+classes that are unlikely at the centre may be likely in some draws."""
+CHUNK = 2**18
+"""Input numbers in one graph, so that the activations of all layers stay small."""
+
 
 def tangents_by_reverse_mode(
     network: Network,
@@ -36,38 +47,125 @@ def tangents_by_reverse_mode(
     directions: Tensor,
     contrasts: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs at `statistics` (n, ...), and their derivatives along Q directions of omega, (Q, n, ...)."""
-    seen: list[Tensor] = []
+    """Return outputs at `statistics` (n, ...), and their derivatives along Q directions of omega, (Q, n, ...).
 
-    def see(name: str, h: Tensor) -> Tensor:
+    With `contrasts`, outputs (n, K) are logits, and only differences between the logits of an example have a meaning.
+    """
+    build = partial(_Graph, network, sites, statistics)
+    size = max(1, CHUNK // max(1, inputs[0].numel()))
+    outputs, slopes, along = [], [], []
+    for part in inputs.split(size):
+        graph = build(part)
+        along = _along(sites, statistics, directions.to(graph.flat))
+        outputs.append(graph.outputs)
+        passes = _first_contrasts(graph.flat) if contrasts and graph.outputs.ndim == 2 else _units(graph.flat)
+        slopes.append(torch.stack([graph.slopes(weights, along) for weights in passes]))  # (1 or K, n, Q)
+    found, slope = torch.cat(outputs), torch.cat(slopes, 1)
+    if contrasts and found.ndim == 2 and found.shape[1] > 1:
+        slope = _all_contrasts(build, inputs, found.to(slope.dtype), slope[0], along, size)
+    return found, slope.permute(2, 1, 0).reshape(len(directions), *found.shape)
+
+
+def _units(flat: Tensor) -> Iterator[Tensor]:
+    """Yield weights (n, K) that pick one output after the other."""
+    for k in range(flat.shape[1]):
+        yield torch.zeros_like(flat).index_fill_(1, torch.tensor(k, device=flat.device), 1.0)
+
+
+def _first_contrasts(logits: Tensor) -> list[Tensor]:
+    """Return weights (n, K) for the contrast of the second best class with the best class."""
+    order = logits.topk(min(2, logits.shape[1]), dim=1).indices
+    return [_contrast(logits, order[:, -1], order[:, 0])]
+
+
+def _contrast(like: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
+    """Return weights (n, K) that are 1 at one class of each example and -1 at another."""
+    return torch.zeros_like(like).scatter_(1, plus[:, None], 1.0).scatter_(1, minus[:, None], -1.0)
+
+
+def _all_contrasts(
+    build: "Callable[[Tensor], _Graph]",
+    inputs: Tensor,
+    logits: Tensor,
+    first: Tensor,
+    along: Sequence[tuple[Tensor, Tensor]],
+    size: int,
+) -> Tensor:
+    """Return the slopes of all classes, (K, n, Q), from those of the first contrast, (n, Q)."""
+    order = logits.argsort(1, descending=True)
+    rows = torch.arange(len(logits), device=logits.device)
+    slopes = first.new_zeros(logits.shape[1], *first.shape)
+    slopes[order[:, 1], rows] = first
+    needed = contrasts_needed(logits.gather(1, order), first.square().mean(1).sqrt())
+    by_need = needed.argsort(descending=True, stable=True)[: int((needed > 1).sum())]
+    for some in by_need.split(size) if len(by_need) else ():
+        graph = build(inputs[some])
+        for k in range(2, int(needed[some[0]]) + 1):
+            wanted = some[needed[some] >= k]
+            if 2 * len(wanted) < len(some):
+                some, graph = wanted, build(inputs[wanted])
+            moved = graph.slopes(_contrast(graph.flat, order[some, k], order[some, 0]), along)
+            slopes[order[wanted, k], wanted] = moved[: len(wanted)]  # those that need most come first
+    return slopes
+
+
+def contrasts_needed(ordered: Tensor, std: Tensor) -> Tensor:
+    """Return how many contrasts with its best class each example needs, (n,).
+
+    Args:
+        ordered: logits of each example in falling order, (n, K).
+        std: standard deviation over draws of the contrast between the two best classes, (n,).
+
+    >>> contrasts_needed(torch.tensor([[20.0, 0.0, -20.0], [1.0, 0.5, 0.0]]), torch.tensor([0.5, 0.5]))
+    tensor([1, 2])
+    """
+    temperature = 1 + WARMTH * std.double().sqrt()
+    covered = (ordered.double() / temperature[:, None]).softmax(1).cumsum(1)
+    return (covered < 1 - LEFT_OUT).sum(1).clamp(min=1, max=ordered.shape[1] - 1)
+
+
+class _Graph:
+    """One forward pass at given statistics, ready for backward passes to the inputs of the sites."""
+
+    def __init__(
+        self,
+        network: Network,
+        sites: Sequence[Site],
+        statistics: Sequence[tuple[Tensor, Tensor]],
+        inputs: Tensor,
+    ) -> None:
+        self._sites, self._statistics, self._count = sites, statistics, len(inputs)
+        self._seen: list[Tensor] = []
+        before = {site.name: partial(self._see, site.name) for site in sites}
+        with torch.enable_grad(), affine_batch_norm():
+            self._outputs = network(inputs, tensors=in_place(sites, statistics), before=before)
+        self.outputs = self._outputs.detach()
+        """(n, ...)"""
+        flat = self.outputs.reshape(len(inputs), -1)
+        self.flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+        """(n, K)"""
+        shapes = {(h.shape, h.dtype): h for h in self._seen}
+        self._products = {key: torch.empty_like(h, requires_grad=False) for key, h in shapes.items()}
+
+    def _see(self, name: str, h: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             raise _unfit("a network without no_grad in its forward pass", f"{name} under no_grad")
-        if len(h) % len(inputs):
-            raise _unfit("the same number of rows for every example", f"{len(h)} rows at {name} for {len(inputs)}")
+        if len(h) % self._count:
+            raise _unfit("the same number of rows for every example", f"{len(h)} rows at {name} for {self._count}")
         # A node of the graph that this layer alone uses: the input itself may go elsewhere too (a shortcut).
-        seen.append(h.view_as(h) if h.requires_grad else h.detach().requires_grad_())
-        return seen[-1]
+        self._seen.append(h.view_as(h) if h.requires_grad else h.detach().requires_grad_())
+        return self._seen[-1]
 
-    before = {site.name: partial(see, site.name) for site in sites}
-    with torch.enable_grad(), affine_batch_norm():
-        outputs = network(inputs, tensors=in_place(sites, statistics), before=before)
-    flat = outputs.detach().reshape(len(inputs), -1)  # (n, K)
-    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
-    along = _along(sites, statistics, directions.to(flat))
-    products = {(h.shape, h.dtype): torch.empty_like(h, requires_grad=False) for h in seen}  # reused in every pass
-    passes = flat.shape[1] - contrasts
-    tangents = flat.new_zeros(flat.shape[1], len(flat), len(directions))  # (K, n, Q): quicker to sum than (Q, n)
-    for k in range(passes):
-        one = torch.zeros_like(flat, dtype=outputs.dtype)
-        one[:, k] = 1
-        one[:, passes:] = -1
-        retain = k + 1 < passes
-        gradients = torch.autograd.grad(outputs, seen, one.view_as(outputs), retain_graph=retain, allow_unused=True)
-        for gradient, h, (mean, log_std) in zip(gradients, seen, along, strict=True):
+    def slopes(self, weights: Tensor, along: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the derivatives of the weighted sum of outputs, weights (n, K), along Q directions, (n, Q)."""
+        one = weights.to(self._outputs.dtype).view_as(self._outputs)
+        gradients = torch.autograd.grad(self._outputs, self._seen, one, retain_graph=True, allow_unused=True)
+        total = self.flat.new_zeros(len(self.flat), along[0][0].shape[1])
+        for gradient, h, (mean, log_std) in zip(gradients, self._seen, along, strict=True):
             if gradient is not None:  # a layer of another head moves nothing
-                product = torch.mul(gradient, h.detach(), out=products[h.shape, h.dtype])
-                tangents[k].addmm_(_summed(gradient, flat), mean).addmm_(_summed(product, flat), log_std)
-    return outputs.detach(), tangents.permute(2, 1, 0).reshape(len(directions), *outputs.shape)
+                product = torch.mul(gradient, h.detach(), out=self._products[h.shape, h.dtype])
+                total.addmm_(_summed(gradient, self.flat), mean).addmm_(_summed(product, self.flat), log_std)
+        return total
 
 
 def _along(

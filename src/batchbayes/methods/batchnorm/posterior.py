@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt, dealt_first, normals
+from batchbayes.engines.linearity import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.collect import in_place
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
@@ -176,8 +177,10 @@ class BatchNormPosterior(Posterior):
             used, index = dealt_first(seed, num_samples, rows).unique(return_inverse=True)
             return self.deviations, torch.eye(rows, dtype=self.center.dtype)[used], index
         if self.noise == "factorised":
-            directions = self.coefficients(seed, range(num_samples)) * self.deviations[0]
-            return directions, torch.eye(num_samples, dtype=directions.dtype), every
+            coefficients = self.coefficients(seed, range(num_samples))
+            if num_samples > self.center.numel():
+                return self.deviations[0].diag(), coefficients, every
+            return coefficients * self.deviations[0], torch.eye(num_samples, dtype=self.center.dtype), every
         return self.deviations, self.coefficients(seed, range(num_samples)), every
 
     @property
@@ -200,7 +203,8 @@ class BatchNormPosterior(Posterior):
     def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
         """Return outputs at the centre (n, ...), and their exact derivatives along directions of omega, (Q, n, ...).
 
-        Contrasts are derivatives relative to the last output, so there is one fewer of them.
+        With `contrasts`, the derivatives of logits (n, K) are right up to one number for each example, and those of
+        unlikely classes are left out.
         """
         with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
             statistics, inputs = self._statistics(self.center.clone()), _normal(inputs)
@@ -217,6 +221,7 @@ class BatchNormPosterior(Posterior):
             "noise": self.noise,
             "batch_size": self.batch_size,
             "site_batch_sizes": list(self.site_batch_sizes),
+            "linearity": linearity_to_json(self),
             **site_header(self.network, self.sites),
         }
         tensors = {"center": self.center, "deviations": self.deviations}
@@ -229,7 +234,7 @@ class BatchNormPosterior(Posterior):
         center, deviations = tensors["center"], tensors["deviations"]
         if center.shape != (size(sites),) or deviations.shape[1:] != center.shape:
             raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
-        return cls(
+        posterior = cls(
             network,
             sites,
             center,
@@ -241,6 +246,8 @@ class BatchNormPosterior(Posterior):
             tensors.get("influence"),
             tuple(header.get("site_batch_sizes", ())),
         )
+        linearity_from_json(posterior, header.get("linearity", {}))
+        return posterior
 
 
 def require_noise(posterior: object) -> BatchNormPosterior:
