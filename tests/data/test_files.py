@@ -23,29 +23,6 @@ def test_arrays_with_names(tmp_path):
     assert examples.class_names == ("a", "b", "c")
 
 
-def test_tables_leave_the_target_out_of_the_inputs(tmp_path):
-    (tmp_path / "t.csv").write_text("a,height,b\n1,10.5,2\n3,11,4\n")
-    examples = read_examples(tmp_path / "t.csv", "height")
-    inputs, targets = everything(examples)
-    assert inputs.tolist() == [[1, 2], [3, 4]]
-    assert targets.tolist() == [10.5, 11]
-    assert examples.feature_names == ("a", "b")
-
-
-def test_whole_numbers_in_a_table_are_classes(tmp_path):
-    (tmp_path / "t.csv").write_text("a,k\n1,0\n3,2\n")
-    assert read_examples(tmp_path / "t.csv", "k").targets().dtype == torch.int64
-
-
-def test_parquet(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table({"a": [1.0, 3.0], "k": [0.5, 2.5]}), tmp_path / "t.parquet")
-    inputs, targets = everything(read_examples(tmp_path / "t.parquet", "k"))
-    assert (inputs.tolist(), targets.tolist()) == ([[1], [3]], [0.5, 2.5])
-
-
 def paint(path, colour, size=(4, 3)):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)

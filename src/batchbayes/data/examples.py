@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 from batchbayes._common.rng import generator
+from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
 
 READ_SIZE = 128
@@ -29,6 +30,10 @@ class Examples:
     target_name: str | None = None
     part: tuple[int, float, bool] | None = None
     """(seed, share, below): only examples whose random number is below the share (True) or above it (False)."""
+    source_ids: Sequence[str] | None = None
+    """A name for each example of the whole source: a file name, or the cell of an id column."""
+    schema: Schema | None = None
+    """What the training table looks like, if the examples come from a table."""
 
     def __iter__(self) -> Iterator[Batch]:
         return ((inputs, targets) for _, inputs, targets in self._numbered())
@@ -49,6 +54,10 @@ class Examples:
     def rows(self) -> Tensor:
         """Return the number of each example in the whole source, (N,)."""
         return torch.cat([rows for rows, _, _ in self._numbered()])
+
+    def ids(self) -> tuple[str, ...] | None:
+        """Return the name of each example, or None if the source has no names."""
+        return None if self.source_ids is None else tuple(self.source_ids[row] for row in self.rows().tolist())
 
     def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":
         """Return a random part of about this share, and the rest. They depend only on the seed and the order."""

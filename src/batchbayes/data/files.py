@@ -1,6 +1,5 @@
 """Read examples from arrays (.npz), tables (.csv, .parquet) and folders of images. No code in a file is executed."""
 
-import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,36 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from batchbayes.data.examples import Examples, from_dataset, from_tensors
+from batchbayes.data.schema import Schema
+from batchbayes.data.tables import TABLES, read_table
 from batchbayes.errors import BatchbayesError
 
 IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
 INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "labels", "target")
 
 
-def read_examples(path: Path, target: str | None = None) -> Examples:
+def read_examples(
+    path: Path,
+    target: str | None = None,
+    *,
+    id_column: str | None = None,
+    schema: Schema | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Examples:
     """Read the examples in a file or folder; `target` is the target column of a table or target array of an .npz."""
     if not path.exists():
         raise BatchbayesError(expected="a data file or folder", got=f"nothing at {path}", fix="check the path")
     if path.is_dir():
         return read_image_folder(path)
-    readers = {".npz": read_arrays, ".csv": read_csv, ".parquet": read_parquet}
-    if path.suffix.lower() not in readers:
+    if path.suffix.lower() in TABLES:
+        return read_table(path, target, id_column=id_column, schema=schema, class_names=class_names)
+    if path.suffix.lower() != ".npz":
         raise BatchbayesError(
             expected="a .npz, .csv or .parquet file, a folder of images, or pkg.module:function",
             got=str(path),
             fix="convert it, or write a function that returns a DataLoader",
         )
-    return readers[path.suffix.lower()](path, target)
+    return read_arrays(path, target)
 
 
 def read_arrays(path: Path, target: str | None = None) -> Examples:
@@ -78,68 +87,6 @@ def as_targets(values: np.ndarray) -> Tensor:
     """Convert targets: integers become labels, other numbers become real targets."""
     whole = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
     return torch.from_numpy(values.astype(np.int64 if whole else np.float32))
-
-
-def read_csv(path: Path, target: str | None = None) -> Examples:
-    """Read a table with column names in its first line. Every column except the target is an input."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file)
-        header = next(lines, [])
-        rows = [row for row in lines if row]
-    uneven = next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None)
-    if not rows or uneven:
-        raise BatchbayesError(
-            expected=f"a line of column names, and rows with as many cells, in {path.name}",
-            got=f"line {uneven} with another number of cells" if uneven else "no rows",
-            fix="check the file",
-        )
-    return _table(path, header, {name: [row[i] for row in rows] for i, name in enumerate(header)}, target)
-
-
-def read_parquet(path: Path, target: str | None = None) -> Examples:
-    """Read a Parquet table. This needs pyarrow."""
-    try:
-        from pyarrow import parquet  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise BatchbayesError(
-            expected="pyarrow, to read .parquet files", got="none", fix="pip install pyarrow, or convert to .csv"
-        ) from error
-    table = parquet.read_table(path)
-    return _table(path, table.column_names, table.to_pydict(), target)
-
-
-def _table(path: Path, header: Sequence[str], columns: dict[str, list[Any]], target: str | None) -> Examples:
-    if target is not None and target not in columns:
-        raise BatchbayesError(
-            expected=f"a target column {target!r} in {path.name}",
-            got=f"columns {', '.join(header)}",
-            fix="give one of them as --target",
-        )
-    features = [name for name in header if name != target]
-    inputs = np.stack([_numbers(path, name, columns[name]) for name in features], 1)
-    known: dict[str, Any] = {"feature_names": tuple(features), "target_name": target}
-    if target is None:
-        return from_tensors(path.name, torch.from_numpy(inputs.astype(np.float32)), **known)
-    values = _numbers(path, target, columns[target])
-    written = all(isinstance(cell, int) or (isinstance(cell, str) and "." not in cell) for cell in columns[target])
-    whole = written and bool(np.all(np.isfinite(values) & (values == np.round(values))))
-    targets = as_targets(values.astype(np.int64) if whole else values)
-    return from_tensors(path.name, torch.from_numpy(inputs.astype(np.float32)), targets, **known)
-
-
-def _numbers(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
-    """Convert a column to numbers. An empty cell becomes NaN, which is refused when the examples are read."""
-    values = []
-    for line, cell in enumerate(cells, 2):
-        try:
-            values.append(float("nan") if cell in ("", None) else float(cell))
-        except (TypeError, ValueError) as error:
-            raise BatchbayesError(
-                expected=f"numbers in column {name!r} of {path.name}",
-                got=f"{cell!r} in line {line}",
-                fix="encode it as a number, or leave the column out",
-            ) from error
-    return np.array(values)
 
 
 class ImageFolder(Dataset[Any]):
