@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 from batchbayes._common.rng import generator
+from batchbayes.data.preprocess import Preprocessing
 from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
 
@@ -34,6 +35,10 @@ class Examples:
     """A name for each example of the whole source: a file name, or the cell of an id column."""
     schema: Schema | None = None
     """What the training table looks like, if the examples come from a table."""
+    ignored_label: int | None = None
+    """The label of pixels that do not count."""
+    preprocessing: Preprocessing | None = None
+    """What is done to the inputs of each batch when it is read."""
 
     def __iter__(self) -> Iterator[Batch]:
         return ((inputs, targets) for _, inputs, targets in self._numbered())
@@ -49,7 +54,7 @@ class Examples:
                 keep = (torch.rand(len(inputs), generator=random) < self.part[1]) == self.part[2]
                 rows, inputs, targets = rows[keep], inputs[keep], None if targets is None else targets[keep]
             if len(inputs):
-                yield rows, inputs, targets
+                yield rows, self.preprocessing(inputs) if self.preprocessing else inputs, targets
 
     def rows(self) -> Tensor:
         """Return the number of each example in the whole source, (N,)."""
@@ -57,7 +62,11 @@ class Examples:
 
     def ids(self) -> tuple[str, ...] | None:
         """Return the name of each example, or None if the source has no names."""
-        return None if self.source_ids is None else tuple(self.source_ids[row] for row in self.rows().tolist())
+        return None if self.source_ids is None else tuple(self.source_ids[int(row)] for row in self.rows())
+
+    def prepared(self, preprocessing: Preprocessing) -> "Examples":
+        """Return the same examples with a preprocessing, which is applied each time that they are read."""
+        return replace(self, preprocessing=preprocessing)
 
     def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":
         """Return a random part of about this share, and the rest. They depend only on the seed and the order."""
