@@ -72,7 +72,7 @@ def test_new_data_needs_neither_targets_nor_ids(table):
 
 def test_missing_columns_are_refused(table):
     schema = table(TRAINING, "height", id_column="id").schema
-    with pytest.raises(BatchbayesError, match="2 input columns of the training table in t.csv; got no b; it has a, B"):
+    with pytest.raises(BatchbayesError, match=r"2 input columns of the training table in t.csv; got no b; it has a, B"):
         table("a,B\n1,2\n", schema=schema)
 
 
@@ -99,7 +99,7 @@ def test_names_of_classes_get_the_numbers_of_training(table):
     assert new.targets().tolist() == [2, 1]
     assert new.class_names == training.class_names
     assert table("a,k\n1,emu\n", "k", class_names=training.class_names).targets().tolist() == [2]
-    with pytest.raises(BatchbayesError, match="in line 3, column 'k' of t.csv, a class of training, .*'ibis'"):
+    with pytest.raises(BatchbayesError, match=r"in line 3, column 'k' of t.csv, a class of training, .*'ibis'"):
         table("k,a\nemu,1\nibis,2\n", schema=schema)
 
 
@@ -122,9 +122,9 @@ def test_a_wrong_target_or_id_column(table):
     schema = table(TRAINING, "height", id_column="id").schema
     with pytest.raises(BatchbayesError, match="target column of training, 'height'; got 'a'"):
         table(TRAINING, "a", schema=schema)
-    with pytest.raises(BatchbayesError, match="a target column 'y' in t.csv; got columns id, a, height, b"):
+    with pytest.raises(BatchbayesError, match=r"a target column 'y' in t.csv; got columns id, a, height, b"):
         table(TRAINING, "y")
-    with pytest.raises(BatchbayesError, match="an id column 'name' in t.csv; got columns id"):
+    with pytest.raises(BatchbayesError, match=r"an id column 'name' in t.csv; got columns id"):
         table(TRAINING, "height", id_column="name")
     with pytest.raises(BatchbayesError, match="different columns for targets and ids"):
         table(TRAINING, "height", id_column="height")
@@ -250,7 +250,7 @@ def test_parquet(tmp_path):
     examples = read_examples(tmp_path / "t.parquet", "k", id_column="id")
     assert (inputs_of(examples), examples.targets().tolist()) == ([[1, 7], [3, 1]], [0.5, 2.5])
     assert examples.schema.columns[1] == Column("n", "integer", 1, 7)
-    with pytest.raises(BatchbayesError, match="column 'id' of t.parquet; got 'p' in row 1"):
+    with pytest.raises(BatchbayesError, match=r"column 'id' of t.parquet; got 'p' in row 1"):
         read_examples(tmp_path / "t.parquet", "k")
     parquet.write_table(pyarrow.table({"a": [1.0, None]}), tmp_path / "t.parquet")
     with pytest.raises(BatchbayesError, match="an empty cell in row 2"):
@@ -295,9 +295,9 @@ def test_order_and_delimiter_and_encoding_of_a_table_do_not_matter(data, tmp_pat
 def test_any_bytes_are_read_or_refused_in_words(content, tmp_path_factory):
     path = tmp_path_factory.mktemp("bytes") / "t.csv"
     path.write_bytes(content)
+    refusal, inputs = "", []
     try:
-        examples = read_examples(path)
+        inputs = inputs_of(read_examples(path))
     except BatchbayesError as error:
-        assert "t.csv" in str(error)
-    else:
-        assert torch.isfinite(torch.tensor(inputs_of(examples))).all()
+        refusal = str(error)
+    assert "t.csv" in refusal or torch.isfinite(torch.tensor(inputs)).all()
