@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,7 @@ def test_loaders_that_shuffle_are_refused(sampler):
     with pytest.raises(BatchbayesError, match="in the same order each time; got a loader that shuffles"):
         from_object("data", loader)
     assert from_object("data", loader, may_shuffle=True).ids() is None
+    assert replace(from_object("data", Photos()), batches=loader).ids() is None
 
 
 def test_arrays_are_taken_as_tensors():

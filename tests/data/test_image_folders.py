@@ -48,7 +48,9 @@ def test_a_folder_that_lacks_a_class_keeps_the_numbers_of_training(tmp_path):
 
 def test_an_unknown_class_is_refused(tmp_path):
     paint(tmp_path / "test" / "bea" / "1.png")
-    with pytest.raises(BatchbayesError, match=r"classes of training, one of: ant, bee; got 'bea'.*did you mean bee"):
+    with pytest.raises(
+        BatchbayesError, match=r"classes of training in .*, one of: ant, bee; got 'bea'.*did you mean bee"
+    ):
         read_examples(tmp_path / "test", class_names=("ant", "bee"))
 
 

@@ -1,6 +1,8 @@
 """One image file: its own scale from 0 to 1, or words."""
 
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -60,6 +62,19 @@ def test_colours(tmp_path):
         torch.testing.assert_close(pixels[:, 0, 0], torch.tensor([1.0, 0.0, 0.2]))
     cmyk = read(tmp_path, Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "1.jpg", quality=100)
     torch.testing.assert_close(cmyk[:, 0, 0], torch.tensor([1.0, 0.0, 0.0]), atol=0.02, rtol=0)
+
+
+def test_colours_with_16_bits(tmp_path):
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    values = (RAMP[..., None] * [65535, 0, 13107]).astype(">u2")  # pillow cannot write them
+    lines = b"".join(b"\0" + line.tobytes() for line in values)
+    header = struct.pack(">IIBBBBB", 4, 3, 16, 2, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    (tmp_path / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    expected = torch.tensor(RAMP[None] * np.array([1, 0, 0.2])[:, None, None]).float()
+    torch.testing.assert_close(read_image(tmp_path / "1.png"), expected, atol=1 / 255, rtol=0)
 
 
 def test_an_image_is_upright_as_a_viewer_shows_it(tmp_path):

@@ -29,14 +29,14 @@ def inputs_of(examples):
     return torch.cat([inputs for inputs, _ in examples]).tolist()
 
 
-TRAINING = "id,a,height,b\nr1,1,10.5,2.5\nr2,3,11,4\n"
+TRAINING = "id,a,height,b\n007,1,10.5,2.5\nr2,3,11,4\n"
 
 
 def test_the_target_and_the_ids_are_no_inputs(table):
     examples = table(TRAINING, "height", id_column="id")
     assert inputs_of(examples) == [[1, 2.5], [3, 4]]
     assert examples.targets().tolist() == [10.5, 11]
-    assert examples.ids() == ("r1", "r2")
+    assert examples.ids() == ("007", "r2")
     assert (examples.feature_names, examples.target_name) == (("a", "b"), "height")
 
 
@@ -99,7 +99,9 @@ def test_names_of_classes_get_the_numbers_of_training(table):
     assert new.targets().tolist() == [2, 1]
     assert new.class_names == training.class_names
     assert table("a,k\n1,emu\n", "k", class_names=training.class_names).targets().tolist() == [2]
-    with pytest.raises(BatchbayesError, match=r"in line 3, column 'k' of t.csv, a class of training, .*'ibis'"):
+    with pytest.raises(BatchbayesError, match=r"different names of classes for t\.csv; got emu more than once"):
+        table("a,k\n1,emu\n", "k", class_names=("emu", "emu"))
+    with pytest.raises(BatchbayesError, match=r"a class of training in line 3, column 'k' of t.csv, .*'ibis'"):
         table("k,a\nemu,1\nibis,2\n", schema=schema)
 
 

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_tensors
 from batchbayes.data.schema import Column, Schema, require_distinct
-from batchbayes.errors import BatchbayesError, unknown_name
+from batchbayes.errors import BatchbayesError
 
 INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "labels", "target")
 CLASS_KEYS, FEATURE_KEYS, ID_KEYS = ("class_names", "classes"), ("features", "feature_names"), ("ids", "id")
@@ -52,7 +53,7 @@ def read_arrays(
     named = targets is not None and targets.dtype.kind == "U"
     if targets is not None and named:
         names = names or tuple(map(str, np.unique(targets)))
-        targets = _class_numbers(path, targets, names)
+        targets = np.array(class_numbers(map(str, targets.flat), names, path.name)).reshape(targets.shape)
     labels = None if targets is None else _targets(path, targets, schema)
     target = target or _target_name(arrays)
     return from_tensors(
@@ -128,14 +129,6 @@ def _targets(path: Path, values: np.ndarray, schema: Schema | None) -> Tensor:
     if not whole or (schema and schema.target_dtype == "real"):
         return reals
     return torch.from_numpy(values.astype(np.int64))
-
-
-def _class_numbers(path: Path, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    number = {name: label for label, name in enumerate(names)}
-    unknown = next((str(name) for name in values.flat if str(name) not in number), None)
-    if unknown is not None:
-        raise unknown_name(f"classes of training in {path.name}", unknown, names)
-    return np.array([number[str(name)] for name in values.flat], dtype=np.int64).reshape(values.shape)
 
 
 def _texts(

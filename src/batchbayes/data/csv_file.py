@@ -5,7 +5,7 @@ import csv
 import io
 from pathlib import Path
 
-from batchbayes.data.numerals import is_number
+from batchbayes.data.numerals import as_numbers
 from batchbayes.data.table import Table
 from batchbayes.errors import BatchbayesError
 
@@ -69,7 +69,7 @@ def _reader(text: str, delimiter: str, strict: bool = False):
 
 def _require_header(path: Path, header: list[str]) -> None:
     """Refuse a first line that holds data. A name such as 2019 is allowed beside names that are no numbers."""
-    numbers = [cell for cell in header if is_number(cell)]
+    numbers = [cell for cell in header if as_numbers([cell]) is not None]
     if numbers and (len(numbers) == len(header) or not all(cell.isdigit() for cell in numbers)):
         raise _refused(path, f"numbers in the first line, such as {numbers[0]}", "add a first line with column names")
 

@@ -27,6 +27,8 @@ from batchbayes.errors import BatchbayesError
 READ_SIZE = 128
 """The batch size for reading files."""
 
+SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
 Batch = tuple[Tensor, Tensor | None]
 
 
@@ -72,8 +74,10 @@ class Examples:
         return torch.cat([rows for rows, _, _ in self._numbered()])
 
     def ids(self) -> tuple[str, ...] | None:
-        """Return the name of each example, or None if the source has no names."""
-        return None if self.source_ids is None else tuple(self.source_ids[int(row)] for row in self.rows())
+        """Return the name of each example, or None if the source has no names or another order each time."""
+        if self.source_ids is None or isinstance(getattr(self.batches, "sampler", None), SHUFFLING):
+            return None
+        return tuple(self.source_ids[int(row)] for row in self.rows())
 
     def prepared(self, preprocessing: Preprocessing) -> "Examples":
         """Return the same examples with a preprocessing, which is applied each time that they are read."""
@@ -201,7 +205,7 @@ def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
     if isinstance(made, Dataset) and hasattr(made, "__getitem__"):
         return from_dataset(name, made, source_ids=ids_of(made), **known)
     sampler = getattr(made, "sampler", None)
-    if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) and not may_shuffle:
+    if isinstance(sampler, SHUFFLING) and not may_shuffle:
         raise BatchbayesError(
             expected=f"the examples of {name} in the same order each time",
             got="a loader that shuffles",

@@ -1,5 +1,6 @@
 """Read examples from any file or folder that can be given by its path. No code in a file is executed."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,13 +16,13 @@ from batchbayes.errors import BatchbayesError
 
 
 def read_examples(
-    path: Path,
+    path: str | os.PathLike[str],
     target: str | None = None,
     *,
     id_column: str | None = None,
     schema: Schema | None = None,
     class_names: Sequence[str] | None = None,
-    masks: Path | None = None,
+    masks: str | os.PathLike[str] | None = None,
     ignored_label: int | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Examples:
@@ -38,6 +39,7 @@ def read_examples(
         ignored_label: the number of pixels in masks that do not count.
         preprocessing: what is done to the inputs each time they are read.
     """
+    path = Path(path)
     if not path.exists():
         raise BatchbayesError(expected="a data file or folder", got=f"nothing at {path}", fix="check the path")
     suffix = path.suffix.lower()
@@ -45,10 +47,10 @@ def read_examples(
         if path.is_dir() or (suffix in IMAGES and path.is_file()):
             _require_unit_scale(preprocessing)
             resize = preprocessing.resize if preprocessing else None
-            images, masks = _segmentation(path, masks)
-            if masks is not None:
+            images, answers = _segmentation(path, None if masks is None else Path(masks))
+            if answers is not None:
                 examples = read_masked_images(
-                    images, masks, class_names=class_names, ignored_label=ignored_label, resize=resize
+                    images, answers, class_names=class_names, ignored_label=ignored_label, resize=resize
                 )
             else:
                 examples = read_images(images, class_names, resize)

@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_dataset
 from batchbayes.data.images import IMAGES, read_image
 from batchbayes.data.preprocess import resized
-from batchbayes.errors import BatchbayesError, unknown_name
+from batchbayes.errors import BatchbayesError
 
 
 class ImageFiles(Dataset[Any]):
@@ -82,7 +83,8 @@ def read_images(
     labels, names = None, None if class_names is None else tuple(class_names)
     if not loose:
         names = names or _classes(path, folders)
-        labels = [_label(path, folder, names) for folder, images in folders.items() for _ in images]
+        used = [folder for folder, images in folders.items() for _ in images]
+        labels = class_numbers(used, names, f"the sub-folders of {path}")
     ids = tuple(image.relative_to(path).as_posix() for image in paths)
     return from_dataset(path.name, ImageFiles(paths, labels, resize), class_names=names, source_ids=ids)
 
@@ -118,9 +120,3 @@ def _classes(path: Path, folders: dict[str, list[Path]]) -> tuple[str, ...]:
             fix="remove it if it is no class; otherwise read the folder with the class names of the training folder",
         )
     return tuple(folders)
-
-
-def _label(path: Path, folder: str, class_names: Sequence[str]) -> int:
-    if folder not in class_names:
-        raise unknown_name(f"sub-folders of {path} that are classes of training", folder, class_names)
-    return class_names.index(folder)

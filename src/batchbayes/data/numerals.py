@@ -1,6 +1,5 @@
 """Numbers that are written as text."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,30 +12,23 @@ MOST_DIGITS = 20
 """The length of the longest 64-bit integer, with its sign. Python refuses to convert very long ones."""
 
 
-def is_number(cell: str) -> bool:
-    """Say whether a text is a plain decimal number.
+def as_numbers(cells: Sequence[str]) -> np.ndarray | None:
+    """Return plain decimal numbers as float64, or None if a cell is no such number or too large for 32 bits.
 
     Python itself accepts more, such as underscores, digits of other scripts, `nan` and `infinity`.
 
-    >>> [is_number(cell) for cell in ("1", "-2.5e3", ".5", "1_0", "nan", "1,5", "", "e")]
-    [True, True, True, False, False, False, False, False]
+    >>> as_numbers(["1", "-2.5e3", ".5"])
+    array([ 1.0e+00, -2.5e+03,  5.0e-01])
+    >>> [as_numbers([cell]) for cell in ("1_0", "nan", "1,5", "", "e", "1e39")]
+    [None, None, None, None, None, None]
     """
-    if not cell or not CHARACTERS.issuperset(cell):
-        return False
+    if not CHARACTERS.issuperset("".join(cells)):
+        return None
     try:
-        float(cell)
+        values = np.array([float(cell) for cell in cells])
     except ValueError:
-        return False
-    return True
-
-
-def fits(cell: str) -> bool:
-    """Say whether a number is small enough for a 32-bit float.
-
-    >>> fits("1e38"), fits("1e39")
-    (True, False)
-    """
-    return math.isfinite(float(cell)) and abs(float(cell)) <= LARGEST
+        return None
+    return values if np.abs(values).max(initial=0) <= LARGEST else None
 
 
 def are_integers(cells: Sequence[str]) -> bool:
@@ -45,7 +37,6 @@ def are_integers(cells: Sequence[str]) -> bool:
     >>> are_integers(["1", "-2"]), are_integers(["1", "2.0"]), are_integers(["1" + "0" * 20])
     (True, False, False)
     """
-    return all(
-        len(cell) <= MOST_DIGITS and not {".", "e", "E"} & set(cell) and abs(int(cell)) <= LARGEST_INTEGER
-        for cell in cells
-    )
+    if not CHARACTERS.difference(".eE").issuperset("".join(cells)) or max(map(len, cells)) > MOST_DIGITS:
+        return False
+    return all(abs(int(cell)) <= LARGEST_INTEGER for cell in cells)

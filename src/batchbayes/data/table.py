@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes.data.numerals import are_integers, fits, is_number
+from batchbayes.data.classes import class_numbers
+from batchbayes.data.numerals import are_integers, as_numbers
 from batchbayes.data.schema import Column, Dtype, require_distinct
 from batchbayes.errors import BatchbayesError, unknown_name
 
@@ -45,14 +46,15 @@ class Table:
 
     def numbers(self, column: str) -> np.ndarray:
         """Return a column as float64. All cells must be numbers."""
-        for cell, place in zip(self[column], self.places, strict=True):
-            if not is_number(cell) or not fits(cell):
-                raise BatchbayesError(
-                    expected=f"numbers in column {column!r} of {self.name}",
-                    got=f"{_shown(cell)} in {place}",
-                    fix="write decimal points and no separators or units; fill empty cells; encode words as numbers",
-                )
-        return np.array([float(cell) for cell in self[column]])
+        values = as_numbers(self[column])
+        if values is None:
+            wrong = next(row for row, cell in enumerate(self[column]) if as_numbers([cell]) is None)
+            raise BatchbayesError(
+                expected=f"numbers in column {column!r} of {self.name}",
+                got=f"{_shown(self[column][wrong])} in {self.places[wrong]}",
+                fix="write decimal points and no separators or units; fill empty cells; encode words as numbers",
+            )
+        return values
 
     def described(self, column: str, values: np.ndarray) -> Column:
         """Return the kind and the range of a column with these numbers."""
@@ -76,7 +78,6 @@ class Table:
 
     def classes(self, column: str, class_names: Sequence[str]) -> Tensor:
         """Return the number of the class of each row."""
-        number = {name: label for label, name in enumerate(class_names)}
         for cell, place in zip(self[column], self.places, strict=True):
             if cell.lower() in BLANKS:
                 raise BatchbayesError(
@@ -84,9 +85,11 @@ class Table:
                     got=f"{_shown(cell)} in {place}",
                     fix="fill it, or drop the row",
                 )
-            if cell not in number:
-                raise unknown_name(f"in {place}, column {column!r} of {self.name}, a class of training", cell, number)
-        return torch.tensor([number[cell] for cell in self[column]])
+            if cell not in class_names:
+                raise unknown_name(
+                    f"a class of training in {place}, column {column!r} of {self.name}", cell, class_names
+                )
+        return torch.tensor(class_numbers(self[column], class_names, self.name))
 
 
 def _shown(cell: str) -> str:
