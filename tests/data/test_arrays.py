@@ -63,6 +63,13 @@ def test_names_of_classes_get_the_numbers_of_training(arrays):
         arrays({"X": X[:1], "y": np.array(["ibis"])}, class_names=training.class_names)
 
 
+def test_numbers_of_classes_in_another_order_are_refused(arrays):
+    named = {"X": X, "y": Y, "class_names": np.array(["c", "b", "a"])}
+    assert arrays(named, class_names=("c", "b", "a")).targets().tolist() == Y.tolist()
+    with pytest.raises(BatchbayesError, match=r"class names of training in d\.npz: a, b, c; got c, b, a"):
+        arrays(named, class_names=("a", "b", "c"))
+
+
 def test_targets_of_every_type_keep_their_value(arrays):
     for kind in (np.uint8, np.int32, np.uint64, bool):
         assert arrays({"X": X, "y": (Y > 0).astype(kind)}).targets().tolist() == [0, 1, 1, 0, 1, 1]

@@ -105,6 +105,12 @@ def test_names_of_classes_get_the_numbers_of_training(table):
         table("k,a\nemu,1\nibis,2\n", schema=schema)
 
 
+def test_names_are_refused_where_training_had_numbers(table):
+    schema = table("a,k\n1,0\n2,1\n", "k").schema
+    with pytest.raises(BatchbayesError, match=r"numbers in column 'k' of t\.csv; got 'yes' in line 2"):
+        table("a,k\n1,yes\n2,no\n", schema=schema)
+
+
 def test_whole_numbers_are_classes_unless_training_had_fractions(table):
     assert table("a,k\n1,0\n3,2\n", "k").targets().dtype == torch.int64
     schema = table("a,k\n1,0.5\n3,2\n", "k").schema

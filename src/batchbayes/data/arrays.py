@@ -9,7 +9,7 @@ from torch import Tensor
 
 from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_tensors
-from batchbayes.data.schema import Column, Schema, require_distinct
+from batchbayes.data.schema import Column, Schema, dtype_of, require_distinct
 from batchbayes.errors import BatchbayesError
 
 INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "labels", "target")
@@ -48,10 +48,9 @@ def read_arrays(
     inputs = _numbers(path, "inputs", inputs)
     if schema:
         inputs, features = _in_order(path, inputs, features, schema), schema.feature_names
-    stored = _texts(path, arrays, CLASS_KEYS, None)
-    names = (schema and schema.class_names) or (tuple(class_names) if class_names else stored)
-    named = targets is not None and targets.dtype.kind == "U"
-    if targets is not None and named:
+    has_names = targets is not None and targets.dtype.kind == "U"
+    names = _class_names(path, arrays, has_names, (schema and schema.class_names) or class_names)
+    if targets is not None and has_names:
         names = names or tuple(map(str, np.unique(targets)))
         targets = np.array(class_numbers(map(str, targets.flat), names, path.name)).reshape(targets.shape)
     labels = None if targets is None else _targets(path, targets, schema)
@@ -64,7 +63,7 @@ def read_arrays(
         feature_names=features,
         target_name=target,
         source_ids=ids,
-        schema=schema or _schema(inputs, features, labels, target, names if named else None),
+        schema=schema or _schema(inputs, features, labels, target, names if has_names else None),
     )
 
 
@@ -131,6 +130,20 @@ def _targets(path: Path, values: np.ndarray, schema: Schema | None) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
 
+def _class_names(
+    path: Path, arrays: Mapping[str, np.ndarray], has_names: bool, wanted: Sequence[str] | None
+) -> tuple[str, ...] | None:
+    """Return the names of training, or those in the file. If targets are numbers, both must be in the same order."""
+    stored = _texts(path, arrays, CLASS_KEYS, None)
+    if wanted and stored and tuple(wanted) != stored and not has_names:
+        raise BatchbayesError(
+            expected=f"the class names of training in {path.name}: {', '.join(wanted)}",
+            got=", ".join(stored),
+            fix="number the classes as in training",
+        )
+    return tuple(wanted) if wanted else stored
+
+
 def _texts(
     path: Path, arrays: Mapping[str, np.ndarray], keys: Sequence[str], length: int | None
 ) -> tuple[str, ...] | None:
@@ -179,7 +192,7 @@ def _schema(
             for i, name in enumerate(features)
         ),
         target=target,
-        target_dtype=None if targets is None else "real" if targets.is_floating_point() else "integer",
+        target_dtype=dtype_of(targets),
         class_names=class_names,
     )
 

@@ -117,6 +117,11 @@ class Schema:
         return schema
 
 
+def dtype_of(targets: Tensor | None) -> Dtype | None:
+    """Return the dtype of targets as a schema has it."""
+    return None if targets is None else "real" if targets.is_floating_point() else "integer"
+
+
 def require_distinct(names: Sequence[str], where: str) -> None:
     """Refuse names that occur twice: one column would be read two times."""
     twice = sorted({name for name in names if list(names).count(name) > 1})

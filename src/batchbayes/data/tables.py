@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from batchbayes.data.csv_file import read_csv
 from batchbayes.data.examples import Examples, from_tensors
-from batchbayes.data.schema import Schema
+from batchbayes.data.schema import Schema, dtype_of
 from batchbayes.data.table import Table
 from batchbayes.errors import BatchbayesError
 
@@ -69,13 +70,7 @@ def read_table(
             fix="add the columns that the network needs",
         )
     columns = [table.numbers(name) for name in features]
-    targets, names = None, (schema and schema.class_names) or (tuple(class_names) if class_names else None)
-    if target and not (schema and table.is_blank(target)):
-        if table.has_names(target) or (schema and schema.class_names):
-            names = names or table.class_names(target)
-            targets = table.classes(target, names)
-        else:
-            targets = table.targets(target, schema.target_dtype if schema else None)
+    targets, names = _targets(table, target, schema, tuple(class_names) if class_names else None)
     return from_tensors(
         table.name,
         torch.from_numpy(np.stack(columns, 1).astype(np.float32)),
@@ -88,11 +83,24 @@ def read_table(
         or Schema(
             columns=tuple(map(table.described, features, columns)),
             target=target,
-            target_dtype=None if targets is None else "real" if targets.is_floating_point() else "integer",
+            target_dtype=dtype_of(targets),
             class_names=names if target and table.has_names(target) else None,
             id_column=id_column,
         ),
     )
+
+
+def _targets(
+    table: Table, target: str | None, schema: Schema | None, class_names: tuple[str, ...] | None
+) -> tuple[Tensor | None, tuple[str, ...] | None]:
+    """Return the targets, and the names of the classes. A column holds names if it did so in training."""
+    names = (schema and schema.class_names) or class_names
+    if target is None or (schema and table.is_blank(target)):
+        return None, names
+    if schema.class_names if schema and schema.target_dtype else table.has_names(target):
+        names = names or table.class_names(target)
+        return table.classes(target, names), names
+    return table.targets(target, schema.target_dtype if schema else None), names
 
 
 def _special_columns(
