@@ -1,18 +1,33 @@
 """Examples with or without targets. They can be read in batches several times, always in the same order."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from batchbayes._common.rng import generator
+from batchbayes.data.datasets import attribute_of, ids_of
+from batchbayes.data.preprocess import Preprocessing
+from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
 
 READ_SIZE = 128
 """The batch size for reading files."""
+
+SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 Batch = tuple[Tensor, Tensor | None]
 
@@ -29,6 +44,14 @@ class Examples:
     target_name: str | None = None
     part: tuple[int, float, bool] | None = None
     """(seed, share, below): only examples whose random number is below the share (True) or above it (False)."""
+    source_ids: Sequence[str] | None = None
+    """A name for each example of the whole source: a file name, or the cell of an id column."""
+    schema: Schema | None = None
+    """What the training table looks like, if the examples come from a table."""
+    ignored_label: int | None = None
+    """The label of pixels that do not count."""
+    preprocessing: Preprocessing | None = None
+    """What is done to the inputs of each batch when it is read."""
 
     def __iter__(self) -> Iterator[Batch]:
         return ((inputs, targets) for _, inputs, targets in self._numbered())
@@ -44,11 +67,25 @@ class Examples:
                 keep = (torch.rand(len(inputs), generator=random) < self.part[1]) == self.part[2]
                 rows, inputs, targets = rows[keep], inputs[keep], None if targets is None else targets[keep]
             if len(inputs):
-                yield rows, inputs, targets
+                yield rows, self.preprocessing(inputs) if self.preprocessing else inputs, targets
 
     def rows(self) -> Tensor:
         """Return the number of each example in the whole source, (N,)."""
         return torch.cat([rows for rows, _, _ in self._numbered()])
+
+    def ids(self) -> tuple[str, ...] | None:
+        """Return the name of each example, or None if the source has no names or another order each time."""
+        if self.source_ids is None or isinstance(getattr(self.batches, "sampler", None), SHUFFLING):
+            return None
+        return tuple(self.source_ids[int(row)] for row in self.rows())
+
+    def prepared(self, preprocessing: Preprocessing) -> "Examples":
+        """Return the same examples with a preprocessing, which is applied each time that they are read."""
+        return replace(self, preprocessing=preprocessing)
+
+    def raw(self) -> "Examples":
+        """Return the same examples without the preprocessing, to show them to people."""
+        return replace(self, preprocessing=None)
 
     def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":
         """Return a random part of about this share, and the rest. They depend only on the seed and the order."""
@@ -85,19 +122,25 @@ class Examples:
 
 def as_batch(batch: Any, name: str) -> Batch:
     """Separate a batch into inputs and targets. Integer inputs become floats, since networks need them."""
-    parts = list(batch) if isinstance(batch, list | tuple) else [batch]
-    if isinstance(batch, Mapping) or not parts or not all(isinstance(part, Tensor) for part in parts[:2]):
+    parts = [_as_tensor(part) for part in (batch if isinstance(batch, list | tuple) else [batch])]
+    if isinstance(batch, Mapping) or not parts or not all(isinstance(p, Tensor) and p.ndim for p in parts[:2]):
         raise BatchbayesError(
             expected=f"batches of {name} as (inputs, targets) tensors",
-            got=f"a {type(batch).__name__}",
+            got=f"a {type(batch).__name__}{_contents(batch)}",
             fix="let the data function return a loader whose batches are tuples of two tensors",
+        )
+    if any(part.is_complex() for part in parts[:2]):
+        raise BatchbayesError(
+            expected=f"real numbers in {name}",
+            got="complex numbers",
+            fix="give real and imaginary parts as two columns",
         )
     inputs = parts[0] if parts[0].is_floating_point() else parts[0].float()
     targets = parts[1] if len(parts) > 1 else None
     _require_equal_length(name, inputs, targets)
-    bad = ~torch.isfinite(inputs).flatten(1).all(1)
-    if targets is not None and targets.is_floating_point():
-        bad |= ~torch.isfinite(targets).reshape(len(targets), -1).all(1)
+    bad = _has_gaps(inputs)
+    if targets is not None:
+        bad |= _has_gaps(targets)
     if bad.any():
         first = int(bad.nonzero()[0])
         raise BatchbayesError(
@@ -106,6 +149,23 @@ def as_batch(batch: Any, name: str) -> Batch:
             fix="drop or fill those rows",
         )
     return inputs, targets
+
+
+def _as_tensor(part: Any) -> Any:
+    """Return an array of numbers as a tensor, and everything else as it is."""
+    if isinstance(part, np.ndarray) and part.dtype.kind in "fiub" and part.dtype.itemsize <= 8:
+        return torch.from_numpy(part.astype(part.dtype.newbyteorder("="), order="C"))
+    return part
+
+
+def _contents(batch: Any) -> str:
+    parts = [type(part).__name__ for part in batch[:4]] if isinstance(batch, list | tuple) else []
+    return f" of {', '.join(parts)}" if parts else ""
+
+
+def _has_gaps(values: Tensor) -> Tensor:
+    """Say for each example whether it has NaN or infinity, (N,)."""
+    return ~torch.isfinite(values).reshape(len(values), math.prod(values.shape[1:])).all(1)
 
 
 def _require_equal_length(name: str, inputs: Tensor, targets: Tensor | None) -> None:
@@ -131,18 +191,21 @@ def from_dataset(name: str, dataset: "Dataset[Any]", **known: Any) -> Examples:
 def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
     """Return examples from the result of a data function: a loader, a data set, a list of batches, or tensors (x, y).
 
-    A data set may have the attributes `name` and `classes`.
+    A data set may have the attributes `name`, `classes`, and `ids` or those that `ids_of` knows.
     """
-    dataset = getattr(made, "dataset", made)
-    names, name = getattr(dataset, "classes", None), getattr(dataset, "name", None) or name
-    known: dict[str, Any] = {"class_names": tuple(map(str, names))} if names else {}
+    made = tuple(map(_as_tensor, made)) if isinstance(made, tuple) else _as_tensor(made)
     if isinstance(made, Tensor):
         return from_tensors(name, made)
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made):
         return from_tensors(name, *made)
-    if isinstance(made, Dataset) and hasattr(made, "__getitem__") and not isinstance(made, DataLoader):
-        return from_dataset(name, made, **known)
-    if isinstance(getattr(made, "sampler", None), RandomSampler) and not may_shuffle:
+    dataset = made if isinstance(made, Dataset) else getattr(made, "dataset", made)
+    name = attribute_of(dataset, "name", str) or name
+    names = attribute_of(dataset, "classes", Sequence | np.ndarray)
+    known: dict[str, Any] = {"class_names": None if names is None else tuple(map(str, names))}
+    if isinstance(made, Dataset) and hasattr(made, "__getitem__"):
+        return from_dataset(name, made, source_ids=ids_of(made), **known)
+    sampler = getattr(made, "sampler", None)
+    if isinstance(sampler, SHUFFLING) and not may_shuffle:
         raise BatchbayesError(
             expected=f"the examples of {name} in the same order each time",
             got="a loader that shuffles",
@@ -154,4 +217,5 @@ def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
             got=f"a {type(made).__name__}",
             fix="return something that can be read several times",
         )
-    return Examples(name, made, **known)
+    in_order = isinstance(made, DataLoader) and isinstance(sampler, SequentialSampler) and made.batch_size is not None
+    return Examples(name, made, source_ids=ids_of(dataset) if in_order else None, **known)

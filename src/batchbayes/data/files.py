@@ -1,203 +1,89 @@
-"""Read examples from arrays (.npz), tables (.csv, .parquet) and folders of images. No code in a file is executed."""
+"""Read examples from any file or folder that can be given by its path. No code in a file is executed."""
 
-import csv
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-
-from batchbayes.data.examples import Examples, from_dataset, from_tensors
+from batchbayes.data.arrays import read_arrays
+from batchbayes.data.examples import Examples
+from batchbayes.data.image_folders import read_images, visible
+from batchbayes.data.images import IMAGES
+from batchbayes.data.masks import IMAGE_FOLDER, MASK_FOLDER, read_masked_images
+from batchbayes.data.preprocess import Preprocessing
+from batchbayes.data.schema import Schema
+from batchbayes.data.tables import TABLES, read_table
 from batchbayes.errors import BatchbayesError
 
-IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
-INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "labels", "target")
 
+def read_examples(
+    path: str | os.PathLike[str],
+    target: str | None = None,
+    *,
+    id_column: str | None = None,
+    schema: Schema | None = None,
+    class_names: Sequence[str] | None = None,
+    masks: str | os.PathLike[str] | None = None,
+    ignored_label: int | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> Examples:
+    """Read the examples in a file or folder.
 
-def read_examples(path: Path, target: str | None = None) -> Examples:
-    """Read the examples in a file or folder; `target` is the target column of a table or target array of an .npz."""
+    Args:
+        path: a table (.csv, .parquet), arrays (.npz), an image, a folder of images, a folder with a sub-folder of
+            images for each class, or a folder with the sub-folders `images` and `masks`.
+        target: the target column of a table, or the target array of an .npz file.
+        id_column: the column or array with a name for each example. Images have their file names.
+        schema: `Examples.schema` of the training table. Columns are found by name.
+        class_names: `Examples.class_names` of the training data, so that classes keep their numbers.
+        masks: a folder of masks for a folder of images.
+        ignored_label: the number of pixels in masks that do not count.
+        preprocessing: what is done to the inputs each time they are read.
+    """
+    path = Path(path)
     if not path.exists():
         raise BatchbayesError(expected="a data file or folder", got=f"nothing at {path}", fix="check the path")
-    if path.is_dir():
-        return read_image_folder(path)
-    readers = {".npz": read_arrays, ".csv": read_csv, ".parquet": read_parquet}
-    if path.suffix.lower() not in readers:
-        raise BatchbayesError(
-            expected="a .npz, .csv or .parquet file, a folder of images, or pkg.module:function",
-            got=str(path),
-            fix="convert it, or write a function that returns a DataLoader",
-        )
-    return readers[path.suffix.lower()](path, target)
-
-
-def read_arrays(path: Path, target: str | None = None) -> Examples:
-    """Read arrays `X` and `y` (or inputs, images; targets, labels) of an .npz file, and `class_names` if present."""
-    arrays = read_npz(path)
-    inputs = _named(arrays, INPUT_KEYS)
-    targets = arrays.get(target) if target else _named(arrays, TARGET_KEYS)
-    if inputs is None or (target and targets is None):
-        wanted = "an array X of inputs" if inputs is None else f"an array {target!r}"
-        raise BatchbayesError(
-            expected=f"{wanted} in {path.name}", got=f"arrays {', '.join(sorted(arrays)) or 'none'}", fix="rename one"
-        )
-    names = arrays.get("class_names", arrays.get("classes"))
-    features = arrays.get("features")
-    return from_tensors(
-        path.name,
-        torch.from_numpy(np.asarray(inputs, dtype=np.float32)),
-        None if targets is None else as_targets(targets),
-        class_names=None if names is None else tuple(map(str, names)),
-        feature_names=None if features is None else tuple(map(str, features)),
-    )
-
-
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read all arrays of an .npz file. Pickled objects are refused and not loaded."""
+    suffix = path.suffix.lower()
     try:
-        with path.open("rb") as stream:  # given a path, numpy would leave a damaged file open
-            file = np.load(stream, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise ValueError("a single array")
-            return {key: file[key] for key in file.files}
-    except Exception as error:  # zipfile, zlib, lzma and numpy each have their own errors for a damaged file
-        raise BatchbayesError(
-            expected=f"arrays of numbers in {path}",
-            got=(str(error).splitlines() or [type(error).__name__])[0].rstrip("."),
-            fix="write it with numpy.savez",
-        ) from error
-
-
-def _named(arrays: dict[str, np.ndarray], names: Sequence[str]) -> np.ndarray | None:
-    return next((array for key, array in arrays.items() if key.lower() in names), None)
-
-
-def as_targets(values: np.ndarray) -> Tensor:
-    """Convert targets: integers become labels, other numbers become real targets."""
-    whole = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
-    return torch.from_numpy(values.astype(np.int64 if whole else np.float32))
-
-
-def read_csv(path: Path, target: str | None = None) -> Examples:
-    """Read a table with column names in its first line. Every column except the target is an input."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file)
-        header = next(lines, [])
-        rows = [row for row in lines if row]
-    uneven = next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None)
-    if not rows or uneven:
-        raise BatchbayesError(
-            expected=f"a line of column names, and rows with as many cells, in {path.name}",
-            got=f"line {uneven} with another number of cells" if uneven else "no rows",
-            fix="check the file",
-        )
-    return _table(path, header, {name: [row[i] for row in rows] for i, name in enumerate(header)}, target)
-
-
-def read_parquet(path: Path, target: str | None = None) -> Examples:
-    """Read a Parquet table. This needs pyarrow."""
-    try:
-        from pyarrow import parquet  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise BatchbayesError(
-            expected="pyarrow, to read .parquet files", got="none", fix="pip install pyarrow, or convert to .csv"
-        ) from error
-    table = parquet.read_table(path)
-    return _table(path, table.column_names, table.to_pydict(), target)
-
-
-def _table(path: Path, header: Sequence[str], columns: dict[str, list[Any]], target: str | None) -> Examples:
-    if target is not None and target not in columns:
-        raise BatchbayesError(
-            expected=f"a target column {target!r} in {path.name}",
-            got=f"columns {', '.join(header)}",
-            fix="give one of them as --target",
-        )
-    features = [name for name in header if name != target]
-    inputs = np.stack([_numbers(path, name, columns[name]) for name in features], 1)
-    known: dict[str, Any] = {"feature_names": tuple(features), "target_name": target}
-    if target is None:
-        return from_tensors(path.name, torch.from_numpy(inputs.astype(np.float32)), **known)
-    values = _numbers(path, target, columns[target])
-    written = all(isinstance(cell, int) or (isinstance(cell, str) and "." not in cell) for cell in columns[target])
-    whole = written and bool(np.all(np.isfinite(values) & (values == np.round(values))))
-    targets = as_targets(values.astype(np.int64) if whole else values)
-    return from_tensors(path.name, torch.from_numpy(inputs.astype(np.float32)), targets, **known)
-
-
-def _numbers(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
-    """Convert a column to numbers. An empty cell becomes NaN, which is refused when the examples are read."""
-    values = []
-    for line, cell in enumerate(cells, 2):
-        try:
-            values.append(float("nan") if cell in ("", None) else float(cell))
-        except (TypeError, ValueError) as error:
+        if path.is_dir() or (suffix in IMAGES and path.is_file()):
+            _require_unit_scale(preprocessing)
+            resize = preprocessing.resize if preprocessing else None
+            images, answers = _segmentation(path, None if masks is None else Path(masks))
+            if answers is not None:
+                examples = read_masked_images(
+                    images, answers, class_names=class_names, ignored_label=ignored_label, resize=resize
+                )
+            else:
+                examples = read_images(images, class_names, resize)
+        elif suffix in TABLES and path.is_file():
+            examples = read_table(path, target, id_column=id_column, schema=schema, class_names=class_names)
+        elif suffix == ".npz" and path.is_file():
+            examples = read_arrays(path, target, id_array=id_column, schema=schema, class_names=class_names)
+        else:
             raise BatchbayesError(
-                expected=f"numbers in column {name!r} of {path.name}",
-                got=f"{cell!r} in line {line}",
-                fix="encode it as a number, or leave the column out",
-            ) from error
-    return np.array(values)
-
-
-class ImageFolder(Dataset[Any]):
-    """Images (3, H, W), RGB from 0 to 1, with labels if there are classes."""
-
-    def __init__(self, paths: Sequence[Path], labels: Sequence[int] | None) -> None:
-        self.paths, self.labels = list(paths), labels
-        self.shape: tuple[int, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        image = read_image(self.paths[index])
-        self.shape = self.shape or tuple(image.shape)
-        if tuple(image.shape) != self.shape:
-            raise BatchbayesError(
-                expected=f"images of one size, {self.shape[2]} x {self.shape[1]}",
-                got=f"{image.shape[2]} x {image.shape[1]} in {self.paths[index].name}",
-                fix="resize them, or use a data function that does",
+                expected="a .npz, .csv or .parquet file, an image, a folder of images, or pkg.module:function",
+                got=str(path),
+                fix="convert it, or write a function that returns a DataLoader",
             )
-        return (image,) if self.labels is None else (image, self.labels[index])
-
-
-def read_image(path: Path) -> Tensor:
-    """Read one image as (3, H, W) from 0 to 1."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
+    except OSError as error:
         raise BatchbayesError(
-            expected="pillow, to read images", got="none", fix="pip install 'batchbayes[report]'"
+            expected=f"a file that can be read at {path}", got=str(error.strerror or error), fix="check its permissions"
         ) from error
-    try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
-    except (UnidentifiedImageError, OSError) as error:
-        raise BatchbayesError(
-            expected=f"an image in {path}", got="a damaged file", fix="remove or replace it"
-        ) from error
-    return torch.from_numpy(pixels.transpose(2, 0, 1) / 255)
+    return examples if preprocessing is None else examples.prepared(preprocessing)
 
 
-def read_image_folder(folder: Path) -> Examples:
-    """Read images in sub-folders, which are classes in the order of their names, or in one folder without classes."""
-    classes = sorted(child for child in folder.iterdir() if child.is_dir() and any(_images(child)))
-    if classes:
-        found = [(path, label) for label, child in enumerate(classes) for path in _images(child)]
-        dataset = ImageFolder([path for path, _ in found], [label for _, label in found])
-        return from_dataset(folder.name, dataset, class_names=tuple(child.name for child in classes))
-    paths = list(_images(folder))
-    if not paths:
+def _segmentation(path: Path, masks: Path | None) -> tuple[Path, Path | None]:
+    """Return the folders of images and masks. A folder that has only `images` is new data without masks."""
+    folders = {child.name for child in visible(path) if child.is_dir()} if path.is_dir() else set()
+    if masks is None and folders == {IMAGE_FOLDER, MASK_FOLDER}:
+        return path / IMAGE_FOLDER, path / MASK_FOLDER
+    return (path / IMAGE_FOLDER if folders == {IMAGE_FOLDER} else path), masks
+
+
+def _require_unit_scale(preprocessing: Preprocessing | None) -> None:
+    scale = preprocessing and preprocessing.standardise
+    if scale and max(scale.mean) > 1:
         raise BatchbayesError(
-            expected=f"images in {folder}, in a sub-folder for each class",
-            got="none",
-            fix=f"use one of {', '.join(sorted(IMAGES))}",
+            expected="a mean for images with values from 0 to 1",
+            got=f"a mean {scale.mean}",
+            fix="divide the mean and the std by 255",
         )
-    return from_dataset(folder.name, ImageFolder(paths, None))
-
-
-def _images(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGES)

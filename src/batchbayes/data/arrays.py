@@ -1,0 +1,208 @@
+"""Examples from arrays: .npz files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchbayes.data.classes import class_numbers
+from batchbayes.data.examples import Examples, from_tensors
+from batchbayes.data.schema import Column, Schema, dtype_of, require_distinct
+from batchbayes.errors import BatchbayesError
+
+INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "labels", "target")
+CLASS_KEYS, FEATURE_KEYS, ID_KEYS = ("class_names", "classes"), ("features", "feature_names"), ("ids", "id")
+
+
+def read_arrays(
+    path: Path,
+    target: str | None = None,
+    *,
+    id_array: str | None = None,
+    schema: Schema | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Examples:
+    """Read the inputs and the targets of an .npz file.
+
+    The inputs are an array `X` (or inputs, images, data), the targets an array `y` (or targets, labels, target). There
+    may be texts beside them: `class_names`, `features` (the names of the columns of X) and `ids`.
+
+    Args:
+        path: an .npz file.
+        target: the array of targets. Integers and names become class numbers, other numbers become real targets.
+        id_array: the array with a name for each example.
+        schema: the schema of the training table. Columns are put in its order if the file has `features`.
+        class_names: the names of the classes in the order of training.
+    """
+    arrays = read_npz(path)
+    inputs = _wanted(path, arrays, None, INPUT_KEYS, "an array X of inputs")
+    if inputs is None:
+        raise _no_array(path, arrays, "an array X of inputs")
+    targets = _wanted(path, arrays, target, TARGET_KEYS, "an array of targets")
+    features = _texts(path, arrays, FEATURE_KEYS, inputs.shape[1] if inputs.ndim == 2 else None)
+    ids = _texts(path, arrays, (id_array,) if id_array else ID_KEYS, len(inputs))
+    if id_array and ids is None:
+        raise _no_array(path, arrays, f"an array {id_array!r}")
+    inputs = _numbers(path, "inputs", inputs)
+    if schema:
+        inputs, features = _in_order(path, inputs, features, schema), schema.feature_names
+    has_names = targets is not None and targets.dtype.kind == "U"
+    names = _class_names(path, arrays, has_names, (schema and schema.class_names) or class_names)
+    if targets is not None and has_names:
+        names = names or tuple(map(str, np.unique(targets)))
+        targets = np.array(class_numbers(map(str, targets.flat), names, path.name)).reshape(targets.shape)
+    labels = None if targets is None else _targets(path, targets, schema)
+    target = target or _target_name(arrays)
+    return from_tensors(
+        path.name,
+        torch.from_numpy(inputs),
+        labels,
+        class_names=names,
+        feature_names=features,
+        target_name=target,
+        source_ids=ids,
+        schema=schema or _schema(inputs, features, labels, target, names if has_names else None),
+    )
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of an .npz file. Pickled objects are refused and not loaded."""
+    try:
+        with path.open("rb") as stream:  # given a path, numpy would leave a damaged file open
+            file = np.load(stream, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("a single array")
+            return {key: file[key] for key in file.files}
+    except Exception as error:  # zipfile, zlib, lzma and numpy each have their own errors for a damaged file
+        raise BatchbayesError(
+            expected=f"arrays of numbers in {path}",
+            got=(str(error).splitlines() or [type(error).__name__])[0].rstrip("."),
+            fix="write it with numpy.savez",
+        ) from error
+
+
+def _wanted(
+    path: Path, arrays: Mapping[str, np.ndarray], name: str | None, keys: Sequence[str], what: str
+) -> np.ndarray | None:
+    """Return the array with a name, or the only one with a usual name. A single text is a name, and no data."""
+    if name is not None:
+        if name not in arrays or not arrays[name].ndim:
+            raise _no_array(path, arrays, f"an array {name!r}")
+        return arrays[name]
+    found = [key for key, array in arrays.items() if key.lower() in keys and array.ndim]
+    if len(found) > 1:
+        raise BatchbayesError(
+            expected=f"{what} in {path.name}", got=f"more than one: {', '.join(found)}", fix="rename all but one"
+        )
+    return arrays[found[0]] if found else None
+
+
+def _numbers(path: Path, what: str, values: np.ndarray) -> np.ndarray:
+    """Return real numbers as 32-bit floats."""
+    if values.dtype.kind not in "fiub":
+        raise BatchbayesError(
+            expected=f"real numbers as {what} in {path.name}",
+            got=f"an array of type {values.dtype}",
+            fix="encode words and dates as numbers; separate the parts of complex numbers",
+        )
+    if not len(values):
+        raise BatchbayesError(expected=f"examples in {path.name}", got="none", fix="check how the file was written")
+    with np.errstate(over="ignore"):  # a number that is too large becomes infinity, which is refused
+        numbers = values.astype(np.float32)
+    bad = ~np.isfinite(numbers).reshape(len(numbers), -1).all(1) if numbers.size else np.zeros(1, bool)
+    if bad.any():
+        raise BatchbayesError(
+            expected=f"finite numbers as {what} in {path.name}",
+            got=f"{bad.sum()} rows with NaN or infinity, the first is row {int(bad.argmax())} (counted from 0)",
+            fix="drop or fill those rows",
+        )
+    return numbers
+
+
+def _targets(path: Path, values: np.ndarray, schema: Schema | None) -> Tensor:
+    """Return integers as labels, and other numbers as real targets."""
+    reals = torch.from_numpy(_numbers(path, "targets", values))
+    whole = values.dtype.kind in "iub" and (not values.size or values.max() <= np.iinfo(np.int64).max)
+    if not whole or (schema and schema.target_dtype == "real"):
+        return reals
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _class_names(
+    path: Path, arrays: Mapping[str, np.ndarray], has_names: bool, wanted: Sequence[str] | None
+) -> tuple[str, ...] | None:
+    """Return the names of training, or those in the file. If targets are numbers, both must be in the same order."""
+    stored = _texts(path, arrays, CLASS_KEYS, None)
+    if wanted and stored and tuple(wanted) != stored and not has_names:
+        raise BatchbayesError(
+            expected=f"the class names of training in {path.name}: {', '.join(wanted)}",
+            got=", ".join(stored),
+            fix="number the classes as in training",
+        )
+    return tuple(wanted) if wanted else stored
+
+
+def _texts(
+    path: Path, arrays: Mapping[str, np.ndarray], keys: Sequence[str], length: int | None
+) -> tuple[str, ...] | None:
+    """Return an array of names, which must have this length."""
+    key = next((key for key in keys if key in arrays), None)
+    if key is None:
+        return None
+    values = arrays[key]
+    if values.ndim != 1 or values.dtype.kind not in "Uiu" or (length is not None and len(values) != length):
+        raise BatchbayesError(
+            expected=f"{'a list of' if length is None else length} names as {key} in {path.name}",
+            got=f"{values.dtype} of shape {values.shape}",
+            fix="check how the file was written",
+        )
+    return tuple(map(str, values))
+
+
+def _in_order(path: Path, inputs: np.ndarray, features: tuple[str, ...] | None, schema: Schema) -> np.ndarray:
+    if inputs.ndim != 2 or (features is None and inputs.shape[1] != len(schema.columns)):
+        raise BatchbayesError(
+            expected=f"inputs of shape (N, {len(schema.columns)}) in {path.name}, as in training",
+            got=f"shape {inputs.shape}",
+            fix="give the columns of training, and their names as an array features",
+        )
+    if features is None:
+        return inputs
+    require_distinct(features, path.name)
+    return np.ascontiguousarray(inputs[:, [features.index(name) for name in schema.in_order(features, path.name)]])
+
+
+def _schema(
+    inputs: np.ndarray,
+    features: tuple[str, ...] | None,
+    targets: Tensor | None,
+    target: str | None,
+    class_names: tuple[str, ...] | None,
+) -> Schema | None:
+    """Return the schema of a table whose columns have names."""
+    if features is None or inputs.ndim != 2:
+        return None
+    require_distinct(features, "features")
+    whole = (inputs == np.round(inputs)).all(0)
+    return Schema(
+        tuple(
+            Column(name, "integer" if whole[i] else "real", float(inputs[:, i].min()), float(inputs[:, i].max()))
+            for i, name in enumerate(features)
+        ),
+        target=target,
+        target_dtype=dtype_of(targets),
+        class_names=class_names,
+    )
+
+
+def _target_name(arrays: Mapping[str, np.ndarray]) -> str | None:
+    name = arrays.get("target")
+    return str(name) if name is not None and not name.ndim and name.dtype.kind == "U" else None
+
+
+def _no_array(path: Path, arrays: Mapping[str, np.ndarray], wanted: str) -> BatchbayesError:
+    return BatchbayesError(
+        expected=f"{wanted} in {path.name}", got=f"arrays {', '.join(sorted(arrays)) or 'none'}", fix="rename one"
+    )

@@ -1,0 +1,128 @@
+"""Examples from tables: .csv and .parquet files. Columns are found by name."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchbayes.data.csv_file import read_csv
+from batchbayes.data.examples import Examples, from_tensors
+from batchbayes.data.schema import Schema, dtype_of
+from batchbayes.data.table import Table
+from batchbayes.errors import BatchbayesError
+
+
+def read_parquet(path: Path) -> Table:
+    """Read a Parquet table. This needs pyarrow."""
+    try:
+        from pyarrow import ArrowException, parquet  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise BatchbayesError(
+            expected="pyarrow, to read .parquet files", got="none", fix="pip install pyarrow, or convert to .csv"
+        ) from error
+    try:
+        table = parquet.read_table(path)
+        cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+    except (ArrowException, OSError) as error:
+        raise BatchbayesError(
+            expected=f"a Parquet table in {path.name}",
+            got=f"a damaged file ({' '.join(str(error).split())[:200]})",
+            fix="write it again, or convert it to .csv",
+        ) from error
+    if not table.num_rows:
+        raise BatchbayesError(expected=f"rows in {path.name}", got="none", fix="check the file")
+    return Table(path.name, tuple(table.column_names), cells, [f"row {row}" for row in range(1, table.num_rows + 1)])
+
+
+TABLES: dict[str, Callable[[Path], Table]] = {".csv": read_csv, ".parquet": read_parquet}
+
+
+def read_table(
+    path: Path,
+    target: str | None = None,
+    *,
+    id_column: str | None = None,
+    schema: Schema | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Examples:
+    """Read a table. All columns are inputs, except the target and the ids.
+
+    Args:
+        path: a .csv or .parquet file.
+        target: the target column. Integers and names become class numbers, other numbers become real targets.
+        id_column: a column that names the rows. It may hold any text.
+        schema: the schema of the training table. If it is given, the inputs are the columns of training in their order,
+            and its target and its ids are used if the table has them. A target column without any value is left out.
+        class_names: the names of the classes in the order of training, for a target column with names. Those of the
+            schema are used first. Without any, the order is that of the alphabet.
+    """
+    table = TABLES[path.suffix.lower()](path)
+    target, id_column = _special_columns(table, target, id_column, schema)
+    features = [name for name in table.header if name not in (target, id_column)]
+    if schema:
+        features = schema.in_order(features, table.name)
+    if not features:
+        raise BatchbayesError(
+            expected=f"at least one input column in {table.name}",
+            got=f"no column beside {', '.join(name for name in (target, id_column) if name)}",
+            fix="add the columns that the network needs",
+        )
+    columns = [table.numbers(name) for name in features]
+    targets, names = _targets(table, target, schema, tuple(class_names) if class_names else None)
+    return from_tensors(
+        table.name,
+        torch.from_numpy(np.stack(columns, 1).astype(np.float32)),
+        targets,
+        class_names=names,
+        feature_names=tuple(features),
+        target_name=target,
+        source_ids=tuple(table[id_column]) if id_column else None,
+        schema=schema
+        or Schema(
+            columns=tuple(map(table.described, features, columns)),
+            target=target,
+            target_dtype=dtype_of(targets),
+            class_names=names if target and table.has_names(target) else None,
+            id_column=id_column,
+        ),
+    )
+
+
+def _targets(
+    table: Table, target: str | None, schema: Schema | None, class_names: tuple[str, ...] | None
+) -> tuple[Tensor | None, tuple[str, ...] | None]:
+    """Return the targets, and the names of the classes. A column holds names if it did so in training."""
+    names = (schema and schema.class_names) or class_names
+    if target is None or (schema and table.is_blank(target)):
+        return None, names
+    if schema.class_names if schema and schema.target_dtype else table.has_names(target):
+        names = names or table.class_names(target)
+        return table.classes(target, names), names
+    return table.targets(target, schema.target_dtype if schema else None), names
+
+
+def _special_columns(
+    table: Table, target: str | None, id_column: str | None, schema: Schema | None
+) -> tuple[str | None, str | None]:
+    """Return the target column and the id column: those that were asked for, or those of training if they are there."""
+    if schema and schema.target and target not in (None, schema.target):
+        raise BatchbayesError(
+            expected=f"the target column of training, {schema.target!r}", got=repr(target), fix="leave --target out"
+        )
+    for name, what, option in ((target, "a target column", "--target"), (id_column, "an id column", "--id")):
+        if name is not None and name not in table.header:
+            raise BatchbayesError(
+                expected=f"{what} {name!r} in {table.name}",
+                got=f"columns {', '.join(table.header)}",
+                fix=f"give one of them as {option}",
+            )
+    if schema:
+        target = target or (schema.target if schema.target in table.header else None)
+        id_column = id_column or (schema.id_column if schema.id_column in table.header else None)
+    if target is not None and target == id_column:
+        raise BatchbayesError(
+            expected="different columns for targets and ids", got=f"{target!r} for both", fix="leave one of them out"
+        )
+    return target, id_column
