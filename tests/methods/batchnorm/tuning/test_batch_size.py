@@ -242,7 +242,7 @@ def test_errors_without_a_best_precision_are_refused():
     x = torch.randn(64, 1)
     posterior = bb.mcbn(network, x, batch_size=8, num_samples=8)
     for targets in (torch.zeros(64, 1), torch.full((64, 1), 1e25)):
-        with pytest.raises(bb.BatchbayesError, match="mean squared error of (0.0|inf)"):
+        with pytest.raises(bb.BatchbayesError, match=r"mean squared error of (0.0|inf)"):
             bb.tune_batch_size(posterior, [(x, targets)], bb.gaussian(1.0))
 
 
