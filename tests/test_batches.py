@@ -42,6 +42,10 @@ def test_inputs_are_found_in_a_batch(batch, picker):
         (SimpleNamespace(), 0, "inputs at 0; got a SimpleNamespace"),
         ({"a": X}, None, r"got a dict with keys \['a'\]. Do this: say where the inputs are"),
         ([], None, "got a list"),
+        (X, 0, r"inputs at 0; got a tensor of shape \(12, 2\).*leave it out"),
+        ((X,), 10**30, "inputs at 1000"),
+        ((X,), 1.5, "inputs at 1.5"),
+        ((X,), lambda batch: batch["x"], "a function inputs= that takes a batch.*TypeError"),
         (np.array(["a"]), None, "the inputs as a tensor or an array of numbers; got a ndarray of <U1"),
         (torch.tensor(1.0), None, r"got a tensor of shape \(\)"),
         ((X,), lambda batch: "text", "got a tuple"),
@@ -305,3 +309,9 @@ def test_several_inputs_that_do_not_fit():
         torch.stack([Inputs([X, FEATURES])])
     with pytest.raises(BatchbayesError, match="1 of 12 that are NaN"):
         list(input_stream([((X, FEATURES.clone().index_fill_(0, torch.tensor(3), torch.nan)), 0)]))
+
+
+def test_batches_that_cannot_be_joined():
+    for other in (X[:3, :1], X[:3].double(), X[0]):
+        with pytest.raises(BatchbayesError, match="batches of one shape and dtype"):
+            list(mini_batches([X[:3], other, X[:3]], 4)[1])

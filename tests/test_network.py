@@ -144,6 +144,7 @@ def test_outputs_with_attributes(output):
         ("loss", "a tensor as output 'loss'; got a single float"),
         (0, "named 0; got a Answer"),
         (lambda answer: answer.loss, "got a single float"),
+        (lambda answer: answer.nothing, "a function output= that returns a tensor.*AttributeError"),
     ],
 )
 def test_outputs_that_are_no_tensor(output, message):

@@ -103,11 +103,11 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Any:
     Inputs((2, 3), (2,))
     """
     if callable(picker):
-        found = picker(batch)
-    elif isinstance(picker, str | int):
-        found = _at(batch, picker)
-    elif picker is not None:
+        found = _called(picker, batch)
+    elif isinstance(picker, list | tuple) and picker:
         found = tuple(_at(batch, each) for each in picker)
+    elif picker is not None:
+        found = _at(batch, picker)
     elif isinstance(batch, list | tuple) and batch:
         found = batch[0]
     else:
@@ -140,14 +140,28 @@ def _are_arrays(values: Iterable[Any]) -> bool:
     return all(isinstance(value, Tensor | np.ndarray) and value.ndim for value in values)
 
 
-def _at(batch: Any, key: str | int) -> Any:
+def _at(batch: Any, key: Any) -> Any:
+    """Return what is at a key or position of a batch. A position in a tensor would be an example, not the inputs."""
     try:
+        if isinstance(batch, Tensor | np.ndarray):
+            raise TypeError("a tensor has no parts")
         return batch[key]
-    except (KeyError, IndexError, TypeError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise BatchbayesError(
-            expected=f"a batch with inputs at {key!r}",
+            expected=f"a batch with inputs at {key!r}"[:200],
             got=_describe(batch),
-            fix="pass a key or a position that the batch has as inputs=",
+            fix="pass a key or a position that the batch has as inputs=, or leave it out",
+        ) from error
+
+
+def _called(picker: Callable[[Any], Any], batch: Any) -> Any:
+    try:
+        return picker(batch)
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise BatchbayesError(
+            expected="a function inputs= that takes a batch and returns its inputs",
+            got=f"{_describe(batch)}, and {type(error).__name__}: {error}"[:300],
+            fix="call it with one batch of the data, and look what it does",
         ) from error
 
 
@@ -324,11 +338,24 @@ def _regrouped(passes: Iterator[Iterator[Any]], batch_size: int) -> Iterator[Any
         for inputs in one_pass:
             seen += len(inputs)
             held.append(inputs)
+            _require_same_form(held)
             while sum(map(len, held)) >= batch_size:
                 joined = held[0] if len(held) == 1 else torch.cat(held)
                 held = [joined[batch_size:]]
                 yield joined[:batch_size]
         require_size(seen, batch_size)
+
+
+def _require_same_form(held: Sequence[Any]) -> None:
+    """Raise an error if batches that have to be joined differ in more than their number of examples."""
+    each = [part.tensors() if isinstance(part, Inputs) else (part,) for part in held]
+    forms = {tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors) for tensors in each}
+    if len(forms) > 1:
+        raise BatchbayesError(
+            expected="batches of one shape and dtype, which can be cut and joined",
+            got="; ".join(sorted(" and ".join(f"(*, {tuple(s)}) {d}" for s, d in form) for form in forms)),
+            fix="bring all inputs to one shape and dtype, or pass batches of exactly batch_size examples",
+        )
 
 
 def chunks(data: Batches, chunk_size: int | None, picker: Picker = None, *, numbers: int = 2**21) -> Iterator[Any]:
@@ -339,4 +366,4 @@ def chunks(data: Batches, chunk_size: int | None, picker: Picker = None, *, numb
 def cut(inputs: Any, chunk_size: int | None, numbers: int) -> tuple[Any, ...]:
     """Cut inputs into chunks of `chunk_size` examples, or of about so many numbers."""
     per_example = max(1, inputs[0].numel()) if len(inputs) else 1
-    return inputs.split(chunk_size or max(1, numbers // per_example))
+    return inputs.split(min(chunk_size or max(1, numbers // per_example), max(1, len(inputs))))

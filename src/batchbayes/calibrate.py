@@ -179,7 +179,7 @@ def conformal_quantile(scores: Tensor, level: float) -> float:
     >>> conformal_quantile(torch.arange(1.0, 10.0), 0.9), conformal_quantile(torch.ones(3), 0.9)
     (9.0, inf)
     """
-    if isinstance(level, bool) or level != 1:
+    if type(level) not in (int, float) or level != 1:
         finite_number("a level", level, above=0, below=1, fix="pass 0.9 for 90 %")
     check_not_empty("the held-out examples", scores)
     check_finite("the scores of the held-out examples", scores)

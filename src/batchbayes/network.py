@@ -175,7 +175,12 @@ def pick_output(outputs: Any, name: Output) -> Tensor:
         return outputs
     picked: Any = None
     if callable(name):
-        picked = name(outputs)
+        try:
+            picked = name(outputs)
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            got = f"{_describe(outputs)}, and {type(error).__name__}: {error}"[:300]
+            fix = "call it with what the network returns, and look what it does"
+            raise BatchbayesError("a function output= that returns a tensor", got, fix) from error
     elif name is not None and not isinstance(outputs, Tensor):
         picked = _named_output(outputs, name)
     if isinstance(picked, Tensor):

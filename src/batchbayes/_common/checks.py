@@ -137,7 +137,7 @@ def check_positive(name: str, tensor: Tensor) -> None:
     if not bool(((tensor > 0) & torch.isfinite(tensor)).all()):
         raise BatchbayesError(
             expected=f"{name} above zero and finite",
-            got=f"values from {float(tensor.min())} to {float(tensor.max())}",
+            got=f"values from {tensor.min().item()} to {tensor.max().item()}",
             fix="add observation noise, because a prediction without spread has no density",
         )
 
@@ -155,7 +155,7 @@ def check_in_unit_interval(name: str, tensor: Tensor) -> None:
     if not bool(((tensor >= 0) & (tensor <= 1 + SUM_TOLERANCE)).all()):
         raise BatchbayesError(
             expected=f"{name} between 0 and 1",
-            got=f"values from {float(tensor.min())} to {float(tensor.max())}",
+            got=f"values from {tensor.min().item()} to {tensor.max().item()}",
             fix="pass probabilities, not logits or percentages",
         )
 

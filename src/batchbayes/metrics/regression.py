@@ -122,4 +122,4 @@ def sharpness(std: Tensor) -> float:
 def _errors(prediction: Tensor, target: Tensor) -> Tensor:
     check_truth(prediction, target)
     check_not_empty("the prediction", prediction)
-    return target.double() - prediction.double()
+    return target.detach().double() - prediction.detach().double()

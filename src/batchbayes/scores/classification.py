@@ -28,6 +28,12 @@ def categorical_log_likelihood(log_probs: Tensor, labels: Tensor, ignore_index: 
     """
     log_probs, labels = without_ignored(log_probs, labels, ignore_index)
     check_no_nan("log_probs", log_probs)
+    if not log_probs.ndim or not log_probs.is_floating_point():
+        raise BatchbayesError(
+            expected="floating-point log-probabilities of shape (N, ..., K)",
+            got=f"{log_probs.dtype} of shape {tuple(log_probs.shape)}",
+            fix="put examples first and classes last",
+        )
     check_labels(labels, log_probs.shape[:-1], log_probs.shape[-1])
     total = torch.logsumexp(log_probs.detach().double(), -1).abs()
     if total.numel() and not float(total.max()) <= SUM_TOLERANCE:

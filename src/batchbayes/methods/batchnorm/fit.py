@@ -58,6 +58,8 @@ def prepare(
     """Check the network and the data. The stream ends after `num_samples` mini-batches, or with the data."""
     whole_number("num_samples", num_samples)
     whole_number("seed", seed, least=None)
+    if training_batch_size is not None:
+        whole_number("training_batch_size", training_batch_size)
     network, random = as_network(model, output), GlobalStream(seed)
     for name, parameter in network.module.named_parameters():
         require_finite(parameter.detach(), f"the weights ({name})")

@@ -222,6 +222,7 @@ def test_bad_options(options, message):
     ("data", "message"),
     [
         ([], "at least one labelled batch"),
+        ([(torch.zeros(0, 1).double(), torch.zeros(0, 1))], "at least one labelled example"),
         ([torch.zeros(3, 1)], "labelled batches"),
         ([(torch.zeros(3, 1).double(), torch.zeros(2, 1))], "as many targets"),
         ([(torch.zeros(3, 1).double(), torch.full((3, 1), float("nan")))], "finite numbers in the targets"),

@@ -8,7 +8,7 @@ $N\,E[\log p(y \mid x, \omega)] - \mathrm{KL}(q_M \| p)$ with the prior that wei
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.minimise import minimise
-from batchbayes.batches import Picker
+from batchbayes.batches import Batches, Picker, as_batches, pick_inputs
 from batchbayes.engines.linearity import measure_linearity, warn_unless_trusted
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical, Gaussian, TargetLikelihood, require_likelihood
@@ -63,7 +63,7 @@ class TunedBatchSize:
 
 def tune_batch_size(
     posterior: BatchNormPosterior,
-    batches: Iterable[Any],
+    batches: Batches,
     likelihood: TargetLikelihood[Any],
     *,
     objective: Objective = "held-out",
@@ -81,7 +81,7 @@ def tune_batch_size(
 
     Args:
         posterior: any batch-norm posterior with noise. It is not changed.
-        batches: pairs (x, y): held-out data for "held-out", training data for "elbo".
+        batches: a pair (x, y), a Dataset, or batches of pairs: held-out data for "held-out", training data for "elbo".
         likelihood: `categorical()`, or `gaussian(precision)`, whose precision is tuned as well.
         objective: "held-out" maximises the score of data that the network has not seen. "elbo" needs no such data.
         score: "log-likelihood" of the mixture over draws, or, for regression, "crps" of the moment-matched Gaussian.
@@ -110,6 +110,10 @@ def tune_batch_size(
     posterior = _evened(posterior)
     groups = site_of(posterior.sites) * per_site
     options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "inputs": inputs, "targets": targets}
+    is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(hasattr(part, "shape") for part in batches)
+    batches = [batches] if is_pair else list(as_batches(batches))
+    if batches and not sum(len(pick_inputs(batch, inputs)) for batch in batches):
+        raise BatchbayesError(expected="at least one labelled example", got="none", fix="check how data is selected")
     family = linear_family(posterior, batches, groups, **options)
     family = replace(family, targets=likelihood.fitting(family.middle[None], family.targets))
     count = family.num_examples if num_examples is None else num_examples
