@@ -293,3 +293,10 @@ def test_only_numbers_that_are_not_finite_are_refused(numbers, dtype):
     else:
         with pytest.raises(bb.BatchbayesError, match="NaN or infinite"):
             require_finite(values, "the inputs")
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_lazy_modules(affine):
+    network = nn.Sequential(nn.Linear(4, 3), nn.LazyBatchNorm1d(affine=affine))
+    with pytest.raises(bb.BatchbayesError, match="lazy modules that have never run: LazyBatchNorm1d"):
+        bb.mcbn(network, X, batch_size=8)

@@ -447,7 +447,7 @@ def test_many_odd_inputs(tmp_path, part):
 def test_odd_networks_are_left_alone():
     for number in range(20):
         network = trained(
-            NETWORKS[random.Random(number).choice(["plain", "stray", "epsilon", "NaN weight"])](random.Random(number))
+            NETWORKS[random.Random(number).choice(["plain", "stray", "epsilon", "dropout"])](random.Random(number))
         )
         with left_alone(network), warnings.catch_warnings():
             warnings.simplefilter("ignore", bb.BatchbayesWarning)

@@ -185,6 +185,12 @@ def test_every_kind_of_posterior_knows_its_weights(tmp_path, kind):
         bb.load(tmp_path / "p", fresh())
 
 
+def test_a_posterior_that_holds_all_weights_fits_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(bb.PointPosterior, "needs_weights", False)
+    bb.save(bb.deterministic(nn.Linear(4, 4)), tmp_path / "p")
+    bb.load(tmp_path / "p", nn.Linear(4, 4))
+
+
 def test_the_fingerprint_takes_odd_tensors():
     class Odd(nn.Module):
         def __init__(self):

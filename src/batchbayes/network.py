@@ -146,7 +146,8 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
             model = original
         else:
             break
-    lazy = [type(m).__name__ for m in model.modules() if any(map(is_lazy, m.parameters(recurse=False)))]
+    own = {m: (*m.parameters(recurse=False), *m.buffers(recurse=False)) for m in model.modules()}
+    lazy = [type(m).__name__ for m, tensors in own.items() if any(map(is_lazy, tensors))]
     if lazy:
         raise BatchbayesError(
             expected="a network whose parameters all have a shape",

@@ -121,8 +121,8 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _module_of(posterior: Posterior) -> nn.Module | None:
-    """Return the network whose weights a posterior depends on."""
-    return getattr(getattr(posterior, "network", None), "module", None)
+    """Return the network whose weights a posterior depends on; None if there is no such."""
+    return getattr(getattr(posterior, "network", None), "module", None) if posterior.needs_weights else None
 
 
 def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
