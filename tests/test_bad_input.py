@@ -49,7 +49,18 @@ def with_nan(network):
         ([{"image": X[:8]}], {}, "got a dict with keys \\['image'\\].*say where the inputs are"),
         ([{"image": X[:8]}], {"inputs": "picture"}, "inputs at 'picture'; got a dict with keys \\['image'\\]"),
         (3, {}, "expected a tensor or an iterable of batches; got a int"),
-        ([X[:8], X[8:16]], {"num_samples": 0}, "at least one draw"),
+        ([X[:8], X[8:16]], {"num_samples": 1.5}, "num_samples as a whole number"),
+        ([X[:8], X[8:16]], {"num_samples": "many"}, "num_samples as a whole number"),
+        ([X[:8], X[8:16]], {"seed": 1.5}, "seed as a whole number"),
+        ([X[:8], X[8:16]], {"seed": None}, "seed as a whole number"),
+        (X, {"batch_size": 8.0}, "batch_size as a whole number"),
+        (X, {"batch_size": "8"}, "batch_size as a whole number"),
+        ([X[:8], X[8:16]], {"sites": 1.5}, "sites= as a number"),
+        ([X[:8].to(torch.complex64)] * 2, {}, "real numbers in the inputs; got torch.complex64"),
+        ([X[:8, :3], X[8:16, :3]], {}, r"inputs of shape \(8, 3\) of float32, and RuntimeError: mat1 and mat2"),
+        ([X[:8].double(), X[8:16].double()], {}, r"\(8, 4\) of float64.*weights are float32"),
+        ([X[:8].to(torch.uint8)] * 2, {}, "of uint8.*check shape and dtype"),
+        ([X[:8], X[8:16]], {"num_samples": 0}, "num_samples as a whole number of at least 1"),
         ([X[:8], X[8:16]], {"center": "middle"}, "center="),
         ([X[:8], X[8:16]], {"sites": "layer9.*"}, "choose among 1, 5"),
         ([X[:8], X[8:16]], {"sites": 0}, "choose among 1, 5"),
@@ -61,10 +72,81 @@ def test_each_has_its_message(network, batches, options, message):
         bb.predict(bb.mcbn(network, batches, **options), X, bb.categorical())
 
 
-def test_no_batch_norm():
-    network = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    with pytest.raises(bb.BatchbayesError, match=r"got Sequential with none among its 3 modules.*layer norm"):
-        bb.mcbn(network, X, batch_size=8)
+@pytest.mark.parametrize(
+    ("layer", "found"),
+    [(nn.LayerNorm(4), ", but 1 LayerNorm"), (nn.Identity(), ", but 1 Identity"), (nn.ReLU(), "")],
+)
+def test_no_batch_norm(layer, found):
+    message = rf"got Sequential with none among its 3 modules{found}. Do this.*layer norm.*fused"
+    with pytest.raises(bb.BatchbayesError, match=message):
+        bb.mcbn(nn.Sequential(nn.Linear(4, 4), layer), X, batch_size=8)
+
+
+def test_a_batch_norm_without_epsilon():
+    with pytest.raises(bb.BatchbayesError, match="eps above zero; got eps=0 in 0"):
+        bb.mcbn(nn.Sequential(nn.BatchNorm1d(4, eps=0)), X, batch_size=8)
+
+
+class PythonNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        return (x - self.running_mean) / (self.running_var + self.eps).sqrt()
+
+
+def test_a_batch_norm_in_python_that_reads_its_running_statistics():
+    with pytest.raises(bb.BatchbayesError, match=r"reads running_mean in Python.*sites="):
+        bb.mcbn(nn.Sequential(PythonNorm(4)), X, batch_size=8)
+
+
+def test_wrong_inputs_at_prediction(network):
+    posterior = bb.mcbn(network, X, batch_size=8)
+    for bad in (X[:, :3], X.double(), X.long(), X[None]):
+        with left_alone(network), pytest.raises(bb.BatchbayesError, match="inputs that Sequential runs on"):
+            bb.predict(posterior, bad, bb.categorical())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_samples": 2.0}, "num_samples as a whole number"),
+        ({"num_samples": True}, "num_samples as a whole number"),
+        ({"chunk_size": 0}, "chunk_size as a whole number of at least 1"),
+        ({"chunk_size": 2.5}, "chunk_size as a whole number"),
+        ({"seed": "a"}, "seed as a whole number"),
+    ],
+)
+def test_options_of_the_wrong_type(network, options, message):
+    posterior = bb.mcbn(network, X, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match=message):
+        bb.predict(posterior, X, bb.categorical(), **options)
+
+
+def test_a_network_is_no_posterior(network):
+    with pytest.raises(bb.BatchbayesError, match=r"a posterior.*got a Sequential. Do this: fit first.*deterministic"):
+        bb.predict(network, X, bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match="got a Tensor"):
+        bb.predict(X, network, bb.categorical())
+
+
+def test_a_likelihood_that_is_none(network):
+    posterior = bb.mcbn(network, X, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match=r"call it, as in bb.categorical\(\)"):
+        bb.predict(posterior, X, bb.categorical)
+    for bad in (bb.categorical(), [], None):
+        with pytest.raises(bb.BatchbayesError, match="a list of likelihoods"):
+            next(bb.predict_stream(posterior, X, bad))
+
+
+def test_integer_outputs():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return self.norm(x).round().long()
+
+    with pytest.raises(bb.BatchbayesError, match=r"real numbers as outputs of the network; got torch.int64"):
+        bb.predict(bb.deterministic(Counting()), X, bb.categorical())
 
 
 def test_nan_in_the_weights(network):
@@ -193,7 +275,7 @@ def test_predicting_nothing(network):
     posterior = bb.mcbn(network, X, batch_size=8)
     with pytest.raises(bb.BatchbayesError, match="at least one example"):
         bb.predict(posterior, [], bb.categorical())
-    with pytest.raises(bb.BatchbayesError, match="at least one draw"):
+    with pytest.raises(bb.BatchbayesError, match="num_samples as a whole number of at least 1"):
         bb.predict(posterior, X, bb.categorical(), num_samples=0)
     with pytest.raises(bb.BatchbayesError, match="engine="):
         bb.predict(posterior, X, bb.categorical(), engine="quantum")  # type: ignore[arg-type]
@@ -211,3 +293,10 @@ def test_only_numbers_that_are_not_finite_are_refused(numbers, dtype):
     else:
         with pytest.raises(bb.BatchbayesError, match="NaN or infinite"):
             require_finite(values, "the inputs")
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_lazy_modules(affine):
+    network = nn.Sequential(nn.Linear(4, 3), nn.LazyBatchNorm1d(affine=affine))
+    with pytest.raises(bb.BatchbayesError, match="lazy modules that have never run: LazyBatchNorm1d"):
+        bb.mcbn(network, X, batch_size=8)

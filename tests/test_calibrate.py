@@ -6,7 +6,7 @@ from scipy import optimize
 
 from batchbayes import BatchbayesError
 from batchbayes.calibrate import conformal_intervals, conformal_sets, tune_precision, tune_temperature
-from batchbayes.likelihoods import Categorical, categorical, gaussian
+from batchbayes.likelihoods import Categorical, bernoulli, categorical, gaussian
 from batchbayes.metrics import best_constant_precision
 from batchbayes.scores import mixture_crps
 
@@ -106,3 +106,86 @@ def test_too_little_calibration_data_gives_everything():
     assert conformal_sets(seen, torch.tensor([0, 1, 0]), 0.9)(seen).all()
     wide = made(torch.zeros(1, 3, 1), gaussian(1.0))
     assert conformal_intervals(wide, torch.ones(3), 0.9).width == float("inf")
+
+
+@pytest.mark.parametrize("tune", [tune_precision, conformal_intervals])
+def test_targets_are_never_reshaped(tune):
+    """Targets (D, N) have as many numbers as outputs (N, D), in another order."""
+    seen = made(torch.randn(3, 6, 2), gaussian(1.0))
+    for targets in (torch.randn(2, 6), torch.randn(12), torch.randn(6)):
+        with pytest.raises(BatchbayesError, match=r"targets of shape \(6, 2\)"):
+            tune(seen, targets)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_targets_must_be_finite(bad):
+    seen, targets = made(torch.randn(3, 6, 1), gaussian(1.0)), torch.tensor([0.0, 1.0, 2.0, bad, 0.5, 0.1])
+    for tune in (tune_precision, conformal_intervals):
+        with pytest.raises(BatchbayesError, match="NaN"):
+            tune(seen, targets)
+
+
+def test_nothing_to_calibrate_on():
+    values, classes = made(torch.zeros(2, 0, 1), gaussian(1.0)), made(torch.zeros(2, 0, 3), categorical())
+    for call in (lambda: tune_precision(values, torch.zeros(0)), lambda: conformal_intervals(values, torch.zeros(0)),
+                 lambda: conformal_sets(classes, torch.zeros(0).long()),
+                 lambda: tune_temperature(classes, torch.zeros(0).long())):  # fmt: skip
+        with pytest.raises(BatchbayesError, match="at least one example"):
+            call()
+
+
+@pytest.mark.parametrize("level", [0, -0.1, 1.0005, 1.1, 90, float("nan"), "0.9", True])
+def test_a_level_is_a_share(level):
+    with pytest.raises(BatchbayesError, match="level between 0 and 1"):
+        conformal_intervals(made(torch.zeros(1, 3, 1), gaussian(1.0)), torch.ones(3), level)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_labels_of_any_integer_type(dtype):
+    logits, labels = torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
+    seen = made(logits, categorical())
+    assert tune_temperature(seen, labels.to(dtype)) == tune_temperature(seen, labels)
+    assert tune_temperature(seen, labels.numpy()) == tune_temperature(seen, labels)
+    assert conformal_sets(seen, labels.to(dtype)) == conformal_sets(seen, labels)
+
+
+def test_each_output_gets_its_own_precision():
+    random = torch.Generator().manual_seed(0)
+    draws, scale = torch.randn(3, 300, 2, generator=random), torch.tensor([1.0, 10.0])
+    targets = draws.mean(0) + scale * torch.randn(300, 2, generator=random)
+    seen = made(draws, gaussian(1.0))
+    found = tune_precision(seen, targets, per_output=True)
+    alone = [tune_precision(made(draws[..., k], gaussian(1.0)), targets[:, k]) for k in range(2)]
+    assert list(found) == pytest.approx(alone)
+    again = made(draws, gaussian(found))
+    torch.testing.assert_close(again.noise_variance[0], 1 / torch.tensor(found))
+    assert (
+        again.log_prob(targets).mean() > made(draws, gaussian(tune_precision(seen, targets))).log_prob(targets).mean()
+    )
+
+
+def test_the_temperature_of_yes_or_no():
+    random = torch.Generator().manual_seed(2)
+    logits = 6 * torch.randn(4, 300, generator=random, dtype=torch.float64)
+    targets = (logits.mean(0) / 3).sigmoid().bernoulli(generator=random)
+    two = torch.stack([torch.zeros_like(logits), logits], -1)
+    found = tune_temperature(made(logits, bernoulli()), targets)
+    assert found == pytest.approx(tune_temperature(made(two, categorical()), targets.long()))
+    assert found > 1.5
+
+
+def test_ignored_labels_do_not_tune():
+    random = torch.Generator().manual_seed(2)
+    logits, labels = torch.randn(3, 40, 4, generator=random), torch.randint(0, 4, (40,), generator=random)
+    marked = torch.cat([labels, torch.full((40,), 255)])
+    both = made(logits.repeat(1, 2, 1), categorical(ignore_index=255))
+    alone = made(logits, categorical())
+    assert tune_temperature(both, marked) == pytest.approx(tune_temperature(alone, labels))
+    assert conformal_sets(both, marked) == conformal_sets(alone, labels)
+
+
+def test_the_wrong_predictive_is_named():
+    with pytest.raises(BatchbayesError, match=r"bb.gaussian\(1.0\)\) returns; got a CategoricalPredictive"):
+        conformal_intervals(made(torch.zeros(1, 3, 2), categorical()), torch.ones(3))
+    with pytest.raises(BatchbayesError, match="got a Tensor"):
+        tune_temperature(torch.zeros(3, 2), torch.zeros(3).long())

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.cases import NETWORKS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributions import Normal
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import batchbayes as bb
 from batchbayes import prediction
@@ -199,3 +200,108 @@ def test_running_moments_do_not_depend_on_the_blocks(blocks, shift):
     predictive = summary.finish(draws)
     torch.testing.assert_close(predictive.mean, draws.mean(0))
     torch.testing.assert_close(predictive.epistemic_variance, draws.var(0, correction=0), rtol=1e-6, atol=1e-9)
+
+
+# Draws that are no functions
+
+
+class Restless(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.norm, self.how = nn.BatchNorm1d(4), how
+
+    def forward(self, x):
+        y = self.norm(x)
+        if self.how == "dropout":
+            return F.dropout(y, 0.5)
+        if self.how == "noise":
+            return y + 0.01 * torch.randn_like(y)
+        if self.how == "batch norm":
+            return F.batch_norm(y, None, None, training=True)
+        return y - y.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("dropout", "gives the same answer twice"),
+        ("noise", "gives the same answer twice"),
+        ("batch norm", "treats each example by itself"),
+        ("mean", "treats each example by itself"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["sample", "auto"])
+def test_draws_that_depend_on_chance_or_neighbours_are_refused(x, how, message, engine):
+    for dtype in (torch.float32, torch.float64):
+        network = Restless(how).to(dtype).eval()
+        if how != "batch norm":
+            posterior = bb.mcbn(network, x.to(dtype), batch_size=4, num_samples=4)
+            with pytest.raises(bb.BatchbayesError, match=message):
+                bb.predict(posterior, x.to(dtype), bb.categorical(), num_samples=4, engine=engine)
+        with pytest.raises(bb.BatchbayesError, match=message):
+            bb.predict(bb.deterministic(network), x.to(dtype), bb.categorical(), engine=engine)
+
+
+def test_a_draw_is_tried_once_for_each_posterior(posterior, x):
+    calls = []
+
+    class Counting(bb.Posterior):
+        kind = "counting"
+        device = torch.device("cpu")
+
+        def draw(self, seed, index):
+            calls.append(index)
+            return posterior.draw(seed, index)
+
+        def state(self):
+            raise NotImplementedError
+
+        @classmethod
+        def restore(cls, header, tensors, model):
+            raise NotImplementedError
+
+    counting = Counting()
+    for _ in range(2):
+        bb.predict(counting, x, bb.categorical(), num_samples=3)
+    assert calls == [0, 0, 1, 2, 0, 1, 2]
+
+
+# Order and kinds of data
+
+
+def test_a_loader_that_shuffles_is_told(posterior, x):
+    data = TensorDataset(x, torch.zeros(11))
+    with pytest.warns(bb.BatchbayesWarning, match=r"RandomSampler.*another order"):
+        bb.predict(posterior, DataLoader(data, batch_size=4, shuffle=True), bb.categorical(), num_samples=2)
+    bb.predict(posterior, DataLoader(data, batch_size=4), bb.categorical(), num_samples=2)
+    list(bb.predict_stream(posterior, DataLoader(data, 4, shuffle=True), [bb.categorical()], num_samples=2))
+
+
+@pytest.mark.parametrize("kind", ["array", "pair", "list pair", "TensorDataset", "Dataset", "arrays"])
+def test_arrays_pairs_and_data_sets(posterior, x, kind):
+    y = torch.zeros(11, dtype=torch.long)
+    data = {
+        "array": x.numpy(),
+        "pair": (x, y),
+        "list pair": [x.numpy(), y.numpy()],
+        "TensorDataset": TensorDataset(x, y),
+        "Dataset": [(row, 0) for row in x],
+        "arrays": [(x[:4].numpy(), y[:4].numpy()), (x[4:].numpy(), y[4:])],
+    }[kind]
+    if kind == "Dataset":
+        data = ListOf(data)
+    expected = bb.predict(posterior, x, bb.categorical(), num_samples=3).probs
+    torch.testing.assert_close(bb.predict(posterior, data, bb.categorical(), num_samples=3).probs, expected)
+    pieces = bb.predict_stream(posterior, data, [bb.categorical()], num_samples=3, chunk_size=4)
+    torch.testing.assert_close(torch.cat([piece.predictives[0].probs for piece in pieces]), expected)
+
+
+class ListOf(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]

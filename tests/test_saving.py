@@ -11,6 +11,7 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes._common.atomic import atomic_path
+from batchbayes.saving import fingerprint, load_notes
 
 
 def build(width=4, depth=1, epsilon=1e-5):
@@ -134,3 +135,190 @@ def test_files_have_ordinary_permissions(saved, tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
     assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+# The right weights
+
+
+@pytest.mark.parametrize("change", ["weight", "running_mean", "dtype"])
+def test_other_weights_are_refused_unless_the_user_says_so(saved, change):
+    network = build()
+    with torch.no_grad():
+        if change == "weight":
+            network[0].weight[0, 0] += 1e-6
+        elif change == "running_mean":
+            network[1].running_mean[3] += 1e-6
+        else:
+            network.double()
+    with pytest.raises(
+        bb.BatchbayesError, match=r"the weights that Sequential had.*got other weights.*other_weights=True"
+    ):
+        bb.load(saved, network)
+    assert isinstance(bb.load(saved, network, other_weights=True), bb.BatchNormPosterior)
+
+
+def test_what_does_not_change_the_network_does_not_matter(saved):
+    network = build().train()
+    network[1].num_batches_tracked += 7
+    network.register_buffer("scratch", torch.randn(3), persistent=False)
+    network.requires_grad_(False)
+    bb.load(saved, network)
+    bb.load(saved, nn.DataParallel(network))
+    bb.load(saved, torch.compile(network, backend="eager"))
+
+
+@pytest.mark.parametrize("kind", ["point", "dropout", "query", "population"])
+def test_every_kind_of_posterior_knows_its_weights(tmp_path, kind):
+    def fresh():
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+    network, x = fresh(), torch.randn(64, 4)
+    posterior = {
+        "point": lambda: bb.deterministic(network),
+        "dropout": lambda: bb.mc_dropout(network),
+        "query": lambda: bb.mcbn(network, x, batch_size=8, include_query=True),
+        "population": lambda: bb.population(network, x),
+    }[kind]()
+    bb.save(posterior, tmp_path / "p")
+    bb.load(tmp_path / "p", network)
+    with pytest.raises(bb.BatchbayesError, match="other weights"):
+        bb.load(tmp_path / "p", fresh())
+
+
+def test_a_posterior_that_holds_all_weights_fits_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(bb.PointPosterior, "needs_weights", False)
+    bb.save(bb.deterministic(nn.Linear(4, 4)), tmp_path / "p")
+    bb.load(tmp_path / "p", nn.Linear(4, 4))
+
+
+def test_the_fingerprint_takes_odd_tensors():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.short = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+            self.register_buffer("scalar", torch.tensor(True))
+            self.register_buffer("none", None)
+            self.register_buffer("empty", torch.zeros(0))
+            self.register_buffer("strided", torch.randn(4, 4).T)
+
+    torch.manual_seed(0)
+    first = Odd()
+    torch.manual_seed(0)
+    assert fingerprint(first) == fingerprint(Odd())
+    first.scalar.logical_not_()
+    torch.manual_seed(0)
+    assert fingerprint(first) != fingerprint(Odd())
+
+
+def test_a_file_without_a_fingerprint_is_not_trusted(saved):
+    rewritten(saved, {"weights": None})
+    with pytest.raises(bb.BatchbayesError, match="does not say which weights"):
+        bb.load(saved, build())
+    bb.load(saved, build(), other_weights=True)
+
+
+# Damaged headers and tensors
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"batch_size": 0},
+        {"batch_size": 1},
+        {"batch_size": -8.0},
+        {"batch_size": float("nan")},
+        {"batch_size": float("inf")},
+        {"batch_size": None},
+        {"batch_size": "many"},
+        {"batch_size": [8]},
+        {"batch_size": 10**400},
+        {"noise": "magic"},
+        {"noise": None},
+        {"noise": ["rows"]},
+        {"centered_on": "moon"},
+        {"site_batch_sizes": [8.0]},
+        {"site_batch_sizes": [8.0, 0.0]},
+        {"site_batch_sizes": 3},
+        {"sites": []},
+        {"sites": ["1", "1"]},
+        {"sites": ["nowhere", "1"]},
+        {"sites": 3},
+        {"sites": None},
+        {"layout": []},
+        {"layout": 3},
+        {"layout": [["1", 4], ["4"]]},
+        {"layout": [[1, 2, "x"], [3, 4, 5]]},
+        {"layout": None},
+        {"output": ["logits"]},
+        {"output": 1.5},
+        {"kind": None},
+        {"kind": ["batchnorm"]},
+        {"idle": 3},
+    ],
+    ids=str,
+)
+def test_damaged_headers_are_refused_in_words(saved, header):
+    with pytest.raises(bb.BatchbayesError, match="expected"):
+        bb.predict(bb.load(rewritten(saved, header), build()), torch.randn(2, 4), bb.categorical())
+
+
+GOOD = {"center": torch.zeros(16), "deviations": torch.randn(6, 16), "influence": torch.eye(6)}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"deviations": torch.zeros(0, 16), "influence": torch.zeros(0, 0)},
+        {"deviations": torch.zeros(16)},
+        {"deviations": torch.full((6, 16), float("nan"))},
+        {"center": torch.full((16,), float("inf"))},
+        {"center": torch.zeros(16, dtype=torch.int64)},
+        {"center": torch.zeros(16, dtype=torch.float16)},
+        {"deviations": torch.zeros(6, 16, dtype=torch.bool)},
+        {"influence": torch.eye(5)},
+        {"influence": torch.zeros(6)},
+        {"influence": torch.eye(6).double()},
+    ],
+)
+def test_damaged_tensors_are_refused_in_words(saved, tensors):
+    bb.load(rewritten(saved, None, GOOD), build())
+    with pytest.raises(bb.BatchbayesError, match="expected"):
+        bb.load(rewritten(saved, None, {**GOOD, **tensors}), build())
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": ' + "9" * 5000 + "}", "[1]", "null", "{}", "{"])
+def test_headers_that_are_no_headers(saved, text):
+    save_file(GOOD, saved, {"batchbayes": text})
+    with pytest.raises(bb.BatchbayesError, match="expected"):
+        bb.load(saved, build())
+    with pytest.raises(bb.BatchbayesError, match="expected"):
+        load_notes(saved)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "3", '["a"]', "{"])
+def test_notes_that_are_no_notes(saved, text):
+    save_file(GOOD, saved, {"batchbayes": '{"format": 1}', "notes": text})
+    with pytest.raises(bb.BatchbayesError, match="notes that cannot be read"):
+        load_notes(saved)
+
+
+# Where and what to save
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    posterior = bb.deterministic(build())
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "nowhere" / "p", tmp_path / "file" / "p", tmp_path, tmp_path / ("x" * 300)):
+        with pytest.raises(bb.BatchbayesError, match="a place to write a file"):
+            bb.save(posterior, path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_cannot_be_saved(tmp_path):
+    with pytest.raises(bb.BatchbayesError, match="a posterior to save; got a Sequential"):
+        bb.save(build(), tmp_path / "p")
+    with pytest.raises(bb.BatchbayesError, match=r"JSON values.*a function as output= cannot be saved"):
+        bb.save(bb.deterministic(build(), output=lambda outputs: outputs), tmp_path / "p")
+    with pytest.raises(bb.BatchbayesError, match="notes= as JSON"):
+        bb.save(bb.deterministic(build()), tmp_path / "p", notes={"network": build()})
+    assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ Its numpy backend: the torch one computes constants in float32.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from batchbayes import metrics, scores
+from batchbayes import BatchbayesError, metrics, scores
+from batchbayes.metrics import accuracy, classwise_calibration_error
+from batchbayes.scores import (
+    absolute_error,
+    brier,
+    categorical_log_likelihood,
+    crps_optimal_std,
+    gaussian_crps,
+    gaussian_log_likelihood,
+    is_misclassified,
+    mixture_crps,
+    mixture_log_likelihood,
+    sample_crps,
+)
 
 TOLERANCE = {"atol": 1e-9, "rtol": 1e-9}
 
@@ -291,3 +305,52 @@ def test_a_mean_score_of_a_loss_with_gradient_warns_of_nothing():
     precision = torch.tensor(1.5, requires_grad=True)
     loss = scores.gaussian_crps(torch.zeros(3), precision, torch.ones(3))
     assert metrics.mean_score(loss) == pytest.approx(float(loss.detach().mean()))
+
+
+# Odd dtypes and containers
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.bool])
+def test_integers_are_scored_as_real_numbers(dtype):
+    draws, target = torch.tensor([[0], [1], [3]]).to(dtype), torch.tensor([1]).to(dtype)
+    real_draws, real_target = draws.double(), target.double()
+    for score in (partial(sample_crps, estimator="nrg"), partial(sample_crps, estimator="fair")):
+        torch.testing.assert_close(score(draws, target), score(real_draws, real_target))
+    for score in (mixture_crps, mixture_log_likelihood):
+        torch.testing.assert_close(score(draws, 0.5, target), score(real_draws, 0.5, real_target))
+    for score in (gaussian_crps, gaussian_log_likelihood):
+        torch.testing.assert_close(score(draws[0], 0.5, target), score(real_draws[0], 0.5, real_target))
+    torch.testing.assert_close(absolute_error(draws[2], target), absolute_error(real_draws[2], real_target))
+
+
+def test_unsigned_differences_do_not_wrap_around():
+    five, seven = torch.tensor([5], dtype=torch.uint8), torch.tensor([7], dtype=torch.uint8)
+    assert absolute_error(seven, five).tolist() == [2.0]
+    assert crps_optimal_std(torch.tensor([-2])).tolist() == pytest.approx([2.4022], rel=1e-4)
+
+
+def test_numpy_arrays_and_lists_are_scored_as_tensors():
+    assert absolute_error(np.array([1.0, 2.0]), [1.5, 0.0]).tolist() == [0.5, 2.0]
+    assert brier(np.array([[0.25, 0.75]]), np.array([0], dtype=np.uint16)).tolist() == [1.125]
+
+
+@pytest.mark.parametrize("bad", [None, "text", 3, np.array(["a"]), torch.tensor([1j])])
+def test_other_objects_are_refused_in_words(bad):
+    with pytest.raises(BatchbayesError, match=r"as a tensor or an array of numbers|real numbers"):
+        absolute_error(bad, torch.tensor([1.0]))
+    with pytest.raises(BatchbayesError, match=r"as a tensor or an array of numbers|real numbers"):
+        absolute_error(torch.tensor([1.0]), bad)
+
+
+def test_ignored_labels_are_left_out():
+    probs = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    labels = torch.arange(24).view(2, 3, 4) % 5
+    labels[0] = 255
+    kept = labels != 255
+    for score, values in ((brier, probs), (categorical_log_likelihood, probs.log()), (is_misclassified, probs)):
+        assert torch.equal(score(values, labels, ignore_index=255), score(values[kept], labels[kept]))
+    assert accuracy(probs, labels, ignore_index=255) == accuracy(probs[kept], labels[kept])
+    own = classwise_calibration_error(probs, labels, ignore_index=255)
+    assert own == classwise_calibration_error(probs[kept], labels[kept])
+    with pytest.raises(BatchbayesError, match="labels from 0 to 4"):
+        brier(probs, labels)

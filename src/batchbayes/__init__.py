@@ -14,7 +14,7 @@ from batchbayes.methods import METHODS, register, resolve
 if TYPE_CHECKING:
     from batchbayes import calibrate, metrics, plots, scores
     from batchbayes.engines.linearity import check_linearity
-    from batchbayes.likelihoods import categorical, gaussian, heteroscedastic_gaussian
+    from batchbayes.likelihoods import bernoulli, categorical, gaussian, heteroscedastic_gaussian
     from batchbayes.methods.batchnorm.clt_bn import clt_bn
     from batchbayes.methods.batchnorm.mcbn import mcbn
     from batchbayes.methods.batchnorm.population import population
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from batchbayes.methods.point import PointPosterior, deterministic
     from batchbayes.posterior import Posterior
     from batchbayes.prediction import predict, predict_stream
-    from batchbayes.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+    from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
     from batchbayes.saving import load, save
 
 __version__ = "0.1.0"
@@ -35,6 +35,7 @@ __all__ = [
     "BatchNormPosterior",
     "BatchbayesError",
     "BatchbayesWarning",
+    "BernoulliPredictive",
     "CategoricalPredictive",
     "DropoutPosterior",
     "GaussianPredictive",
@@ -42,6 +43,7 @@ __all__ = [
     "Posterior",
     "Predictive",
     "batch_norm_regulariser",
+    "bernoulli",
     "calibrate",
     "categorical",
     "check_linearity",
@@ -67,7 +69,7 @@ __all__ = [
 
 _HOMES = {
     "batchbayes.engines.linearity": ["check_linearity"],
-    "batchbayes.likelihoods": ["categorical", "gaussian", "heteroscedastic_gaussian"],
+    "batchbayes.likelihoods": ["bernoulli", "categorical", "gaussian", "heteroscedastic_gaussian"],
     "batchbayes.methods.batchnorm.posterior": ["BatchNormPosterior"],
     "batchbayes.methods.batchnorm.prior": ["batch_norm_regulariser"],
     "batchbayes.methods.batchnorm.tuning.batch_size": ["tune_batch_size"],
@@ -75,7 +77,7 @@ _HOMES = {
     "batchbayes.methods.point": ["PointPosterior"],
     "batchbayes.posterior": ["Posterior"],
     "batchbayes.prediction": ["predict", "predict_stream"],
-    "batchbayes.predictive": ["CategoricalPredictive", "GaussianPredictive", "Predictive"],
+    "batchbayes.predictive": ["BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive", "Predictive"],
     "batchbayes.saving": ["load", "save"],
 }
 """Where public names live, beside the methods. A name is imported when it is first asked for, so that

@@ -1,113 +1,283 @@
-"""Streams of input tensors from the data of a user: a tensor, a list of batches, a DataLoader or a generator."""
+"""Streams of inputs from the data of a user: a tensor, an array, a data set, a list of batches or a DataLoader."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
+from batchbayes._common.checks import as_tensor, whole_number
 from batchbayes._common.rng import generator
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 
-Batches = Tensor | Iterable[Any]
-"""A tensor of examples, or an iterable of batches. A batch is x, (x, y, ...), or anything that a picker can read."""
+Batches = Any
+"""A tensor or array of examples, a Dataset, or an iterable of batches such as a DataLoader.
 
-Picker = str | int | Callable[[Any], Tensor] | None
-"""Where the inputs are in a batch: a key, a position, a function of the batch, or None for x and (x, y)."""
+A batch is x, (x, y, ...), or anything that a picker can read. A tuple or a dict of tensors is one batch: (x, y) is a
+pair of inputs and targets. A list holds batches, unless it looks like such a pair."""
+
+Picker = str | int | Sequence[str | int] | Callable[[Any], Any] | None
+"""Where the inputs are in a batch: a key or a position, several of them for a network with several inputs, a function
+of the batch, or None for x and (x, y)."""
+
+DATASET_BATCH = 64
+"""Examples that are read from a Dataset at a time."""
 
 
-def pick_inputs(batch: Any, picker: Picker = None) -> Tensor:
-    """Return the input tensor of one batch.
+class Inputs:
+    """Several input tensors of a network, by position and by name. Each has one row for each example.
+
+    It has the few methods of a tensor that are needed to pass examples on: length, rows, `to`, `split`, `torch.cat`.
+
+    >>> both = Inputs([torch.zeros(5, 2)], {"mask": torch.ones(5)})
+    >>> len(both), len(both[:3]), len(torch.cat([both, both]))
+    (5, 3, 10)
+    """
+
+    def __init__(self, args: Sequence[Any] = (), named: Mapping[str, Any] | None = None) -> None:
+        self.args = tuple(as_tensor(value, "an input") for value in args)
+        self.named = {name: as_tensor(value, f"the input {name}") for name, value in (named or {}).items()}
+        lengths = {len(tensor) if tensor.ndim else 0 for tensor in self.tensors()}
+        if len(lengths) != 1:
+            raise BatchbayesError(
+                expected="input tensors with one row for each example",
+                got=f"{self}",
+                fix="pass tensors of the same length, and other arguments by a wrapper around the network",
+            )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all tensors."""
+        return (*self.args, *self.named.values())
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the inputs with a function applied to each tensor."""
+        return type(self)([change(t) for t in self.args], {name: change(t) for name, t in self.named.items()})
+
+    def __len__(self) -> int:
+        return len(self.tensors()[0])
+
+    def __getitem__(self, rows: Any) -> Any:
+        if isinstance(rows, int):  # one example: only its size is ever asked for
+            return torch.cat([t[rows].flatten().to(torch.float32) for t in self.tensors()])
+        return self.map(lambda tensor: tensor[rows])
+
+    def numel(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors())
+
+    def to(self, device: torch.device) -> Self:
+        return self.map(lambda tensor: tensor.to(device))
+
+    def split(self, size: int) -> tuple[Self, ...]:
+        return tuple(self[start : start + size] for start in range(0, len(self), size)) or (self,)
+
+    def __repr__(self) -> str:
+        shapes = [str(tuple(t.shape)) for t in self.args] + [f"{n} {tuple(t.shape)}" for n, t in self.named.items()]
+        return f"Inputs({', '.join(shapes)})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.cat:
+            raise BatchbayesError(
+                expected="one input tensor here", got="several inputs", fix="wrap the network so that it takes one"
+            )
+        parts = args[0]
+        joined = [torch.cat(each) for each in zip(*(part.tensors() for part in parts), strict=True)]
+        count = len(parts[0].args)
+        return cls(joined[:count], dict(zip(parts[0].named, joined[count:], strict=True)))
+
+
+def each_tensor(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to a tensor, or to each tensor of several inputs."""
+    return inputs.map(change) if isinstance(inputs, Inputs) else change(inputs)
+
+
+def pick_inputs(batch: Any, picker: Picker = None) -> Any:
+    """Return the inputs of one batch: a tensor, or `Inputs` if there are several.
 
     >>> pick_inputs((torch.zeros(2, 3), torch.ones(2))).shape
     torch.Size([2, 3])
-    >>> pick_inputs({"image": torch.zeros(2, 3), "label": torch.ones(2)}, "image").shape
-    torch.Size([2, 3])
+    >>> pick_inputs({"image": torch.zeros(2, 3), "age": torch.ones(2)}, ("image", "age"))
+    Inputs((2, 3), (2,))
     """
     if callable(picker):
-        inputs = picker(batch)
+        found = _called(picker, batch)
+    elif isinstance(picker, list | tuple) and picker:
+        found = tuple(_at(batch, each) for each in picker)
     elif picker is not None:
-        try:
-            inputs = batch[picker]
-        except (KeyError, IndexError, TypeError) as error:
-            raise BatchbayesError(
-                expected=f"a batch with inputs at {picker!r}",
-                got=_describe(batch),
-                fix="pass a key or a position that the batch has as inputs=",
-            ) from error
+        found = _at(batch, picker)
     elif isinstance(batch, list | tuple) and batch:
-        inputs = batch[0]
+        found = batch[0]
     else:
-        inputs = batch
-    if not isinstance(inputs, Tensor) or inputs.ndim == 0:
-        where = 'say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x'
+        found = batch
+    inputs = _as_inputs(found, named=picker is not None or found is not batch)
+    if inputs is None or (isinstance(inputs, Tensor) and inputs.ndim == 0):
         raise BatchbayesError(
             expected="a batch that is a tensor (N, ...), or a tuple that starts with one",
             got=_describe(batch),
-            fix="convert it with torch.from_numpy" if isinstance(inputs, np.ndarray | np.generic) else where,
+            fix='say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x',
         )
     return inputs
+
+
+def _as_inputs(found: Any, *, named: bool) -> Any:
+    """Return a tensor or several inputs; None for anything else. A dict counts only where it was picked."""
+    if isinstance(found, Tensor | np.ndarray):
+        return as_tensor(found, "the inputs")
+    if isinstance(found, Inputs):
+        return found
+    if isinstance(found, Mapping) and found and named and _are_arrays(found.values()):
+        return Inputs((), found)
+    if isinstance(found, list | tuple) and len(found) and _are_arrays(found):
+        several = Inputs(found)
+        return several if len(found) > 1 else several.args[0]
+    return None
+
+
+def _are_arrays(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, Tensor | np.ndarray) and value.ndim for value in values)
+
+
+def _at(batch: Any, key: Any) -> Any:
+    """Return what is at a key or position of a batch. A position in a tensor would be an example, not the inputs."""
+    try:
+        if isinstance(batch, Tensor | np.ndarray):
+            raise TypeError("a tensor has no parts")
+        return batch[key]
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise BatchbayesError(
+            expected=f"a batch with inputs at {key!r}"[:200],
+            got=_describe(batch),
+            fix="pass a key or a position that the batch has as inputs=, or leave it out",
+        ) from error
+
+
+def _called(picker: Callable[[Any], Any], batch: Any) -> Any:
+    try:
+        return picker(batch)
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise BatchbayesError(
+            expected="a function inputs= that takes a batch and returns its inputs",
+            got=f"{_describe(batch)}, and {type(error).__name__}: {error}"[:300],
+            fix="call it with one batch of the data, and look what it does",
+        ) from error
 
 
 def _describe(batch: object) -> str:
     if isinstance(batch, Mapping):
         return f"a {type(batch).__name__} with keys {sorted(map(str, batch))}"
-    if isinstance(batch, Tensor):
+    if isinstance(batch, Tensor | np.ndarray):
         return f"a tensor of shape {tuple(batch.shape)}"
     return f"a {type(batch).__name__}"
 
 
-def batch_stream(batches: Batches, picker: Picker = None) -> Iterator[tuple[Any, Tensor]]:
-    """Read the data once. Yield each batch as it comes, and its inputs. A tensor of examples is a single batch."""
-    if isinstance(batches, Tensor):
-        batches = [batches]
+def is_examples(data: object) -> bool:
+    """Whether the data is a tensor or an array: all examples at once, without targets."""
+    return isinstance(data, Tensor | np.ndarray | Inputs)
+
+
+def as_batches(data: Batches, batch_size: int = DATASET_BATCH) -> Iterable[Any]:
+    """Return the data as an iterable of batches."""
+    if is_examples(data) or isinstance(data, Mapping) or _is_one_batch(data):
+        return [data]
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size)
     try:
-        iterator = iter(batches)
+        iter(data)
     except TypeError as error:
         raise BatchbayesError(
             expected="a tensor or an iterable of batches",
-            got=f"a {type(batches).__name__}",
-            fix="pass a DataLoader, a list of batches or a tensor",
+            got=f"a {type(data).__name__}",
+            fix="pass a DataLoader, a Dataset, a list of batches, a tensor or an array",
         ) from error
-    return ((batch, require_finite(pick_inputs(batch, picker), "the inputs")) for batch in iterator)
+    return data
 
 
-def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Tensor]:
+def _is_one_batch(data: object) -> bool:
+    """Whether a tuple or list is one batch (x, y, ...). Two tensors of the same kind in a tuple may be either."""
+    most = 2 if isinstance(data, list) else 100  # a longer list holds batches
+    if not isinstance(data, list | tuple) or not 2 <= len(data) <= most or not _are_arrays(data):
+        return False
+    if len({len(part) for part in data}) > 1:
+        return False
+    tensors = [as_tensor(part, "the data") for part in data]
+    if len({(tensor.ndim, tensor.is_floating_point()) for tensor in tensors}) > 1:
+        return True
+    if isinstance(data, tuple) and len(data) == 2:
+        raise BatchbayesError(
+            expected="data whose meaning is clear",
+            got=f"a tuple of two tensors of shapes {tuple(tensors[0].shape)} and {tuple(tensors[1].shape)}: inputs and "
+            "targets, or two batches of inputs",
+            fix="pass [(x, y)] for inputs and targets, or a list [x1, x2] for two batches",
+        )
+    return False
+
+
+def batch_stream(batches: Batches, picker: Picker = None) -> Iterator[tuple[Any, Any]]:
+    """Read the data once. Yield each batch as it comes, and its inputs. A tensor of examples is a single batch."""
+    return ((batch, require_finite(pick_inputs(batch, picker), "the inputs")) for batch in as_batches(batches))
+
+
+def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Any]:
     """Read the data once, and yield the inputs of each batch."""
     return (inputs for _, inputs in batch_stream(batches, picker))
 
 
-def require_finite(values: Tensor, what: str) -> Tensor:
-    """Return the values if they are finite. NaN or infinity would get into every statistic without any sign."""
-    suspect = values.is_floating_point() and not values.sum().isfinite()  # much faster than a test of each number
-    if suspect and (bad := int((~torch.isfinite(values)).sum())):
-        raise BatchbayesError(
-            expected=f"finite numbers in {what}",
-            got=f"{bad} of {values.numel()} that are NaN or infinite",
-            fix="drop or fill those rows; if the inputs are fine, look for NaN in the weights of the network",
-        )
+def warn_if_shuffled(data: object) -> None:
+    """Warn if a DataLoader gives examples in another order than its data set has."""
+    if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
+        return
+    order = data.batch_sampler
+    order = data.sampler if order is None else order.sampler if type(order) is BatchSampler else order
+    given = list(order) if isinstance(order, list | tuple | range) else None
+    if isinstance(order, SequentialSampler) or given == list(range(len(data.dataset))):  # type: ignore[arg-type]
+        return
+    warn(
+        f"the DataLoader reads its data set by a {type(order).__name__}, so the predictions come in another order than "
+        "the data set. Use shuffle=False, or predict_stream, which gives each batch with its targets."
+    )
+
+
+def require_finite(values: Any, what: str) -> Any:
+    """Return the values if they are real and finite. NaN or infinity would get into every statistic without a sign."""
+    for tensor in values.tensors() if isinstance(values, Inputs) else (values,):
+        if tensor.is_complex():
+            raise BatchbayesError(f"real numbers in {what}", f"{tensor.dtype}", "pass real and imaginary part as two")
+        # A sum is much faster than a test of each number.
+        suspect = tensor.is_floating_point() and not tensor.sum().isfinite()
+        if suspect and (bad := int((~torch.isfinite(tensor)).sum())):
+            raise BatchbayesError(
+                expected=f"finite numbers in {what}",
+                got=f"{bad} of {tensor.numel()} that are NaN or infinite",
+                fix="drop or fill those rows; if the inputs are fine, look for NaN in the weights of the network",
+            )
     return values
 
 
 def mini_batches(
     batches: Batches, batch_size: int | None, *, picker: Picker = None, seed: int = 0
-) -> tuple[int, Iterator[Tensor]]:
+) -> tuple[int, Iterator[Any]]:
     """Return the batch size M, and a stream of training mini-batches of exactly M examples.
 
-    From a tensor, each batch is drawn without replacement after a new shuffle. Batches of other sizes are cut and
-    joined. The rest at the end of a pass is dropped, as in training. A list or a generator is read once. A DataLoader
-    is read again and again, so its stream has no end.
+    From a tensor, an array, a pair (x, y) or a Dataset, each batch is drawn without replacement after a new shuffle.
+    Batches of other sizes are cut and joined. The rest at the end of a pass is dropped, as in training. A list or a
+    generator is read once. A DataLoader is read again and again, so its stream has no end.
     """
-    if isinstance(batches, Tensor):
+    if batch_size is not None:
+        batch_size = whole_number("batch_size", batch_size, least=None)
+    whole = is_examples(batches) or isinstance(batches, Mapping) or _is_one_batch(batches)
+    if whole or isinstance(batches, Dataset):
         if batch_size is None:
             raise BatchbayesError(
                 expected="batch_size= beside a tensor of training inputs",
                 got="none",
                 fix="pass the batch size that the network was trained with, or a DataLoader",
             )
-        examples = require_finite(batches, "the training inputs")
+        if not whole:
+            return batch_size, mini_batches(_shuffled_loader(batches, batch_size, seed), batch_size, picker=picker)[1]
+        examples = require_finite(pick_inputs(batches, picker), "the training inputs")
         require_size(len(examples), batch_size)
         return batch_size, _shuffled(examples, batch_size, seed)
 
@@ -120,13 +290,19 @@ def mini_batches(
             fix="check the loader or the generator",
         )
     size = batch_size if batch_size is not None else getattr(batches, "batch_size", None) or len(first)
-    passes: Iterator[Iterator[Tensor]] = iter([chain([first], first_pass)])
+    passes: Iterator[Iterator[Any]] = iter([chain([first], first_pass)])
     if not isinstance(batches, Sequence) and iter(batches) is not batches:
         passes = chain(passes, _endlessly(lambda: input_stream(batches, picker)))
     return size, _regrouped(passes, size)
 
 
-def _endlessly(make: Callable[[], Iterator[Tensor]]) -> Iterator[Iterator[Tensor]]:
+def _shuffled_loader(dataset: Any, batch_size: int, seed: int) -> DataLoader[Any]:
+    require_size(len(dataset) if hasattr(dataset, "__len__") else float("inf"), batch_size)
+    mixed = not isinstance(dataset, IterableDataset)
+    return DataLoader(dataset, batch_size, shuffle=mixed, generator=generator(seed, "mini-batches"))
+
+
+def _endlessly(make: Callable[[], Iterator[Any]]) -> Iterator[Iterator[Any]]:
     while True:
         yield make()
 
@@ -147,20 +323,22 @@ def require_size(available: float, batch_size: int) -> None:
         )
 
 
-def _shuffled(examples: Tensor, batch_size: int, seed: int) -> Iterator[Tensor]:
+def _shuffled(examples: Any, batch_size: int, seed: int) -> Iterator[Any]:
     shuffle = generator(seed, "mini-batches")
     while True:
-        yield examples[torch.randperm(len(examples), generator=shuffle)[:batch_size].to(examples.device)]
+        rows = torch.randperm(len(examples), generator=shuffle)[:batch_size]
+        yield each_tensor(examples, lambda tensor, rows=rows: tensor[rows.to(tensor.device)])
 
 
-def _regrouped(passes: Iterator[Iterator[Tensor]], batch_size: int) -> Iterator[Tensor]:
+def _regrouped(passes: Iterator[Iterator[Any]], batch_size: int) -> Iterator[Any]:
     require_size(batch_size, batch_size)
     for one_pass in passes:
-        held: list[Tensor] = []
+        held: list[Any] = []
         seen = 0
         for inputs in one_pass:
             seen += len(inputs)
             held.append(inputs)
+            _require_same_form(held)
             while sum(map(len, held)) >= batch_size:
                 joined = held[0] if len(held) == 1 else torch.cat(held)
                 held = [joined[batch_size:]]
@@ -168,12 +346,24 @@ def _regrouped(passes: Iterator[Iterator[Tensor]], batch_size: int) -> Iterator[
         require_size(seen, batch_size)
 
 
-def chunks(data: Batches, chunk_size: int | None, picker: Picker = None, *, numbers: int = 2**21) -> Iterator[Tensor]:
+def _require_same_form(held: Sequence[Any]) -> None:
+    """Raise an error if batches that have to be joined differ in more than their number of examples."""
+    each = [part.tensors() if isinstance(part, Inputs) else (part,) for part in held]
+    forms = {tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors) for tensors in each}
+    if len(forms) > 1:
+        raise BatchbayesError(
+            expected="batches of one shape and dtype, which can be cut and joined",
+            got="; ".join(sorted(" and ".join(f"(*, {tuple(s)}) {d}" for s, d in form) for form in forms)),
+            fix="bring all inputs to one shape and dtype, or pass batches of exactly batch_size examples",
+        )
+
+
+def chunks(data: Batches, chunk_size: int | None, picker: Picker = None, *, numbers: int = 2**21) -> Iterator[Any]:
     """Read the data once, and cut the inputs of each batch into chunks."""
     return (chunk for inputs in input_stream(data, picker) for chunk in cut(inputs, chunk_size, numbers))
 
 
-def cut(inputs: Tensor, chunk_size: int | None, numbers: int) -> tuple[Tensor, ...]:
+def cut(inputs: Any, chunk_size: int | None, numbers: int) -> tuple[Any, ...]:
     """Cut inputs into chunks of `chunk_size` examples, or of about so many numbers."""
     per_example = max(1, inputs[0].numel()) if len(inputs) else 1
-    return inputs.split(chunk_size or max(1, numbers // per_example))
+    return inputs.split(min(chunk_size or max(1, numbers // per_example), max(1, len(inputs))))

@@ -7,28 +7,50 @@ that tune need a predictive that kept its draws.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_in_unit_interval, check_labels
+from batchbayes._common.checks import check_finite, check_not_empty, finite_number
 from batchbayes._common.minimise import minimise
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.likelihoods import Categorical
+from batchbayes.likelihoods import Bernoulli, Categorical
 from batchbayes.metrics import mean_score
-from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.predictive import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    shaped_like,
+)
 from batchbayes.scores import mixture_crps, mixture_log_likelihood
+
+Objective = Literal["log_likelihood", "crps"]
+
+
+@overload
+def tune_precision(predictive: GaussianPredictive, targets: Tensor, objective: Objective = ...) -> float: ...
+
+
+@overload
+def tune_precision(
+    predictive: GaussianPredictive, targets: Tensor, objective: Objective = ..., *, per_output: Literal[True]
+) -> tuple[float, ...]: ...
 
 
 def tune_precision(
-    predictive: GaussianPredictive, targets: Tensor, objective: Literal["log_likelihood", "crps"] = "log_likelihood"
-) -> float:
+    predictive: GaussianPredictive,
+    targets: Tensor,
+    objective: Objective = "log_likelihood",
+    *,
+    per_output: bool = False,
+) -> float | tuple[float, ...]:
     r"""Return the precision $\tau$ of the observation noise that gives held-out targets the best mean score.
 
     The score is that of the mixture of all draws with noise of variance $1/\tau$, so the spread of the draws is not
     counted twice. The search goes from $0.1 / e^2$ to $10^4 / e^2$, where $e^2$ is the mean squared error of the mean.
     If the draws explain all of the error, there is no best precision, and the result is the upper end.
+    With `per_output`, outputs (N, D, ...) get D precisions, in the form that `gaussian` takes.
 
     >>> from batchbayes.likelihoods import gaussian
     >>> summary = gaussian(1.0).summary()
@@ -38,9 +60,21 @@ def tune_precision(
     0.25
     """
     if objective not in ("log_likelihood", "crps"):
-        raise unknown_name("an objective", objective, ("log_likelihood", "crps"))
-    draws, targets = predictive.draws.double(), targets.reshape(predictive.mean.shape).double()
-    error = float((predictive.mean - targets).square().mean())
+        raise unknown_name("an objective", str(objective), ("log_likelihood", "crps"))
+    _require(predictive, GaussianPredictive, "gaussian(1.0)")
+    draws, targets = predictive.draws.double(), shaped_like(targets, predictive.mean.shape).double()
+    check_not_empty("targets", targets)
+    check_finite("targets", targets)
+    if not per_output:
+        return _best_precision(draws, predictive.mean, targets, objective)
+    if targets.ndim < 2:
+        raise BatchbayesError(expected="outputs (N, D, ...)", got=f"{tuple(targets.shape)}", fix="drop per_output=")
+    columns = zip(draws.unbind(2), predictive.mean.unbind(1), targets.unbind(1), strict=True)
+    return tuple(_best_precision(*column, objective) for column in columns)
+
+
+def _best_precision(draws: Tensor, mean: Tensor, targets: Tensor, objective: Objective) -> float:
+    error = float((mean - targets).square().mean())
     if not 0 < error < float("inf"):
         raise BatchbayesError(
             expected="finite errors that are not all zero",
@@ -57,12 +91,17 @@ def tune_precision(
     return math.exp(minimise(cost, -math.log(error) - math.log(10), -math.log(error) + math.log(1e4))[0])
 
 
-def tune_temperature(predictive: CategoricalPredictive, labels: Tensor, likelihood: Categorical | None = None) -> float:
+def tune_temperature(
+    predictive: CategoricalPredictive | BernoulliPredictive,
+    labels: Tensor,
+    likelihood: Categorical | Bernoulli | None = None,
+) -> float:
     r"""Return the temperature T under which the mean probability of held-out labels is best.
 
     The score is the mean over examples of $\log \frac1S \sum_s \mathrm{softmax}(z_s / T)_y$ with logits $z_s$. With one
     draw this is temperature scaling (Guo et al., ICML 2017). With several, each draw is scaled before the average. Use
-    the result as `categorical(temperature=T)`.
+    the result as `categorical(temperature=T)` or `bernoulli(temperature=T)`. The likelihood is by default that of the
+    predictive; labels of its `ignore_index` do not count.
 
     >>> summary = Categorical().summary()
     >>> logits = torch.tensor([[[0.0, 4.0]]]).expand(1, 4, 2)
@@ -70,13 +109,15 @@ def tune_temperature(predictive: CategoricalPredictive, labels: Tensor, likeliho
     >>> round(tune_temperature(summary.finish(draws=logits), torch.tensor([1, 1, 1, 0])), 3)  # 4 / ln 3
     3.641
     """
-    likelihood = likelihood or Categorical()
-    check_labels(labels, predictive.log_probs.shape[:-1], predictive.log_probs.shape[-1])
+    _require(predictive, (CategoricalPredictive, BernoulliPredictive), "categorical()")
+    given: Categorical | Bernoulli = likelihood or predictive.likelihood
     draws = predictive.draws.double()
+    targets = given.fitting(draws, labels)
+    kept = given.counts(targets) if isinstance(given, Categorical) else torch.ones_like(targets, dtype=torch.bool)
 
     def cost(log_temperature: float) -> float:
-        given = replace(likelihood, temperature=math.exp(log_temperature))(draws)
-        return -mean_score(given.log_prob(labels).logsumexp(0)) + math.log(len(draws))
+        scores = replace(given, temperature=math.exp(log_temperature))(draws).log_prob(targets).logsumexp(0)
+        return -mean_score(scores[kept]) + math.log(len(draws))
 
     return math.exp(minimise(cost, -math.log(20), math.log(20))[0])
 
@@ -117,7 +158,8 @@ def conformal_intervals(predictive: GaussianPredictive, targets: Tensor, level: 
     The level holds on average over held-out and new examples that are exchangeable. It does not hold for each input.
     Reference: Lei et al., JASA 113 (2018).
     """
-    scores = (targets.reshape(predictive.mean.shape) - predictive.mean).abs() / predictive.std
+    _require(predictive, GaussianPredictive, "gaussian(1.0)")
+    scores = (shaped_like(targets, predictive.mean.shape) - predictive.mean).abs() / predictive.std
     return ConformalIntervals(level, conformal_quantile(scores, level))
 
 
@@ -126,8 +168,8 @@ def conformal_sets(predictive: CategoricalPredictive, labels: Tensor, level: flo
 
     Reference: Sadinle, Lei & Wasserman, JASA 114 (2019).
     """
-    check_labels(labels, predictive.log_probs.shape[:-1], predictive.log_probs.shape[-1])
-    given = predictive.probs.gather(-1, labels.long().unsqueeze(-1))
+    _require(predictive, CategoricalPredictive, "categorical()")
+    given = predictive.log_prob(labels).exp()
     return ConformalSets(level, max(0.0, -conformal_quantile(-given, level)))
 
 
@@ -137,7 +179,19 @@ def conformal_quantile(scores: Tensor, level: float) -> float:
     >>> conformal_quantile(torch.arange(1.0, 10.0), 0.9), conformal_quantile(torch.ones(3), 0.9)
     (9.0, inf)
     """
-    check_in_unit_interval("level", torch.tensor(level))
+    if type(level) not in (int, float) or level != 1:
+        finite_number("a level", level, above=0, below=1, fix="pass 0.9 for 90 %")
+    check_not_empty("the held-out examples", scores)
+    check_finite("the scores of the held-out examples", scores)
     ordered = scores.flatten().double().sort().values
     rank = math.ceil((len(ordered) + 1) * level - 1e-9)
     return float(ordered[rank - 1]) if 1 <= rank <= len(ordered) else float("inf" if rank > 0 else "-inf")
+
+
+def _require(predictive: object, kind: type | tuple[type, ...], likelihood: str) -> None:
+    if not isinstance(predictive, kind):
+        raise BatchbayesError(
+            expected=f"what predict(posterior, data, bb.{likelihood}) returns",
+            got=f"a {type(predictive).__name__}",
+            fix="pass that predictive, not the outputs of the network",
+        )

@@ -4,31 +4,41 @@ A likelihood takes outputs with a leading axis of draws, (S, N, ...), and return
 the running summary that turns blocks of draws into a predictive.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributions
 
+from batchbayes._common.checks import as_tensor, check_probabilities, finite_number, whole_number
 from batchbayes.errors import BatchbayesError
 from batchbayes.predictive import (
+    BernoulliPredictive,
     CategoricalPredictive,
     GaussianPredictive,
+    RunningBernoulli,
     RunningCategorical,
     RunningGaussian,
     RunningSummary,
     fitting_labels,
+    fitting_yes_or_no,
     shaped_like,
 )
 
 P_co = TypeVar("P_co", covariant=True)
 
+FEWEST_OUTPUTS = 16
+"""So many outputs between 0 and 1, and none outside, are taken for probabilities. Fewer may be logits by chance."""
+
 
 class Likelihood(Protocol[P_co]):
     """p(y | f), and the running summary of draws of f."""
 
-    shift_invariant: ClassVar[bool]
-    """Whether it changes nothing to add one number to all outputs of an example. Then one output less is computed."""
+    @property
+    def shift_invariant(self) -> bool:
+        """Whether it changes nothing to add one number to all outputs of an example. This saves an output."""
+        ...
 
     def __call__(self, outputs: Tensor) -> distributions.Distribution: ...
 
@@ -43,6 +53,17 @@ class TargetLikelihood(Likelihood[P_co], Protocol[P_co]):
         ...
 
 
+def require_likelihood(likelihood: object) -> None:
+    """Raise an error unless the object is a likelihood: a common slip is to forget the brackets of `categorical()`."""
+    if isinstance(likelihood, type) or not callable(getattr(likelihood, "summary", None)):
+        name = getattr(likelihood, "__name__", None)
+        raise BatchbayesError(
+            expected="a likelihood: bb.categorical(), bb.bernoulli(), bb.gaussian(precision=...) or the like",
+            got=f"the function {name}, not called" if name else f"a {type(likelihood).__name__}",
+            fix=f"call it, as in bb.{name}()" if name in _MAKERS else "pass one of these",
+        )
+
+
 @dataclass(frozen=True)
 class Categorical:
     """Classes: the outputs are logits along `class_axis` of (N, K, ...), as in torch's cross-entropy.
@@ -52,41 +73,174 @@ class Categorical:
 
     class_axis: int = 1
     temperature: float = 1.0
-    shift_invariant: ClassVar[bool] = True
+    ignore_index: int | None = None
+    """Targets of this value do not count."""
+    probabilities: bool | None = None
+    """Whether the outputs are probabilities already; None refuses outputs that look so."""
+
+    @property
+    def shift_invariant(self) -> bool:
+        return not self.probabilities
 
     def __call__(self, outputs: Tensor) -> distributions.Categorical:
-        return distributions.Categorical(logits=self.logits(outputs), validate_args=False)
+        logits = self.logits(outputs)
+        if self.ignore_index is None:
+            return distributions.Categorical(logits=logits, validate_args=False)
+        return _Ignoring(logits, self.ignore_index)
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Move the classes last, (S, N, K, ...) -> (S, N, ..., K), and divide by the temperature."""
-        axis = self.class_axis + 1 if self.class_axis >= 0 else self.class_axis
-        if outputs.ndim < 3 or not -outputs.ndim < axis < outputs.ndim:
+        moved = self._classes_last(outputs)
+        moved = _log(moved) if self.probabilities else moved
+        return moved if self.temperature == 1 else moved / self.temperature
+
+    def _classes_last(self, outputs: Tensor) -> Tensor:
+        axis = self.class_axis + 1 if self.class_axis >= 0 else self.class_axis + outputs.ndim
+        if not 2 <= axis < outputs.ndim:
             raise BatchbayesError(
                 expected=f"a network output (N, K, ...) with classes along axis {self.class_axis}",
                 got=f"an output of shape {tuple(outputs.shape[1:])}",
-                fix="use bb.gaussian() for regression, or name the axis as in bb.categorical(class_axis=-1)",
+                fix="use bb.gaussian() for regression, bb.bernoulli() for one logit, or name the axis as in "
+                "bb.categorical(class_axis=-1); axis 0 is that of the examples",
             )
-        moved = outputs.movedim(axis, -1)  # (S, N, ..., K)
-        return moved if self.temperature == 1 else moved / self.temperature
+        if outputs.shape[axis] == 1:
+            raise BatchbayesError(
+                expected=f"two classes or more along axis {self.class_axis}: one class has probability 1",
+                got=f"an output of shape {tuple(outputs.shape[1:])}",
+                fix="use bb.bernoulli() for a network with one logit, or bb.gaussian() for regression",
+            )
+        return outputs.movedim(axis, -1)  # (S, N, ..., K)
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Raise an error if outputs (n, K, ...) are probabilities, or are not although they should be."""
+        values = self._classes_last(outputs[None])[0]  # (n, ..., K)
+        if self.probabilities:
+            check_probabilities(values)
+        elif self.probabilities is None and len(values):
+            rounding = max(1e-5, 4 * torch.finfo(values.dtype).eps)
+            if bool((values >= 0).all()) and bool(((values.sum(-1) - 1).abs() <= rounding).all()):
+                raise _already_probabilities("categorical", "rows that are not negative and sum to one")
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return whether each target counts, bool in the shape of the targets."""
+        return torch.ones_like(targets, dtype=torch.bool) if self.ignore_index is None else targets != self.ignore_index
 
     def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        logits = self.logits(outputs)
-        return fitting_labels(targets, logits.shape[1:-1], logits.shape[-1])
+        self.check_outputs(outputs[0])
+        logits, targets = self.logits(outputs), as_tensor(targets, "labels").cpu()
+        kept = self.counts(targets)
+        if targets.numel() and not kept.any():
+            raise BatchbayesError("labels that count", f"only {self.ignore_index}", "check ignore_index=")
+        labels = fitting_labels(targets.where(kept, 0), logits.shape[1:-1], logits.shape[-1])
+        return torch.where(kept, labels, targets.long())
 
     def summary(self) -> RunningSummary[CategoricalPredictive]:
-        return RunningCategorical(self.logits)
+        return RunningCategorical(self)
+
+
+class _Ignoring(distributions.Categorical):
+    """Labels of one value have a log-probability of zero."""
+
+    def __init__(self, logits: Tensor, ignore_index: int) -> None:
+        super().__init__(logits=logits, validate_args=False)
+        self._ignore_index = ignore_index
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        kept = value != self._ignore_index
+        return torch.where(kept, super().log_prob(value.where(kept, 0)), 0.0)
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Yes or no: each output is the logit of yes. One logit (N,) or (N, 1), several labels (N, K), or pixels.
+
+    The logits are divided by the `temperature`. A temperature above one makes each draw less certain.
+    """
+
+    temperature: float = 1.0
+    probabilities: bool | None = None
+    """Whether the outputs are probabilities already; None refuses outputs that look so."""
+
+    @property
+    def shift_invariant(self) -> bool:
+        return False
+
+    def __call__(self, outputs: Tensor) -> distributions.Bernoulli:
+        return distributions.Bernoulli(logits=self._logit(outputs), validate_args=False)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of no and yes, (S, N, ...) -> (S, N, ..., 2)."""
+        logit = self._logit(outputs)
+        return torch.stack([torch.zeros_like(logit), logit], -1)
+
+    def _logit(self, outputs: Tensor) -> Tensor:
+        if self.probabilities:
+            outputs = _log(outputs) - _log(1 - outputs)
+        return outputs if self.temperature == 1 else outputs / self.temperature
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Raise an error if outputs (n, ...) are probabilities, or are not although they should be."""
+        inside = bool(((outputs >= 0) & (outputs <= 1)).all())
+        if self.probabilities and not inside:
+            raise BatchbayesError(
+                expected="outputs between 0 and 1, as probabilities=True says",
+                got=f"values from {float(outputs.min()):.3g} to {float(outputs.max()):.3g}",
+                fix="leave out probabilities=True if the outputs are logits",
+            )
+        if self.probabilities is None and inside and outputs.numel() >= FEWEST_OUTPUTS:
+            raise _already_probabilities("bernoulli", f"{outputs.numel()} outputs, all between 0 and 1")
+
+    def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.check_outputs(outputs[0])
+        return fitting_yes_or_no(targets, outputs.shape[1:]).to(outputs.dtype)
+
+    def summary(self) -> RunningSummary[BernoulliPredictive]:
+        return RunningBernoulli(self)
+
+
+def _log(probabilities: Tensor) -> Tensor:
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+
+
+def _already_probabilities(name: str, got: str) -> BatchbayesError:
+    return BatchbayesError(
+        expected="logits, to which the likelihood applies softmax or sigmoid",
+        got=f"{got}: probabilities, it seems, so that it would be applied twice",
+        fix=f"drop the last layer, or use bb.{name}(probabilities=True); if they are logits, "
+        f"bb.{name}(probabilities=False)",
+    )
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Real targets with one noise precision tau for all: y ~ N(f, 1/tau), in the unit of the outputs."""
+    """Real targets with noise of precision tau: y ~ N(f, 1/tau), in the unit of the outputs.
 
-    precision: float
-    shift_invariant: ClassVar[bool] = False
+    Tau is one number, or one for each of the D outputs (N, D, ...).
+    """
+
+    precision: float | tuple[float, ...]
+
+    @property
+    def shift_invariant(self) -> bool:
+        return False
 
     def __call__(self, outputs: Tensor) -> distributions.Normal:
-        scale = torch.as_tensor(self.precision**-0.5, dtype=outputs.dtype, device=outputs.device)
+        if isinstance(self.precision, tuple):
+            scale = self._scale_of_each(self.precision, outputs)
+        else:
+            scale = torch.as_tensor(self.precision**-0.5, dtype=outputs.dtype, device=outputs.device)
         return distributions.Normal(outputs, scale, validate_args=False)
+
+    @staticmethod
+    def _scale_of_each(precisions: tuple[float, ...], outputs: Tensor) -> Tensor:
+        if outputs.ndim < 3 or outputs.shape[2] != len(precisions):
+            raise BatchbayesError(
+                expected=f"{len(precisions)} outputs for each example, one for each precision",
+                got=f"an output of shape {tuple(outputs.shape[1:])}",
+                fix="pass one precision for each output (N, D, ...), or one number for all",
+            )
+        scale = torch.tensor([precision**-0.5 for precision in precisions]).to(outputs)
+        return scale.view(-1, *[1] * (outputs.ndim - 3))  # (D, 1, ...)
 
     def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return shaped_like(targets, outputs.shape[1:]).to(outputs.dtype)
@@ -103,11 +257,14 @@ class HeteroscedasticGaussian:
     """
 
     axis: int = 1
-    shift_invariant: ClassVar[bool] = False
+
+    @property
+    def shift_invariant(self) -> bool:
+        return False
 
     def __call__(self, outputs: Tensor) -> distributions.Normal:
-        axis = self.axis + 1 if self.axis >= 0 else self.axis
-        if outputs.ndim < 3 or not -outputs.ndim < axis < outputs.ndim or outputs.shape[axis] % 2:
+        axis = self.axis + 1 if self.axis >= 0 else self.axis + outputs.ndim
+        if not 2 <= axis < outputs.ndim or outputs.shape[axis] % 2:
             raise BatchbayesError(
                 expected="an even number of outputs: means, then log variances",
                 got=f"an output of shape {tuple(outputs.shape[1:])}",
@@ -123,36 +280,82 @@ class HeteroscedasticGaussian:
         return RunningGaussian(self, same_noise=False)
 
 
-def categorical(class_axis: int = 1, temperature: float = 1.0) -> Categorical:
+def categorical(
+    class_axis: int = 1,
+    temperature: float = 1.0,
+    *,
+    ignore_index: int | None = None,
+    probabilities: bool | None = None,
+) -> Categorical:
     """Make the likelihood of classification and segmentation: logits (N, K, ...) -> probabilities (N, ..., K).
+
+    Args:
+        class_axis: where the classes are in the output of the network.
+        temperature: a number that the logits are divided by.
+        ignore_index: a label that does not count, as in torch's cross-entropy.
+        probabilities: True if the network ends in a softmax, so that its outputs are probabilities. By default such
+            outputs are refused. False takes all outputs as logits.
 
     >>> categorical(temperature=2.0)(torch.tensor([[[0.0, 2.0]]])).logits
     tensor([[[-1.3133, -0.3133]]])
     """
-    if not 0 < temperature < float("inf"):
-        raise BatchbayesError(
-            expected="a positive, finite temperature",
-            got=str(temperature),
-            fix="pass 1 to leave the logits as they are",
-        )
-    return Categorical(class_axis, float(temperature))
+    if ignore_index is not None:
+        ignore_index = whole_number("ignore_index", ignore_index, least=None)
+    axis = whole_number("class_axis", class_axis, least=None)
+    return Categorical(axis, _temperature(temperature), ignore_index, _flag(probabilities))
 
 
-def gaussian(precision: float) -> Gaussian:
+def bernoulli(temperature: float = 1.0, *, probabilities: bool | None = None) -> Bernoulli:
+    """Make the likelihood of yes or no: a network with one logit, with several labels (N, K), or for each pixel.
+
+    Args:
+        temperature: a number that the logits are divided by.
+        probabilities: True if the network ends in a sigmoid, so that its outputs are probabilities. By default such
+            outputs are refused if there are at least 16 of them. False takes all outputs as logits.
+
+    >>> bernoulli()(torch.tensor([[0.0, 2.0]])).probs
+    tensor([[0.5000, 0.8808]])
+    """
+    return Bernoulli(_temperature(temperature), _flag(probabilities))
+
+
+def gaussian(precision: float | Sequence[float]) -> Gaussian:
     """Make the likelihood of regression with observation noise of variance 1 / precision.
+
+    Several outputs (N, D, ...) may have one precision each.
 
     >>> gaussian(precision=4.0)(torch.zeros(1, 2, 1)).stddev[0, 0]
     tensor([0.5000])
+    >>> gaussian(precision=[4.0, 1.0])(torch.zeros(1, 2, 2)).stddev[0, 0]
+    tensor([0.5000, 1.0000])
     """
-    if not (precision > 0 and precision < float("inf")):
-        raise BatchbayesError(
-            expected="a positive, finite precision tau",
-            got=str(precision),
-            fix="pass tau = 1 / noise variance",
-        )
-    return Gaussian(float(precision))
+    if hasattr(precision, "__len__") and not isinstance(precision, str):
+        each = as_tensor(precision if not isinstance(precision, tuple) else list(precision), "the precision")
+        if each.ndim == 1 and len(each):
+            return Gaussian(tuple(_precision(value) for value in each.tolist()))
+    return Gaussian(_precision(precision))
 
 
 def heteroscedastic_gaussian(axis: int = 1) -> HeteroscedasticGaussian:
     """Make the likelihood of regression by a network that returns means and then log variances along `axis`."""
-    return HeteroscedasticGaussian(axis)
+    return HeteroscedasticGaussian(whole_number("axis", axis, least=None))
+
+
+def _temperature(value: float) -> float:
+    fix = "pass 1 to leave the logits as they are"
+    return finite_number("a positive, finite temperature, that is", value, above=0, fix=fix)
+
+
+def _precision(value: object) -> float:
+    value = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
+    fix = "pass tau = 1 / noise variance"
+    return finite_number("a positive, finite precision tau, that is", value, above=0, fix=fix)
+
+
+def _flag(value: bool | None) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    raise BatchbayesError(expected="probabilities=True, False or None", got=repr(value), fix="choose one of them")
+
+
+_MAKERS = ("categorical", "bernoulli", "gaussian", "heteroscedastic_gaussian")

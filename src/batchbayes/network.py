@@ -6,7 +6,7 @@ The user's own modules are never run and never changed: each pass runs on the ca
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from batchbayes.batches import Inputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.shadow import input_of, is_wrapper, plain_name, why_in_place, workplace
 
-Function = Callable[[Tensor], Tensor]
-"""One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...)."""
+Function = Callable[[Any], Tensor]
+"""One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor, or
+`batches.Inputs` if the network takes several."""
+
+Output = str | int | Callable[[Any], Tensor] | None
+"""Which output counts: a key, an attribute or a position, a function of what the network returns, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +31,11 @@ class Network:
     """A module that is called in evaluation mode, and the name of the output that counts if it returns several."""
 
     module: nn.Module
-    output: str | int | None = None
+    output: Output = None
 
     def __call__(
         self,
-        inputs: Tensor,
+        inputs: Tensor | Inputs,
         *,
         tensors: Mapping[str, Tensor | None] | None = None,
         before: Mapping[str, Callable[[Tensor], Tensor | None]] | None = None,
@@ -49,16 +54,32 @@ class Network:
                 the module's output. The user's own hooks see that result.
             dropout: whether dropout modules are active, as in training.
         """
+        with self.running(inputs, tensors=tensors, before=before, instead=instead, dropout=dropout) as outputs:
+            return outputs
+
+    @contextmanager
+    def running(
+        self,
+        inputs: Tensor | Inputs,
+        *,
+        tensors: Mapping[str, Tensor | None] | None = None,
+        before: Mapping[str, Callable[[Tensor], Tensor | None]] | None = None,
+        instead: Mapping[str, Function] | None = None,
+        dropout: bool = False,
+    ) -> Iterator[Tensor]:
+        """Run the network as in a call, and keep everything in place inside the block.
+
+        A backward pass belongs inside the block: a network with activation checkpoints runs parts of itself again.
+        """
         with workplace(self.module) as place:
             place.prepare(tensors or {}, before or {}, instead or {}, dropout)
-            outputs = pick_output(place.module(inputs), self.output)
-        if outputs.shape[:1] != inputs.shape[:1]:
-            raise BatchbayesError(
-                expected=f"outputs of shape ({len(inputs)}, ...), one row for each example",
-                got=f"shape {tuple(outputs.shape)}",
-                fix="wrap the network so that its output has one row for each example",
-            )
-        return outputs
+            try:
+                found = _run(place.module, inputs)
+            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+                if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
+                    raise
+                raise _failed(self.module, inputs, tensors or {}, error) from error
+            yield _checked_outputs(pick_output(found, self.output), len(inputs))
 
     @property
     def device(self) -> torch.device:
@@ -69,7 +90,48 @@ class Network:
         return type(self.module).__name__ + (" (in place)" if why_in_place(self.module) else "")
 
 
-def as_network(model: nn.Module, output: str | int | None = None) -> Network:
+def _run(module: nn.Module, inputs: Tensor | Inputs) -> object:
+    return module(*inputs.args, **inputs.named) if isinstance(inputs, Inputs) else module(inputs)
+
+
+def _checked_outputs(outputs: Tensor, count: int) -> Tensor:
+    if outputs.shape[:1] != (count,):
+        raise BatchbayesError(
+            expected=f"outputs of shape ({count}, ...), one row for each example",
+            got=f"shape {tuple(outputs.shape)}",
+            fix="wrap the network so that its output has one row for each example",
+        )
+    if not outputs.is_floating_point():
+        raise BatchbayesError(
+            expected="real numbers as outputs of the network",
+            got=f"{outputs.dtype}",
+            fix="return logits or means; name the right output by output= if there are several",
+        )
+    return outputs
+
+
+def _failed(
+    module: nn.Module, inputs: Tensor | Inputs, tensors: Mapping[str, Tensor | None], error: Exception
+) -> BatchbayesError:
+    """Return what to say when the network raises an error."""
+    given = inputs.tensors() if isinstance(inputs, Inputs) else (inputs,)
+    shapes = " and ".join(f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}" for tensor in given)
+    own = str(reference_tensor(module).dtype).removeprefix("torch.")
+    fix = f"check shape and dtype of the inputs (the weights are {own}): model(inputs) should run by itself"
+    if None in tensors.values() and "NoneType" in str(error):
+        fix = (
+            "use torch's BatchNorm layers: a layer that reads running_mean in Python cannot normalise by its batch in "
+            "evaluation mode. Leave such layers out with sites="
+        )
+    first = (str(error).strip().splitlines() or [""])[0][:300]
+    return BatchbayesError(
+        expected=f"inputs that {type(module).__name__} runs on",
+        got=f"inputs of shape {shapes}, and {type(error).__name__}: {first}",
+        fix=fix,
+    )
+
+
+def as_network(model: nn.Module, output: Output = None) -> Network:
     """Wrap a user's model without copying it. DataParallel and torch.compile wrappers are taken off."""
     if not isinstance(model, nn.Module):
         raise BatchbayesError(
@@ -84,7 +146,8 @@ def as_network(model: nn.Module, output: str | int | None = None) -> Network:
             model = original
         else:
             break
-    lazy = [type(m).__name__ for m in model.modules() if any(map(is_lazy, m.parameters(recurse=False)))]
+    own = {m: (*m.parameters(recurse=False), *m.buffers(recurse=False)) for m in model.modules()}
+    lazy = [type(m).__name__ for m, tensors in own.items() if any(map(is_lazy, tensors))]
     if lazy:
         raise BatchbayesError(
             expected="a network whose parameters all have a shape",
@@ -107,23 +170,38 @@ def reference_tensor(module: nn.Module) -> Tensor:
     return torch.empty(0)
 
 
-def pick_output(outputs: object, name: str | int | None) -> Tensor:
+def pick_output(outputs: Any, name: Output) -> Tensor:
     """Return the tensor that the user named among the outputs of the network."""
     if name is None and isinstance(outputs, Tensor):
         return outputs
-    if name is not None and not isinstance(outputs, Tensor):
+    picked: Any = None
+    if callable(name):
         try:
-            picked = outputs[name]  # type: ignore[index]
-        except (KeyError, IndexError, TypeError) as error:
-            raise BatchbayesError(
-                expected=f"a network output named {name!r}", got=_describe(outputs), fix="name one of these"
-            ) from error
-        if isinstance(picked, Tensor):
-            return picked
-        outputs = picked
+            picked = name(outputs)
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            got = f"{_describe(outputs)}, and {type(error).__name__}: {error}"[:300]
+            fix = "call it with what the network returns, and look what it does"
+            raise BatchbayesError("a function output= that returns a tensor", got, fix) from error
+    elif name is not None and not isinstance(outputs, Tensor):
+        picked = _named_output(outputs, name)
+    if isinstance(picked, Tensor):
+        return picked
+    shown = outputs if name is None or isinstance(outputs, Tensor) else picked
     wanted = "one output tensor" if name is None else f"a tensor as output {name!r}"
     fix = "drop output=" if isinstance(outputs, Tensor) else 'name the output, as in output="logits" or output=0'
-    raise BatchbayesError(expected=wanted, got=_describe(outputs), fix=fix)
+    raise BatchbayesError(expected=wanted, got=_describe(shown), fix=fix)
+
+
+def _named_output(outputs: Any, name: str | int) -> Any:
+    """Return an output by key or position, or by the name of an attribute."""
+    try:
+        return outputs[name]
+    except (KeyError, IndexError, TypeError) as error:
+        if isinstance(name, str) and hasattr(outputs, name):
+            return getattr(outputs, name)
+        raise BatchbayesError(
+            expected=f"a network output named {name!r}", got=_describe(outputs), fix="name one of these"
+        ) from error
 
 
 def _describe(outputs: object) -> str:
@@ -131,6 +209,8 @@ def _describe(outputs: object) -> str:
         return f"a {type(outputs).__name__} with keys {sorted(map(str, outputs))}"
     if isinstance(outputs, list | tuple):
         return f"a {type(outputs).__name__} of {len(outputs)} ({', '.join(type(o).__name__ for o in outputs)})"
+    if is_dataclass(outputs):
+        return f"a {type(outputs).__name__} with {', '.join(field.name for field in fields(outputs))}"
     return f"a single {type(outputs).__name__}"
 
 

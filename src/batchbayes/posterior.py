@@ -27,6 +27,9 @@ class Posterior(ABC):
     """Whether all draws are one function, so that one draw is enough."""
     linear: "Linearisable | None" = None
     """What the linear engine needs; None if draws must be made one by one."""
+    needs_weights: ClassVar[bool] = True
+    """Whether it belongs to the weights of its `network`, so that a file keeps their fingerprint. False if its own
+    state holds all weights."""
 
     @property
     @abstractmethod

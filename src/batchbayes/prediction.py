@@ -1,18 +1,20 @@
 """Prediction: S drawn functions on N examples, in chunks of both, summed up as they come."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import Progress
-from batchbayes.batches import Batches, Picker, batch_stream, cut
+from batchbayes.batches import Batches, Picker, batch_stream, cut, is_examples, warn_if_shuffled
 from batchbayes.engines.choose import Engine, EngineName, choose_engine
 from batchbayes.engines.linear_draws import Block
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import Likelihood
+from batchbayes.likelihoods import Likelihood, require_likelihood
 from batchbayes.posterior import Posterior
 
 P = TypeVar("P")
@@ -21,6 +23,9 @@ KEPT_DRAWS_LIMIT = 2**24
 """Draws that a summary needs later are kept without asking up to this many numbers (64 MiB in float32)."""
 CHUNK = 2**20
 """Input numbers in one chunk. An engine may cut a chunk into several forward passes."""
+
+TRIED = 4
+"""Examples on which a draw is called several times, once for each posterior, to see that it is a function."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +54,9 @@ def predict(
 
     Args:
         posterior: what functions are drawn from, for example the result of `mcbn(...)`.
-        data: a tensor (N, ...), or an iterable of batches: a DataLoader with or without targets.
-        likelihood: `categorical()`, `gaussian(precision=...)` or `heteroscedastic_gaussian()`.
+        data: a tensor or an array (N, ...), a pair (x, y), a Dataset, or an iterable of batches: a DataLoader with or
+            without targets. A warning says if the loader shuffles, because the rows then come in another order.
+        likelihood: `categorical()`, `bernoulli()`, `gaussian(precision=...)` or `heteroscedastic_gaussian()`.
         num_samples: the number of draws S. Memory does not grow with S, unless the draws are kept. If all draws are one
             function, as for `deterministic`, one draw is made.
         seed: draw s depends on the seed and on s alone.
@@ -58,7 +64,8 @@ def predict(
             its batch statistics, so that any number of draws costs a few passes; a few exact draws check this, and a
             warning says if they differ. "auto" uses the linear engine if it passes that check and costs less, else the
             exact one. `predictive.engine` says which engine was used, and why.
-        inputs: where the inputs are in a batch, if they are not first: a key, a position or a function.
+        inputs: where the inputs are in a batch, if they are not first: a key, a position, several of them, or a
+            function, as in `mcbn`.
         chunk_size: examples that are held in memory at once. By default a chunk has about a million numbers.
         keep_draws: keep the outputs of every draw as `predictive.draws` (S, N, ...). By default draws are kept only if
             the density of a regression needs them, and only while they are small.
@@ -74,6 +81,7 @@ def predict(
     (torch.Size([5, 3]), torch.Size([5]))
     """
     pass_over = _Pass(posterior, (likelihood,), num_samples, seed, engine, chunk_size, keep_draws)
+    warn_if_shuffled(data)
     pieces = [predicted.predictives[0] for predicted in pass_over.run(data, inputs)]
     if not pieces:
         raise BatchbayesError(expected="at least one example to predict", got="none", fix="check the data")
@@ -105,6 +113,10 @@ def predict_stream(
     ...     plain, softened = predicted.predictives
     ...     assert plain.log_prob(labels).shape == (5,)
     """
+    if not isinstance(likelihoods, list | tuple) or not likelihoods:
+        raise BatchbayesError(
+            expected="a list of likelihoods", got=f"{likelihoods!r}"[:200], fix="pass [bb.categorical()], for example"
+        )
     pass_over = _Pass(posterior, tuple(likelihoods), num_samples, seed, engine, chunk_size, keep_draws)
     for predicted in pass_over.run(data, inputs):
         yield predicted
@@ -124,8 +136,12 @@ class _Pass:
         chunk_size: int | None,
         keep_draws: bool | None,
     ) -> None:
-        if num_samples < 1:
-            raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
+        _require_posterior(posterior)
+        for likelihood in likelihoods:
+            require_likelihood(likelihood)
+        num_samples, seed = whole_number("num_samples", num_samples), whole_number("seed", seed, least=None)
+        if chunk_size is not None:
+            chunk_size = whole_number("chunk_size", chunk_size)
         self._posterior, self._likelihoods, self._seed = posterior, likelihoods, seed
         self._num_samples = 1 if posterior.is_point else num_samples
         self._name: EngineName = engine
@@ -142,13 +158,15 @@ class _Pass:
             for batch, inputs in batch_stream(data, picker):
                 chunks = [chunk for chunk in cut(inputs, self._chunk_size, CHUNK) if len(chunk)]
                 each = (self._predict(chunk.to(device), shown) for chunk in chunks)
-                if isinstance(data, Tensor):
+                if is_examples(data):
                     yield from (Predicted(chunk, found) for chunk, found in zip(chunks, each, strict=True))
                 elif chunks:
                     yield Predicted(batch, _joined(list(each)))
 
-    def _predict(self, chunk: Tensor, shown: Progress) -> tuple[Any, ...]:
+    def _predict(self, chunk: Any, shown: Progress) -> tuple[Any, ...]:
         """Return what each likelihood makes of the draws on one chunk."""
+        if self._engine is None:
+            require_functions(self._posterior, chunk)
         self._engine = self._engine or choose_engine(
             self._posterior, chunk, self._name, self._num_samples, self._seed, contrasts=self._contrasts
         )
@@ -163,6 +181,50 @@ class _Pass:
             shown.advance(len(block) * len(chunk))
         draws = _complete(kept, self._num_samples)
         return tuple(replace(summary.finish(draws), engine=self._engine.name) for summary in summaries)
+
+
+def _require_posterior(posterior: object) -> None:
+    if not isinstance(posterior, Posterior):
+        raise BatchbayesError(
+            expected="a posterior, as bb.mcbn(model, batches) returns it",
+            got=f"a {type(posterior).__name__}",
+            fix="fit first; for the network as it is, use bb.deterministic(model)"
+            if isinstance(posterior, nn.Module)
+            else "pass the posterior as the first argument",
+        )
+
+
+_FUNCTIONS: "weakref.WeakSet[Posterior]" = weakref.WeakSet()
+"""Posteriors whose draws were found to be functions, so that they need not be tried again."""
+
+
+def require_functions(posterior: Posterior, inputs: Any) -> None:
+    """Raise an error if a draw is no function of single examples: if two calls differ, or if neighbours matter."""
+    if posterior in _FUNCTIONS or not len(inputs):
+        return
+    function, few = posterior.draw(0, 0), inputs[:TRIED]
+    once, again = function(few), function(few)
+    if not _close(once, again):
+        raise BatchbayesError(
+            expected="a network that gives the same answer twice",
+            got="two answers of one draw that differ",
+            fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout",
+        )
+    half = max(1, len(few) // 2)
+    if len(few) > 1 and not _close(once[:half], function(few[:half])):
+        raise BatchbayesError(
+            expected="a network that treats each example by itself",
+            got="an answer that changes with the other examples of its batch",
+            fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
+        )
+    if len(few) > 1:
+        _FUNCTIONS.add(posterior)
+
+
+def _close(first: Tensor, second: Tensor) -> bool:
+    """Whether outputs are the same but for rounding. Draws that are not finite are told elsewhere."""
+    rounding = min(0.1, 1000 * torch.finfo(first.dtype).eps) * first.abs().max()
+    return not bool(((first - second).abs() > rounding).any())
 
 
 def _joined(pieces: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -183,5 +245,5 @@ def _complete(kept: list[Block], num_samples: int) -> Block | None:
 
 def _work(data: Batches, num_samples: int) -> int | None:
     """Return examples times draws, if the number of examples is known."""
-    examples = data if isinstance(data, Tensor) else getattr(data, "dataset", None)
+    examples = data if is_examples(data) else getattr(data, "dataset", None)
     return len(examples) * num_samples if hasattr(examples, "__len__") else None  # type: ignore[arg-type]

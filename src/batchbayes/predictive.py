@@ -4,14 +4,17 @@ The sums are in float64, and their size does not grow with S. Axes: S (draws), N
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, distributions
 
-from batchbayes._common.checks import check_labels
+from batchbayes._common.checks import as_tensor, check_labels, check_no_nan, finite_number, without_ignored
+from batchbayes._common.frames import to_array, to_frame
 from batchbayes.engines.linear_draws import Block, Kept, LinearDraws, distinct_draws, formed, join_draws
 from batchbayes.errors import BatchbayesError
 
@@ -28,8 +31,47 @@ class RunningSummary(Protocol[P_co]):
     def finish(self, draws: Kept | None) -> P_co: ...
 
 
+class _Summary(ABC):
+    """What all predictives can do: join, keep draws, and become arrays or a table."""
+
+    likelihood: Any
+    _draws: Kept | None
+
+    @property
+    def draws(self) -> Tensor:
+        """Network outputs of every draw, (S, N, ...), if they were kept."""
+        if self._draws is None:
+            raise BatchbayesError(
+                expected="a predictive that kept its draws",
+                got="one that kept running sums only",
+                fix="call predict(..., keep_draws=True), with fewer examples at a time if there is not enough memory",
+            )
+        return formed(self._draws)
+
+    @abstractmethod
+    def columns(self) -> dict[str, Tensor]:
+        """Return the summaries by name. The first axis of each is N."""
+
+    def to_numpy(self) -> dict[str, np.ndarray]:
+        """Return the summaries as numpy arrays, by name."""
+        return {name: to_array(values) for name, values in self.columns().items()}
+
+    def to_pandas(self) -> Any:
+        """Return the summaries as a pandas DataFrame with one row for each example."""
+        return to_frame(self.columns())
+
+    @classmethod
+    def concatenate(cls, pieces: Sequence[Self]) -> Self:
+        """Join predictives of consecutive examples."""
+        first: Any = pieces[0]
+        names = [field.name for field in fields(first) if field.name != "_draws"]
+        tensors = [name for name in names if isinstance(getattr(first, name), Tensor)]
+        joined = {name: torch.cat([getattr(piece, name) for piece in pieces]) for name in tensors}
+        return replace(first, **joined, _draws=join_draws([piece._draws for piece in pieces]))
+
+
 @dataclass(frozen=True, eq=False)
-class CategoricalPredictive:
+class CategoricalPredictive(_Summary):
     """Class probabilities averaged over draws, and the two parts of their uncertainty.
 
     The total `entropy` is the sum of `expected_entropy` (aleatoric: each drawn function is unsure) and
@@ -48,6 +90,8 @@ class CategoricalPredictive:
     _draws: Kept | None = None
     engine: str = "sample"
     """How the draws were made, and how far that was checked."""
+    likelihood: Any = None
+    """The likelihood that made it."""
 
     def __repr__(self) -> str:
         examples, classes = tuple(self.entropy.shape), self.log_probs.shape[-1]
@@ -63,31 +107,87 @@ class CategoricalPredictive:
         """Mean over draws of the entropy, (N, ...), in nats."""
         return self.entropy - self.mutual_information
 
-    @property
-    def draws(self) -> Tensor:
-        """Network outputs of every draw, (S, N, ...), if they were kept."""
-        return _kept(self._draws)
-
     def log_prob(self, targets: Tensor) -> Tensor:
-        """Return the log of the mean probability of integer labels, (N, ...)."""
-        labels = fitting_labels(targets, self.log_probs.shape[:-1], self.log_probs.shape[-1])
-        return self.log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        """Return the log of the mean probability of integer labels, (N, ...).
 
-    @classmethod
-    def concatenate(cls, pieces: Sequence[Self]) -> Self:
-        """Join predictives of consecutive examples."""
-        return cls(
-            torch.cat([p.log_probs for p in pieces]),
-            torch.cat([p.entropy for p in pieces]),
-            torch.cat([p.mutual_information for p in pieces]),
-            torch.cat([p.epistemic_variance for p in pieces]),
-            pieces[0].num_samples,
-            join_draws([p._draws for p in pieces]),
-        )
+        If the likelihood has an `ignore_index`, labels of that value are left out, and the others come in one row.
+        """
+        ignored = getattr(self.likelihood, "ignore_index", None)
+        log_probs, targets = without_ignored(self.log_probs, as_tensor(targets, "targets"), ignored)
+        labels = fitting_labels(targets, log_probs.shape[:-1], log_probs.shape[-1])
+        return log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """Return the ends of the range that holds this share of the drawn probabilities, (N, ..., K) each.
+
+        It needs the draws: predict with `keep_draws=True`.
+        """
+        probs = self.likelihood.logits(self.draws.double()).softmax(-1)  # (S, N, ..., K)
+        return _middle_range(probs, level, self.log_probs.dtype)
+
+    def columns(self) -> dict[str, Tensor]:
+        confidence, best = self.probs.max(-1)
+        return {
+            "predicted_class": best,
+            "confidence": confidence,
+            "entropy": self.entropy,
+            "mutual_information": self.mutual_information,
+            "probs": self.probs,
+        }
 
 
 @dataclass(frozen=True, eq=False)
-class GaussianPredictive:
+class BernoulliPredictive(_Summary):
+    """Probabilities of yes, averaged over draws, one for each output: one logit, several labels, or pixels."""
+
+    class_log_probs: Tensor
+    """Log of the mean probability of no and of yes, (N, ..., 2)."""
+    entropy: Tensor
+    """Entropy of the mean probability, (N, ...), in nats."""
+    mutual_information: Tensor
+    """Mutual information of the label and the drawn function, (N, ...), in nats; zero where all draws agree."""
+    epistemic_variance: Tensor
+    """Variance over draws of the probability, (N, ...)."""
+    num_samples: int
+    _draws: Kept | None = None
+    engine: str = "sample"
+    """How the draws were made, and how far that was checked."""
+    likelihood: Any = None
+    """The likelihood that made it."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(probabilities of shape {tuple(self.entropy.shape)}, {self.num_samples} draws)"
+
+    @property
+    def probs(self) -> Tensor:
+        """Mean probability of yes over draws, (N, ...)."""
+        return self.class_log_probs[..., 1].exp()
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """Mean over draws of the entropy, (N, ...), in nats."""
+        return self.entropy - self.mutual_information
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Return the log of the mean probability of targets 0 and 1, in the shape of the targets."""
+        targets = as_tensor(targets, "targets")
+        labels = fitting_yes_or_no(targets, self.entropy.shape).long()
+        return self.class_log_probs.gather(-1, labels.unsqueeze(-1)).reshape(targets.shape)
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """Return the ends of the range that holds this share of the drawn probabilities, (N, ...) each.
+
+        It needs the draws: predict with `keep_draws=True`.
+        """
+        probs = self.likelihood.logits(self.draws.double()).softmax(-1)[..., 1]  # (S, N, ...)
+        return _middle_range(probs, level, self.entropy.dtype)
+
+    def columns(self) -> dict[str, Tensor]:
+        return {"probs": self.probs, "entropy": self.entropy, "mutual_information": self.mutual_information}
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianPredictive(_Summary):
     """A mixture over draws of Gaussians: one component N(f_s, noise) for each drawn function."""
 
     mean: Tensor
@@ -115,11 +215,6 @@ class GaussianPredictive:
         """Square root of the total variance, (N, ...)."""
         return self.variance.sqrt()
 
-    @property
-    def draws(self) -> Tensor:
-        """Network outputs of every draw, (S, N, ...), if they were kept."""
-        return _kept(self._draws)
-
     def components(self) -> distributions.Normal:
         """Return the S components of the mixture, as a distribution over (S, N, ...) in float64."""
         return self.likelihood(self.draws.double())
@@ -137,37 +232,53 @@ class GaussianPredictive:
 
     def quantile(self, probability: float) -> Tensor:
         """Return the exact quantile of the mixture, (N, ...), by bisection between the quantiles of the components."""
-        if not 0 < probability < 1:
-            raise BatchbayesError(
-                expected="a probability between 0 and 1, both excluded", got=str(probability), fix="try 0.975"
-            )
+        probability = finite_number("a probability", probability, above=0, below=1, fix="try 0.975")
         mixture = self.components()
-        each = mixture.icdf(torch.tensor(probability, dtype=torch.float64))  # (S, N, ...)
+        location, scale = mixture.loc, mixture.scale.expand_as(mixture.loc)
+        # Torch's own icdf and cdf of a Normal lose all digits of a probability below 1e-16.
+        each = location + scale * torch.special.ndtri(torch.tensor(probability, dtype=torch.float64))  # (S, N, ...)
         low, high = each.amin(0), each.amax(0)
         for _ in range(60):
             middle = (low + high) / 2
-            below = mixture.cdf(middle).mean(0) < probability
+            below = torch.special.ndtr((middle - location) / scale).mean(0) < probability
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return ((low + high) / 2).to(self.mean.dtype)
 
-    @classmethod
-    def concatenate(cls, pieces: Sequence[Self]) -> Self:
-        """Join predictives of consecutive examples."""
-        return cls(
-            torch.cat([p.mean for p in pieces]),
-            torch.cat([p.epistemic_variance for p in pieces]),
-            torch.cat([p.noise_variance for p in pieces]),
-            pieces[0].num_samples,
-            pieces[0].likelihood,
-            join_draws([p._draws for p in pieces]),
-        )
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """Return the ends of the central interval that holds a target with probability `level`, (N, ...) each."""
+        tail = (1 - _checked_level(level)) / 2
+        return self.quantile(tail), self.quantile(1 - tail)
+
+    def columns(self) -> dict[str, Tensor]:
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            "epistemic_std": self.epistemic_variance.sqrt(),
+            "noise_std": self.noise_variance.sqrt(),
+        }
 
 
-Predictive = CategoricalPredictive | GaussianPredictive
+Predictive = CategoricalPredictive | BernoulliPredictive | GaussianPredictive
+
+
+def _checked_level(level: float) -> float:
+    return finite_number("a level", level, above=0, below=1, fix="pass 0.9 for an interval that holds 90 %")
+
+
+def _middle_range(draws: Tensor, level: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the quantiles over draws (S, ...) that leave out equal shares at both ends."""
+    tail, ordered = (1 - _checked_level(level)) / 2, draws.sort(0).values
+    places = [share * (len(ordered) - 1) for share in (tail, 1 - tail)]
+    below = [min(int(place), len(ordered) - 2) if len(ordered) > 1 else 0 for place in places]
+    ends = [
+        torch.lerp(ordered[b], ordered[min(b + 1, len(ordered) - 1)], p - b) for b, p in zip(below, places, strict=True)
+    ]
+    return ends[0].to(dtype), ends[1].to(dtype)
 
 
 def fitting_labels(targets: Tensor, shape: torch.Size, num_classes: int) -> Tensor:
     """Return labels as int64 on the CPU, or raise an error if they do not fit. Bool labels are classes 0 and 1."""
+    targets = as_tensor(targets, "labels")
     labels = targets.long() if targets.dtype == torch.bool else targets
     check_labels(labels, shape, num_classes)
     return labels.long().cpu()
@@ -175,6 +286,8 @@ def fitting_labels(targets: Tensor, shape: torch.Size, num_classes: int) -> Tens
 
 def shaped_like(values: Tensor, shape: torch.Size) -> Tensor:
     """Return values in the given shape. Values (N,) fit (N, 1); any other shape is an error, as it would broadcast."""
+    values = as_tensor(values, "targets")
+    check_no_nan("targets", values)
     if values.shape == shape:
         return values.cpu()
     if values.shape == shape[:-1] and shape[-1] == 1:
@@ -186,14 +299,17 @@ def shaped_like(values: Tensor, shape: torch.Size) -> Tensor:
     )
 
 
-def _kept(draws: Kept | None) -> Tensor:
-    if draws is None:
+def fitting_yes_or_no(targets: Tensor, shape: torch.Size) -> Tensor:
+    """Return targets 0 and 1 in the given shape, on the CPU. Targets (N, ...) also fit outputs (N, 1, ...)."""
+    targets = as_tensor(targets, "targets")
+    if len(shape) > 1 and shape[1] == 1 and targets.shape == (shape[0], *shape[2:]):
+        targets = targets.unsqueeze(1)
+    targets = shaped_like(targets, shape)
+    if bad := int(((targets != 0) & (targets != 1)).sum()):
         raise BatchbayesError(
-            expected="a predictive that kept its draws",
-            got="one that kept running sums only",
-            fix="call predict(..., keep_draws=True), with fewer examples at a time if there is not enough memory",
+            expected="targets of 0 and 1", got=f"{bad} others", fix="use bb.categorical() for more than two classes"
         )
-    return formed(draws)
+    return targets
 
 
 class RunningCategorical:
@@ -201,13 +317,16 @@ class RunningCategorical:
 
     needs_draws = False
 
-    def __init__(self, logits: Callable[[Tensor], Tensor]) -> None:
-        self._logits, self._count, self._dtype = logits, 0, torch.float32
+    def __init__(self, likelihood: Any) -> None:
+        """The likelihood has `logits`, which puts classes last, and `check_outputs` for the first block."""
+        self._likelihood, self._count, self._dtype = likelihood, 0, torch.float32
         self._probs = self._squares = self._entropy = torch.zeros((), dtype=torch.float64)
 
     def add(self, block: Block) -> None:
+        if not self._count:
+            self._likelihood.check_outputs(block.middle if isinstance(block, LinearDraws) else block[0])
         for outputs, counts in distinct_draws(block):
-            log_probs = self._logits(outputs).double().log_softmax(-1)  # (u, n, ..., K)
+            log_probs = self._likelihood.logits(outputs).double().log_softmax(-1)  # (u, n, ..., K)
             probs = log_probs.exp()
             self._dtype, self._count = outputs.dtype, self._count + int(counts.sum())
             self._probs = self._probs + torch.tensordot(counts, probs, 1)
@@ -226,7 +345,25 @@ class RunningCategorical:
             variance.to(self._dtype),
             self._count,
             draws,
+            likelihood=self._likelihood,
         )
+
+
+class RunningBernoulli:
+    """The sums of two classes, no and yes."""
+
+    needs_draws = False
+
+    def __init__(self, likelihood: Any) -> None:
+        self._likelihood, self._two = likelihood, RunningCategorical(likelihood)
+
+    def add(self, block: Block) -> None:
+        self._two.add(block)
+
+    def finish(self, draws: Kept | None) -> BernoulliPredictive:
+        two = self._two.finish(draws)
+        parts = (two.log_probs, two.entropy, two.mutual_information, two.epistemic_variance[..., 1], two.num_samples)
+        return BernoulliPredictive(*parts, draws, likelihood=self._likelihood)
 
 
 class RunningGaussian:
@@ -243,7 +380,7 @@ class RunningGaussian:
         self._dtype = block.middle.dtype if isinstance(block, LinearDraws) else block.dtype
         if isinstance(block, LinearDraws) and self._same_noise:
             mean, variance = (moment.double() for moment in block.moments())
-            self._merge(len(block), mean, variance, self._likelihood(mean).variance)
+            self._merge(len(block), mean, variance, self._likelihood(mean[None]).variance[0])
             return
         for outputs, counts in distinct_draws(block):
             components, shares = self._likelihood(outputs.double()), counts / counts.sum()

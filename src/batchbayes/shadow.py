@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from batchbayes.errors import BatchbayesError
+
 _TENSORS = frozenset({"_parameters", "_buffers"})
 """Where a module keeps its tensors."""
 _TORCH = frozenset(vars(nn.Module()))
@@ -155,6 +157,12 @@ class Workplace:
             path, _, key = name.rpartition(".")
             attributes = vars(self._find(path))
             kind = attributes["_parameters" if key in attributes["_parameters"] else "_buffers"]
+            if key not in kind:
+                raise BatchbayesError(
+                    expected=f"a network with the tensor {name}",
+                    got=f"a {type(self._find(path)).__name__} without it in its place",
+                    fix="fit again after you change the network",
+                )
             kind[key] = tensor
         for name, see in before.items():
             self._with_own_hooks(name).register_forward_pre_hook(partial(_before, see), with_kwargs=True)
@@ -187,10 +195,10 @@ class Workplace:
 class _Part:
     """One of the user's modules, and the module that passes run on in its place."""
 
-    __slots__ = ("_changing", "_children", "_contents", "_module", "_own", "_theirs")
+    __slots__ = ("_changing", "_children", "_contents", "_is_copy", "_module", "_own", "_theirs")
 
     def __init__(self, theirs: nn.Module, ours: nn.Module) -> None:
-        self._module = ours
+        self._module, self._is_copy = ours, theirs is not ours
         self._theirs = vars(theirs) if theirs is not ours else vars(theirs).copy()
         self._children = tuple(theirs._modules.values())
         shared = self._theirs.keys() & (_TENSORS | {"training"})
@@ -238,6 +246,8 @@ class _Part:
         ours = vars(self._module)
         ours.update(self._theirs)
         ours.update(self._own)
+        if self._is_copy:
+            ours["training"] = False  # so that a pass which runs late cannot update statistics
         if len(ours) > len(self._theirs):
             for name in ours.keys() - self._theirs.keys() - self._own.keys():
                 del ours[name]

@@ -63,9 +63,9 @@ def test_reverse_mode_equals_numerical_derivatives(name):
 def test_reverse_mode_equals_a_dense_jacobian():
     """On a network written out by hand as a function of omega, differentiated by torch.func."""
     torch.manual_seed(0)
-    norm, linear = nn.BatchNorm1d(3).double().eval(), nn.Linear(3, 2).double()
+    norm, linear = nn.BatchNorm1d(3).double(), nn.Linear(3, 2).double()
     nn.init.uniform_(norm.weight, 0.5, 2.0)
-    network = nn.Sequential(norm, nn.Tanh(), linear)
+    network = nn.Sequential(norm, nn.Tanh(), linear).eval()
     x = torch.randn(40, 3, dtype=torch.float64)
     posterior = bb.mcbn(network, list(x.split(8)))
 

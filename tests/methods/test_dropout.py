@@ -187,7 +187,7 @@ def test_hooks_of_the_user_see_what_is_dropped_and_all_is_put_back_after_an_erro
     with left_alone(network):
         bb.mc_dropout(network).draw(0, 0)(x)
     assert set(seen[0].unique().tolist()) == {0.0, 2.0}
-    with left_alone(network), pytest.raises(RuntimeError):
+    with left_alone(network), pytest.raises(bb.BatchbayesError, match="mat1 and mat2"):
         bb.mc_dropout(network).draw(0, 0)(torch.ones(2, 9))
 
 
@@ -245,3 +245,11 @@ def test_a_changed_probability_does_not_change_the_posterior():
     before = posterior.draw(0, 0)(x)
     network[0].p = 0.9
     assert torch.equal(posterior.draw(0, 0)(x), before)
+
+
+def test_a_layer_that_was_replaced_is_refused():
+    network = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 3))
+    posterior = bb.mc_dropout(network)
+    network[1] = nn.Dropout(0.9)
+    with pytest.raises(bb.BatchbayesError, match="others in the place of 1"):
+        bb.predict(posterior, torch.randn(3, 4), bb.categorical())

@@ -1,7 +1,14 @@
-"""Checks of tensors that scores, metrics and predictives share. Each check raises a `BatchbayesError`."""
+"""Checks of tensors and numbers that many modules share. Each check raises a `BatchbayesError`."""
 
-from collections.abc import Sequence
+import math
+import numbers
+import operator
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +17,83 @@ from batchbayes.errors import BatchbayesError
 SUM_TOLERANCE = 1e-3
 """Largest error of a sum of probabilities: averages in half precision stay below it, logits almost never do."""
 FIX_NAN = "find where they come from, or drop those examples"
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch can do little with these
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def as_tensor(values: Any, name: str = "the values") -> Tensor:
+    """Return a tensor as it is, and a numpy array or a list of numbers as a tensor.
+
+    >>> as_tensor(np.array([1.5, 2.0]))
+    tensor([1.5000, 2.0000], dtype=torch.float64)
+    """
+    if isinstance(values, Tensor):
+        return values.long() if values.dtype in _UNSIGNED else values
+    array = np.asarray(values) if isinstance(values, np.ndarray | np.generic | list) else None
+    if array is None or array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        raise BatchbayesError(
+            expected=f"{name} as a tensor or an array of numbers",
+            got=f"a {type(values).__name__}" + (f" of {array.dtype}" if array is not None else ""),
+            fix="convert it with torch.as_tensor",
+        )
+    kind = np.int64 if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, kind, ["C", "W"]))
+
+
+def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function of tensors take numpy arrays and lists too. Other objects and complex numbers are an error."""
+    names = list(signature(function).parameters)
+    tensors = {name for name, kind in function.__annotations__.items() if kind is Tensor}
+
+    def converted(name: str, value: Any) -> Any:
+        if name in tensors or isinstance(value, np.ndarray):
+            value = as_tensor(value, name)
+        if isinstance(value, Tensor) and value.is_complex():
+            raise BatchbayesError(expected=f"real numbers in {name}", got=f"{value.dtype}", fix="take their real part")
+        return value
+
+    @wraps(function)
+    def taking(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = [converted(name, value) for name, value in zip(names, args, strict=False)]
+        named = {name: converted(name, value) for name, value in kwargs.items()}
+        return function(*given, *args[len(names) :], **named)  # type: ignore[arg-type]
+
+    return taking
+
+
+def real(values: Tensor) -> Tensor:
+    """Return integers and bools as float64, and other tensors as they are. Differences of integers may overflow."""
+    return values if values.is_floating_point() else values.double()
+
+
+def whole_number(name: str, value: object, least: int | None = 1) -> int:
+    """Return a whole number that is at least `least`, or raise an error. True and False are no numbers.
+
+    >>> whole_number("num_samples", np.int64(3))
+    3
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        raise BatchbayesError(
+            expected=f"{name} as a whole number" + (f" of at least {least}" if least is not None else ""),
+            got=f"{name}={value!r}"[:200],
+            fix=f"pass {max(1, least or 0)} or more" if least is not None else "pass a number such as 0",
+        )
+    return number
+
+
+def finite_number(name: str, value: object, *, above: float, below: float = math.inf, fix: str) -> float:
+    """Return a number between two limits, both excluded, or raise an error."""
+    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    if not above < number < below:
+        limits = f"between {above:g} and {below:g}, both excluded" if below < math.inf else f"above {above:g}"
+        raise BatchbayesError(expected=f"{name} {limits}", got=f"{value!r}"[:200], fix=fix)
+    return number
 
 
 def check_same_shape(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
@@ -53,7 +137,7 @@ def check_positive(name: str, tensor: Tensor) -> None:
     if not bool(((tensor > 0) & torch.isfinite(tensor)).all()):
         raise BatchbayesError(
             expected=f"{name} above zero and finite",
-            got=f"values from {float(tensor.min())} to {float(tensor.max())}",
+            got=f"values from {tensor.min().item()} to {tensor.max().item()}",
             fix="add observation noise, because a prediction without spread has no density",
         )
 
@@ -71,7 +155,7 @@ def check_in_unit_interval(name: str, tensor: Tensor) -> None:
     if not bool(((tensor >= 0) & (tensor <= 1 + SUM_TOLERANCE)).all()):
         raise BatchbayesError(
             expected=f"{name} between 0 and 1",
-            got=f"values from {float(tensor.min())} to {float(tensor.max())}",
+            got=f"values from {tensor.min().item()} to {tensor.max().item()}",
             fix="pass probabilities, not logits or percentages",
         )
 
@@ -119,3 +203,11 @@ def check_labels(labels: Tensor, shape: Sequence[int], num_classes: int, name: s
             fix="pass one class number for each example; classes are the last axis of the predictions alone",
         )
     check_classes(name, labels, num_classes)
+
+
+def without_ignored(predictions: Tensor, labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """Leave out elements whose label is `ignore_index`: (N, ..., K) and (N, ...) become (n, K) and (n,)."""
+    if ignore_index is None or labels.shape != predictions.shape[:-1]:
+        return predictions, labels
+    kept = labels != ignore_index
+    return predictions[kept.to(predictions.device)], labels[kept]

@@ -94,7 +94,7 @@ class _Checked:
         beyond = (spread > self._limit).nonzero()[:, 0]
         if len(beyond) < 3:  # too few for a check
             return True
-        found = measure_linearity(self._posterior, inputs[beyond.to(inputs.device)], contrasts=self._plan.contrasts)
+        found = measure_linearity(self._posterior, inputs[beyond], contrasts=self._plan.contrasts)
         if found.trusted:
             self._limit = max(self._limit, BEYOND * found.largest_spread)
         elif self._fallback is None:

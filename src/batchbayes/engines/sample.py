@@ -19,7 +19,7 @@ MOST_TOGETHER = 8
 def sampled_outputs(posterior: Posterior, inputs: Tensor, num_samples: int, seed: int) -> Iterator[Tensor]:
     """Yield the outputs of all draws on inputs (n, ...), on the CPU, in small blocks (s, n, ...)."""
     shape, held = None, []
-    numbers = CHUNK if inputs.device.type == "cpu" else DEVICE_CHUNK
+    numbers = CHUNK if posterior.device.type == "cpu" else DEVICE_CHUNK
     for index in range(num_samples):
         function = posterior.draw(seed, index)
         outputs = torch.cat([function(part).cpu() for part in cut(inputs, None, numbers)])

@@ -25,7 +25,7 @@ from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import Method
 from batchbayes.methods.candidates import Candidate, Setting
-from batchbayes.network import Function, Network, as_network, modules_by_name, require_layout
+from batchbayes.network import Function, Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.posterior import Header, Posterior
 
 CHANNELWISE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout
@@ -83,8 +83,15 @@ class DropoutPosterior(Posterior):
     def draw(self, seed: int, index: int) -> Function:
         """Return the network with the masks of draw `index`."""
         sites = {site.name: site for site in self.sites}
+        present = modules_by_name(self.network.module, _DropoutNd)
+        if replaced := [name for name, site in sites.items() if present.get(name) is not site.layer]:
+            raise BatchbayesError(
+                expected="the dropout layers that the posterior was made for",
+                got=f"others in the place of {', '.join(replaced[:6])}",
+                fix="make the posterior again after you change the network",
+            )
 
-        def drawn(inputs: Tensor) -> Tensor:
+        def drawn(inputs: Any) -> Tensor:
             calls: Counter[str] = Counter()
 
             def dropped(name: str, activations: Tensor) -> Tensor:
@@ -115,7 +122,7 @@ class DropoutPosterior(Posterior):
         return cls(network, _sites(network.module))
 
 
-def mc_dropout(model: nn.Module, *, output: str | int | None = None) -> DropoutPosterior:
+def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
     """Keep the dropout of a trained network on, with one mask for all inputs of a draw.
 
     Args:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.network import Function, Network, as_network, modules_by_name
+from batchbayes.network import Function, Network, Output, as_network, modules_by_name
 from batchbayes.posterior import Header, Posterior
 
 
@@ -44,7 +44,7 @@ class PointPosterior(Posterior):
         return cls(as_network(model, header["output"]))
 
 
-def deterministic(model: nn.Module, *, output: str | int | None = None) -> PointPosterior:
+def deterministic(model: nn.Module, *, output: Output = None) -> PointPosterior:
     """Return the network as it predicts by itself, with its running statistics. Any network will do.
 
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).eval()

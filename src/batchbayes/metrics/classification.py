@@ -11,6 +11,8 @@ from batchbayes._common.checks import (
     check_labels,
     check_not_empty,
     check_probabilities,
+    takes_arrays,
+    without_ignored,
 )
 from batchbayes.errors import BatchbayesError
 from batchbayes.scores import is_misclassified
@@ -41,18 +43,21 @@ class Reliability:
         return self.correct_sums / self.counts
 
 
-def accuracy(probs: Tensor, labels: Tensor) -> float:
+@takes_arrays
+def accuracy(probs: Tensor, labels: Tensor, ignore_index: int | None = None) -> float:
     r"""Return the share of right answers, $\frac1N \sum_i 1[\arg\max_k p_{ik} = y_i]$.
 
-    Shapes: probs (N, ..., K), labels (N, ...) -> number.
+    Labels of `ignore_index` do not count. Shapes: probs (N, ..., K), labels (N, ...) -> number.
 
     >>> accuracy(torch.tensor([[0.25, 0.75], [0.6, 0.4]]), torch.tensor([0, 0]))
     0.5
     """
+    probs, labels = without_ignored(probs, labels, ignore_index)
     check_not_empty("labels", labels)
     return 1 - float(is_misclassified(probs, labels).double().mean())
 
 
+@takes_arrays
 def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> Reliability:
     r"""Sort examples into bins $((b-1)/B, b/B]$ of confidence. A confidence of zero goes into the first bin.
 
@@ -75,6 +80,7 @@ def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int =
     return Reliability(sums(torch.ones_like(confidence)), sums(confidence), sums(correct.double().flatten()))
 
 
+@takes_arrays
 def equal_mass_reliability(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> Reliability:
     r"""Sort examples by confidence and cut them into bins of equal size. The first N mod B bins have one more.
 
@@ -120,14 +126,19 @@ def expected_calibration_error(reliability: Reliability) -> float:
     return float((reliability.correct_sums - reliability.confidence_sums).abs().sum()) / total
 
 
-def classwise_calibration_error(probs: Tensor, labels: Tensor, num_bins: int = NUM_BINS) -> float:
+@takes_arrays
+def classwise_calibration_error(
+    probs: Tensor, labels: Tensor, num_bins: int = NUM_BINS, ignore_index: int | None = None
+) -> float:
     r"""Return the mean over classes of the equal-width calibration error of $p_k$ as a forecast of $y = k$.
 
-    Shapes: probs (N, ..., K), labels (N, ...) -> number. Reference: Kull et al., NeurIPS 2019.
+    Labels of `ignore_index` do not count. Shapes: probs (N, ..., K), labels (N, ...) -> number.
+    Reference: Kull et al., NeurIPS 2019.
 
     >>> classwise_calibration_error(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 0]))
     0.25
     """
+    probs, labels = without_ignored(probs, labels, ignore_index)
     check_probabilities(probs)
     num_classes = probs.shape[-1]
     check_labels(labels, probs.shape[:-1], num_classes)

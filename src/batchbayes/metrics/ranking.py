@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_bool, check_no_nan, check_not_empty, check_same_shape
+from batchbayes._common.checks import check_bool, check_no_nan, check_not_empty, check_same_shape, takes_arrays
 from batchbayes.errors import BatchbayesError
 
 
@@ -31,6 +31,7 @@ class RiskCoverage:
     risk: Tensor
 
 
+@takes_arrays
 def count_by_score(score: Tensor, positive: Tensor) -> ScoreCounts:
     """Count positives and negatives at each distinct score, for the summaries below.
 
@@ -133,6 +134,7 @@ def area_under_risk_coverage(counts: ScoreCounts) -> float:
     return float(summed.sum() / sizes.sum())
 
 
+@takes_arrays
 def rank_correlation(first: Tensor, second: Tensor) -> float:
     r"""Return Spearman's $\rho$, the correlation of the ranks. Equal values share their mean rank.
 

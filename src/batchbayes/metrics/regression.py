@@ -7,7 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite, check_not_empty, check_positive, check_same_shape, check_truth
+from batchbayes._common.checks import (
+    check_finite,
+    check_not_empty,
+    check_positive,
+    check_same_shape,
+    check_truth,
+    takes_arrays,
+)
 from batchbayes.errors import BatchbayesError, unknown_name
 
 _BISECTIONS = 64
@@ -22,6 +29,7 @@ class Intervals:
     mean_width: float
 
 
+@takes_arrays
 def root_mean_squared_error(prediction: Tensor, target: Tensor) -> float:
     r"""Return the root of the mean squared error (RMSE), $\sqrt{\frac1N \sum_i (y_i - \hat y_i)^2}$.
 
@@ -33,6 +41,7 @@ def root_mean_squared_error(prediction: Tensor, target: Tensor) -> float:
     return float(_errors(prediction, target).square().mean().sqrt())
 
 
+@takes_arrays
 def best_constant_precision(prediction: Tensor, target: Tensor, objective: Literal["crps", "log_likelihood"]) -> float:
     r"""Return the precision of the best Gaussian with one variance for all points, around the given means.
 
@@ -72,6 +81,7 @@ def best_constant_precision(prediction: Tensor, target: Tensor, objective: Liter
     return math.exp(-(low + high))
 
 
+@takes_arrays
 def interval_summary(lower: Tensor, upper: Tensor, target: Tensor) -> Intervals:
     r"""Return the share of targets in $[l_i, u_i]$ (ends included), and the mean of $u_i - l_i$.
 
@@ -94,6 +104,7 @@ def interval_summary(lower: Tensor, upper: Tensor, target: Tensor) -> Intervals:
     return Intervals(float(inside.double().mean()), float(width.mean()))
 
 
+@takes_arrays
 def sharpness(std: Tensor) -> float:
     r"""Return the root of the mean predicted variance, $\sqrt{\frac1N \sum_i \sigma_i^2}$. Lower is sharper.
 
@@ -111,4 +122,4 @@ def sharpness(std: Tensor) -> float:
 def _errors(prediction: Tensor, target: Tensor) -> Tensor:
     check_truth(prediction, target)
     check_not_empty("the prediction", prediction)
-    return target.double() - prediction.double()
+    return target.detach().double() - prediction.detach().double()

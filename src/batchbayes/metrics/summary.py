@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_no_nan, check_not_empty, check_same_shape
+from batchbayes._common.checks import check_no_nan, check_not_empty, check_same_shape, takes_arrays
 from batchbayes.errors import BatchbayesError
 
 
+@takes_arrays
 def mean_score(scores: Tensor) -> float:
     r"""Return the mean over all elements, $\frac1N \sum_i s_i$. Shapes: (N, ...) -> number.
 
@@ -20,6 +21,7 @@ def mean_score(scores: Tensor) -> float:
     return float(scores.detach().mean(dtype=torch.float64))
 
 
+@takes_arrays
 def negative_log_likelihood(log_likelihood: Tensor) -> float:
     r"""Return the mean negative log-likelihood in nats, $-\frac1N \sum_i \log p(y_i)$.
 
@@ -31,6 +33,7 @@ def negative_log_likelihood(log_likelihood: Tensor) -> float:
     return -mean_score(log_likelihood)
 
 
+@takes_arrays
 def normalised_score(score: Tensor, constant: Tensor, optimum: Tensor) -> float:
     r"""Return a score on a scale from 0, the best constant variance, to 100, the best variance for each point.
 

@@ -8,12 +8,13 @@ import math
 
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite
+from batchbayes._common.checks import check_finite, real, takes_arrays
 from batchbayes.errors import BatchbayesError
 
 _ROOT_LOG_TWO = math.sqrt(math.log(2))
 
 
+@takes_arrays
 def crps_optimal_std(error: Tensor) -> Tensor:
     r"""Return the standard deviation with the lowest CRPS, $\sigma^* = |e| / \sqrt{\ln 2} = 1.2011 |e|$.
 
@@ -25,9 +26,10 @@ def crps_optimal_std(error: Tensor) -> Tensor:
     tensor([2.4022])
     """
     check_finite("error", error)
-    return error.abs() / _ROOT_LOG_TWO
+    return real(error).abs() / _ROOT_LOG_TWO
 
 
+@takes_arrays
 def crps_optimum(error: Tensor) -> Tensor:
     r"""Return the CRPS at `crps_optimal_std`, $(2\Phi(\sqrt{\ln 2}) - 1) |e| = 0.594904 |e|$.
 
@@ -38,9 +40,10 @@ def crps_optimum(error: Tensor) -> Tensor:
     tensor([1.1898])
     """
     check_finite("error", error)
-    return error.abs() * math.erf(_ROOT_LOG_TWO / math.sqrt(2))
+    return real(error).abs() * math.erf(_ROOT_LOG_TWO / math.sqrt(2))
 
 
+@takes_arrays
 def log_likelihood_optimal_precision(error: Tensor) -> Tensor:
     r"""Return the precision with the highest log-likelihood, $\tau^* = 1 / e^2$. Shapes: (N, ...) -> (N, ...).
 
@@ -49,9 +52,10 @@ def log_likelihood_optimal_precision(error: Tensor) -> Tensor:
     tensor([0.2500])
     """
     _check_not_zero(error)
-    return error.square().reciprocal()
+    return real(error).square().reciprocal()
 
 
+@takes_arrays
 def log_likelihood_optimum(error: Tensor) -> Tensor:
     r"""Return the log-likelihood at `log_likelihood_optimal_precision`, $-\frac12 - \frac12 \log 2\pi - \log|e|$.
 
@@ -62,7 +66,7 @@ def log_likelihood_optimum(error: Tensor) -> Tensor:
     tensor([-2.1121])
     """
     _check_not_zero(error)
-    return -0.5 - 0.5 * math.log(2 * math.pi) - error.abs().log()
+    return -0.5 - 0.5 * math.log(2 * math.pi) - real(error).abs().log()
 
 
 def _check_not_zero(error: Tensor) -> None:

@@ -11,12 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite, check_positive, check_truth
+from batchbayes._common.checks import check_finite, check_positive, check_truth, real, takes_arrays
 from batchbayes.errors import BatchbayesError, unknown_name
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
+@takes_arrays
 def absolute_error(prediction: Tensor, target: Tensor) -> Tensor:
     r"""Return the absolute error, $|y - \hat y|$. Shapes: prediction (N, ...), target (N, ...) -> (N, ...).
 
@@ -24,9 +25,11 @@ def absolute_error(prediction: Tensor, target: Tensor) -> Tensor:
     tensor([0.5000, 2.0000])
     """
     check_truth(prediction, target)
-    return (target - prediction).abs()
+    prediction = real(prediction)
+    return (_like(target, prediction) - prediction).abs()
 
 
+@takes_arrays
 def gaussian_log_likelihood(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
     r"""Return the log-density of a Gaussian, $-\frac12 \log 2\pi - \log\sigma - (y - \mu)^2 / 2\sigma^2$.
 
@@ -36,10 +39,13 @@ def gaussian_log_likelihood(mean: Tensor, std: Tensor | float, target: Tensor) -
     tensor([-1.7371])
     """
     check_truth(mean, target)
+    mean = real(mean)
+    target = _like(target, mean)
     std = _scale("std", std, mean, mean.shape)
     return -_HALF_LOG_TWO_PI - std.log() - 0.5 * ((target - mean) / std).square()
 
 
+@takes_arrays
 def mixture_log_likelihood(draws: Tensor, precision: Tensor | float, target: Tensor) -> Tensor:
     r"""Return the log-density of the mixture of draws with Gaussian noise, $\log \frac1S \sum_s N(y; f_s, 1/\tau)$.
 
@@ -49,13 +55,14 @@ def mixture_log_likelihood(draws: Tensor, precision: Tensor | float, target: Ten
     >>> mixture_log_likelihood(torch.tensor([[0.0], [2.0]]), 1.0, torch.tensor([0.0]))
     tensor([-1.4852])
     """
-    _check_draws(draws, target)
+    draws = _checked_draws(draws, target)
     precision = _scale("precision", precision, draws, target.shape, draws.shape).double()
     residual = target.double() - draws.double()  # (S, N, ...)
     terms = 0.5 * precision.log() - 0.5 * precision * residual.square()
     return (torch.logsumexp(terms, 0) - math.log(len(draws)) - _HALF_LOG_TWO_PI).to(draws.dtype)
 
 
+@takes_arrays
 def gaussian_crps(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
     r"""Return the continuous ranked probability score (CRPS) of a Gaussian. Lower is better.
 
@@ -67,10 +74,13 @@ def gaussian_crps(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
     tensor([0.6024])
     """
     check_truth(mean, target)
+    mean = real(mean)
+    target = _like(target, mean)
     std = _scale("std", std, mean, mean.shape)
     return _mean_absolute_gaussian(target - mean, std) - std / math.sqrt(math.pi)
 
 
+@takes_arrays
 def sample_crps(draws: Tensor, target: Tensor, estimator: Literal["nrg", "fair"]) -> Tensor:
     r"""Estimate the CRPS from draws without observation noise.
 
@@ -84,7 +94,7 @@ def sample_crps(draws: Tensor, target: Tensor, estimator: Literal["nrg", "fair"]
     >>> sample_crps(draws, torch.tensor([1.0]), "nrg"), sample_crps(draws, torch.tensor([1.0]), "fair")
     (tensor([0.3333]), tensor([0.]))
     """
-    _check_draws(draws, target)
+    draws = _checked_draws(draws, target)
     num_draws = len(draws)
     if estimator not in ("nrg", "fair"):
         raise unknown_name("an estimator", estimator, ("nrg", "fair"))
@@ -99,6 +109,7 @@ def sample_crps(draws: Tensor, target: Tensor, estimator: Literal["nrg", "fair"]
     return (residual.abs().mean(0) - spread / pairs).to(draws.dtype)
 
 
+@takes_arrays
 def mixture_crps(draws: Tensor, precision: Tensor | float, target: Tensor) -> Tensor:
     r"""Return the exact CRPS of the mixture of draws with Gaussian noise of variance $\sigma_s^2 = 1/\tau_s$.
 
@@ -109,7 +120,7 @@ def mixture_crps(draws: Tensor, precision: Tensor | float, target: Tensor) -> Te
     >>> mixture_crps(torch.tensor([[0.0], [2.0]]), 1.0, torch.tensor([0.0]))
     tensor([0.6002])
     """
-    _check_draws(draws, target)
+    draws = _checked_draws(draws, target)
     precision = _scale("precision", precision, draws, target.shape, draws.shape).double()
     values = draws.double()
     variance = precision.reciprocal().expand_as(values)  # (S, N, ...)
@@ -127,9 +138,18 @@ def _mean_absolute_gaussian(mean: Tensor, std: Tensor) -> Tensor:
     return mean * torch.erf(z / math.sqrt(2)) + std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square())
 
 
+def _like(target: Tensor, prediction: Tensor) -> Tensor:
+    """Return integer targets in the dtype of the prediction."""
+    return target if target.is_floating_point() else target.to(prediction.dtype)
+
+
 def _scale(name: str, value: Tensor | float, like: Tensor, *shapes: torch.Size) -> Tensor:
     """Return a positive number, or a tensor of one of the shapes, as a tensor."""
-    scale = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    try:
+        scale = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = f"a {type(value).__name__}"
+        raise BatchbayesError(expected=f"{name} as a number or a tensor", got=got, fix="pass a number") from error
     if scale.ndim and scale.shape not in shapes:
         allowed = " or ".join(str(tuple(shape)) for shape in shapes)
         raise BatchbayesError(
@@ -141,7 +161,8 @@ def _scale(name: str, value: Tensor | float, like: Tensor, *shapes: torch.Size) 
     return scale
 
 
-def _check_draws(draws: Tensor, target: Tensor) -> None:
+def _checked_draws(draws: Tensor, target: Tensor) -> Tensor:
+    """Return draws that fit the target, integers as float64."""
     if draws.ndim != target.ndim + 1 or draws.shape[1:] != target.shape or len(draws) == 0:
         raise BatchbayesError(
             expected=f"draws of shape (S, *{tuple(target.shape)}) with S of at least 1",
@@ -150,3 +171,4 @@ def _check_draws(draws: Tensor, target: Tensor) -> None:
         )
     check_finite("draws", draws)
     check_finite("target", target)
+    return real(draws)

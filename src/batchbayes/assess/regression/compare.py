@@ -105,20 +105,21 @@ def _contender(
     """Predict with a posterior, with observation noise tuned on calibration data."""
     posterior, kept = candidate.posterior, {"keep_draws": True, **drawing(options)}
     plain = predict(posterior, case.calibration, gaussian(1.0), **kept)
-    likelihood = gaussian(tune_precision(plain, held_out))
+    precision = tune_precision(plain, held_out)
+    likelihood = gaussian(precision)
     summary = likelihood.summary()
     summary.add(plain.draws)
     test = predict(posterior, case.test, likelihood, **kept)
     strange = predict(posterior, case.ood, likelihood, **kept) if case.ood else None
     seen = Seen(summary.finish(plain.draws), test, strange)
-    noise = number(likelihood.precision**-0.5)
+    noise = number(precision**-0.5)
     return Contender(
         candidate=replace(candidate, about=f"{candidate.about}; observation noise tuned on calibration data"),
-        tuned={"precision": likelihood.precision},
+        tuned={"precision": precision},
         advice=f"{candidate.advice}, with observation noise of standard deviation {noise}.",
         engine=test.engine,
         seen=seen,
-        metrics=_metrics(seen, likelihood.precision, targets.reshape(test.mean.shape), held_out),
+        metrics=_metrics(seen, precision, targets.reshape(test.mean.shape), held_out),
         losses=-test.log_prob(targets.reshape(test.mean.shape)).flatten(1).mean(1),
         num_samples=test.num_samples,
     )

@@ -18,15 +18,17 @@ from itertools import chain
 import torch
 from torch import nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes.batches import Batches, Picker, chunks, input_stream, require_finite, require_size
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.collect import example_moments
+from batchbayes.methods.batchnorm.condition import warn_of_condition
 from batchbayes.methods.batchnorm.fit import require_center
 from batchbayes.methods.batchnorm.omega import running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, find_sites
-from batchbayes.network import as_network
+from batchbayes.network import Output, as_network
 
 
 def clt_bn(
@@ -37,7 +39,7 @@ def clt_bn(
     center: Center = "batches",
     sites: Select = None,
     inputs: Picker = None,
-    output: str | int | None = None,
+    output: Output = None,
 ) -> BatchNormPosterior:
     """Fit a factorised Gaussian by the central limit theorem, for any batch size M, from one pass over the data.
 
@@ -48,13 +50,13 @@ def clt_bn(
     >>> clt_bn(network, torch.randn(100, 2), batch_size=10)
     BatchNormPosterior(clt_bn on Sequential: 1 sites, 16 statistics, 1 rows, batch size 10, centred on batches)
     """
-    require_size(float("inf"), batch_size)
+    require_size(float("inf"), whole_number("batch_size", batch_size, least=None))
     require_center(center)
     network, stream = as_network(model, output), input_stream(batches, inputs)
     first = next(stream, None)
     if first is None:
         raise BatchbayesError(expected="at least one batch of training data", got="none", fix="check the loader")
-    found = find_sites(network, first[:2].to(network.device), sites)
+    found, idle = find_sites(network, first, sites)
     blind = [site.name for site in found if not site.tracks]
     if blind:
         raise BatchbayesError(
@@ -62,8 +64,9 @@ def clt_bn(
             got=f"none (track_running_stats=False) in {', '.join(blind)}",
             fix="use stochastic_bn, which reads mini-batches",
         )
-    running = running_omega(found)
-    moments = example_moments(network, found, progress(chunks(chain([first], stream), None), "population moments"))
+    warn_of_condition(network.module, found)
+    running, data = running_omega(found), progress(chunks(chain([first], stream), None), "population moments")
+    moments = example_moments(network, found, data, idle)
     middle, std = [], []
     for site, moment in zip(found, moments, strict=True):
         mean_var = moment.mean_var / batch_size
@@ -74,4 +77,5 @@ def clt_bn(
     spread = require_finite(torch.cat(std).to(running.dtype), "the population moments")
     own = require_finite(torch.cat(middle).to(running.dtype), "the population moments")
     own = own if center == "batches" else running
-    return BatchNormPosterior(network, found, own, spread[None], float(batch_size), "clt_bn", center, "factorised")
+    fixed = (network, found, own, spread[None], float(batch_size), "clt_bn", center, "factorised")
+    return BatchNormPosterior(*fixed, idle=idle)

@@ -1,9 +1,10 @@
 """Collecting statistics: what a forward pass in training mode would normalise by, without its side effects."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.omega import batch_statistics, pack
-from batchbayes.methods.batchnorm.sites import Site
+from batchbayes.methods.batchnorm.sites import Site, refusing
 from batchbayes.network import Network
 
 Statistics = tuple[Tensor | None, Tensor | None]
@@ -39,11 +40,16 @@ def by_batch(sites: Sequence[Site]) -> dict[str, Tensor | None]:
 
 
 def collect_omegas(
-    network: Network, sites: Sequence[Site], batches: Iterable[Tensor], *, dropout: GlobalStream | None = None
+    network: Network,
+    sites: Sequence[Site],
+    batches: Iterable[Any],
+    *,
+    idle: Sequence[str] = (),
+    dropout: GlobalStream | None = None,
 ) -> Iterator[Tensor]:
     """Yield omega (D,) of each mini-batch: each layer sees inputs that are normalised by this batch's own statistics.
 
-    With `dropout`, dropout modules are active, and draw their masks from that stream.
+    With `dropout`, dropout modules are active, and draw their masks from that stream. `idle` layers must not run.
     """
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -56,25 +62,31 @@ def collect_omegas(
             network(
                 batch.to(network.device),
                 tensors=by_batch(sites),
-                before={site.name: partial(see, site.name) for site in sites},
+                before={**refusing(idle), **{site.name: partial(see, site.name) for site in sites}},
                 dropout=dropout is not None,
             )
-        missing = [site.name for site in sites if site.name not in seen]
-        if missing:
-            raise BatchbayesError(
-                expected="the same batch-norm layers to run for every batch",
-                got=f"a batch for which these did not: {', '.join(missing)}",
-                fix="leave these layers out with sites=",
-            )
+        _require_all(sites, seen)
         omega = pack(sites, [seen[site.name] for site in sites])
         yield require_finite(omega, "the batch statistics")
+
+
+def _require_all(sites: Sequence[Site], seen: Container[str]) -> None:
+    missing = [site.name for site in sites if site.name not in seen]
+    if missing:
+        raise BatchbayesError(
+            expected="the same batch-norm layers to run for every batch",
+            got=f"a batch for which these did not: {', '.join(missing)}",
+            fix="leave these layers out with sites=",
+        )
 
 
 class _ReachedError(Exception):
     """The layer in question has seen its input, so the rest of the network need not run."""
 
 
-def population_omega(network: Network, sites: Sequence[Site], passes: Iterable[Iterable[Tensor]]) -> Tensor:
+def population_omega(
+    network: Network, sites: Sequence[Site], passes: Iterable[Iterable[Any]], idle: Sequence[str] = ()
+) -> Tensor:
     """Return omega (D,) of the whole training set taken as one batch, in bounded memory.
 
     The statistics of a layer depend on those of all layers before it. So there is one pass over the data for each site,
@@ -91,7 +103,7 @@ def population_omega(network: Network, sites: Sequence[Site], passes: Iterable[I
         tensors = in_place(sites[: len(known)], known)
         for batch in batches:
             with torch.no_grad(), suppress(_ReachedError):
-                network(batch.to(network.device), tensors=tensors, before={site.name: see})
+                network(batch.to(network.device), tensors=tensors, before={**refusing(idle), site.name: see})
         known.append(pooled.statistics())
     return require_finite(pack(sites, known), "the population statistics")
 
@@ -135,10 +147,12 @@ class ExampleMoments:
     """Var(q_i)."""
 
 
-def example_moments(network: Network, sites: Sequence[Site], batches: Iterable[Tensor]) -> list[ExampleMoments]:
+def example_moments(
+    network: Network, sites: Sequence[Site], batches: Iterable[Any], idle: Sequence[str] = ()
+) -> list[ExampleMoments]:
     """Return population moments up to the fourth of every site, from one pass of the network as it is."""
     layers = {site.name: site.layer for site in sites}
-    count, size = 0, 0
+    count, size, seen = 0, 0, set()
     sums = {name: torch.zeros((), dtype=torch.float64) for name in layers}
 
     def see(name: str, inputs: Tensor) -> None:
@@ -148,6 +162,7 @@ def example_moments(network: Network, sites: Sequence[Site], batches: Iterable[T
                 got=f"{len(inputs)} rows at {name} for {size} examples",
                 fix="use stochastic_bn, or leave this layer out with sites=",
             )
+        seen.add(name)
         values = inputs.detach().cpu().double()
         values = (values if values.ndim > 2 else values.unsqueeze(2)).flatten(2) - _origin(layers[name])
         values = values.unflatten(0, (size, -1)).transpose(1, 2).flatten(2)  # (n, C, P)
@@ -157,8 +172,11 @@ def example_moments(network: Network, sites: Sequence[Site], batches: Iterable[T
     for batch in batches:
         size = len(batch)
         count += size
+        seen.clear()
         with torch.no_grad():
-            network(batch.to(network.device), before={name: partial(see, name) for name in layers})
+            before = {**refusing(idle), **{name: partial(see, name) for name in layers}}
+            network(batch.to(network.device), before=before)
+        _require_all(sites, seen)
     return [_moments(sums[name] / count, _origin(layer)) for name, layer in layers.items()]
 
 

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import Batches, Picker, mini_batches, require_finite
@@ -15,10 +17,11 @@ from batchbayes.engines.linearity import known_linearity
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.collect import collect_omegas
+from batchbayes.methods.batchnorm.condition import is_settled, warn_of_condition
 from batchbayes.methods.batchnorm.omega import is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
-from batchbayes.network import Network, as_network
+from batchbayes.network import Network, Output, as_network
 
 DRIFT_LIMIT = 1.0
 """A warning says if the mean prediction lies further from the network's own than this, in standard deviations of a
@@ -35,9 +38,11 @@ class Prepared:
 
     network: Network
     sites: tuple[Site, ...]
+    idle: tuple[str, ...]
+    """Layers that the first batch did not reach: no other may reach them either."""
     batch_size: int
-    first: Tensor
-    stream: Iterator[Tensor]
+    first: Any
+    stream: Iterator[Any]
     random: GlobalStream
     """The random numbers that data loaders, augmentations and dropout draw."""
 
@@ -52,11 +57,13 @@ def prepare(
     training_batch_size: int | None,
     sites: Select,
     inputs: Picker,
-    output: str | int | None,
+    output: Output,
 ) -> Prepared:
     """Check the network and the data. The stream ends after `num_samples` mini-batches, or with the data."""
-    if num_samples < 1:
-        raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
+    whole_number("num_samples", num_samples)
+    whole_number("seed", seed, least=None)
+    if training_batch_size is not None:
+        whole_number("training_batch_size", training_batch_size)
     network, random = as_network(model, output), GlobalStream(seed)
     for name, parameter in network.module.named_parameters():
         require_finite(parameter.detach(), f"the weights ({name})")
@@ -69,12 +76,13 @@ def prepare(
             f"{training_batch_size}: the spread is off by a factor of {(training_batch_size / size) ** 0.5:.2f}. "
             f"Pass batch_size={training_batch_size}."
         )
-    found = find_sites(network, first[:2].to(network.device), sites)
+    found, idle = find_sites(network, first, sites)
+    warn_of_condition(network.module, found)
     stream = islice(chain([first], _read_within(random, stream)), num_samples)
-    return Prepared(network, found, size, first, stream, random)
+    return Prepared(network, found, idle, size, first, stream, random)
 
 
-def _read_within(random: GlobalStream, batches: Iterator[Tensor]) -> Iterator[Tensor]:
+def _read_within(random: GlobalStream, batches: Iterator[Any]) -> Iterator[Any]:
     """Read each batch inside the random stream."""
     while True:
         with random:
@@ -87,7 +95,7 @@ def _read_within(random: GlobalStream, batches: Iterator[Tensor]) -> Iterator[Te
 def gather_rows(prepared: Prepared, num_samples: int, *, dropout: bool = False) -> Tensor:
     """Return omega of each mini-batch, (R, D). Raise an error if several were asked for and all are the same."""
     random = prepared.random if dropout else None
-    omegas = collect_omegas(prepared.network, prepared.sites, prepared.stream, dropout=random)
+    omegas = collect_omegas(prepared.network, prepared.sites, prepared.stream, idle=prepared.idle, dropout=random)
     rows = torch.stack(list(progress(omegas, "batch statistics", num_samples)))
     mean = is_mean(prepared.sites)
     relative = rows - rows.mean(0)
@@ -108,7 +116,8 @@ def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method
     mean = rows.mean(0)
     middle = mean if center == "batches" else running_omega(prepared.sites)
     size = float(prepared.batch_size)
-    posterior = BatchNormPosterior(prepared.network, prepared.sites, middle, rows - mean, size, method, center)
+    fixed = (prepared.network, prepared.sites, middle, rows - mean, size, method, center)
+    posterior = BatchNormPosterior(*fixed, idle=prepared.idle)
     if len(rows) < 2:
         return posterior
     sample = prepared.first[: min(32, max(2, prepared.batch_size // 4))].to(prepared.network.device)
@@ -167,15 +176,3 @@ def drift_message(posterior: BatchNormPosterior, own: Tensor, drawn: Tensor) -> 
         'scaling)? If so, or if they cannot be had, use center="running", which keeps the network\'s own answer and '
         "takes only the spread from the batches."
     )
-
-
-def is_settled(site: Site) -> bool:
-    """Return whether the running statistics of a site describe its training data.
-
-    They do not if they still have their initial values, nor after only a few batches of a moving average. If the
-    counter is zero but the statistics are not the initial ones, a file of weights has left the counter out.
-    """
-    mean, variance, seen = site.layer.running_mean, site.layer.running_var, site.layer.num_batches_tracked
-    if mean is None or variance is None or not (mean.any() or (variance != 1).any()):
-        return False
-    return seen is None or int(seen) == 0 or int(seen) * (site.layer.momentum or 1.0) >= 5

@@ -18,6 +18,7 @@ from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, p
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
 from batchbayes.methods.batchnorm.sites import Select
+from batchbayes.network import Output
 
 
 @overload
@@ -40,7 +41,7 @@ def mcbn(
     dropout: bool = False,
     include_query: Literal[False] = False,
     inputs: Picker = None,
-    output: str | int | None = None,
+    output: Output = None,
 ) -> BatchNormPosterior: ...
 
 
@@ -57,14 +58,15 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     dropout: bool = False,
     include_query: bool = False,
     inputs: Picker = None,
-    output: str | int | None = None,
+    output: Output = None,
 ) -> BatchNormPosterior | QueryInBatchPosterior:
     """Fit MCBN to a trained network: gather the statistics of training mini-batches.
 
     Args:
         model: any network with batch normalisation. It is not changed.
         batches: training data **with the training-time transforms**: a DataLoader, an iterable of x or (x, y), or a
-            tensor of inputs, from which batches are drawn. A list or generator is read once, a loader repeatedly.
+            tensor, an array, a pair (x, y) or a Dataset, from which batches are drawn. A list or generator is read
+            once, a loader repeatedly.
         num_samples: the number of mini-batches R. If a prediction makes more draws than R, rows are used again.
         seed: sets the order of the data, and augmentations that use the global random generators.
         center: "batches" scatters around the mean of the batch statistics (the paper); "running" scatters around the
@@ -76,8 +78,10 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
         dropout: gather the statistics with dropout active, as in training. Prediction never uses dropout.
         include_query: predict each input inside a batch with M - 1 training examples. This is the exact predictive,
             M times as slow, for research.
-        inputs: where the inputs are in a batch, if they are not first: a key, a position or a function.
-        output: which output counts, if the network returns a tuple or a dict.
+        inputs: where the inputs are in a batch, if they are not first: a key, a position, several of them for a
+            network with several inputs, or a function that returns a tensor, a tuple (arguments by position) or a dict
+            (arguments by name).
+        output: which output counts, if the network returns several: a key, an attribute, a position or a function.
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     >>> posterior = mcbn(network, torch.randn(100, 2), batch_size=10, num_samples=32)
@@ -97,6 +101,6 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     )
     if include_query:
         companions = torch.stack([batch[1:] for batch in prepared.stream])  # (R, M - 1, ...)
-        return QueryInBatchPosterior(prepared.network, prepared.sites, companions)
+        return QueryInBatchPosterior(prepared.network, prepared.sites, companions, prepared.idle)
     rows = gather_rows(prepared, num_samples, dropout=dropout)
     return posterior_from_rows(prepared, rows, center, "mcbn")

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, Picker, chunks, input_stream
+from batchbayes.batches import Batches, Picker, as_batches, chunks, input_stream
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.collect import population_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import Select, find_sites
-from batchbayes.network import as_network
+from batchbayes.network import Output, as_network
 
 
 def population(
@@ -23,7 +23,7 @@ def population(
     *,
     sites: Select = None,
     inputs: Picker = None,
-    output: str | int | None = None,
+    output: Output = None,
 ) -> BatchNormPosterior:
     """Return the network normalised by the statistics of the whole training set, as if it were one batch.
 
@@ -31,6 +31,7 @@ def population(
     sizes of the batches do not matter.
     """
     network = as_network(model, output)
+    batches = as_batches(batches)
     if iter(batches) is batches:
         raise BatchbayesError(
             expected="training data that can be read several times",
@@ -40,8 +41,9 @@ def population(
     first = next(input_stream(batches, inputs), None)
     if first is None:
         raise BatchbayesError(expected="at least one training batch", got="none", fix="check the loader")
-    found = find_sites(network, first[:2].to(network.device), sites)
+    found, idle = find_sites(network, first, sites)
     passes = progress((chunks(batches, 4096, inputs) for _ in found), "population statistics", len(found))
-    center = population_omega(network, found, passes)
+    center = population_omega(network, found, passes, idle)
     noiseless = torch.zeros_like(center)[None]
-    return BatchNormPosterior(network, found, center, noiseless, float("inf"), "population", "population")
+    fixed = (network, found, center, noiseless, float("inf"), "population", "population")
+    return BatchNormPosterior(*fixed, idle=idle)

@@ -1,20 +1,29 @@
 """The batch-norm posterior: a centre in omega, deviations from it, and the batch size that they belong to."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt, dealt_first, normals
+from batchbayes.batches import each_tensor, require_finite
 from batchbayes.engines.linearity import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.collect import in_place
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
 from batchbayes.methods.batchnorm.omega import by_site, is_mean, site_of, size, unpack
-from batchbayes.methods.batchnorm.sites import Site, site_header, sites_of_header
+from batchbayes.methods.batchnorm.sites import (
+    Site,
+    idle_of_header,
+    refusing,
+    require_present,
+    site_header,
+    sites_of_header,
+)
 from batchbayes.network import Function, Network, as_network, reference_tensor
 from batchbayes.posterior import Header, Posterior
 
@@ -46,6 +55,8 @@ class BatchNormPosterior(Posterior):
     """What the rows do to the outputs of some training inputs, as a Gram matrix (R, R)."""
     site_batch_sizes: tuple[float, ...] = ()
     """M of each site, if they differ."""
+    idle: tuple[str, ...] = ()
+    """Batch-norm layers without statistics, which no example may reach."""
 
     @property
     def device(self) -> torch.device:
@@ -86,7 +97,9 @@ class BatchNormPosterior(Posterior):
 
     def function(self, omega: Tensor) -> Function:
         """Return the network that normalises by the statistics omega (D,)."""
-        return partial(self.network, tensors=in_place(self.sites, self._statistics(omega)))
+        require_present(self.network, self.sites)
+        tensors = in_place(self.sites, self._statistics(omega))
+        return partial(self.network, tensors=tensors, before=refusing(self.idle))
 
     def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
         r"""Return several draws as one function, (n, ...) -> (s, n, ...): quicker than one by one if inputs are few.
@@ -96,14 +109,14 @@ class BatchNormPosterior(Posterior):
         """
         omegas = self.center + torch.stack([self.deviation(seed, index) for index in indices])  # (s, D)
         pairs = zip(self.sites, by_site(self.sites, self.center), by_site(self.sites, omegas), strict=True)
-        before = {}
+        before: dict[str, Any] = {**refusing(self.idle)}
         for site, (center, log_std), (means, log_stds) in pairs:
             scale = (log_std - log_stds).exp()
             before[site.name] = partial(_move, len(indices), scale, center - means * scale)  # (s, C) each
         tensors = in_place(self.sites, self._statistics(self.center))
 
-        def drawn(inputs: Tensor) -> Tensor:
-            rows = inputs.expand(len(indices), *inputs.shape).flatten(0, 1)
+        def drawn(inputs: Any) -> Tensor:
+            rows = each_tensor(inputs, lambda tensor: tensor.expand(len(indices), *tensor.shape).flatten(0, 1))
             return self.network(rows, tensors=tensors, before=before).unflatten(0, (len(indices), -1))
 
         return drawn
@@ -222,7 +235,7 @@ class BatchNormPosterior(Posterior):
             "batch_size": self.batch_size,
             "site_batch_sizes": list(self.site_batch_sizes),
             "linearity": linearity_to_json(self),
-            **site_header(self.network, self.sites),
+            **site_header(self.network, self.sites, self.idle),
         }
         tensors = {"center": self.center, "deviations": self.deviations}
         return header, tensors if self.influence is None else {**tensors, "influence": self.influence}
@@ -231,23 +244,35 @@ class BatchNormPosterior(Posterior):
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         network = as_network(model, header["output"])
         sites = sites_of_header(header, network.module)
-        center, deviations = tensors["center"], tensors["deviations"]
-        if center.shape != (size(sites),) or deviations.shape[1:] != center.shape:
+        center, deviations, influence = tensors["center"], tensors["deviations"], tensors.get("influence")
+        if center.shape != (size(sites),) or deviations.shape[1:] != center.shape or not len(deviations):
             raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
-        posterior = cls(
-            network,
-            sites,
-            center,
-            deviations,
-            header["batch_size"],
-            header["method"],
-            header["centered_on"],
-            header["noise"],
-            tensors.get("influence"),
-            tuple(header.get("site_batch_sizes", ())),
-        )
+        if influence is not None and influence.shape != (len(deviations),) * 2:
+            raise ValueError(f"an influence of shape {tuple(influence.shape)} for {len(deviations)} rows")
+        if len({tensor.dtype for tensor in tensors.values()}) > 1 or center.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"tensors of {[str(tensor.dtype) for tensor in tensors.values()]}")
+        for name, tensor in tensors.items():
+            require_finite(tensor, name)
+        sizes = _sizes_of_header(header, len(sites), has_noise=bool(deviations.any()))
+        options = {"noise": Noise, "centered_on": Literal["batches", "running", "population"]}
+        for name, allowed in options.items():
+            if header[name] not in get_args(allowed):
+                raise ValueError(f"{name} {header[name]!r}")
+        if header["noise"] == "factorised" and len(deviations) > 1:
+            raise ValueError(f"{len(deviations)} rows of factorised noise")
+        fixed = (sizes[0], str(header["method"]), header["centered_on"], header["noise"], influence, sizes[1:])
+        posterior = cls(network, sites, center, deviations, *fixed, idle_of_header(header))
         linearity_from_json(posterior, header.get("linearity", {}))
         return posterior
+
+
+def _sizes_of_header(header: Mapping[str, Any], num_sites: int, *, has_noise: bool) -> tuple[float, ...]:
+    """Return the batch size, and then that of each site if they differ."""
+    each = tuple(header.get("site_batch_sizes", ()))
+    sizes = tuple(float(size) for size in (header["batch_size"], *each))
+    if len(each) not in (0, num_sites) or not all(size > 1 and (size < math.inf or not has_noise) for size in sizes):
+        raise ValueError(f"batch sizes {sizes}")
+    return sizes
 
 
 def require_noise(posterior: object) -> BatchNormPosterior:
@@ -267,6 +292,6 @@ def _move(draws: int, scale: Tensor, shift: Tensor, h: Tensor) -> Tensor:
     return torch.addcmul(shift, h.unflatten(0, (draws, -1)), scale).flatten(0, 1)
 
 
-def _normal(inputs: Tensor) -> Tensor:
+def _normal(inputs: Any) -> Any:
     """Return inputs that a gradient can pass through, even if they were made in inference mode."""
-    return inputs.clone() if inputs.is_inference() else inputs
+    return each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)

@@ -14,8 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt
+from batchbayes.batches import require_finite
 from batchbayes.methods.batchnorm.collect import by_batch
-from batchbayes.methods.batchnorm.sites import Site, site_header, sites_of_header
+from batchbayes.methods.batchnorm.sites import (
+    Site,
+    idle_of_header,
+    refusing,
+    require_present,
+    site_header,
+    sites_of_header,
+)
 from batchbayes.network import Function, Network, as_network
 from batchbayes.posterior import Header, Posterior
 
@@ -30,6 +38,8 @@ class QueryInBatchPosterior(Posterior):
     sites: tuple[Site, ...]
     companions: Tensor
     """Training inputs, (R, M - 1, ...)."""
+    idle: tuple[str, ...] = ()
+    """Layers without statistics, which no example may reach."""
 
     @property
     def device(self) -> torch.device:
@@ -48,19 +58,25 @@ class QueryInBatchPosterior(Posterior):
 
     def draw(self, seed: int, index: int) -> Function:
         """Return the network as each query sees it among the companions of draw `index`."""
+        require_present(self.network, self.sites)
         companions = self.companions[dealt(seed, index, len(self.companions))]
+        tensors, before = by_batch(self.sites), refusing(self.idle)
 
         def drawn(inputs: Tensor) -> Tensor:
-            others, tensors = companions.to(inputs), by_batch(self.sites)
+            others = companions.to(inputs)
             batches = (torch.cat([query[None], others]) for query in inputs)
-            return torch.stack([self.network(batch, tensors=tensors)[0] for batch in batches])
+            return torch.stack([self.network(batch, tensors=tensors, before=before)[0] for batch in batches])
 
         return drawn
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
-        return site_header(self.network, self.sites), {"companions": self.companions}
+        return site_header(self.network, self.sites, self.idle), {"companions": self.companions}
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         network = as_network(model, header["output"])
-        return cls(network, sites_of_header(header, network.module), tensors["companions"])
+        companions = tensors["companions"]
+        if companions.ndim < 3 or not companions.shape[0] or not companions.shape[1]:
+            raise ValueError(f"companions of shape {tuple(companions.shape)}")
+        require_finite(companions, "the companions")
+        return cls(network, sites_of_header(header, network.module), companions, idle_of_header(header))

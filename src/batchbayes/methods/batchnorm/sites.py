@@ -10,14 +10,20 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network import Network, modules_by_name, require_layout
 
 Select = int | str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 """Which sites: the first k, names or patterns ("layer1.*"), a function of (name, layer), or None for all."""
+
+
+MOST_EXAMPLES = 256
+"""Sites are looked for with at most this many examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +52,13 @@ def all_sites(module: nn.Module) -> tuple[Site, ...]:
     return tuple(Site(name, layer) for name, layer in modules_by_name(module, _BatchNorm).items())
 
 
-def site_header(network: Network, sites: Sequence[Site]) -> dict[str, object]:
+def site_header(network: Network, sites: Sequence[Site], idle: Sequence[str]) -> dict[str, object]:
     """Return what a file notes about the sites, and about the layout of the network that they belong to."""
     layout = _layout(network.module)
     return {
         "output": network.output,
         "sites": [site.name for site in sites],
+        "idle": list(idle),
         "layout": layout,
         "layout_hash": hashlib.sha256(json.dumps(layout).encode()).hexdigest()[:16],
     }
@@ -61,8 +68,15 @@ def sites_of_header(header: Mapping[str, Any], module: nn.Module) -> tuple[Site,
     """Return the sites that a file names, or raise an error if the network has another layout."""
     row = "layer {} with {} channels and epsilon {:g}"
     require_layout(module, header["layout"], _layout(module), "batch-norm", row)
-    by_name = {site.name: site for site in all_sites(module)}
-    return tuple(by_name[name] for name in header["sites"])
+    by_name, names = {site.name: site for site in all_sites(module)}, header["sites"]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"sites {names}")
+    return tuple(by_name[name] for name in names)
+
+
+def idle_of_header(header: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the layers that a file names as not reached."""
+    return tuple(str(name) for name in header.get("idle", ()))
 
 
 def _layout(module: nn.Module) -> list[list[object]]:
@@ -70,55 +84,144 @@ def _layout(module: nn.Module) -> list[list[object]]:
     return [[site.name, site.channels, site.epsilon] for site in all_sites(module)]
 
 
-def find_sites(network: Network, example: Tensor, select: Select = None) -> tuple[Site, ...]:
-    """Return the selected sites that a forward pass of `example` meets, in that order."""
+def find_sites(network: Network, examples: Any, select: Select = None) -> tuple[tuple[Site, ...], tuple[str, ...]]:
+    """Return the selected sites that a forward pass meets, in that order, and the names of layers that must not run.
+
+    A layer that these examples do not reach has no statistics. If other examples reach it (as in a network that routes
+    examples to experts), it would have no noise, or normalise by the test batch. Such layers are named, so that
+    `refusing` can stop a pass that reaches them. Layers that the user leaves out may run, if they have statistics.
+    """
     every = {site.name: site for site in all_sites(network.module)}
     if not every:
-        raise BatchbayesError(
-            expected="a network with batch normalisation (any subclass of torch's BatchNorm)",
-            got=f"{type(network.module).__name__} with none among its {len(list(network.module.modules()))} modules",
-            fix="use a network that was trained with batch norm; layer norm and group norm carry no batch noise",
-        )
-    calls = _calls(network, example, every)
+        raise _no_batch_norm(network.module)
+    calls = _calls(network, examples[:MOST_EXAMPLES].to(network.device), every)
     chosen = _selected(list(calls), every, select)
     twice = [name for name in chosen if calls[name] > 1]
     if twice:
         raise BatchbayesError(
             expected="each batch-norm layer to run once in a forward pass",
-            got=f"layers that ran more often, and so have several batch statistics under one name: {_some(twice)}",
+            got=f"layers that ran more often, and so have several batch statistics under one name: {some(twice)}",
             fix="give each use its own BatchNorm layer, or leave these out with sites=",
         )
     blind = [name for name in calls if name not in chosen and not every[name].tracks]
     if blind:
         raise BatchbayesError(
             expected="running statistics in every batch-norm layer outside sites=",
-            got=f"none (track_running_stats=False) in {_some(blind)}",
+            got=f"none (track_running_stats=False) in {some(blind)}",
             fix="select these layers as well: without statistics their output depends on the test batch",
         )
-    return tuple(every[name] for name in chosen)
+    if exact := [name for name in chosen if every[name].epsilon <= 0]:
+        raise BatchbayesError(
+            expected="batch-norm layers with eps above zero",
+            got=f"eps={every[exact[0]].epsilon:g} in {some(exact)}",
+            fix="set eps to 1e-12: a channel that is constant in a batch would be divided by zero",
+        )
+    idle = [name for name, site in every.items() if name not in calls and (select is None or not site.tracks)]
+    return tuple(every[name] for name in chosen), tuple(idle)
 
 
-def _calls(network: Network, example: Tensor, every: Mapping[str, Site]) -> Counter[str]:
+def _no_batch_norm(module: nn.Module) -> BatchbayesError:
+    kinds = Counter(type(m).__name__ for m in module.modules())
+    others = {kind: n for kind, n in kinds.items() if "norm" in kind.lower()}
+    if not others and kinds["Identity"]:
+        others = {"Identity": kinds["Identity"]}  # what fusing a network leaves behind
+    found = ", but " + ", ".join(f"{n} {kind}" for kind, n in others.items()) if others else ""
+    return BatchbayesError(
+        expected="a network with batch normalisation (any subclass of torch's BatchNorm)",
+        got=f"{type(module).__name__} with none among its {sum(kinds.values())} modules{found}",
+        fix="use a network that was trained with batch norm; layer norm and group norm carry no batch noise, and "
+        "frozen or fused batch norm has lost it",
+    )
+
+
+def refusing(idle: Iterable[str]) -> dict[str, Callable[[Tensor], None]]:
+    """Return functions for `before=` that raise an error if one of these layers runs."""
+
+    def refuse(name: str, _: Tensor) -> None:
+        raise BatchbayesError(
+            expected="examples that reach the same batch-norm layers as those of the fit",
+            got=f"an example that reaches {name}, for which there are no statistics",
+            fix="fit with larger or more varied batches, so that each of them reaches every layer, or leave this layer "
+            "out with sites=",
+        )
+
+    return {name: partial(refuse, name) for name in idle}
+
+
+def require_present(network: Network, sites: Sequence[Site]) -> None:
+    """Raise an error if a layer has been replaced since the posterior was fitted."""
+    for site in sites:
+        found: Any = network.module
+        for part in site.name.split("."):
+            found = found and found._modules.get(part)
+            found = getattr(found, "_orig_mod", found)
+        if found is not site.layer and site.name:
+            raise BatchbayesError(
+                expected=f"the layer {site.name} that the posterior was fitted to",
+                got=f"another layer in its place: {type(found).__name__}",
+                fix="fit again after you change the network",
+            )
+
+
+class _BatchNormCalls(TorchFunctionMode):
+    """Watches batch norm in functional form. What a layer calls after its hook ran is its own."""
+
+    def __init__(self) -> None:
+        self.is_expected, self.strays = False, []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (F.batch_norm, torch.batch_norm):
+            if not self.is_expected:
+                self.strays.append(bool((kwargs or {}).get("training", args[5] if len(args) > 5 else False)))
+            self.is_expected = False
+        return func(*args, **(kwargs or {}))
+
+
+def _calls(network: Network, examples: Any, every: Mapping[str, Site]) -> Counter[str]:
     """Count how often each site runs in a forward pass. The keys stand in the order of the first call."""
     calls: Counter[str] = Counter()
+    watch = _BatchNormCalls()
 
     def count(name: str, _: Tensor) -> None:
         calls[name] += 1
+        watch.is_expected = True
 
-    with torch.no_grad():
-        network(example, before={name: partial(count, name) for name in every})
+    with torch.no_grad(), watch:
+        network(examples, before={name: partial(count, name) for name in every})
+    missed = [name for name in every if name not in calls]
+    if any(watch.strays) or (watch.strays and missed) or not calls:
+        raise BatchbayesError(
+            expected="batch-norm layers that are called in forward(), as in self.norm(x)",
+            got=f"{len(watch.strays)} batch norms in functional form, and {len(missed)} layers that were not called"
+            + (f": {some(missed)}" if missed else ""),
+            fix="call the layer itself, not layer.forward(x) or F.batch_norm: others cannot be seen, and those with "
+            "training=True depend on the test batch",
+        )
+    if watch.strays:
+        warn(f"{len(watch.strays)} calls of F.batch_norm outside of layers carry no noise: use layers instead.")
     return calls
 
 
 def _selected(names: list[str], every: Mapping[str, Site], select: Select) -> list[str]:
     if select is None:
         return names
+    if isinstance(select, bool) or not (isinstance(select, int | Iterable) or callable(select)):
+        got = f"{select!r}"[:200]
+        raise BatchbayesError("sites= as a number, names or a function", got, "pass sites=1 for the first")
     if isinstance(select, int):
         chosen = names[:select] if select > 0 else []
     elif callable(select):
-        chosen = [name for name in names if select(name, every[name].layer)]
+        try:
+            chosen = [name for name in names if select(name, every[name].layer)]
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            got = f"{type(error).__name__}: {error}"[:300]
+            raise BatchbayesError("a function sites= of (name, layer)", got, "take two arguments") from error
     else:
         patterns = [select] if isinstance(select, str) else list(select)
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise BatchbayesError(
+                "names or patterns as sites=", f"{patterns}"[:200], 'pass text, as in sites=["layer1.*"]'
+            )
         chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
         idle = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
         if idle:
@@ -127,10 +230,11 @@ def _selected(names: list[str], every: Mapping[str, Site], select: Select) -> li
         raise BatchbayesError(
             expected="sites= to select batch-norm layers that run in a forward pass",
             got=f"{select!r}, which does not match all of what it names",
-            fix=f"choose among {_some(names)}",
+            fix=f"choose among {some(names)}",
         )
     return chosen
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return the first names of a list, as words."""
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -22,6 +22,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select
+from batchbayes.network import Output
 
 Covariance = Literal["factorised", "correlated"]
 Estimator = Literal["exact", "moving-average"]
@@ -42,7 +43,7 @@ def stochastic_bn(
     sites: Select = None,
     dropout: bool = False,
     inputs: Picker = None,
-    output: str | int | None = None,
+    output: Output = None,
 ) -> BatchNormPosterior:
     """Fit a Gaussian to the statistics of training mini-batches.
 

@@ -208,18 +208,21 @@ def test_a_family_repeats_the_linear_engine_at_every_batch_size():
         ({"objective": "elbo", "weight_decay": 0.0}, "weight_decay above zero"),
         ({"objective": "elbo", "per_site": True}, "ELBO"),
         ({"score": "crps"}, "gaussian likelihood"),
+        ({"num_samples": 2.5}, "num_samples as a whole number"),
+        ({"seed": "zero"}, "seed as a whole number"),
     ],
 )
 def test_bad_options(options, message):
     posterior, x, _ = regression()
     with pytest.raises(bb.BatchbayesError, match=message):
-        bb.tune_batch_size(posterior, [(x, torch.zeros(1000).long())], bb.categorical(), **options)
+        bb.tune_batch_size(posterior, [(x, torch.zeros(1000))], bb.bernoulli(probabilities=False), **options)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ([], "at least one labelled batch"),
+        ([(torch.zeros(0, 1).double(), torch.zeros(0, 1))], "at least one labelled example"),
         ([torch.zeros(3, 1)], "labelled batches"),
         ([(torch.zeros(3, 1).double(), torch.zeros(2, 1))], "as many targets"),
         ([(torch.zeros(3, 1).double(), torch.full((3, 1), float("nan")))], "finite numbers in the targets"),
@@ -229,6 +232,27 @@ def test_bad_data(data, message):
     posterior, _, _ = regression()
     with pytest.raises(bb.BatchbayesError, match=message):
         bb.tune_batch_size(posterior, data, bb.gaussian(1.0))
+
+
+def test_errors_without_a_best_precision_are_refused():
+    """Targets that the mean hits exactly, and targets whose squares overflow, once gave NaN and a batch size."""
+    network = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)).eval()
+    with torch.no_grad():
+        network[1].weight.zero_()
+        network[1].bias.zero_()
+    x = torch.randn(64, 1)
+    posterior = bb.mcbn(network, x, batch_size=8, num_samples=8)
+    for targets in (torch.zeros(64, 1), torch.full((64, 1), 1e25)):
+        with pytest.raises(bb.BatchbayesError, match=r"mean squared error of (0.0|inf)"):
+            bb.tune_batch_size(posterior, [(x, targets)], bb.gaussian(1.0))
+
+
+def test_a_likelihood_that_cannot_be_tuned_is_refused():
+    posterior, x, y = regression()
+    with pytest.raises(bb.BatchbayesError, match=r"call it, as in bb.gaussian\(\)"):
+        bb.tune_batch_size(posterior, [(x, y)], bb.gaussian)
+    with pytest.raises(bb.BatchbayesError, match="one precision"):
+        bb.tune_batch_size(posterior, [(x, y)], bb.gaussian([1.0, 2.0]))
 
 
 def test_posteriors_without_noise_are_refused():

@@ -8,18 +8,19 @@ $N\,E[\log p(y \mid x, \omega)] - \mathrm{KL}(q_M \| p)$ with the prior that wei
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.minimise import minimise
-from batchbayes.batches import Picker
+from batchbayes.batches import Batches, Picker, as_batches, pick_inputs
 from batchbayes.engines.linearity import measure_linearity, warn_unless_trusted
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import Gaussian, TargetLikelihood
+from batchbayes.likelihoods import Categorical, Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.batchnorm.omega import site_of
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, require_noise
 from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
@@ -62,7 +63,7 @@ class TunedBatchSize:
 
 def tune_batch_size(
     posterior: BatchNormPosterior,
-    batches: Iterable[Any],
+    batches: Batches,
     likelihood: TargetLikelihood[Any],
     *,
     objective: Objective = "held-out",
@@ -80,7 +81,7 @@ def tune_batch_size(
 
     Args:
         posterior: any batch-norm posterior with noise. It is not changed.
-        batches: pairs (x, y): held-out data for "held-out", training data for "elbo".
+        batches: a pair (x, y), a Dataset, or batches of pairs: held-out data for "held-out", training data for "elbo".
         likelihood: `categorical()`, or `gaussian(precision)`, whose precision is tuned as well.
         objective: "held-out" maximises the score of data that the network has not seen. "elbo" needs no such data.
         score: "log-likelihood" of the mixture over draws, or, for regression, "crps" of the moment-matched Gaussian.
@@ -105,10 +106,14 @@ def tune_batch_size(
     >>> tuned.posterior.batch_size == tuned.batch_size
     True
     """
-    _check_options(objective, score, per_site, likelihood, num_samples)
+    _check_options(objective, score, per_site, likelihood, num_samples, seed)
     posterior = _evened(posterior)
     groups = site_of(posterior.sites) * per_site
     options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "inputs": inputs, "targets": targets}
+    is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(hasattr(part, "shape") for part in batches)
+    batches = [batches] if is_pair else list(as_batches(batches))
+    if batches and not sum(len(pick_inputs(batch, inputs)) for batch in batches):
+        raise BatchbayesError(expected="at least one labelled example", got="none", fix="check how data is selected")
     family = linear_family(posterior, batches, groups, **options)
     family = replace(family, targets=likelihood.fitting(family.middle[None], family.targets))
     count = family.num_examples if num_examples is None else num_examples
@@ -154,7 +159,8 @@ class Goal:
         log_prob = likelihood(outputs).log_prob(targets)  # (S, n, ...)
         if self.objective == "elbo":
             return log_prob.flatten(1).sum(1).mean() / log_prob.shape[1]  # the outputs of an example are summed
-        return (log_prob.logsumexp(0) - math.log(len(log_prob))).mean()
+        scores = log_prob.logsumexp(0) - math.log(len(log_prob))
+        return (scores[likelihood.counts(targets)] if isinstance(likelihood, Categorical) else scores).mean()
 
     def best_likelihood(self, outputs: Tensor) -> Any:
         """Return the likelihood with its best noise precision, searched in log tau around the best constant one."""
@@ -165,14 +171,23 @@ class Goal:
             return -float(self.expected(outputs, Gaussian(math.exp(log_precision))))
 
         with torch.no_grad():
-            middle = -float((outputs.mean(0) - self.family.targets).square().mean().log())
+            error = float((outputs.mean(0) - self.family.targets).square().mean())
+            if not 0 < error < math.inf:
+                raise BatchbayesError(
+                    expected="errors whose squares are finite and not all zero",
+                    got=f"a mean squared error of {error}",
+                    fix="use held-out points that the network has not seen, in a unit in which targets are near 1",
+                )
+            middle = -math.log(error)
             return Gaussian(math.exp(minimise(cost, middle - 2, middle + 6, grid=0, steps=16)[0]))
 
     def evaluate(self, log_size: float) -> tuple[float, float]:
         """Return the objective with one batch size for all sites, and the KL divergence in it."""
         outputs = self.family.outputs(torch.full((len(self.family.spread),), log_size))
         likelihood = self.best_likelihood(outputs)
-        divergence = self.kl(log_size, likelihood.precision if isinstance(likelihood, Gaussian) else 1.0)
+        precision = likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
+        assert isinstance(precision, float)  # best_likelihood gives one number
+        divergence = self.kl(log_size, precision)
         return float(self.expected(outputs, likelihood)) - divergence, divergence
 
     def curve(self) -> BatchSizeCurve:
@@ -212,9 +227,16 @@ def _evened(posterior: BatchNormPosterior) -> BatchNormPosterior:
     return posterior.at_batch_size(posterior.batch_size) if posterior.site_batch_sizes else posterior
 
 
-def _check_options(objective: str, score: str, per_site: bool, likelihood: Any, num_samples: int) -> None:
-    if num_samples < 1:
-        raise BatchbayesError(expected="at least one draw", got=f"num_samples={num_samples}", fix="pass 1 or more")
+def _check_options(objective: str, score: str, per_site: bool, likelihood: Any, num_samples: int, seed: int) -> None:
+    require_likelihood(likelihood)
+    whole_number("num_samples", num_samples)
+    whole_number("seed", seed, least=None)
+    if isinstance(likelihood, Gaussian) and isinstance(likelihood.precision, tuple):
+        raise BatchbayesError(
+            expected="one precision, which is tuned with the batch size",
+            got=f"{len(likelihood.precision)} of them",
+            fix="pass gaussian(1.0), and then use calibrate.tune_precision(..., per_output=True)",
+        )
     if objective not in ("held-out", "elbo") or score not in ("log-likelihood", "crps"):
         raise BatchbayesError(
             expected='objective "held-out" or "elbo" and score "log-likelihood" or "crps"',

@@ -1,0 +1,245 @@
+"""Likelihoods: yes or no, ignored labels, outputs that are probabilities already, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.likelihoods import require_likelihood
+
+
+def made(draws, likelihood):
+    summary = likelihood.summary()
+    summary.add(draws)
+    return summary.finish(draws)
+
+
+# Yes or no
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 3), (6, 1, 2, 4), (6, 2, 2, 4)])
+def test_yes_or_no_equals_a_naive_loop(shape):
+    logits = 3 * torch.randn(5, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    seen = made(logits, bb.bernoulli(temperature=2.0))
+    p = (logits / 2).sigmoid()
+    mean = p.mean(0)
+
+    def entropy(p):
+        return -(p * p.log() + (1 - p) * (1 - p).log())
+
+    targets = torch.arange(math.prod(shape)).view(shape) % 2
+    torch.testing.assert_close(seen.probs, mean)
+    torch.testing.assert_close(seen.entropy, entropy(mean))
+    torch.testing.assert_close(seen.expected_entropy, entropy(p).mean(0))
+    torch.testing.assert_close(seen.epistemic_variance, p.var(0, correction=0))
+    expected = torch.where(targets == 1, mean, 1 - mean).log()
+    for given in (targets, targets.bool(), targets.float(), targets.to(torch.uint8), targets.numpy()):
+        torch.testing.assert_close(seen.log_prob(given), expected)
+    if len(shape) > 1 and shape[1] == 1:
+        torch.testing.assert_close(seen.log_prob(targets[:, 0]), expected[:, 0])
+
+
+def test_certain_answers_have_finite_log_probabilities():
+    seen = made(torch.tensor([[[600.0], [-600.0]]]), bb.bernoulli())
+    assert seen.log_prob(torch.tensor([0.0, 1.0])).tolist() == [-600.0, -600.0]
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (torch.tensor([0, 2]), "targets of 0 and 1; got 1 others"),
+        (torch.tensor([0.0, 0.5]), "targets of 0 and 1"),
+        (torch.tensor([0.0, math.nan]), "NaN"),
+        (torch.zeros(1, 2), r"targets of shape \(2, 1\)"),
+        (torch.zeros(3), r"targets of shape \(2, 1\)"),
+    ],
+)
+def test_targets_that_are_neither_yes_nor_no(targets, message):
+    with pytest.raises(bb.BatchbayesError, match=message):
+        made(torch.randn(2, 2, 1), bb.bernoulli()).log_prob(targets)
+
+
+def test_yes_or_no_through_predict_and_tuning():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    x = torch.randn(64, 4)
+    posterior = bb.mcbn(network, x, batch_size=8, num_samples=8)
+    exact = bb.predict(posterior, x, bb.bernoulli(), num_samples=8)
+    with torch.no_grad():
+        draws = torch.stack([posterior.draw(0, s)(x) for s in range(8)])
+    torch.testing.assert_close(exact.probs, draws.sigmoid().mean(0))
+    chunked = bb.predict(posterior, x, bb.bernoulli(), num_samples=8, chunk_size=5)
+    torch.testing.assert_close(chunked.mutual_information, exact.mutual_information, atol=1e-6, rtol=1e-4)
+    tuned = bb.tune_batch_size(posterior, [(x, (x[:, 0] > 0).float())], bb.bernoulli(), num_samples=8)
+    assert math.isfinite(tuned.value)
+
+
+# One column, the wrong axis
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 1), (2, 5, 1, 3, 3)])
+def test_one_class_is_no_classification(shape):
+    with pytest.raises(bb.BatchbayesError, match=r"two classes or more.*use bb.bernoulli\(\)"):
+        made(torch.randn(shape), bb.categorical())
+
+
+@pytest.mark.parametrize("axis", [0, -2, -3, 2, 7])
+def test_classes_are_not_along_the_examples(axis):
+    with pytest.raises(bb.BatchbayesError, match=f"classes along axis {axis}"):
+        made(torch.randn(2, 5, 3), bb.categorical(class_axis=axis))
+    with pytest.raises(bb.BatchbayesError, match="even number of outputs"):
+        made(torch.randn(2, 4, 2), bb.heteroscedastic_gaussian(axis))
+
+
+# Outputs that are probabilities already
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 2), (3, 7, 10), (3, 4, 5, 6, 6)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_second_softmax_is_refused(shape, dtype):
+    probs = torch.randn(shape, generator=torch.Generator().manual_seed(1)).softmax(2).to(dtype)
+    with pytest.raises(bb.BatchbayesError, match=r"logits.*sum to one.*categorical\(probabilities=True\)"):
+        made(probs, bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match="sum to one"):
+        bb.categorical().fitting(probs, torch.zeros(probs[0, :, 0].shape).long())
+    seen = made(probs, bb.categorical(probabilities=True))
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {}
+    torch.testing.assert_close(seen.probs, probs.mean(0).movedim(1, -1), **tolerance)
+    as_logits = made(probs, bb.categorical(probabilities=False)).probs
+    torch.testing.assert_close(as_logits, probs.double().softmax(2).mean(0).movedim(1, -1).to(dtype), **tolerance)
+
+
+def test_a_second_sigmoid_is_refused():
+    probs = torch.randn(3, 20, 1).sigmoid()
+    with pytest.raises(bb.BatchbayesError, match=r"20 outputs, all between 0 and 1.*bernoulli\(probabilities=True\)"):
+        made(probs, bb.bernoulli())
+    torch.testing.assert_close(made(probs, bb.bernoulli(probabilities=True)).probs, probs.mean(0))
+    torch.testing.assert_close(made(probs, bb.bernoulli(probabilities=False)).probs, probs.sigmoid().mean(0))
+
+
+def test_zeros_and_ones_are_probabilities_too():
+    hard = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    torch.testing.assert_close(made(hard, bb.categorical(probabilities=True)).probs, hard[0])
+    torch.testing.assert_close(made(hard, bb.bernoulli(probabilities=True)).probs, hard[0])
+
+
+@pytest.mark.parametrize("likelihood", [bb.categorical(probabilities=True), bb.bernoulli(probabilities=True)])
+def test_logits_are_no_probabilities(likelihood):
+    with pytest.raises(bb.BatchbayesError, match="between 0 and 1"):
+        made(3 * torch.randn(2, 50, 3), likelihood)
+
+
+def test_logits_are_hardly_ever_taken_for_probabilities():
+    """A few logits between 0 and 1, positive logits, and rows that sum to one all pass as what they are."""
+    random = torch.Generator().manual_seed(0)
+    for _ in range(500):
+        made(torch.randn(1, 1, 2, generator=random).abs(), bb.categorical())
+        made(torch.rand(1, 3, 1, generator=random), bb.bernoulli())
+    rows = torch.randn(1, 8, 3, generator=random)
+    made(rows - rows.mean(-1, keepdim=True) + 1 / 3, bb.categorical())
+    made(torch.zeros(1, 8, 3), bb.categorical())
+
+
+def test_the_linear_engine_sees_probabilities_too():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3), nn.Softmax(-1))
+    x = torch.randn(64, 4)
+    posterior = bb.mcbn(network, x, batch_size=32, num_samples=8)
+    for engine in ("sample", "linear"):
+        with pytest.raises(bb.BatchbayesError, match="sum to one"):
+            bb.predict(posterior, x, bb.categorical(), engine=engine)
+    exact, linear = (
+        bb.predict(posterior, x, bb.categorical(probabilities=True), num_samples=8, engine=engine).probs
+        for engine in ("sample", "linear")
+    )
+    assert (exact - linear).abs().max() < 0.02
+
+
+# Ignored labels
+
+
+def test_ignored_labels_do_not_count():
+    draws = torch.randn(3, 4, 5, 2, 2, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(16).view(4, 2, 2) % 5
+    labels[1:3] = 255
+    likelihood = bb.categorical(ignore_index=255)
+    seen, plain = made(draws, likelihood), made(draws, bb.categorical())
+    kept = labels != 255
+    expected = plain.log_prob(labels.where(kept, 0))[kept]
+    assert torch.equal(seen.log_prob(labels), expected)
+    targets = likelihood.fitting(draws, labels)
+    each = likelihood(draws).log_prob(targets)
+    assert (each[:, ~kept] == 0).all()
+    torch.testing.assert_close(each[:, kept], bb.categorical()(draws).log_prob(labels.where(kept, 0))[:, kept])
+    with pytest.raises(bb.BatchbayesError, match="labels from 0 to 4"):
+        plain.log_prob(labels)
+    with pytest.raises(bb.BatchbayesError, match="labels that count; got only 255"):
+        likelihood.fitting(draws, torch.full((4, 2, 2), 255))
+
+
+def test_ignored_labels_do_not_tune_the_batch_size():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    posterior = bb.mcbn(network, x, batch_size=8, num_samples=8)
+    marked = torch.cat([y, torch.full((60,), -100)])
+    both = bb.tune_batch_size(posterior, [(x.repeat(2, 1), marked)], bb.categorical(ignore_index=-100), num_samples=8)
+    alone = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), num_samples=8)
+    assert both.value == pytest.approx(alone.value, rel=1e-5)
+    assert both.batch_size == pytest.approx(alone.batch_size, rel=1e-3)
+
+
+# What is not a likelihood
+
+
+@pytest.mark.parametrize("name", ["categorical", "bernoulli", "gaussian", "heteroscedastic_gaussian"])
+def test_a_likelihood_that_was_not_called(name):
+    with pytest.raises(
+        bb.BatchbayesError, match=rf"function {name}, not called. Do this: call it, as in bb.{name}\(\)"
+    ):
+        require_likelihood(getattr(bb, name))
+
+
+@pytest.mark.parametrize("bad", [None, "categorical", nn.CrossEntropyLoss(), type(bb.categorical())])
+def test_other_objects_are_no_likelihoods(bad):
+    with pytest.raises(bb.BatchbayesError, match="a likelihood"):
+        require_likelihood(bad)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bb.categorical(class_axis="last"),
+        lambda: bb.categorical(class_axis=1.5),
+        lambda: bb.categorical(temperature="hot"),
+        lambda: bb.categorical(ignore_index="void"),
+        lambda: bb.categorical(probabilities="yes"),
+        lambda: bb.bernoulli(temperature=None),
+        lambda: bb.gaussian(None),
+        lambda: bb.gaussian("1"),
+        lambda: bb.gaussian([]),
+        lambda: bb.gaussian([1.0, 0.0]),
+        lambda: bb.gaussian([[1.0]]),
+        lambda: bb.gaussian(True),
+        lambda: bb.heteroscedastic_gaussian("1"),
+    ],
+)
+def test_options_of_the_wrong_type(make):
+    with pytest.raises(bb.BatchbayesError, match="expected"):
+        make()
+
+
+def test_a_precision_for_each_output():
+    draws = torch.randn(4, 6, 2, dtype=torch.float64)
+    both = made(draws, bb.gaussian((4.0, 0.25)))
+    for k, precision in enumerate((4.0, 0.25)):
+        one = made(draws[..., k : k + 1], bb.gaussian(np.float64(precision)))
+        y = torch.randn(6, 2, dtype=torch.float64)
+        torch.testing.assert_close(both.variance[:, k], one.variance[:, 0])
+        torch.testing.assert_close(both.log_prob(y)[:, k], one.log_prob(y[:, k]))
+        torch.testing.assert_close(both.quantile(0.9)[:, k], one.quantile(0.9)[:, 0])
+    with pytest.raises(bb.BatchbayesError, match="2 outputs for each example"):
+        made(torch.randn(4, 6, 3), bb.gaussian((4.0, 0.25)))
