@@ -4,6 +4,7 @@ import gc
 import threading
 import tracemalloc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -274,3 +275,53 @@ def test_weights_of_recurrent_layers_can_be_replaced():
 def test_lazy_modules_are_refused():
     with pytest.raises(bb.BatchbayesError, match=r"LazyLinear.*forward pass"):
         bb.deterministic(nn.Sequential(nn.LazyLinear(3)))
+
+
+class Late(Wrapped):
+    """Changes a buffer only if there are many rows, and reads an object in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.config = SimpleNamespace(scale=1.0)
+
+    def reach(self, x: Tensor) -> Tensor:
+        if len(x) > 4:
+            self.calls += 1
+        return super().reach(x) * self.config.scale
+
+
+def test_buffers_that_change_in_a_later_pass_are_guarded():
+    network = trained(Late)
+    with left_alone(network), torch.no_grad():
+        for rows in (2, 8, 8):
+            Network(network)(torch.randn(rows, 3))
+
+
+def test_a_first_pass_that_fails_does_not_end_the_guard():
+    network = trained(Counting)
+    with left_alone(network), torch.no_grad():
+        with pytest.raises((RuntimeError, bb.BatchbayesError)):
+            Network(network)(torch.randn(5, 7))
+        for _ in range(2):
+            Network(network)(torch.randn(5, 3))
+
+
+def test_objects_in_attributes_are_followed():
+    network, x = trained(Late).eval(), torch.randn(4, 3)
+    with torch.no_grad():
+        Network(network)(x)
+        network.config.scale = 2.0
+        assert torch.equal(Network(network)(x), network(x))
+        network.config = SimpleNamespace(scale=3.0)
+        assert torch.equal(Network(network)(x), network(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_scripted_modules_keep_their_modes():
+    network = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    network.train()
+    network[1].eval()
+    with torch.no_grad():
+        Network(network)(torch.randn(4, 3))
+    assert (network.training, network[0].training, network[1].training) == (True, True, False)

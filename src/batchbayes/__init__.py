@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from batchbayes.errors import BatchbayesError, BatchbayesWarning
-from batchbayes.methods import METHODS, register, resolve
+from batchbayes.methods import METHODS, find_method, plugin_names, register, resolve
 
 if TYPE_CHECKING:
     from batchbayes import calibrate, metrics, plots, scores
@@ -80,18 +80,18 @@ _HOMES = {
     "batchbayes.predictive": ["BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive", "Predictive"],
     "batchbayes.saving": ["load", "save"],
 }
-"""Where public names live, beside the methods. A name is imported when it is first asked for, so that
-`batchbayes --help` need not wait for torch."""
-_FOLDERS = ("calibrate", "metrics", "plots", "scores")
+"""Modules of the public names that are not methods. A name is imported on first use, so that `batchbayes --help` need
+not wait for torch."""
+_SUBMODULES = ("calibrate", "metrics", "plots", "scores")
 
 
 def __getattr__(name: str) -> Any:
-    homes = {name: f"{home}:{name}" for home, names in _HOMES.items() for name in names}
-    if name in METHODS:
-        found = resolve(METHODS[name].fit)
+    homes = {public: f"{home}:{public}" for home, names in _HOMES.items() for public in names}
+    if name in METHODS or (name not in homes and name in plugin_names()):
+        found = resolve(find_method(name).fit)
     elif name in homes:
         found = resolve(homes[name])
-    elif name in _FOLDERS:
+    elif name in _SUBMODULES:
         found = import_module(f"batchbayes.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """A user's network as a pure function from inputs to outputs.
 
-The user's own modules are never run and never changed: each pass runs on the calling thread's shadow of the network
-(see `shadow.py`).
+The user's own modules are not run and not changed: each pass runs on the calling thread's shadow of the network. Only
+networks that cannot be copied are an exception (see `shadow.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ Output = str | int | Callable[[Any], Tensor] | None
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A module that is called in evaluation mode, and the name of the output that counts if it returns several."""
+    """A module that is called in evaluation mode, and which output to use, if it returns several."""
 
     module: nn.Module
     output: Output = None
@@ -50,8 +50,8 @@ class Network:
                 whose running statistics are None normalises by the statistics of its batch.
             before: functions by name of module. Each gets the input of its module before the module runs. If it
                 returns a tensor, the module gets that tensor instead.
-            instead: functions by name of module. Each gets the input of its module, and its result takes the place of
-                the module's output. The user's own hooks see that result.
+            instead: functions by name of module. Each gets the input of its module, and its result replaces the
+                module's output. The module itself runs too. The user's own hooks see the new output.
             dropout: whether dropout modules are active, as in training.
         """
         with self.running(inputs, tensors=tensors, before=before, instead=instead, dropout=dropout) as outputs:
@@ -83,7 +83,7 @@ class Network:
 
     @property
     def device(self) -> torch.device:
-        """The device of the first parameter or buffer; the CPU if the network has neither."""
+        """The device of the first floating-point parameter or buffer."""
         return reference_tensor(self.module).device
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ def _failed(
 
 
 def as_network(model: nn.Module, output: Output = None) -> Network:
-    """Wrap a user's model without copying it. DataParallel and torch.compile wrappers are taken off."""
+    """Wrap a user's model. Its weights are not copied. DataParallel and torch.compile wrappers are taken off."""
     if not isinstance(model, nn.Module):
         raise BatchbayesError(
             expected="a torch.nn.Module",
@@ -215,13 +215,13 @@ def _describe(outputs: object) -> str:
 
 
 def modules_by_name(module: nn.Module, kind: type | tuple[type, ...] = nn.Module) -> dict[str, Any]:
-    """Return the modules of a kind by name, each once. A part that was compiled keeps the name that it had before."""
+    """Return the modules of a kind by name, each once. Names omit the `_orig_mod` that torch.compile adds."""
     return {plain_name(name): m for name, m in module.named_modules() if isinstance(m, kind) and not is_wrapper(m)}
 
 
 @contextmanager
 def inputs_watched(modules: Mapping[str, nn.Module], see: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Call `see(name, input)` whenever one of the user's own modules runs inside the block, as in training."""
+    """Inside the block, call `see(name, input)` before each run of these modules. They are the user's own."""
 
     def hook(name: str, _: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         see(name, input_of(args, named))
@@ -237,7 +237,8 @@ def inputs_watched(modules: Mapping[str, nn.Module], see: Callable[[str, Tensor]
 def require_layout(
     module: nn.Module, saved: Sequence[Sequence[object]], own: Sequence[Sequence[object]], what: str, row: str
 ) -> None:
-    """Refuse a network whose layers are not those that a file describes. `row` puts one layer into words."""
+    """Refuse a network whose layers are not those that a file describes. `row` is a format string that describes one
+    layer."""
     if (kept := [tuple(r) for r in saved]) != (found := [tuple(r) for r in own]):
         parts = [f"{len(found)} {what} layers where the file has {len(kept)}"] if len(found) != len(kept) else []
         parts += ["no " + row.format(*r) for r in [r for r in kept if r not in found][:3]]

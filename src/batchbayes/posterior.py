@@ -14,17 +14,17 @@ Header = dict[str, Any]
 
 
 class Posterior(ABC):
-    """A fitted distribution over functions. All work that needs no test input is done.
+    """A fitted distribution over functions. What remains to compute depends on test inputs.
 
-    Draw `index` under `seed` is a deterministic function. It depends on nothing else: not on the number of draws, not
-    on how inputs are batched, and not on the other inputs of a batch. Any number of threads may use a posterior at
-    once.
+    Draw `index` under `seed` is a deterministic function. Beside the present weights it depends on nothing else: not on
+    the number of draws, not on how inputs are batched, and not on the other inputs of a batch. Any number of threads
+    may use a posterior at once.
     """
 
     kind: ClassVar[str]
     """The name of this class in files; `methods` finds the class by it."""
     is_point: bool = False
-    """Whether all draws are one function, so that one draw is enough."""
+    """Whether all draws are the same function, so that one draw is enough."""
     linear: "Linearisable | None" = None
     """What the linear engine needs; None if draws must be made one by one."""
     needs_weights: ClassVar[bool] = True
@@ -63,12 +63,12 @@ class Linearisable(Protocol):
 
     @property
     def center(self) -> Tensor:
-        """Omega that the draws scatter around, (D,)."""
+        """The vector omega that the draws scatter around, (D,)."""
         ...
 
     @property
     def num_axes(self) -> int:
-        """How many leading axes are known; 0 if none."""
+        """The largest rank that `leading_axes` accepts; 0 if it cannot be called."""
         ...
 
     def draw(self, seed: int, index: int) -> Function: ...
@@ -95,6 +95,6 @@ class Linearisable(Protocol):
     def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
         """Return outputs at the centre (n, ...), and their derivatives along directions (Q, D), (Q, n, ...).
 
-        With `contrasts`, outputs are logits (n, K), of which only the differences within an example have a meaning.
+        With `contrasts`, outputs are logits (n, K): only the differences between the logits of one example matter.
         """
         ...

@@ -1,4 +1,4 @@
-"""Prediction: S drawn functions on N examples, in chunks of both, summed up as they come."""
+"""Prediction: S drawn functions on N examples, chunk by chunk, with running sums over the draws."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from batchbayes.posterior import Posterior
 P = TypeVar("P")
 
 KEPT_DRAWS_LIMIT = 2**24
-"""Draws that a summary needs later are kept without asking up to this many numbers (64 MiB in float32)."""
+"""If a predictive needs its draws later, they are kept by default up to this many numbers (64 MiB)."""
 CHUNK = 2**20
 """Input numbers in one chunk. An engine may cut a chunk into several forward passes."""
 
@@ -57,8 +57,8 @@ def predict(
         data: a tensor or an array (N, ...), a pair (x, y), a Dataset, or an iterable of batches: a DataLoader with or
             without targets. A warning says if the loader shuffles, because the rows then come in another order.
         likelihood: `categorical()`, `bernoulli()`, `gaussian(precision=...)` or `heteroscedastic_gaussian()`.
-        num_samples: the number of draws S. Memory does not grow with S, unless the draws are kept. If all draws are one
-            function, as for `deterministic`, one draw is made.
+        num_samples: the number of draws S. Memory does not grow with S, unless the draws are kept. If all draws are the
+            same function, as for `deterministic`, one draw is made.
         seed: draw s depends on the seed and on s alone.
         engine: "sample" runs the network once for each draw, which is exact. "linear" takes the network as linear in
             its batch statistics, so that any number of draws costs a few passes; a few exact draws check this, and a
@@ -85,7 +85,7 @@ def predict(
     pieces = [predicted.predictives[0] for predicted in pass_over.run(data, inputs)]
     if not pieces:
         raise BatchbayesError(expected="at least one example to predict", got="none", fix="check the data")
-    return replace(type(pieces[0]).concatenate(pieces), engine=pieces[0].engine)
+    return replace(type(pieces[0]).concatenate(pieces), engine=pieces[-1].engine)
 
 
 def predict_stream(
@@ -100,9 +100,10 @@ def predict_stream(
     chunk_size: int | None = None,
     keep_draws: bool | None = False,
 ) -> Iterator[Predicted]:
-    """Predict batch by batch, for several likelihoods at once. Nothing is kept, so the data may be of any size.
+    """Predict batch by batch, for several likelihoods at once, so that the data may be of any size.
 
-    The arguments are those of `predict`, and the numbers are the same. A tensor is cut into chunks, each a batch.
+    The arguments are those of `predict`, and the numbers are the same. Draws are not kept unless `keep_draws` is True
+    or None, so pass None to have the density of a regression. A tensor is cut into chunks, and each chunk is a batch.
 
     >>> import batchbayes as bb
     >>> network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
@@ -149,7 +150,7 @@ class _Pass:
         self._contrasts = not keep_draws and all(likelihood.shift_invariant for likelihood in likelihoods)
         self._engine: Engine | None = None
         self.room = KEPT_DRAWS_LIMIT
-        """How many more numbers may be kept without asking."""
+        """How many more numbers may be kept if `keep_draws` is None."""
 
     @torch.no_grad()
     def run(self, data: Batches, picker: Picker) -> Iterator[Predicted]:
@@ -232,7 +233,7 @@ def _joined(pieces: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     if len(pieces) == 1:
         return pieces[0]
     columns = list(zip(*pieces, strict=True))
-    return tuple(replace(type(c[0]).concatenate(c), engine=c[0].engine) for c in columns)
+    return tuple(replace(type(c[0]).concatenate(c), engine=c[-1].engine) for c in columns)
 
 
 def _complete(kept: list[Block], num_samples: int) -> Block | None:

@@ -2,8 +2,8 @@
 
 A shadow copies the module tree. It shares every parameter and buffer with the user's network, so it costs no memory for
 weights, and it follows later changes of the weights. It owns everything else: modes, hooks, attributes, and the tensors
-that a pass puts in the place of the network's own. So the user's network stays as it is, whatever happens in a pass,
-and threads do not disturb each other.
+that replace the network's own during a pass. So the user's network stays as it is, and threads do not disturb each
+other.
 
 Some networks cannot be copied: scripted modules, and networks in which a function or an object refers to a module in a
 way that copying cannot follow (a closure, a weak reference, an object that refuses to be copied). Then passes run
@@ -23,6 +23,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from batchbayes.errors import BatchbayesError
@@ -41,9 +42,11 @@ _FORWARD_HOOKS = (
 )
 _SHARED = (Tensor, np.ndarray)
 _CONTAINERS = (dict, list, set)
+_SMALL = 4096
+"""Buffers of at most this many numbers are copied for each pass, in case the network changes them."""
 _MISSING = object()
 _MOST_OBJECTS = 50_000
-"""A network with attributes that lead to more objects than this is not searched, and not copied."""
+"""If attributes lead to more objects than this, the search stops and the network is not copied."""
 _LOCAL = threading.local()
 _LOCK = threading.RLock()
 
@@ -62,15 +65,15 @@ def workplace(module: nn.Module) -> "Iterator[Workplace]":
 
 @contextmanager
 def _evaluating_scripted(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode in scripted modules, whose attributes are out of our reach."""
-    training = [m for m in module.modules() if isinstance(m, torch.jit.ScriptModule) and m.training]
+    """Set evaluation mode in scripted modules, whose attributes cannot be set through vars()."""
+    modes = [(m, m.training) for m in module.modules() if isinstance(m, torch.jit.ScriptModule)]
     try:
-        for m in training:
+        for m, _ in modes:
             m.eval()
         yield
     finally:
-        for m in training:
-            m.train()
+        for m, mode in modes:  # parents come first, because train() sets the children too
+            m.train(mode)
 
 
 def why_in_place(module: nn.Module) -> str | None:
@@ -115,23 +118,23 @@ class Workplace:
         self._parts = [_Part(m, copies[id(m)]) for m in own]
         self._by_name: dict[str, nn.Module] = {}
         self._hooked: list[tuple[dict[str, Any], str, Any]] = []
-        """Lists of hooks that the present pass has replaced: attributes of a module, the name, the list before."""
+        """Hook registries replaced in this pass: attributes of the module, name of the registry, old registry."""
         self._first, self._in_use = True, False
 
     def is_outdated(self) -> bool:
-        """Whether the user has put other modules into the network since the copy was made."""
+        """Whether the user has changed modules or containers of the network since the copy was made."""
         return any(part.is_outdated() for part in self._parts)
 
     def __enter__(self) -> Self:
-        if self._in_use:  # an interrupt came while the last pass put things back
+        if self._in_use:  # the last pass was interrupted before it had put everything back
             self._put_back()
         self._in_use = True
         for part in self._parts:
             part.begin(first=self._first)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._first:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._first and kind is None:
             for part in self._parts:
                 part.find_changing_buffers()
             self._first = False
@@ -183,7 +186,7 @@ class Workplace:
         return self._by_name[name]
 
     def _with_own_hooks(self, name: str) -> nn.Module:
-        """Let hooks that are added to a module stay out of the lists that it shares with the user's module."""
+        """Return a module with its own hook registries, so that new hooks do not reach the user's module."""
         module = self._find(name)
         attributes = vars(module)
         for kind in _FORWARD_HOOKS:
@@ -203,15 +206,15 @@ class _Part:
         self._children = tuple(theirs._modules.values())
         shared = self._theirs.keys() & (_TENSORS | {"training"})
         self._own = {n: v for n, v in vars(ours).items() if v is not self._theirs.get(n, _MISSING) and n not in shared}
-        """Attributes that are ours: copies of the user's. We share all others."""
-        containers = [name for name in vars(ours).keys() - _TORCH if type(vars(ours)[name]) in _CONTAINERS]
-        self._contents = tuple(_Container(self._theirs[name], vars(ours)[name], name) for name in containers)
-        """Containers in attributes: some layers keep results of a pass there."""
+        """Attributes that belong to the copy. All others are shared with the user's module."""
+        copied = [n for n in vars(ours).keys() - _TORCH if n in self._own or type(vars(ours)[n]) in _CONTAINERS]
+        self._contents = tuple(_Container(self._theirs[n], vars(ours)[n], n) for n in copied if n in self._theirs)
+        """Containers and other objects in attributes that were copied: some layers keep results of a pass there."""
         self._changing: dict[str, Tensor | None] | None = None
-        """Buffers that the module changes while it runs, so that a pass works on copies of them."""
+        """Large buffers that the module changed in the first pass. A pass works on copies of them and of small ones."""
 
     def is_outdated(self) -> bool:
-        """Whether the user has put in other modules or filled containers since."""
+        """Whether the user has replaced a child module or changed a container since the copy was made."""
         if tuple(self._theirs["_modules"].values()) != self._children:
             return True
         return any(container.is_outdated(self._theirs) for container in self._contents)
@@ -220,9 +223,11 @@ class _Part:
         """Take over the user's present tensors and attributes, and set evaluation mode."""
         self.put_back()
         ours, buffers = vars(self._module), self._theirs["_buffers"].copy()
-        for name in buffers.copy() if first else self._changing or ():
-            if buffers[name] is not None:
-                buffers[name] = buffers[name].clone()
+        guarded = buffers and not isinstance(self._module, _NormBase)  # which changes no buffers in evaluation mode
+        for name, buffer in tuple(buffers.items()) if first or guarded else ():
+            small = buffer is not None and buffer.numel() <= _SMALL
+            if buffer is not None and (first or small or name in (self._changing or ())):
+                buffers[name] = buffer.clone()
         if first:
             self._changing = buffers.copy()
         ours["training"], ours["_parameters"], ours["_buffers"] = False, self._theirs["_parameters"].copy(), buffers
@@ -256,7 +261,7 @@ class _Part:
 
 
 class _Container:
-    """A dict, list or set in an attribute: the user's, ours, and what each of them holds between passes."""
+    """A container or another object in an attribute: the user's, ours, and what each of them holds between passes."""
 
     __slots__ = ("_name", "_ours", "_ours_before", "_theirs", "_theirs_before")
 
@@ -275,11 +280,12 @@ class _Container:
         content = self._ours_before
         if _same(_content(self._ours), content):
             return
-        self._ours.clear()
-        if isinstance(self._ours, dict):
-            self._ours.update(zip(content[::2], content[1::2], strict=True))
+        ours = self._ours if type(self._ours) in _CONTAINERS else vars(self._ours)
+        ours.clear()
+        if isinstance(ours, dict):
+            ours.update(zip(content[::2], content[1::2], strict=True))
         else:
-            (self._ours.extend if isinstance(self._ours, list) else self._ours.update)(content)
+            (ours.extend if isinstance(ours, list) else ours.update)(content)
 
 
 def _is_changed(before: Tensor | None, after: Tensor | None) -> bool:
@@ -287,10 +293,14 @@ def _is_changed(before: Tensor | None, after: Tensor | None) -> bool:
 
 
 def _content(value: Any) -> tuple[Any, ...]:
-    """Return what a container holds; nothing for other objects."""
-    if type(value) is dict:
-        return tuple(part for item in value.items() for part in item)
-    return tuple(value) if type(value) in _CONTAINERS else ()
+    """Return what a container holds, or the attributes of an object with names and values in turn."""
+    if type(value) in (list, set):
+        return tuple(value)
+    if type(value) is not dict:
+        if callable(value) or not hasattr(value, "__dict__"):
+            return ()
+        value = vars(value)
+    return tuple(part for item in value.items() for part in item)
 
 
 def _same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
@@ -324,7 +334,7 @@ def _copies(module: nn.Module, shared: Iterable[object]) -> dict[int, nn.Module]
     for m in plain:
         memo[id(m)] = type(m).__new__(type(m))
     for m in module.modules():
-        if is_wrapper(m):  # a compiled part: the copy runs the module that was compiled
+        if is_wrapper(m):  # a compiled part: the copy uses the original, uncompiled module
             memo[id(m)] = copy.deepcopy(m._modules["_orig_mod"], memo)
     for m in plain:
         for name, value in vars(m).items():

@@ -15,13 +15,17 @@ from batchbayes.posterior import Linearisable, Posterior
 
 EngineName = Literal["sample", "linear", "auto"]
 
+EXACT_TOO = "; exact draws of chunks that are not linear enough"
 BEYOND = 2.0
 """The linear engine is checked again on examples whose variance exceeds this times the largest that was checked."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Engine:
-    """An engine at work: its name, and how it turns inputs (n, ...) into blocks of draws."""
+    """An engine at work: its name, and how it turns inputs (n, ...) into blocks of draws.
+
+    The name changes if the engine makes exact draws of some inputs.
+    """
 
     name: str
     blocks: Callable[[Tensor], Iterator[Block]]
@@ -65,7 +69,8 @@ def _linear_engine(
         return replace(fallback, name=f"sample: not linear enough ({found})")
     warn_unless_trusted(found)
     checked = _Checked(posterior, plan, num_samples, found, fallback)
-    return Engine(f"{plan} ({found})", checked.blocks)
+    checked.engine = Engine(f"{plan} ({found})", checked.blocks)
+    return checked.engine
 
 
 class _Checked:
@@ -81,12 +86,15 @@ class _Checked:
     ) -> None:
         self._posterior, self._plan, self._num_samples, self._fallback = posterior, plan, num_samples, fallback
         self._limit = BEYOND * found.largest_spread
+        self.engine: Engine | None = None
 
     def blocks(self, inputs: Tensor) -> Iterator[Block]:
         draws = linear_draws(self._posterior, inputs, self._plan)
         if self._is_trusted(inputs, draws) or self._fallback is None:
             yield draws.first(self._num_samples)
         else:
+            if self.engine and EXACT_TOO not in self.engine.name:
+                self.engine.name += EXACT_TOO
             yield from self._fallback.blocks(inputs)
 
     def _is_trusted(self, inputs: Tensor, draws: LinearDraws) -> bool:

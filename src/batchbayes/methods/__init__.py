@@ -1,4 +1,4 @@
-"""The table of methods. A method is one file and one line here.
+"""The table of methods. To add a method, write one file and add one line to this table.
 
 `bb.NAME`, `load`, `batchbayes assess --method`, the contract tests and the documentation all read this table. A method
 of a third party joins by `register`, in its own module. If its package names that module under the entry-point group
@@ -35,7 +35,7 @@ class Method:
     posterior: "str | type[Posterior]"
     """Class of its posterior."""
     candidates: "str | Callable[[Method, Setting], list[Candidate]] | None" = None
-    """What an assessment compares. By default that is `fit(model, batches)`, as it is."""
+    """Makes the variants that an assessment compares. By default there is one: `fit(model, batches)`."""
     is_compared: bool = True
     """Whether `batchbayes assess --method` offers it."""
 
@@ -45,18 +45,18 @@ class Method:
 
 
 _BATCH_NORM = ("batchnorm", "batchbayes.methods.batchnorm.posterior:BatchNormPosterior")
-_COMPARED = "batchbayes.methods.batchnorm.candidates:batch_norm_candidates"
+_BATCH_NORM_CANDIDATES = "batchbayes.methods.batchnorm.candidates:batch_norm_candidates"
 _TABLE = [
     Method("deterministic", "Network", "the network as it is", "batchbayes.methods.point:deterministic",
            "point", "batchbayes.methods.point:PointPosterior", is_compared=False),
     Method("population", "Population BN", "the network with the batch statistics of the whole training set",
            "batchbayes.methods.batchnorm.population:population", *_BATCH_NORM, is_compared=False),
     Method("mcbn", "MCBN", "noise in the batch statistics, as training mini-batches show it",
-           "batchbayes.methods.batchnorm.mcbn:mcbn", *_BATCH_NORM, _COMPARED),
+           "batchbayes.methods.batchnorm.mcbn:mcbn", *_BATCH_NORM, _BATCH_NORM_CANDIDATES),
     Method("stochastic_bn", "Stochastic BN", "independent Gaussian noise in each batch statistic",
-           "batchbayes.methods.batchnorm.stochastic_bn:stochastic_bn", *_BATCH_NORM, _COMPARED),
+           "batchbayes.methods.batchnorm.stochastic_bn:stochastic_bn", *_BATCH_NORM, _BATCH_NORM_CANDIDATES),
     Method("correlated_bn", "Correlated BN", "Gaussian noise in the batch statistics, correlated across layers",
-           "batchbayes.methods.batchnorm.stochastic_bn:correlated_bn", *_BATCH_NORM, _COMPARED),
+           "batchbayes.methods.batchnorm.stochastic_bn:correlated_bn", *_BATCH_NORM, _BATCH_NORM_CANDIDATES),
     Method("clt_bn", "CLT BN", "Gaussian noise in the batch statistics by the central limit theorem",
            "batchbayes.methods.batchnorm.clt_bn:clt_bn", *_BATCH_NORM, is_compared=False),
     Method("mc_dropout", "MC dropout", "random masks of the dropout layers", "batchbayes.methods.dropout:mc_dropout",
@@ -65,7 +65,7 @@ _TABLE = [
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 """All methods by name."""
 _MORE_KINDS = {"batchnorm-query": "batchbayes.methods.batchnorm.query:QueryInBatchPosterior"}
-"""Posteriors that are options of a method."""
+"""Kinds that a method returns only under an option, as `mcbn(include_query=True)` does."""
 
 
 def register(
@@ -85,11 +85,23 @@ def register(
         posterior: the class that `fit` returns, with its own `kind`.
         label: the name in tables and figures.
         about: one line that says what it is.
-        candidates: what an assessment compares, if that is not `fit(model, batches)` as it is.
+        candidates: makes the variants that an assessment compares, if they are not just `fit(model, batches)`.
     """
     method = Method(fit.__name__, label, about, fit, posterior.kind, posterior, candidates)
+    known = METHODS.get(method.name)
+    if (known and _place(known.fit) != _place(fit)) or (not known and method.kind in _kinds()):
+        raise BatchbayesError(
+            expected="a method with a name and a kind of its own",
+            got=f"the name {method.name!r} and the kind {method.kind!r}, of which one is taken",
+            fix="rename the function that fits it, or the kind of its posterior",
+        )
     METHODS[method.name] = method
     return method
+
+
+def _place(fit: str | Callable[..., Any]) -> str:
+    """Return module and name of a function, as the table writes them."""
+    return fit if isinstance(fit, str) else f"{fit.__module__}:{fit.__qualname__}"
 
 
 def find_method(name: str) -> Method:
@@ -105,8 +117,12 @@ def find_method(name: str) -> Method:
 def compared_names() -> list[str]:
     """Return the methods that an assessment can compare, as the command line writes them."""
     found = [name for name, method in METHODS.items() if method.is_compared]
-    plugins = (plugin.name for plugin in entry_points(group="batchbayes.methods"))
-    return [name.replace("_", "-") for name in dict.fromkeys([*found, *plugins])]
+    return [name.replace("_", "-") for name in dict.fromkeys([*found, *plugin_names()])]
+
+
+def plugin_names() -> list[str]:
+    """Return the entry points of other packages. The name of an entry point is the name of its method."""
+    return [plugin.name for plugin in entry_points(group="batchbayes.methods")]
 
 
 def posterior_class(kind: str) -> "type[Posterior]":

@@ -21,7 +21,7 @@ Statistics = tuple[Tensor | None, Tensor | None]
 """Mean and biased variance of a site, or None for those of the batch."""
 
 
-def in_place(sites: Sequence[Site], statistics: Iterable[Statistics]) -> dict[str, Tensor | None]:
+def as_buffers(sites: Sequence[Site], statistics: Iterable[Statistics]) -> dict[str, Tensor | None]:
     """Return the buffers that let each site normalise by the given statistics, by their full names."""
     pairs = zip(sites, statistics, strict=True)
     return {
@@ -36,7 +36,7 @@ def by_batch(sites: Sequence[Site]) -> dict[str, Tensor | None]:
 
     A batch-norm layer in evaluation mode that has no running statistics uses those of the batch, and writes nothing.
     """
-    return in_place(sites, [(None, None)] * len(sites))
+    return as_buffers(sites, [(None, None)] * len(sites))
 
 
 def collect_omegas(
@@ -100,7 +100,7 @@ def population_omega(
             pooled.add(inputs)
             raise _ReachedError
 
-        tensors = in_place(sites[: len(known)], known)
+        tensors = as_buffers(sites[: len(known)], known)
         for batch in batches:
             with torch.no_grad(), suppress(_ReachedError):
                 network(batch.to(network.device), tensors=tensors, before={**refusing(idle), site.name: see})

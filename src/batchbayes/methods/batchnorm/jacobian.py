@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.collect import in_place
+from batchbayes.methods.batchnorm.collect import as_buffers
 from batchbayes.methods.batchnorm.omega import by_site
 from batchbayes.methods.batchnorm.sites import Site
 from batchbayes.network import Network
@@ -138,7 +138,7 @@ class _Graph:
         self._seen: list[Tensor] = []
         before = {site.name: partial(self._see, site.name) for site in sites}
         with torch.enable_grad(), affine_batch_norm():
-            self._outputs = network(inputs, tensors=in_place(sites, statistics), before=before)
+            self._outputs = network(inputs, tensors=as_buffers(sites, statistics), before=before)
         self.outputs = self._outputs.detach()
         """(n, ...)"""
         flat = self.outputs.reshape(len(inputs), -1)

@@ -2,10 +2,11 @@ r"""Monte Carlo batch normalisation.
 
 What is random: the statistics by which every batch-norm layer normalises, all layers jointly.
 q(omega): the empirical distribution of the statistics of R training mini-batches of M examples.
-Cost: fitting is R forward passes of M examples; a draw is a copy of one row.
+Cost: fitting is R forward passes of M examples, and some of at most 64 examples for checks; a draw is one row.
 Reference: Teye, Azizpour, Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks", ICML 2018.
-Where we differ: all test inputs share a draw, which has the same marginals and is far cheaper. The centre may be the
-network's own running statistics; this keeps the network's answer and takes only the spread from the batches.
+Where we differ: each draw is used for all test inputs. Each input has the same predictive as in the paper, at less
+cost. The centre may be the network's own running statistics; this keeps the network's answer and takes only the spread
+from the batches.
 """
 
 from typing import Any, Literal, overload
@@ -14,7 +15,8 @@ import torch
 from torch import nn
 
 from batchbayes.batches import Batches, Picker
-from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare, require_center
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
 from batchbayes.methods.batchnorm.sites import Select
@@ -67,8 +69,9 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
         batches: training data **with the training-time transforms**: a DataLoader, an iterable of x or (x, y), or a
             tensor, an array, a pair (x, y) or a Dataset, from which batches are drawn. A list or generator is read
             once, a loader repeatedly.
-        num_samples: the number of mini-batches R. If a prediction makes more draws than R, rows are used again.
-        seed: sets the order of the data, and augmentations that use the global random generators.
+        num_samples: the number of mini-batches R; fewer if the data ends before. If a prediction makes more draws
+            than R, rows are used again.
+        seed: fixes the order of the data, and augmentations that use the global random generators.
         center: "batches" scatters around the mean of the batch statistics (the paper); "running" scatters around the
             network's own running statistics, which keeps its mean answer.
         batch_size: M, by default that of the loader. Batches of another size are cut and joined to size M.
@@ -76,8 +79,8 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
         sites: which batch-norm layers are random: the first k, names or patterns such as "layer1.*", or a function
             of (name, layer). The other layers keep their running statistics.
         dropout: gather the statistics with dropout active, as in training. Prediction never uses dropout.
-        include_query: predict each input inside a batch with M - 1 training examples. This is the exact predictive,
-            M times as slow, for research.
+        include_query: predict each input inside a batch with M - 1 training examples. This is the predictive
+            of Atanov et al. (2018) without approximation, M times as slow, for research.
         inputs: where the inputs are in a batch, if they are not first: a key, a position, several of them for a
             network with several inputs, or a function that returns a tensor, a tuple (arguments by position) or a dict
             (arguments by name).
@@ -88,6 +91,13 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     >>> posterior
     BatchNormPosterior(mcbn on Sequential: 1 sites, 16 statistics, 32 rows, batch size 10, centred on batches)
     """
+    require_center(center)
+    if include_query and (center != "batches" or dropout):
+        raise BatchbayesError(
+            expected='center="batches" and no dropout with include_query=True',
+            got=f"center={center!r}, dropout={dropout}",
+            fix="leave these out: each query is normalised by its own batch",
+        )
     prepared = prepare(
         model,
         batches,

@@ -13,7 +13,7 @@ from batchbayes._common.rng import dealt, dealt_first, normals
 from batchbayes.batches import each_tensor, require_finite
 from batchbayes.engines.linearity import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.collect import in_place
+from batchbayes.methods.batchnorm.collect import as_buffers
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
 from batchbayes.methods.batchnorm.omega import by_site, is_mean, site_of, size, unpack
 from batchbayes.methods.batchnorm.sites import (
@@ -31,6 +31,9 @@ Center = Literal["batches", "running"]
 Noise = Literal["rows", "correlated", "factorised"]
 """How draws deviate: by an observed row, by a Gaussian combination of rows, or independently in each statistic."""
 
+LEAST_VARIANCE = 0.01
+"""At another batch size a variance keeps at least this share, so that it stays positive."""
+
 
 @dataclass(frozen=True, eq=False)
 class BatchNormPosterior(Posterior):
@@ -43,7 +46,7 @@ class BatchNormPosterior(Posterior):
     center: Tensor
     """Omega that the draws scatter around, (D,)."""
     deviations: Tensor
-    """One row for each observed mini-batch, all sites jointly, less the mean row, (R, D). For factorised noise there is
+    """One row for each mini-batch: its omega (all sites) minus the mean omega, (R, D). For factorised noise there is
     a single row of standard deviations, and for a posterior without noise a single row of zeros."""
     batch_size: float
     """M: the deviations scale as 1 / sqrt(M). If sites have different M, this is their geometric mean."""
@@ -52,7 +55,7 @@ class BatchNormPosterior(Posterior):
     """Where the centre comes from: the mean over "batches", the "running" statistics, or the "population"."""
     noise: Noise = "rows"
     influence: Tensor | None = None
-    """What the rows do to the outputs of some training inputs, as a Gram matrix (R, R)."""
+    """Gram matrix (R, R) of the output changes that the rows cause on some training inputs."""
     site_batch_sizes: tuple[float, ...] = ()
     """M of each site, if they differ."""
     idle: tuple[str, ...] = ()
@@ -79,9 +82,9 @@ class BatchNormPosterior(Posterior):
 
     def coefficients(self, seed: int, indices: Sequence[int]) -> Tensor:
         """Return how Gaussian draws combine the rows, (s, R); for factorised noise, the normal numbers (s, D)."""
-        rows, size = self.deviations.shape
+        rows, length = self.deviations.shape
         if self.noise == "factorised":
-            return normals(seed, indices, size).to(self.center.dtype)
+            return normals(seed, indices, length).to(self.center.dtype)
         return normals(seed, indices, rows).to(self.center.dtype) / max(1, rows - 1) ** 0.5
 
     def deviation(self, seed: int, index: int) -> Tensor:
@@ -98,14 +101,14 @@ class BatchNormPosterior(Posterior):
     def function(self, omega: Tensor) -> Function:
         """Return the network that normalises by the statistics omega (D,)."""
         require_present(self.network, self.sites)
-        tensors = in_place(self.sites, self._statistics(omega))
+        tensors = as_buffers(self.sites, self._statistics(omega))
         return partial(self.network, tensors=tensors, before=refusing(self.idle))
 
     def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
         r"""Return several draws as one function, (n, ...) -> (s, n, ...): quicker than one by one if inputs are few.
 
-        Statistics $(\mu', s')$ do to an input h what those of the centre do to $\mu + (h - \mu') s / s'$. So each layer
-        is given that input, with the statistics of the draw that a row belongs to.
+        Normalising h by $(\mu', s')$ equals normalising $\mu + (h - \mu') s / s'$ by the statistics $(\mu, s)$ of the
+        centre. So all draws run in one pass at the centre, and each layer gets inputs that are moved in this way.
         """
         omegas = self.center + torch.stack([self.deviation(seed, index) for index in indices])  # (s, D)
         pairs = zip(self.sites, by_site(self.sites, self.center), by_site(self.sites, omegas), strict=True)
@@ -113,7 +116,7 @@ class BatchNormPosterior(Posterior):
         for site, (center, log_std), (means, log_stds) in pairs:
             scale = (log_std - log_stds).exp()
             before[site.name] = partial(_move, len(indices), scale, center - means * scale)  # (s, C) each
-        tensors = in_place(self.sites, self._statistics(self.center))
+        tensors = as_buffers(self.sites, self._statistics(self.center))
 
         def drawn(inputs: Any) -> Tensor:
             rows = each_tensor(inputs, lambda tensor: tensor.expand(len(indices), *tensor.shape).flatten(0, 1))
@@ -131,7 +134,7 @@ class BatchNormPosterior(Posterior):
         return placed
 
     def noise_variance(self) -> Tensor:
-        """Return the variance of each statistic over draws, (D,)."""
+        """Return the variance of each statistic, estimated from the rows, (D,)."""
         if self.noise == "factorised":
             return self.deviations[0].square()
         return self.deviations.square().sum(0) / max(1, len(self.deviations) - 1)
@@ -159,6 +162,7 @@ class BatchNormPosterior(Posterior):
             deviations=self.deviations * (self._present_sizes() / each).sqrt().to(self.deviations),
             batch_size=float(sizes.log().mean().exp()) if sizes.ndim else float(sizes),
             site_batch_sizes=tuple(sizes.tolist()) if sizes.ndim else (),
+            influence=None if sizes.ndim else self.influence,  # it belongs to one batch size for all sites
         )
 
     def _present_sizes(self) -> Tensor:
@@ -174,8 +178,8 @@ class BatchNormPosterior(Posterior):
         mean, noise = is_mean(self.sites), self.noise_variance()
         mean_noise, log_noise = noise[mean], noise[~mean]  # variances of a batch mean and of a batch log std
         log_std, ratio = self.center[~mean], (self._present_sizes() / batch_sizes)[~mean].to(shift)
-        variance = (2 * log_std + 2 * log_noise).exp()  # of a log-normal: E[var_M], epsilon included
-        moved = torch.maximum(variance + mean_noise * (1 - ratio), 0.01 * variance)  # it cannot fall below zero
+        variance = (2 * log_std + 2 * log_noise).exp()  # E[var_M + epsilon], if log std is Gaussian
+        moved = torch.maximum(variance + mean_noise * (1 - ratio), LEAST_VARIANCE * variance)
         shift[~mean] = 0.5 * moved.log() - ratio * log_noise - log_std
         return shift
 
@@ -216,11 +220,11 @@ class BatchNormPosterior(Posterior):
     def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
         """Return outputs at the centre (n, ...), and their exact derivatives along directions of omega, (Q, n, ...).
 
-        With `contrasts`, the derivatives of logits (n, K) are right up to one number for each example, and those of
+        With `contrasts`, the derivatives of logits (n, K) may be off by a constant within each example, and those of
         unlikely classes are left out.
         """
         with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
-            statistics, inputs = self._statistics(self.center.clone()), _normal(inputs)
+            statistics, inputs = self._statistics(self.center.clone()), _without_inference_mode(inputs)
             if directions.any():
                 return tangents_by_reverse_mode(self.network, self.sites, statistics, inputs, directions, contrasts)
         with torch.no_grad():
@@ -292,6 +296,6 @@ def _move(draws: int, scale: Tensor, shift: Tensor, h: Tensor) -> Tensor:
     return torch.addcmul(shift, h.unflatten(0, (draws, -1)), scale).flatten(0, 1)
 
 
-def _normal(inputs: Any) -> Any:
+def _without_inference_mode(inputs: Any) -> Any:
     """Return inputs that a gradient can pass through, even if they were made in inference mode."""
     return each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from batchbayes.batches import Batches, Picker
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare
+from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare, require_center
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select
 from batchbayes.network import Output
@@ -73,6 +73,7 @@ def stochastic_bn(
         raise BatchbayesError(
             expected="two mini-batches or more", got=f"num_samples={num_samples}", fix="a spread needs two: pass 64"
         )
+    require_center(center)
     prepared = prepare(
         model,
         batches,
