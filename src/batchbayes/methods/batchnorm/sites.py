@@ -153,7 +153,7 @@ def require_present(network: Network, sites: Sequence[Site]) -> None:
     for site in sites:
         found: Any = network.module
         for part in site.name.split("."):
-            found = found and found._modules.get(part)
+            found = None if found is None else found._modules.get(part)
             found = getattr(found, "_orig_mod", found)
         if found is not site.layer and site.name:
             raise BatchbayesError(
