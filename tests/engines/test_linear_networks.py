@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import batchbayes as bb
 from batchbayes.engines import linear_draws as drawn
@@ -233,3 +234,21 @@ def test_examples_are_spread_over_all(length, count):
     assert (int(index[0]), int(index[-1])) == (0, length - 1)
     steps = {*index.diff().tolist()} or {0}
     assert max(steps) - min(steps) <= 1
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.first, x, use_reentrant=False))
+
+
+def test_activation_checkpoints_are_told_and_auto_makes_exact_draws():
+    posterior = bb.mcbn(settled(Checkpointed()), X, batch_size=100)
+    with pytest.raises(bb.BatchbayesError, match="activation checkpoints"):
+        bb.predict(posterior, X[:40], bb.categorical(), engine="linear")
+    exact, auto = (bb.predict(posterior, X[:40], bb.categorical(), engine=engine) for engine in ("sample", "auto"))
+    assert torch.equal(exact.probs, auto.probs)

@@ -17,12 +17,13 @@ passes run on ever fewer examples.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointError
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.collect import as_buffers
@@ -55,11 +56,11 @@ def tangents_by_reverse_mode(
     size = max(1, CHUNK // max(1, inputs[0].numel()))
     outputs, slopes, along = [], [], []
     for part in inputs.split(size):
-        graph = build(part)
-        along = _along(sites, statistics, directions.to(graph.flat))
-        outputs.append(graph.outputs)
-        passes = _first_contrasts(graph.flat) if contrasts and graph.outputs.ndim == 2 else _units(graph.flat)
-        slopes.append(torch.stack([graph.slopes(weights, along) for weights in passes]))  # (1 or K, n, Q)
+        with build(part) as graph:
+            along = _along(sites, statistics, directions.to(graph.flat))
+            outputs.append(graph.outputs)
+            passes = _first_contrasts(graph.flat) if contrasts and graph.outputs.ndim == 2 else _units(graph.flat)
+            slopes.append(torch.stack([graph.slopes(weights, along) for weights in passes]))  # (1 or K, n, Q)
     found, slope = torch.cat(outputs), torch.cat(slopes, 1)
     if contrasts and found.ndim == 2 and found.shape[1] > 1:
         slope = _all_contrasts(build, inputs, found.to(slope.dtype), slope[0], along, size)
@@ -99,13 +100,13 @@ def _all_contrasts(
     needed = contrasts_needed(logits.gather(1, order), first.square().mean(1).sqrt())
     by_need = needed.argsort(descending=True, stable=True)[: int((needed > 1).sum())]
     for some in by_need.split(size) if len(by_need) else ():
-        graph = build(inputs[some])
-        for k in range(2, int(needed[some[0]]) + 1):
-            wanted = some[needed[some] >= k]
-            if 2 * len(wanted) < len(some):
-                some, graph = wanted, build(inputs[wanted])
-            moved = graph.slopes(_contrast(graph.flat, order[some, k], order[some, 0]), along)
-            slopes[order[wanted, k], wanted] = moved[: len(wanted)]  # those that need most come first
+        k = 2
+        while len(some := some[needed[some] >= k]):  # those that need most come first
+            with build(inputs[some]) as graph:
+                while 2 * (count := int((needed[some] >= k).sum())) > len(some):
+                    moved = graph.slopes(_contrast(graph.flat, order[some, k], order[some, 0]), along)
+                    slopes[order[some[:count], k], some[:count]] = moved[:count]
+                    k += 1
     return slopes
 
 
@@ -125,7 +126,10 @@ def contrasts_needed(ordered: Tensor, std: Tensor) -> Tensor:
 
 
 class _Graph:
-    """One forward pass at given statistics, ready for backward passes to the inputs of the sites."""
+    """One forward pass at given statistics, ready for backward passes to the inputs of the sites.
+
+    The backward passes belong inside the block, because activation checkpoints run parts of the network again.
+    """
 
     def __init__(
         self,
@@ -137,15 +141,22 @@ class _Graph:
         self._sites, self._statistics, self._count = sites, statistics, len(inputs)
         self._seen: list[Tensor] = []
         before = {site.name: partial(self._see, site.name) for site in sites}
+        self._running = network.running(inputs, tensors=as_buffers(sites, statistics), before=before)
+
+    def __enter__(self) -> Self:
         with torch.enable_grad(), affine_batch_norm():
-            self._outputs = network(inputs, tensors=as_buffers(sites, statistics), before=before)
+            self._outputs = self._running.__enter__()
         self.outputs = self._outputs.detach()
         """(n, ...)"""
-        flat = self.outputs.reshape(len(inputs), -1)
+        flat = self.outputs.reshape(self._count, -1)
         self.flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
         """(n, K)"""
         shapes = {(h.shape, h.dtype): h for h in self._seen}
         self._products = {key: torch.empty_like(h, requires_grad=False) for key, h in shapes.items()}
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._running.__exit__(*error)
 
     def _see(self, name: str, h: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
@@ -159,7 +170,10 @@ class _Graph:
     def slopes(self, weights: Tensor, along: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Return the derivatives of the weighted sum of outputs, weights (n, K), along Q directions, (n, Q)."""
         one = weights.to(self._outputs.dtype).view_as(self._outputs)
-        gradients = torch.autograd.grad(self._outputs, self._seen, one, retain_graph=True, allow_unused=True)
+        try:
+            gradients = torch.autograd.grad(self._outputs, self._seen, one, retain_graph=True, allow_unused=True)
+        except CheckpointError as error:
+            raise _unfit("a network without activation checkpoints", "checkpoints in its forward pass") from error
         total = self.flat.new_zeros(len(self.flat), along[0][0].shape[1])
         for gradient, h, (mean, log_std) in zip(gradients, self._seen, along, strict=True):
             if gradient is not None:  # a layer of another head moves nothing
