@@ -25,12 +25,14 @@ PLAIN = {"±": "+-", "−": "-", "≥": ">=", "≤": "<=", "…": "..."}
 DATA_HELP = """\
 data (T, X, V, O and the input of predict):
   FILE.npz              arrays X and y (whole numbers are classes), optionally class_names
-  FILE.csv, .parquet    a table with column names; --target names the target, all others are inputs
-  FOLDER                images, in a sub-folder for each class; RGB from 0 to 1, all of one size
+  FILE.csv, .parquet    a table with column names; --target names the target, --id the ids, all others are inputs;
+                        columns are found by name, and classes may be words
+  FOLDER                images, in a sub-folder for each class; RGB from 0 to 1, all of one size unless --resize
+  FOLDER                images/ and masks/ for a segmentation
   pkg.module:function   called without arguments; returns a DataLoader, a data set or tensors (x, y)
 
 A model factory and a data function are code: they are imported from the current folder or PYTHONPATH and EXECUTED.
-Weights are safetensors files; no pickle is ever loaded.
+Files are only read: code in a file of weights (.safetensors, .pt, .pth) is never executed.
 """
 COLUMNS_HELP = """\
 columns: prediction, confidence and entropy of classes; mean, std and a 90 % interval of values; flag is 1 if the

@@ -12,8 +12,11 @@ from safetensors.torch import load_file
 import batchbayes as bb
 from batchbayes import cli
 from batchbayes._common.text import number
+from batchbayes.assess import choice
 
 FILES = {"report.html", "posterior.safetensors", "predictions.csv", "metrics.json", "figures"}
+TUNED = 2
+"""The rank of a tuned method."""
 TASKS = ["classification", "regression", "segmentation"]
 
 
@@ -27,7 +30,10 @@ def assessed(tmp_path_factory):
         if task not in made:
             folder = tmp_path_factory.mktemp(task)
             arguments = assess_cases.write_case(task, folder)
-            assert cli.main(["assess", *arguments, "--out", str(folder / "out")]) == 0
+            with pytest.MonkeyPatch.context() as patch:
+                if task == "classification":  # the test data cannot tell the methods apart, and these tests need draws
+                    patch.setattr(choice, "_is_as_good", lambda each, best: each.candidate.rank == TUNED)
+                assert cli.main(["assess", *arguments, "--out", str(folder / "out")]) == 0
             made[task] = folder, arguments
         return made[task][0] / "out", made[task][1]
 
@@ -58,8 +64,10 @@ def test_all_files_are_there_and_nothing_else(assessed, task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_same_seed_gives_the_same_numbers(assessed, task, tmp_path):
+def test_the_same_seed_gives_the_same_numbers(assessed, task, tmp_path, monkeypatch):
     folder, arguments = assessed(task)
+    if task == "classification":
+        monkeypatch.setattr(choice, "_is_as_good", lambda each, best: each.candidate.rank == TUNED)
     assert cli.main(["assess", *arguments, "--out", str(tmp_path / "again")]) == 0
     assert rows_of(tmp_path / "again") == rows_of(folder)
     assert by_name(tmp_path / "again") == by_name(folder)
@@ -102,7 +110,7 @@ def test_the_posterior_file_is_the_recommended_one(assessed):
     inputs, labels = assess_cases.blobs(240, 1)
     rows = [row for row in rows_of(folder) if row["source"] == "test"]
     kept = [int(row["row"]) for row in rows]
-    seen = bb.predict(posterior, inputs[kept], bb.categorical(), num_samples=12, engine=engine.split(",")[0])
+    seen = bb.predict(posterior, inputs[kept], bb.categorical(), num_samples=12, engine=engine.split(",")[0].split(":")[0])
     assert -float(seen.log_prob(labels[kept]).mean()) == pytest.approx(by_name(folder)[name]["nll"], abs=1e-5)
     told = [float(row["mutual_information"]) for row in rows]
     np.testing.assert_allclose(told, seen.mutual_information.numpy(), atol=1e-5)

@@ -7,7 +7,7 @@ from helpers import assess_cases
 from safetensors.torch import save_file
 
 from batchbayes import BatchbayesError, cli
-from batchbayes.assess import run
+from batchbayes.assess import choice, run
 
 
 @pytest.fixture
@@ -19,7 +19,11 @@ def case(tmp_path):
 
 def change(case, **changes):
     options = case | {f"--{key.replace('_', '-')}": value for key, value in changes.items()}
-    return ["assess", *(word for key, value in options.items() if value is not None for word in (key, str(value)))]
+    return ["assess", *(word for key, value in options.items() if value is not None for word in _words(key, value))]
+
+
+def _words(key, value):
+    return (key,) if value is True else (key, str(value))
 
 
 def write(folder, name, x, y):
@@ -39,7 +43,7 @@ def bad_weights(folder):
 
 
 def a_pickle(folder):
-    torch.save(assess_cases.trained("classification"), folder / "weights.pt")
+    torch.save(assess_cases.classifier(), folder / "weights.pt")
     return folder / "weights.pt"
 
 
@@ -48,6 +52,7 @@ def table(folder, text):
     return folder / "table.csv"
 
 
+HELPERS = "helpers.assess_cases"
 CASES = {
     "wrong shape": (lambda f: {"test": write(f, "t.npz", np.zeros((9, 5)), np.zeros(9, int))}, "inputs that MLP takes"),
     "labels outside": (
@@ -58,6 +63,22 @@ CASES = {
     "missing weights": (lambda f: {"weights": f / "nowhere.safetensors"}, "nothing at"),
     "unknown kind of file": (lambda f: {"test": f / "weights.safetensors"}, "a .npz, .csv or .parquet file"),
     "a factory that raises": (lambda f: {"model": "helpers.assess_cases:raising"}, "RuntimeError: no such layer"),
+    "a factory that exits": (lambda f: {"model": "helpers.assess_cases:exiting"}, "SystemExit: 0"),
+    "a long name": (lambda f: {"out": f / ("x" * 250)}, "a place to write to"),
+    "a name that no disk takes": (lambda f: {"out": f / ("x" * 300)}, "File name too long"),
+    "a mean without a std": (lambda f: {"mean": "0.5"}, "--mean and --std together, or --standardise alone"),
+    "a mean for functions": (
+        lambda f: {
+            "mean": 0, "std": 1, "ood": None, "test": f"{HELPERS}:named_test", "train": f"{HELPERS}:blob_training"
+        },
+        "a file or a folder beside --mean",
+    ),
+    "a standardisation of a function": (
+        lambda f: {"standardise": True, "train": f"{HELPERS}:blob_training"}, "a training file to learn"
+    ),
+    "classes in another order": (
+        lambda f: {"test": f"{HELPERS}:named_test", "train": f"{HELPERS}:other_names"}, "the class names of training"
+    ),
     "a factory that is not there": (lambda f: {"model": "helpers.assess_cases:nobody"}, "a function nobody in helpers"),
     "a module that is not there": (lambda f: {"model": "no_such_module:build"}, "No module named 'no_such_module'"),
     "a factory that is no name": (lambda f: {"model": "model.py"}, "pkg.module:function; got 'model.py'"),
@@ -67,11 +88,11 @@ CASES = {
         "Do this: ",
     ),
     "weights of another network": (lambda f: {"weights": bad_weights(f)}, "output.weight of shape (3, 9)"),
-    "pickled weights": (lambda f: {"weights": a_pickle(f)}, "pickles are never loaded"),
+    "pickled weights": (lambda f: {"weights": a_pickle(f)}, "cannot be read without running code in it"),
     "NaN rows": (lambda f: {"test": nan_rows(f)}, "1 rows with NaN or infinity"),
     "NaN training rows": (lambda f: {"train": nan_rows(f)}, "1 rows with NaN or infinity"),
     "no target column": (
-        lambda f: {"test": table(f, "a,b,c\n1,2,3\n"), "target": "height"},
+        lambda f: {"train": table(f, "a,b,c\n1,2,3\n"), "target": "height"},
         "a target column 'height' in table.csv; got columns a, b, c",
     ),
     "words in a table": (lambda f: {"test": table(f, "a,b,y\n1,two,3\n"), "target": "y"}, "'two' in line 2"),
@@ -139,7 +160,8 @@ def test_an_interrupt_leaves_nothing(stage, case, tmp_path, monkeypatch, capsys)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_predict_refuses_what_it_cannot_use(case, tmp_path, capsys):
+def test_predict_refuses_what_it_cannot_use(case, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(choice, "_is_as_good", lambda each, best: each.candidate.rank == 2)  # a fitted posterior
     assert cli.main([*change(case), "--quiet"]) == 0
     posterior = tmp_path / "out" / "posterior.safetensors"
     base = ["predict", "--model", case["--model"], "--weights", case["--weights"], "--posterior", str(posterior)]

@@ -1,6 +1,7 @@
 """Small networks and data for `batchbayes assess`, named on its command line as assess_cases:NAME."""
 
 import csv
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -63,6 +64,10 @@ def raising() -> nn.Module:
     raise RuntimeError("no such\nlayer")
 
 
+def exiting() -> nn.Module:
+    sys.exit(0)
+
+
 def not_a_network() -> str:
     return "network"
 
@@ -84,6 +89,16 @@ def endless_training() -> Iterator[Tensor]:
 def named_test() -> TensorDataset:
     dataset = TensorDataset(*blobs(240, 1))
     dataset.classes = CLASS_NAMES  # type: ignore[attr-defined]
+    return dataset
+
+
+def blob_training() -> DataLoader:
+    return DataLoader(TensorDataset(*blobs(300, 0)), batch_size=16, shuffle=True)
+
+
+def other_names() -> TensorDataset:
+    dataset = TensorDataset(*blobs(300, 0))
+    dataset.classes = CLASS_NAMES[::-1]  # type: ignore[attr-defined]
     return dataset
 
 
@@ -143,3 +158,20 @@ def write_csv(path: Path, x: Tensor, y: Tensor) -> None:
         writer = csv.writer(file)
         writer.writerow(["left", "right", "height"])
         writer.writerows(torch.cat([x, y[:, None]], 1).tolist())
+
+
+class Colours(nn.Module):
+    """Find the strongest colour of images of 6 x 6 pixels that are scaled by a mean of 0.3 and a std of 0.2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.shape[1:] != (3, 6, 6) or images.amin() > 0:
+            raise ValueError(f"shape {tuple(images.shape)}, or values that are not scaled")
+        return 3 * self.norm(images.mean((2, 3)))
+
+
+def colours() -> nn.Module:
+    return Colours()

@@ -146,5 +146,6 @@ def notes_for_prediction(
         "seed": options.seed,
         "draws": options.draws,
         "engine": "linear" if chosen.engine.startswith("linear") else "sample",  # what "auto" has chosen
+        "reading": case.reading.to_json(),
         **more,
     }

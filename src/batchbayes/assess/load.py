@@ -1,19 +1,16 @@
 """From options to a network and data that fit together, or to a message that says what does not fit."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from batchbayes.assess.named import build_network, call_named, is_name, named_method
+from batchbayes.assess.named import build_network, named_method
 from batchbayes.assess.options import AssessOptions, Task
+from batchbayes.assess.sources import Reading, first_reading, read_training
 from batchbayes.batches import pick_inputs
-from batchbayes.data.examples import Examples, as_batch, from_object
-from batchbayes.data.files import read_examples
+from batchbayes.data.examples import Examples
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import Method
 from batchbayes.network import as_network
@@ -38,76 +35,48 @@ class Case:
     class_names: tuple[str, ...] | None
     split_off: bool
     """Whether the calibration data is a part of the test data."""
+    reading: Reading
+    """How the data was read."""
 
 
 def load_case(options: AssessOptions) -> Case:
     """Read everything that the options name."""
     methods = [named_method(name) for name in options.method]
     network = build_network(options.model, options.weights, options.device)
-    test = read_source(options.test, options.target, "the test data")
-    validation = read_source(options.validation, options.target, "the validation data") if options.validation else None
+    train, reading = read_training(options, first_reading(options))
+    test, reading = _read_test(options, reading)
+    validation = reading.read(options.validation, "the validation data") if options.validation else None
     outputs = trial(network, test)
     task = options.task or guess_task(outputs, test)
     calibration, test = (validation, test) if validation else test.split(CALIBRATION_SHARE, options.seed)
-    ood = read_source(options.ood, None, "the out-of-distribution data") if options.ood else None
+    others = reading.optional_columns()
+    ood = others.read(options.ood, "the out-of-distribution data", inputs_only=True) if options.ood else None
     for part in [part for part in (calibration, ood) if part]:
         trial(network, part)
     case = Case(
         network=network,
         methods=methods,
         task=task,
-        train=training_batches(options),
+        train=train,
         calibration=calibration,
         test=test,
         ood=ood,
         num_outputs=outputs.shape[1] if outputs.ndim > 1 else 1,
-        class_names=options.class_names or test.class_names,
+        class_names=options.class_names or reading.class_names,
         split_off=validation is None,
+        reading=reading,
     )
     _require_fitting(case, outputs, options.ignore_label)
     return case
 
 
-def read_source(source: str, target: str | None, what: str) -> Examples:
-    """Read examples from a file, a folder or a data function."""
-    if is_name(source) and not Path(source).exists():
-        return from_object(source, call_named(source, what))
-    return read_examples(Path(source), target)
-
-
-def training_batches(options: AssessOptions) -> Any:
-    """Return what training batches are read from: a shuffling loader over files, or what a data function returns."""
-    if is_name(options.train) and not Path(options.train).exists():
-        made = call_named(options.train, "the training data")
-        if isinstance(made, Tensor):
-            return made
-        if isinstance(made, tuple) and made and isinstance(made[0], Tensor):
-            return made[0]
-        if hasattr(made, "__next__"):
-            return (as_batch(batch, "the training data")[0] for batch in made)
-        return from_object(options.train, made, may_shuffle=True)
-    source = read_examples(Path(options.train), options.target)
-    if options.batch_size is None:
-        return _without_batch_size()
-    assert isinstance(source.batches, DataLoader)
-    shuffled = DataLoader(source.batches.dataset, batch_size=options.batch_size, shuffle=True, drop_last=True)
-    if len(shuffled) == 0:
-        raise BatchbayesError(
-            expected=f"at least {options.batch_size} training examples, one batch",
-            got=f"{len(source.batches.dataset)} in {source.name}",  # type: ignore[arg-type]
-            fix="lower --batch-size to that of training",
-        )
-    return replace(source, batches=shuffled)
-
-
-def _without_batch_size() -> Iterator[Tensor]:
-    """Raise an error when a method reads the first batch. Some methods never do."""
-    raise BatchbayesError(
-        expected="--batch-size beside training data from a file",
-        got="none",
-        fix="pass the batch size that the network was trained with",
-    )
-    yield
+def _read_test(options: AssessOptions, reading: Reading) -> tuple[Examples, Reading]:
+    """Read the test data. If the training data said nothing about columns and classes, the test data does."""
+    test = reading.read(options.test, "the test data")
+    settled = reading.like(test, options.class_names)
+    if test.class_names not in (None, settled.class_names):
+        test = settled.read(options.test, "the test data")
+    return test, settled
 
 
 @torch.no_grad()

@@ -8,10 +8,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
+from batchbayes.data.weights import read_weights
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.methods import Method, compared_names, find_method
 
@@ -43,7 +42,7 @@ def call_named(name: str, what: str) -> Any:
         return getattr(module, function_name)()
     except BatchbayesError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # whoever calls sys.exit(0) has made nothing
         raise _failed(name, what, error) from error
 
 
@@ -72,11 +71,11 @@ def _imported(module_name: str, name: str, what: str) -> ModuleType:
             got=_one_line(error),
             fix="run in the folder that holds it, or set PYTHONPATH",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(name, what, error) from error
 
 
-def _failed(name: str, what: str, error: Exception) -> BatchbayesError:
+def _failed(name: str, what: str, error: BaseException) -> BatchbayesError:
     return BatchbayesError(
         expected=f"{what} from {name}",
         got=f"{type(error).__name__}: {_one_line(error)}",
@@ -115,16 +114,7 @@ def build_network(name: str, weights: Path | None, device: str) -> nn.Module:
 
 def _load_weights(network: nn.Module, path: Path) -> None:
     """Load weights into a network. Raise an error that says which of them do not fit."""
-    if not path.is_file():
-        raise BatchbayesError(expected="a file of weights", got=f"nothing at {path}", fix="check --weights")
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise BatchbayesError(
-            expected=f"weights in safetensors format in {path.name}",
-            got=f"a file that is something else ({_one_line(error)})",
-            fix="convert it by safetensors.torch.save_file(network.state_dict(), ...); pickles are never loaded",
-        ) from error
+    tensors = read_weights(path)
     own = network.state_dict()
     counters = {key for key in own if key.endswith("num_batches_tracked")}
     parts = [f"no {key}" for key in sorted(own.keys() - tensors.keys() - counters)[:2]]

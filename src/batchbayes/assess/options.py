@@ -42,6 +42,30 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """Read numbers that are separated by commas.
+
+    >>> numbers("0.5, 0.25")
+    (0.5, 0.25)
+    """
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, not {text!r}") from None
+
+
+def size(text: str) -> tuple[int, int]:
+    """Read a height and a width, or one number for both.
+
+    >>> size("32"), size("240x320")
+    ((32, 32), (240, 320))
+    """
+    sides = [positive(side) for side in text.split("x")]
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f"must be HEIGHTxWIDTH in pixels, not {text!r}")
+    return sides[0], sides[-1]
+
+
 def _method_help() -> str:
     return (
         f"methods to compare (default: mcbn), out of {', '.join(compared_names())}. A method of your own is named as "
@@ -58,10 +82,18 @@ class CommonOptions:
     )
     weights: Path | None = field(
         default=None,
-        metadata=option("the weights, unless the factory loads them", type=Path, metavar="W.safetensors"),
+        metadata=option("the weights, unless the factory loads them", type=Path, metavar="W.safetensors|.pt|.pth"),
     )
     target: str | None = field(
         default=None, metadata=option("target column of tables, or target array of .npz files", metavar="NAME")
+    )
+    id: str | None = field(
+        default=None,
+        metadata=option(
+            "column of tables with a name for each row, which is written beside its prediction; images have "
+            "their file names",
+            metavar="NAME",
+        ),
     )
     device: str = field(default="cpu", metadata=option("for example cpu or cuda:0 (cpu)"))
     threads: int | None = field(
@@ -91,8 +123,25 @@ class AssessOptions(CommonOptions):
     ignore_label: int | None = field(
         default=None, metadata=option("label of pixels that do not count", type=int, metavar="K")
     )
+    mean: tuple[float, ...] | None = field(
+        default=None,
+        metadata=option(
+            "subtracted from images with values from 0 to 1, or from columns: one number for each channel",
+            type=numbers,
+            metavar="R,G,B",
+        ),
+    )
+    std: tuple[float, ...] | None = field(
+        default=None, metadata=option("what they are divided by then", type=numbers, metavar="R,G,B")
+    )
+    resize: tuple[int, int] | None = field(
+        default=None, metadata=option("size of the images for the network", type=size, metavar="HxW")
+    )
+    standardise: bool = field(
+        default=False, metadata=option("learn the mean and the std of each column from the training file")
+    )
     batch_size: int | None = field(
-        default=None, metadata=option("batch size of the training (default: the loader's)", type=int, metavar="M")
+        default=None, metadata=option("batch size of the training (default: the loader's)", type=positive, metavar="M")
     )
     method: tuple[str, ...] = field(default=("mcbn",), metadata=option(_method_help, type=names, metavar="A,B,..."))
     center: Center = field(

@@ -1,15 +1,15 @@
 """Predictions for new data, from the posterior file of an assessment and the network. No training data is needed."""
 
-import csv
 import json
 import sys
 
-from batchbayes.assess.load import read_source, trial
+from batchbayes.assess.load import trial
 from batchbayes.assess.named import build_network, named_method
 from batchbayes.assess.options import PredictOptions
 from batchbayes.assess.rows import Rows, predict_rows
 from batchbayes.assess.run import noted_warnings, running
-from batchbayes.assess.write import require_new_file, write_rows
+from batchbayes.assess.sources import Reading
+from batchbayes.assess.write import print_rows, require_new_file, write_rows
 from batchbayes.errors import BatchbayesError
 from batchbayes.saving import load, load_notes
 
@@ -26,7 +26,8 @@ def predict_new(options: PredictOptions) -> Rows:
             got="one without its notes",
             fix="use bb.load and bb.predict",
         )
-    data = read_source(options.input, options.target, "the inputs")
+    reading = Reading.from_json(notes.get("reading", {}), options.target, options.id)
+    data = reading.read(options.input, "the inputs", inputs_only=True)
     trial(network, data)
     given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}
     notes |= {key: value for key, value in given.items() if value is not None}
@@ -45,6 +46,6 @@ def predict_command(options: PredictOptions) -> None:
     if options.json:
         print(json.dumps([dict(zip(rows, each, strict=True)) for each in cells]))
     elif options.out is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([tuple(rows), *cells])
+        print_rows(sys.stdout, rows)
     elif not options.quiet:
         print(f"{len(cells)} predictions: {options.out}")

@@ -2,7 +2,7 @@
 
 All columns come from the recommended method.
 
-- `source` and `row`: the data set, and the number of the example in it.
+- `source` and `row`: the data set, and the number of the example in it. `id`: its name, if the source has names.
 - `target`, or `accuracy` and `error_rate` of an image: the truth. Empty if no targets are known.
 - Classes: `prediction`, its `confidence`, the `entropy` of all probabilities (nats).
 - Images: means over all pixels of `confidence` and `entropy`.
@@ -48,7 +48,7 @@ def predict_rows(posterior: Posterior, data: Examples, notes: Mapping[str, Any],
         likelihoods = [categorical(temperature=notes["temperature"])]
         stream = predict_stream(posterior, single_images(data), likelihoods, **drawing)
         columns = image_columns([image_cells(predicted.predictives[0]) for predicted in stream])
-    return as_rows(columns, notes, source)
+    return as_rows(columns, notes, source, data.ids())
 
 
 def assessed_rows(posterior: Posterior, case: Case, notes: Mapping[str, Any], targets: Sequence[object]) -> Rows:
@@ -63,16 +63,19 @@ def assessed_rows(posterior: Posterior, case: Case, notes: Mapping[str, Any], ta
     if case.ood is None:
         return rows
     strange = predict_rows(posterior, case.ood, notes, "ood")
-    return {key: rows[key] + strange[key] for key in rows}
+    empty = {"id": [""] * len(rows["row"])}, {"id": [""] * len(strange["row"])}
+    keys = rows if "id" in rows else strange
+    return {key: (empty[0] | rows)[key] + (empty[1] | strange)[key] for key in keys}
 
 
-def as_rows(columns: Rows, notes: Mapping[str, Any], source: str) -> Rows:
-    """Add source, row, empty cells for the truth, and flags. The column "uncertainty" is used for the flags."""
+def as_rows(columns: Rows, notes: Mapping[str, Any], source: str, ids: Sequence[str] | None) -> Rows:
+    """Add source, row, ids if there are any, empty cells for the truth, and flags, from the column "uncertainty"."""
     uncertainty = columns.pop("uncertainty")
     count = len(uncertainty)
     return {
         "source": [source] * count,
         "row": list(range(count)),
+        **({} if ids is None else {"id": list(ids)}),
         **{key: [""] * count for key in TRUTH[notes["task"]]},
         **columns,
         "flag": [int(value > notes["threshold"]) for value in uncertainty],

@@ -45,7 +45,7 @@ def pick_thumbnails(case: Case, rows: Rows, uncertainty: str) -> Thumbnails | No
         if not count or data is None:
             continue
         chosen = chosen_rows(torch.tensor(rows[uncertainty][start : start + count]))
-        pieces.append(data.take(chosen, small))
+        pieces.append(data.raw().take(chosen, small))
         keys += [f"{source}-{rows['row'][start + i]}" for i in chosen]
         start += count
     if len({piece.shape[1:] for piece in pieces}) != 1:
@@ -62,7 +62,7 @@ def pick_details(case: Case, rows: Rows, uncertainty: str) -> dict[str, list[str
     chosen = chosen_rows(torch.tensor(rows[uncertainty][: rows["source"].count("test")]))
     names = case.test.feature_names or [f"x{i}" for i in range(first.shape[1])]
     details = {}
-    for i, inputs in zip(chosen, case.test.take(chosen), strict=True):
+    for i, inputs in zip(chosen, case.test.raw().take(chosen), strict=True):
         cells = zip(names[:FEATURES], inputs[:FEATURES].tolist(), strict=True)
         details[f"test-{rows['row'][i]}"] = [f"{name} = {value:.4g}" for name, value in cells]
     return details

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -26,30 +26,41 @@ from batchbayes.plots import save_figure
 from batchbayes.saving import save
 
 SPRITE_COLUMNS = 20
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def require_place(out: Path, overwrite: bool) -> None:
     """Raise an error unless the folder is new, empty or may be overwritten, and can be written to."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not overwrite):
-        raise BatchbayesError(
-            expected="an output folder that does not exist yet",
-            got=f"{out}, which {'is a file' if out.is_file() else 'has files in it'}",
-            fix="choose another --out, or pass --overwrite",
-        )
-    try:
+    with _words_for_disk_errors(out):
+        if out.is_file() or (out.is_dir() and any(out.iterdir()) and not overwrite):
+            raise BatchbayesError(
+                expected="an output folder that does not exist yet",
+                got=f"{out}, which {'is a file' if out.is_file() else 'has files in it'}",
+                fix="choose another --out, or pass --overwrite",
+            )
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent):
+        with _stage(out):
             pass
+
+
+def _stage(out: Path) -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")
+
+
+@contextmanager
+def _words_for_disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise BatchbayesError(
-            expected="a place to write to", got=f"{out} ({error.strerror})", fix="choose another --out"
+            expected="a place to write to", got=f"{path} ({error.strerror})", fix="choose another --out"
         ) from error
 
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
     """Give a folder to fill. Move its files to `out` if the block ends well; otherwise leave nothing behind."""
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
+    with _stage(out) as name:
         stage = Path(name) / "whole"
         stage.mkdir()
         yield stage
@@ -65,15 +76,18 @@ def staged(out: Path) -> Iterator[Path]:
 
 
 def require_new_file(path: Path) -> None:
-    """Raise an error if a file exists already, or its folder does not."""
-    if path.exists():
-        raise BatchbayesError(
-            expected="an output file that does not exist yet", got=str(path), fix="choose another --out"
-        )
-    if not path.parent.is_dir():
-        raise BatchbayesError(
-            expected="a folder to write to", got=f"nothing at {path.parent}", fix="make it, or choose another --out"
-        )
+    """Raise an error if a file exists already or cannot be written."""
+    with _words_for_disk_errors(path):
+        if path.exists():
+            raise BatchbayesError(
+                expected="an output file that does not exist yet", got=str(path), fix="choose another --out"
+            )
+        if not path.parent.is_dir():
+            raise BatchbayesError(
+                expected="a folder to write to", got=f"nothing at {path.parent}", fix="make it, or choose another --out"
+            )
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".partial-file"):
+            pass  # its name is as long as that of the file while it is written
 
 
 def write_files(
@@ -163,9 +177,15 @@ def _plain(value: Any) -> Any:
 def write_rows(path: Path, rows: Rows) -> None:
     """Write a .csv file."""
     with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(rows)
-        writer.writerows(zip(*rows.values(), strict=True))
+        print_rows(file, rows)
+
+
+def print_rows(file: TextIO, rows: Rows) -> None:
+    """Write rows as CSV. A text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(rows)
+    for cells in zip(*rows.values(), strict=True):
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell for cell in cells])
 
 
 def write_parquet(path: Path, rows: Rows) -> None:

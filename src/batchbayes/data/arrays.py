@@ -23,6 +23,7 @@ def read_arrays(
     id_array: str | None = None,
     schema: Schema | None = None,
     class_names: Sequence[str] | None = None,
+    inputs_only: bool = False,
 ) -> Examples:
     """Read the inputs and the targets of an .npz file.
 
@@ -35,12 +36,13 @@ def read_arrays(
         id_array: the array with a name for each example.
         schema: the schema of the training table. Columns are put in its order if the file has `features`.
         class_names: the names of the classes in the order of training.
+        inputs_only: whether targets and names of classes in the file are ignored.
     """
     arrays = read_npz(path)
     inputs = _wanted(path, arrays, None, INPUT_KEYS, "an array X of inputs")
     if inputs is None:
         raise _no_array(path, arrays, "an array X of inputs")
-    targets = _wanted(path, arrays, target, TARGET_KEYS, "an array of targets")
+    targets = None if inputs_only else _wanted(path, arrays, target, TARGET_KEYS, "an array of targets")
     features = _texts(path, arrays, FEATURE_KEYS, inputs.shape[1] if inputs.ndim == 2 else None)
     ids = _texts(path, arrays, (id_array,) if id_array else ID_KEYS, len(inputs))
     if id_array and ids is None:
@@ -49,7 +51,7 @@ def read_arrays(
     if schema:
         inputs, features = _in_order(path, inputs, features, schema), schema.feature_names
     has_names = targets is not None and targets.dtype.kind == "U"
-    names = _class_names(path, arrays, has_names, (schema and schema.class_names) or class_names)
+    names = _class_names(path, arrays, has_names or inputs_only, (schema and schema.class_names) or class_names)
     if targets is not None and has_names:
         names = names or tuple(map(str, np.unique(targets)))
         targets = np.array(class_numbers(map(str, targets.flat), names, path.name)).reshape(targets.shape)

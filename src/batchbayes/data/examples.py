@@ -77,7 +77,7 @@ class Examples:
         """Return the name of each example, or None if the source has no names or another order each time."""
         if self.source_ids is None or isinstance(getattr(self.batches, "sampler", None), SHUFFLING):
             return None
-        return tuple(self.source_ids[int(row)] for row in self.rows())
+        return tuple(self.source_ids if self.part is None else (self.source_ids[int(row)] for row in self.rows()))
 
     def prepared(self, preprocessing: Preprocessing) -> "Examples":
         """Return the same examples with a preprocessing, which is applied each time that they are read."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from batchbayes.data.arrays import read_arrays
 from batchbayes.data.examples import Examples
@@ -25,6 +26,7 @@ def read_examples(
     masks: str | os.PathLike[str] | None = None,
     ignored_label: int | None = None,
     preprocessing: Preprocessing | None = None,
+    inputs_only: bool = False,
 ) -> Examples:
     """Read the examples in a file or folder.
 
@@ -38,26 +40,28 @@ def read_examples(
         masks: a folder of masks for a folder of images.
         ignored_label: the number of pixels in masks that do not count.
         preprocessing: what is done to the inputs each time they are read.
+        inputs_only: whether targets are ignored, so that they may be of classes that training did not have.
     """
     path = Path(path)
     if not path.exists():
         raise BatchbayesError(expected="a data file or folder", got=f"nothing at {path}", fix="check the path")
     suffix = path.suffix.lower()
+    known: dict[str, Any] = {"schema": schema, "class_names": class_names, "inputs_only": inputs_only}
     try:
         if path.is_dir() or (suffix in IMAGES and path.is_file()):
             _require_unit_scale(preprocessing)
             resize = preprocessing.resize if preprocessing else None
             images, answers = _segmentation(path, None if masks is None else Path(masks))
-            if answers is not None:
+            if answers is not None and not inputs_only:
                 examples = read_masked_images(
                     images, answers, class_names=class_names, ignored_label=ignored_label, resize=resize
                 )
             else:
-                examples = read_images(images, class_names, resize)
+                examples = read_images(images, class_names, resize, inputs_only=inputs_only)
         elif suffix in TABLES and path.is_file():
-            examples = read_table(path, target, id_column=id_column, schema=schema, class_names=class_names)
+            examples = read_table(path, target, id_column=id_column, **known)
         elif suffix == ".npz" and path.is_file():
-            examples = read_arrays(path, target, id_array=id_column, schema=schema, class_names=class_names)
+            examples = read_arrays(path, target, id_array=id_column, **known)
         else:
             raise BatchbayesError(
                 expected="a .npz, .csv or .parquet file, an image, a folder of images, or pkg.module:function",

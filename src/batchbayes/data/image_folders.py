@@ -51,7 +51,11 @@ class ImageFiles(Dataset[Any]):
 
 
 def read_images(
-    path: Path, class_names: Sequence[str] | None = None, resize: tuple[int, int] | None = None
+    path: Path,
+    class_names: Sequence[str] | None = None,
+    resize: tuple[int, int] | None = None,
+    *,
+    inputs_only: bool = False,
 ) -> Examples:
     """Read one image, or the images in a folder. Sub-folders are classes.
 
@@ -61,6 +65,7 @@ def read_images(
             numbers of the others, and a folder with another class is refused. Without `class_names`, the classes are
             the sub-folders in the order of their names, and each must have images.
         resize: the height and the width of the images. Without it, all images must have the same size.
+        inputs_only: whether sub-folders are no classes, but parts of the folder.
     """
     if path.is_file():
         names = None if class_names is None else tuple(class_names)
@@ -81,7 +86,7 @@ def read_images(
             fix=f"use one of {', '.join(sorted(IMAGES))}",
         )
     labels, names = None, None if class_names is None else tuple(class_names)
-    if not loose:
+    if not loose and not inputs_only:
         names = names or _classes(path, folders)
         used = [folder for folder, images in folders.items() for _ in images]
         labels = class_numbers(used, names, f"the sub-folders of {path}")

@@ -46,6 +46,7 @@ def read_table(
     id_column: str | None = None,
     schema: Schema | None = None,
     class_names: Sequence[str] | None = None,
+    inputs_only: bool = False,
 ) -> Examples:
     """Read a table. All columns are inputs, except the target and the ids.
 
@@ -57,6 +58,7 @@ def read_table(
             and its target and its ids are used if the table has them. A target column without any value is left out.
         class_names: the names of the classes in the order of training, for a target column with names. Those of the
             schema are used first. Without any, the order is that of the alphabet.
+        inputs_only: whether the values of the target column are ignored.
     """
     table = TABLES[path.suffix.lower()](path)
     target, id_column = _special_columns(table, target, id_column, schema)
@@ -70,7 +72,8 @@ def read_table(
             fix="add the columns that the network needs",
         )
     columns = [table.numbers(name) for name in features]
-    targets, names = _targets(table, target, schema, tuple(class_names) if class_names else None)
+    used = None if inputs_only else target
+    targets, names = _targets(table, used, schema, tuple(class_names) if class_names else None)
     return from_tensors(
         table.name,
         torch.from_numpy(np.stack(columns, 1).astype(np.float32)),

@@ -71,7 +71,7 @@ def _certainty(case: Case, chosen: ClassContender, labels: Tensor) -> "Figure | 
     test = chosen.seen.test
     order = (test.mutual_information if chosen.has_draws else test.entropy).argsort(stable=True)
     shown = torch.cat([order[:8], order[-8:]]) if len(order) >= 16 else order
-    images = displayable(case.test.take(shown.tolist()))
+    images = displayable(case.test.raw().take(shown.tolist()))
     if images is None:
         return None
     return plots.certainty_figure(

@@ -34,13 +34,12 @@ def value_verdict(
         ood: the strange data.
     """
     chosen = choice.recommended.metrics
-    explained = 1 - float(errors.square().mean()) / float(targets.double().var(correction=0))
     word = width_word(chosen["coverage_90"], len(targets))
     advice = f"Use {choice.name}" if spread is not None else "One spread for all inputs does as well as any other"
     verdict = {
         "headline": f"Typical error {number(chosen['rmse'])}, with intervals that are {word}. {advice}.",
         "How good": f"The root mean squared error (RMSE) on {count(len(targets), 'test example')} is "
-        f"{number(chosen['rmse'])}. This explains {percent(explained, 0)} of the variance of the targets.",
+        f"{number(chosen['rmse'])}. {_explained(errors, targets)}",
         "How honest": f"The 90 % intervals of {choice.name} hold {percent(chosen['coverage_90'])} of the targets. They "
         f"are {word}. {_conformal(chosen)}",
         "When not to trust it": _rejection(spread, errors),
@@ -48,6 +47,17 @@ def value_verdict(
     if ood is not None:
         verdict["Strange inputs"] = _strange(contenders, ood.name)
     return {**verdict, "Which method": sentence_of_choice(choice)}
+
+
+def _explained(errors: Tensor, targets: Tensor) -> str:
+    """Say how much of the variance of the targets the network explains."""
+    variance = float(targets.double().var(correction=0))
+    if variance == 0:
+        return "All test targets are equal, so there is no variance to explain."
+    explained = 1 - float(errors.double().square().mean()) / variance
+    if explained < 0:
+        return "This is worse than to give the mean of the targets as the answer to all inputs."
+    return f"This explains {percent(explained, 0)} of the variance of the targets."
 
 
 def width_word(coverage: float, examples: int) -> str:

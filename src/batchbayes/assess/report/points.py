@@ -71,7 +71,7 @@ def lines(row: CsvRow) -> list[str]:
         "epistemic_std": "spread of the draws",
     }
     where = "out-of-distribution" if row["source"] == "ood" else row["source"]
-    found = [f"row {row['row']} of the {where} data"]
+    found = [f"row {row['row']} of the {where} data", *([row["id"]] if row.get("id") else [])]
     found += [f"{words} {_short(row[key])}" for key, words in names.items() if row.get(key)]
     return found + (["flagged: look again"] if row["flag"] == "1" else [])
 

@@ -92,7 +92,7 @@ def assess_segmentation(options: AssessOptions, case: Case) -> Assessment:
     threshold = float(held_out.mean_entropy().quantile(1 - FLAGGED_SHARE))
     notes = notes_for_prediction(options, case, chosen, threshold, class_names=case.class_names)
     wrong = chosen.seen.images["wrong"]
-    rows = as_rows(image_columns(chosen.seen.cells), notes, "test") | {
+    rows = as_rows(image_columns(chosen.seen.cells), notes, "test", case.test.ids()) | {
         "row": case.test.rows().tolist(),
         "accuracy": [1 - share for share in wrong],
         "error_rate": wrong,
