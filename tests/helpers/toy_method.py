@@ -27,8 +27,8 @@ class WobblePosterior(Posterior):
         return self.network.device
 
     def draw(self, seed: int, index: int) -> Function:
-        random = generator(seed, "wobble", index)
-        return lambda inputs: self.network(inputs) + self.scale * torch.randn(len(self.scale), generator=random)
+        noise = self.scale * torch.randn(len(self.scale), generator=generator(seed, "wobble", index))
+        return lambda inputs: self.network(inputs) + noise
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         return {}, {"scale": self.scale}
