@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
     from batchbayes.methods.dropout import DropoutPosterior, mc_dropout
     from batchbayes.methods.point import PointPosterior, deterministic
+    from batchbayes.methods.views.own import torchvision_transform
+    from batchbayes.methods.views.posterior import ViewsPosterior, with_views
+    from batchbayes.methods.views.transforms import Compose, RandomCrop, RandomFlip, RandomShiftScale, TableJitter
     from batchbayes.posterior import Posterior
     from batchbayes.prediction import predict, predict_stream
     from batchbayes.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -36,11 +39,17 @@ __all__ = [
     "BatchbayesError",
     "BatchbayesWarning",
     "CategoricalPredictive",
+    "Compose",
     "DropoutPosterior",
     "GaussianPredictive",
     "PointPosterior",
     "Posterior",
     "Predictive",
+    "RandomCrop",
+    "RandomFlip",
+    "RandomShiftScale",
+    "TableJitter",
+    "ViewsPosterior",
     "batch_norm_regulariser",
     "calibrate",
     "categorical",
@@ -62,7 +71,9 @@ __all__ = [
     "save",
     "scores",
     "stochastic_bn",
+    "torchvision_transform",
     "tune_batch_size",
+    "with_views",
 ]
 
 _HOMES = {
@@ -73,6 +84,15 @@ _HOMES = {
     "batchbayes.methods.batchnorm.tuning.batch_size": ["tune_batch_size"],
     "batchbayes.methods.dropout": ["DropoutPosterior"],
     "batchbayes.methods.point": ["PointPosterior"],
+    "batchbayes.methods.views.own": ["torchvision_transform"],
+    "batchbayes.methods.views.posterior": ["ViewsPosterior"],
+    "batchbayes.methods.views.transforms": [
+        "Compose",
+        "RandomCrop",
+        "RandomFlip",
+        "RandomShiftScale",
+        "TableJitter",
+    ],
     "batchbayes.posterior": ["Posterior"],
     "batchbayes.prediction": ["predict", "predict_stream"],
     "batchbayes.predictive": ["CategoricalPredictive", "GaussianPredictive", "Predictive"],

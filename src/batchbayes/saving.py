@@ -6,7 +6,8 @@ network that the posterior belongs to, so that another network is refused, with 
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,25 @@ def save(posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[s
         )
 
 
-def load(path: str | os.PathLike[str], model: nn.Module) -> Any:
-    """Read a posterior, and attach it to the network that it was fitted to."""
+def load(path: str | os.PathLike[str], model: nn.Module, **code: Callable[..., Any]) -> Any:
+    """Read a posterior, and attach it to the network that it was fitted to.
+
+    Args:
+        path: a file that `save` wrote.
+        model: the network.
+        code: a user's own functions that belong to the posterior, by name, such as `transform=` of `with_views`. A file
+            holds no code, so they are passed again.
+    """
     header, tensors = _read(Path(path))
     try:
-        return posterior_class(header["kind"]).restore(header, tensors, model)
+        restore = posterior_class(header["kind"]).restore
+        if unknown := set(code) - set(signature(restore).parameters):
+            raise BatchbayesError(
+                expected=f"functions that a posterior of kind {header['kind']!r} takes",
+                got=", ".join(f"{name}=" for name in sorted(unknown)),
+                fix="leave them out",
+            )
+        return restore(header, tensors, model, **code)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, BatchbayesError):
             raise
