@@ -20,7 +20,7 @@ from batchbayes._common.rng import even_numbers, generator
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import posterior_class
 from batchbayes.methods.views.own import OwnFunction, checked_view, name_of
-from batchbayes.methods.views.transforms import Transform, from_header, to_header
+from batchbayes.methods.views.transforms import Compose, Transform, from_header, to_header
 from batchbayes.network import Function, Network
 from batchbayes.posterior import Header, Posterior
 
@@ -48,8 +48,9 @@ class ViewsPosterior(Posterior):
         return self.posterior.network  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
-        parts = ", ".join(str(part["name"]) for part in self._transform_header())
-        return f"{type(self).__name__}({parts} before {type(self.posterior).__name__} on {self.network})"
+        parts = self.transform.transforms if isinstance(self.transform, Compose) else [self.transform]
+        names = ", ".join(name_of(part) for part in parts)
+        return f"{type(self).__name__}({names} before {type(self.posterior).__name__} on {self.network})"
 
     def draw(self, seed: int, index: int) -> Function:
         """Return draw `index` of the wrapped posterior, on view `index` of its inputs."""
@@ -81,17 +82,14 @@ class ViewsPosterior(Posterior):
             )
         return self.undo
 
-    def _transform_header(self) -> list[dict[str, Any]]:
-        if isinstance(self.transform, Transform):
-            return to_header(self.transform)
-        return [{"name": name_of(self.transform), "own": True, "undo": self.undo and name_of(self.undo)}]
-
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         header, tensors = self.posterior.state()
+        if isinstance(self.transform, Transform):
+            view = {"transform": to_header(self.transform), "own": None}
+        else:
+            view = {"own": {"transform": name_of(self.transform), "undo": self.undo and name_of(self.undo)}}
         wrapped = {"kind": self.posterior.kind, **header}
-        return {"transform": self._transform_header(), "wrapped": wrapped}, {
-            _PREFIX + key: tensor for key, tensor in tensors.items()
-        }
+        return {**view, "wrapped": wrapped}, {_PREFIX + key: tensor for key, tensor in tensors.items()}
 
     @classmethod
     def restore(
@@ -103,20 +101,12 @@ class ViewsPosterior(Posterior):
         undo: OwnFunction | None = None,
     ) -> Self:
         """Build the posterior again. A user's own functions are passed again, because a file holds no code."""
-        parts, wrapped = header["transform"], header["wrapped"]
-        if is_own := parts[0].get("own", False):
-            _require_named("transform", transform, parts[0]["name"])
-            _require_named("undo", undo, parts[0]["undo"])
-        elif transform or undo:
-            raise BatchbayesError(
-                expected="no transform= beside a file with a ready transform",
-                got=name_of(transform or undo),
-                fix="leave it out, because the file has the transform",
-            )
-        inner = posterior_class(wrapped["kind"]).restore(
-            wrapped, {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}, model
-        )
-        return cls(inner, transform if is_own and transform else from_header(parts), undo)
+        saved, wrapped = header["own"], header["wrapped"]
+        for role, given in (("transform", transform), ("undo", undo)):
+            _require_named(role, given, saved[role] if saved else None)
+        tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}
+        inner = posterior_class(wrapped["kind"]).restore(wrapped, tensors, model)
+        return cls(inner, transform or from_header(header["transform"]), undo)
 
 
 def with_views(
@@ -186,7 +176,7 @@ def _require_named(role: str, given: OwnFunction | None, saved: str | None) -> N
     """Refuse a function that is missing, or that has another name than the one in the file."""
     if (given and name_of(given)) != saved:
         raise BatchbayesError(
-            expected=f"the function {saved} as {role}=" if saved else f"no {role}=",
+            expected=f"the function {saved} as {role}=" if saved else f"no {role}=, because the file needs none",
             got=name_of(given) if given else "none",
-            fix=f"pass {role}= to load: a file holds the name of your own function, never its code",
+            fix=f"pass {role}={saved}: the file has the name of your function, never its code" if saved else "omit it",
         )

@@ -165,7 +165,7 @@ class TableJitter(Transform):
     @classmethod
     def of(cls, inputs: Tensor, amount: float) -> "TableJitter":
         """Return the jitter for training inputs (N, D)."""
-        return cls(amount, tuple(inputs.double().std(0).tolist()))
+        return cls(amount, tuple(inputs.double().std(0, correction=0).tolist()))
 
     @property
     def size(self) -> int:
@@ -220,7 +220,7 @@ class Compose(Transform):
         return f"Compose({', '.join(map(repr, self.transforms))})"
 
 
-READY = {each.__name__: each for each in (RandomCrop, RandomFlip, RandomShiftScale, TableJitter)}
+READY: dict[str, type[Any]] = {each.__name__: each for each in (RandomCrop, RandomFlip, RandomShiftScale, TableJitter)}
 """The transforms that a file can name, beside `Compose`."""
 
 
