@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from views import BLACK, CALIBRATION, TEST, VIEWS, predictive
+from views import BLACK, VIEWS, predictive
 
 import batchbayes as bb
 from batchbayes._common.rng import even_numbers, generator
@@ -23,7 +23,7 @@ from batchbayes.data.folder import data_file
 from batchbayes.metrics import accuracy
 from batchbayes.models.pretrained import cifar_resnet
 
-OFFSETS, SEEDS = 9, 20
+OFFSETS, SEEDS, CALIBRATION, TEST = 9, 20, 1000, 2000
 
 
 @torch.inference_mode()
