@@ -122,9 +122,7 @@ def tables(depth: int, outputs: Outputs, labels: dict[str, Tensor]) -> None:
         for method, sets in outputs.items()
     }
     base = nll(outputs[NETWORK]["test"], labels["test"], temperatures[NETWORK])
-    print(
-        f"\n## ResNet-{depth}\n\n{TEST} clean test images. T acts inside each draw, and comes from {CALIBRATION} others.\n"
-    )
+    print(f"\n## ResNet-{depth}\n\n{TEST} clean test images. T acts inside each draw. {CALIBRATION} others set it.\n")
     print("| method | T | NLL | change of NLL to temperature scaling | accuracy | ECE |\n|---|---|---|---|---|---|")
     rows = [(method, method, 1.0) for method in outputs]
     rows += [

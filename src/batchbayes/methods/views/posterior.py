@@ -50,7 +50,7 @@ class ViewsPosterior(Posterior):
     def __repr__(self) -> str:
         parts = self.transform.transforms if isinstance(self.transform, Compose) else [self.transform]
         names = ", ".join(name_of(part) for part in parts)
-        return f"{type(self).__name__}({names} before {type(self.posterior).__name__} on {self.network})"
+        return f"{type(self).__name__}({names} before {type(self.posterior).__name__})"
 
     def draw(self, seed: int, index: int) -> Function:
         """Return draw `index` of the wrapped posterior, on view `index` of its inputs."""
@@ -130,7 +130,7 @@ def with_views(
     >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
     >>> posterior = with_views(bb.deterministic(network), bb.Compose(bb.RandomCrop(padding=1), bb.RandomFlip()))
     >>> posterior
-    ViewsPosterior(RandomCrop, RandomFlip before PointPosterior on Sequential)
+    ViewsPosterior(RandomCrop, RandomFlip before PointPosterior)
     >>> bb.predict(posterior, torch.randn(5, 3, 8, 8), bb.categorical(), num_samples=16).probs.shape
     torch.Size([5, 10])
     """
