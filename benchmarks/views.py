@@ -2,12 +2,13 @@
 
     python benchmarks/views.py DATA_FOLDER --cache CACHE_FOLDER > table.md
 
-The crop and flip of training make the views. 1,000 test images serve for calibration, 4,000 others for the test. Each
+The crop and flip of training make the views. 1,000 test images serve for calibration, 2,000 others for the test. Each
 of nine shifts has 300 of these. Outputs of each method are computed once, by exact draws, and kept in the cache folder.
 A run that was interrupted goes on from there. All rows are combined from these outputs.
 """
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from batchbayes.data.folder import data_file
 from batchbayes.metrics import accuracy, equal_width_reliability, expected_calibration_error
 from batchbayes.models.pretrained import cifar_resnet
 
-DRAWS, CALIBRATION, TEST, SHIFTED, SMALL_BATCH = 16, 1000, 4000, 300, 24
+DRAWS, CALIBRATION, TEST, SHIFTED, SMALL_BATCH, AVERAGED = 16, 1000, 2000, 300, 24, 4
 SHIFTS = [(kind, strength) for kind in ("noise", "blur", "contrast") for strength in (1, 2, 3)]
 BLACK = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
 VIEWS = bb.Compose(bb.RandomCrop(padding=4, fill=BLACK), bb.RandomFlip())
@@ -58,19 +59,40 @@ def image_sets(folder: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def all_outputs(depth: int, folder: str, cache: Path) -> Outputs:
     """Outputs of every method on every set, from the cache where they are there."""
-    sets, found = image_sets(folder)[0], {}
-    for method, (posterior, draws) in posteriors(depth, folder).items():
-        path = cache / f"resnet{depth}-{method.replace(' ', '_')}.safetensors"
-        known = load_file(path) if path.exists() else {}
-        for name, images in sets.items():
+    fitted = posteriors(depth, folder)
+    paths = {method: cache / f"resnet{depth}-{method.replace(' ', '_')}.safetensors" for method in fitted}
+    found = {method: load_file(path) if path.exists() else {} for method, path in paths.items()}
+    for name, images in image_sets(folder)[0].items():
+        for method, (posterior, draws) in fitted.items():
+            known = found[method]
             done = known[name].shape[1] if name in known else 0
             if done < len(images):
                 rest = standardise(images[done:])
                 kept = bb.predict(posterior, rest, bb.categorical(), num_samples=draws, keep_draws=True).draws
                 known[name] = torch.cat([known[name], kept], 1) if done else kept.contiguous()
-                save_file(known, path)
-        found[method] = known
+                save_file(known, paths[method])
     return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method, how many views each draw averages, and a temperature: 1, set without labels, or tuned with labels."""
+
+    method: str
+    average: int
+    temperature: float
+    source: str
+
+    def of(self, draws: Tensor) -> bb.CategoricalPredictive:
+        return predictive(draws.unflatten(0, (-1, self.average)).mean(1), self.temperature)
+
+    def losses(self, draws: Tensor, labels: Tensor) -> Tensor:
+        return -self.of(draws).log_prob(labels)
+
+    def __str__(self) -> str:
+        name = f"{self.method}, {self.average} averaged" if self.average > 1 else self.method
+        is_base = self.method == NETWORK and self.source == "labels"
+        return f"{'**temperature scaling**' if is_base else name} | {self.source} | {self.temperature:.2f}"
 
 
 def predictive(draws: Tensor, temperature: float = 1.0) -> bb.CategoricalPredictive:
@@ -79,90 +101,61 @@ def predictive(draws: Tensor, temperature: float = 1.0) -> bb.CategoricalPredict
     return running.finish(draws)
 
 
-def agreement_temperature(draws: Tensor) -> float:
-    """The temperature at which the mean confidence is the share of pairs of draws that agree. It needs no labels."""
-    answers = draws.argmax(-1)  # (S, N)
-    pairs = answers[:, None] == answers[None]  # (S, S, N)
-    agreement = float((pairs.float().mean((0, 1)).mean() * len(draws) - 1) / (len(draws) - 1))
-
-    def gap(temperature: float) -> float:
-        return float(predictive(draws, temperature).probs.amax(-1).mean()) - agreement
-
-    low, high = 0.5, 5.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gap(middle) > 0 else (low, middle)
-    return (low + high) / 2
-
-
-def nll(draws: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Negative log-likelihood of each example."""
-    return -predictive(draws, temperature).log_prob(labels)
-
-
-def row(name: str, temperature: float, draws: Tensor, labels: Tensor, base: Tensor) -> str:
-    """NLL, its paired difference to temperature scaling with a standard error, accuracy and ECE."""
-    found, losses = predictive(draws, temperature), nll(draws, labels, temperature)
-    change, error = losses - base, float((losses - base).std()) / len(losses) ** 0.5
-    cells = [
-        f"{temperature:.2f}",
-        f"{float(losses.mean()):.4f}",
-        f"{float(change.mean()):+.4f} ± {error:.4f} ({100 * float(change.mean() / base.mean()):+.0f} %)",
-        f"{accuracy(found.probs, labels):.4f}",
-        f"{_ece(found, labels):.4f}",
-    ]
-    return f"| {name} | {' | '.join(cells)} |"
+def all_rows(outputs: Outputs, labels: Tensor) -> list[Row]:
+    """The rows of both tables: nothing tuned, temperatures without labels, temperatures with labels."""
+    held_out = {method: sets["calibration"] for method, sets in outputs.items()}
+    pairs = [(PLAIN_VIEWS, 1), *((method, AVERAGED) for method in (PLAIN_VIEWS, TRAINED, SMALL))]
+    rows = [Row(method, 1, 1.0, "none") for method in outputs]
+    for method, average in pairs:
+        found = bb.calibrate.agreement_temperature(predictive(held_out[method]), average=average)
+        rows.append(Row(method, average, found, "no labels"))
+    for method, average in [(method, 1) for method in outputs] + pairs[1:]:
+        means = held_out[method].unflatten(0, (-1, average)).mean(1)
+        rows.append(Row(method, average, bb.calibrate.tune_temperature(predictive(means), labels), "labels"))
+    return rows
 
 
 def tables(depth: int, outputs: Outputs, labels: dict[str, Tensor]) -> None:
     """Print the table of clean images and that of the shifts."""
-    held_out = labels["calibration"]
-    temperatures = {
-        method: bb.calibrate.tune_temperature(predictive(sets["calibration"]), held_out)
-        for method, sets in outputs.items()
-    }
-    base = nll(outputs[NETWORK]["test"], labels["test"], temperatures[NETWORK])
-    print(f"\n## ResNet-{depth}\n\n{TEST} clean test images. T acts inside each draw. {CALIBRATION} others set it.\n")
-    print("| method | T | NLL | change of NLL to temperature scaling | accuracy | ECE |\n|---|---|---|---|---|---|")
-    rows = [(method, method, 1.0) for method in outputs]
-    rows += [
-        (f"{m}, T by agreement", m, agreement_temperature(outputs[m]["calibration"])) for m in (PLAIN_VIEWS, TRAINED)
-    ]
-    rows += [(_with_temperature(method), method, temperatures[method]) for method in outputs]
-    for name, method, temperature in rows:
-        print(row(name, temperature, outputs[method]["test"], labels["test"], base), flush=True)
+    rows = all_rows(outputs, labels["calibration"])
+    base = next(row for row in rows if row.method == NETWORK and row.source == "labels")
+    scaled = {name: base.losses(outputs[NETWORK][name], labels[name]) for name in labels}
+    print(f"\n## ResNet-{depth}\n\n{TEST} clean test images:\n")
+    print("| method | T from | T | NLL | change to temperature scaling | accuracy | ECE |")
+    print("|---" * 7 + "|")
+    for row in rows:
+        found, truth = row.of(outputs[row.method]["test"]), labels["test"]
+        change = compared(-found.log_prob(truth) - scaled["test"], scaled["test"])
+        cells = [f"{-float(found.log_prob(truth).mean()):.4f}", change, f"{accuracy(found.probs, truth):.4f}"]
+        print(f"| {row} | {' | '.join(cells)} | {error_of_calibration(found, truth):.4f} |", flush=True)
     shifts = [name for name in labels if name not in ("calibration", "test")]
-    print(
-        f"\nNLL under shift, {SHIFTED} images each, T as tuned on clean images; ± is the standard error of the paired"
-    )
-    print("difference of the means over shifts. Wins: shifts with a lower NLL than temperature scaling.\n")
-    print(f"| method | {' | '.join(shifts)} | mean | wins | mean ECE |\n|---{'|---' * len(shifts)}|---|---|---|")
-    scaled = {name: nll(outputs[NETWORK][name], labels[name], temperatures[NETWORK]) for name in shifts}
-    for name, method, temperature in rows:
-        print(shift_row(name, outputs[method], labels, temperature, scaled), flush=True)
+    print(f"\nNLL under shift, {SHIFTED} images each, T as above:\n")
+    print(f"| method | T from | T | {' | '.join(shifts)} | mean | change of the mean | wins | mean ECE |")
+    print("|---" * (len(shifts) + 7) + "|")
+    for row in rows:
+        print(
+            f"| {row} | {shift_cells(row, outputs[row.method], labels, {k: scaled[k] for k in shifts})} |", flush=True
+        )
 
 
-def shift_row(name: str, sets: dict[str, Tensor], labels: dict[str, Tensor], temperature: float, base: dict) -> str:
-    losses = {shift: nll(sets[shift], labels[shift], temperature) for shift in base}
-    means = {shift: float(each.mean()) for shift, each in losses.items()}
-    wins = sum(means[shift] < float(base[shift].mean()) for shift in base)
-    change = torch.stack([losses[shift] - base[shift] for shift in base]).mean(0)  # (N,): shifts share their images
-    error = float(change.std()) / len(change) ** 0.5
-    eces = [_ece(predictive(sets[shift], temperature), labels[shift]) for shift in base]
-    cells = " | ".join(f"{mean:.3f}" for mean in means.values())
-    return (
-        f"| {name} | {cells} | {sum(means.values()) / len(means):.3f} ({float(change.mean()):+.3f} ± {error:.3f}) "
-        f"| {wins} | {sum(eces) / len(eces):.3f} |"
-    )
+def compared(change: Tensor, base: Tensor) -> str:
+    """Mean of paired differences (N,), its standard error, and its share of the mean of the base."""
+    mean, error = float(change.mean()), float(change.std()) / len(change) ** 0.5
+    return f"{mean:+.4f} ± {error:.4f} ({100 * mean / float(base.mean()):+.1f} %)"
 
 
-def _ece(found: bb.CategoricalPredictive, labels: Tensor) -> float:
+def shift_cells(row: Row, outputs: dict[str, Tensor], labels: dict[str, Tensor], base: dict[str, Tensor]) -> str:
+    losses = {name: row.losses(outputs[name], labels[name]) for name in base}
+    wins = sum(bool(losses[name].mean() < base[name].mean()) for name in base)
+    mean, scaled = (torch.stack(list(each.values())).mean(0) for each in (losses, base))  # (N,): shifts share images
+    eces = [error_of_calibration(row.of(outputs[name]), labels[name]) for name in base]
+    cells = [f"{float(each.mean()):.3f}" for each in (*losses.values(), mean)]
+    return " | ".join([*cells, compared(mean - scaled, scaled), f"{wins}", f"{sum(eces) / len(eces):.3f}"])
+
+
+def error_of_calibration(found: bb.CategoricalPredictive, labels: Tensor) -> float:
     confidence, answer = found.probs.max(-1)
     return float(expected_calibration_error(equal_width_reliability(confidence.clamp_max(1), answer == labels)))
-
-
-def _with_temperature(method: str) -> str:
-    return "**temperature scaling**" if method == NETWORK else f"{method}, with T"
 
 
 def main() -> None:

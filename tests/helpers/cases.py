@@ -182,6 +182,7 @@ POSTERIORS: dict[str, Fit] = {
     "jitter": lambda network, batches: jitter(network),
     "with_views, mcbn": lambda network, batches: bb.with_views(bb.mcbn(network, batches), CROP_AND_FLIP),
     "with_views, deterministic": lambda network, batches: bb.with_views(bb.deterministic(network), SHIFT_AND_SCALE),
+    "with_views, averaged": lambda n, b: bb.with_views(bb.deterministic(n), CROP_AND_FLIP, average=3),
     "with_views, mc_dropout": lambda network, batches: bb.with_views(bb.mc_dropout(network), CROP_AND_FLIP),
     "with_views, table": lambda n, b: bb.with_views(bb.correlated_bn(n, b), bb.TableJitter.of(torch.cat(b), 0.1)),
 }

@@ -60,6 +60,20 @@ def test_a_draw_is_a_view_and_then_a_draw(network, x):
     assert not bb.with_views(bb.deterministic(network), CROP_AND_FLIP).is_point
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("transform", [CROP_AND_FLIP, brighter])
+def test_an_average_is_the_mean_of_consecutive_draws(network, x, transform, tmp_path):
+    inner = bb.mcbn(network, CASE.batches(12))
+    single, averaged = bb.with_views(inner, transform), bb.with_views(inner, transform, average=3)
+    for index in (0, 2):
+        expected = torch.stack([single.draw(5, 3 * index + step)(x) for step in range(3)]).mean(0)
+        torch.testing.assert_close(averaged.draw(5, index)(x), expected)
+    bb.save(averaged, tmp_path / "views")
+    loaded = bb.load(tmp_path / "views", network, **({} if transform is CROP_AND_FLIP else {"transform": brighter}))
+    assert loaded.average == 3
+    assert torch.equal(loaded.draw(5, 2)(x), averaged.draw(5, 2)(x))
+
+
 def test_sixteen_draws_cover_flips_and_offsets_evenly():
     grid = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"))[None]  # row and column
     posterior = bb.with_views(bb.deterministic(nn.Flatten()), bb.Compose(bb.RandomCrop(3), bb.RandomFlip()))
@@ -212,17 +226,19 @@ class Own(bb.RandomFlip):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "message"),
+    ("transform", "options", "message"),
     [
-        ((bb.RandomFlip, {}), {}, "a transform, or a function .*got <class"),
-        (("flip", {}), {}, "a transform, or a function .*got 'flip'"),
-        ((Own(), {}), {}, "a transform that a file can name: RandomCrop.*got Own"),
-        ((bb.RandomFlip(), {}), {"undo": rolled_back}, "no undo= beside a ready transform; got rolled_back"),
+        (bb.RandomFlip, {}, "a transform, or a function .*got <class"),
+        ("flip", {}, "a transform, or a function .*got 'flip'"),
+        (Own(), {}, "a transform that a file can name: RandomCrop.*got Own"),
+        (bb.RandomFlip(), {"average": 0}, "a whole number of views to average, 1 or more; got average=0"),
+        (bb.RandomFlip(), {"average": 2.5}, "got average=2.5"),
+        (bb.RandomFlip(), {"undo": rolled_back}, "no undo= beside a ready transform; got rolled_back"),
     ],
 )
-def test_a_bad_transform_is_refused_at_once(network, arguments, options, message):
+def test_a_bad_transform_is_refused_at_once(network, transform, options, message):
     with pytest.raises(bb.BatchbayesError, match=message):
-        bb.with_views(bb.deterministic(network), arguments[0], **options)
+        bb.with_views(bb.deterministic(network), transform, **options)
 
 
 def test_views_go_around_a_posterior_once(network):
@@ -300,6 +316,7 @@ def test_the_header_nests_the_wrapped_posterior(network, tmp_path):
         ({"transform": [{"name": "RandomCrop", "padding": -1}]}, "a padding of 1 pixel or more"),
         ({"transform": [{"name": "eval", "code": "1"}]}, "a transform, one of: RandomCrop"),
         ({"wrapped": {"kind": "voodoo"}}, "got kind 'voodoo'"),
+        ({"average": None}, "header that does not fit"),
         ({"wrapped": None}, "header that does not fit"),
     ],
 )

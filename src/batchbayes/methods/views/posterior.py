@@ -37,6 +37,8 @@ class ViewsPosterior(Posterior):
     transform: Transform | OwnFunction
     undo: OwnFunction | None = None
     """What moves maps for a view back to the inputs, for a transform that is a user's own function."""
+    average: int = 1
+    """How many views each draw averages the outputs of."""
 
     @property
     def device(self) -> torch.device:
@@ -49,11 +51,17 @@ class ViewsPosterior(Posterior):
 
     def __repr__(self) -> str:
         parts = self.transform.transforms if isinstance(self.transform, Compose) else [self.transform]
-        names = ", ".join(name_of(part) for part in parts)
+        names = ", ".join(name_of(part) for part in parts) + f", {self.average} averaged" * (self.average > 1)
         return f"{type(self).__name__}({names} before {type(self.posterior).__name__})"
 
     def draw(self, seed: int, index: int) -> Function:
-        """Return draw `index` of the wrapped posterior, on view `index` of its inputs."""
+        """Return draw `index` of the wrapped posterior, on view `index` of its inputs, or the mean of several such."""
+        every = [self._seen(seed, index * self.average + step) for step in range(self.average)]
+        if self.average == 1:
+            return every[0]
+        return lambda inputs: sum(seen(inputs) for seen in every) / self.average  # type: ignore[return-value]
+
+    def _seen(self, seed: int, index: int) -> Function:
         drawn = self.posterior.draw(seed, index)
         look, move_back = self._view(seed, index)
 
@@ -88,8 +96,8 @@ class ViewsPosterior(Posterior):
             view = {"transform": to_header(self.transform), "own": None}
         else:
             view = {"own": {"transform": name_of(self.transform), "undo": self.undo and name_of(self.undo)}}
-        wrapped = {"kind": self.posterior.kind, **header}
-        return {**view, "wrapped": wrapped}, {_PREFIX + key: tensor for key, tensor in tensors.items()}
+        view |= {"average": self.average, "wrapped": {"kind": self.posterior.kind, **header}}
+        return view, {_PREFIX + key: tensor for key, tensor in tensors.items()}
 
     @classmethod
     def restore(
@@ -106,11 +114,15 @@ class ViewsPosterior(Posterior):
             _require_named(role, given, saved[role] if saved else None)
         tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}
         inner = posterior_class(wrapped["kind"]).restore(wrapped, tensors, model)
-        return cls(inner, transform or from_header(header["transform"]), undo)
+        return cls(inner, transform or from_header(header["transform"]), undo, int(header["average"]))
 
 
 def with_views(
-    posterior: Posterior, transform: Transform | OwnFunction, *, undo: OwnFunction | None = None
+    posterior: Posterior,
+    transform: Transform | OwnFunction,
+    *,
+    average: int = 1,
+    undo: OwnFunction | None = None,
 ) -> ViewsPosterior:
     """Let each draw of a posterior see its own random view of the inputs.
 
@@ -123,6 +135,9 @@ def with_views(
         transform: best that of the training: `RandomCrop`, `RandomFlip`, `RandomShiftScale`, `TableJitter`, several of
             them in `Compose`, a function `(inputs, generator) -> inputs`, or `torchvision_transform(...)`. A function
             takes all random numbers from the generator, and uses one set of them for all inputs.
+        average: how many views each draw averages the outputs of. Draw s is the mean of the draws from `average * s` on
+            that it would be without this option. A mean of logits with a temperature is better than a mean of
+            probabilities with one (docs/results/views.md), but fewer draws say less about mutual information.
         undo: for a function and a network that returns maps: a function `(outputs, generator) -> outputs` that moves a
             map back. Its generator starts where that of the transform starts.
 
@@ -154,7 +169,13 @@ def with_views(
                 got=name_of(undo),
                 fix="leave it out, because the transform has its own inverse",
             )
-    return ViewsPosterior(posterior, transform, undo)
+    if not isinstance(average, int) or average < 1:
+        raise BatchbayesError(
+            expected="a whole number of views to average, 1 or more",
+            got=f"average={average!r}",
+            fix="pass 1 for one view in each draw, or for example 4",
+        )
+    return ViewsPosterior(posterior, transform, undo, average)
 
 
 def _is_map(outputs: Tensor, inputs: Tensor) -> bool:
