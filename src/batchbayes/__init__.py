@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
     from batchbayes.methods.dropout import DropoutPosterior, mc_dropout
     from batchbayes.methods.point import PointPosterior, deterministic
+    from batchbayes.methods.views.images import RandomCrop, RandomFlip, RandomShiftScale
     from batchbayes.methods.views.own import torchvision_transform
     from batchbayes.methods.views.posterior import ViewsPosterior, with_views
-    from batchbayes.methods.views.transforms import Compose, RandomCrop, RandomFlip, RandomShiftScale, TableJitter
+    from batchbayes.methods.views.tables import TableJitter
+    from batchbayes.methods.views.transform import Compose
     from batchbayes.posterior import Posterior
     from batchbayes.prediction import predict, predict_stream
     from batchbayes.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -84,15 +86,11 @@ _HOMES = {
     "batchbayes.methods.batchnorm.tuning.batch_size": ["tune_batch_size"],
     "batchbayes.methods.dropout": ["DropoutPosterior"],
     "batchbayes.methods.point": ["PointPosterior"],
+    "batchbayes.methods.views.images": ["RandomCrop", "RandomFlip", "RandomShiftScale"],
     "batchbayes.methods.views.own": ["torchvision_transform"],
     "batchbayes.methods.views.posterior": ["ViewsPosterior"],
-    "batchbayes.methods.views.transforms": [
-        "Compose",
-        "RandomCrop",
-        "RandomFlip",
-        "RandomShiftScale",
-        "TableJitter",
-    ],
+    "batchbayes.methods.views.tables": ["TableJitter"],
+    "batchbayes.methods.views.transform": ["Compose"],
     "batchbayes.posterior": ["Posterior"],
     "batchbayes.prediction": ["predict", "predict_stream"],
     "batchbayes.predictive": ["CategoricalPredictive", "GaussianPredictive", "Predictive"],

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from batchbayes._common.rng import even_numbers, generator
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import posterior_class
+from batchbayes.methods.views.header import from_header, to_header
 from batchbayes.methods.views.own import OwnFunction, checked_view, name_of
-from batchbayes.methods.views.transforms import Compose, Transform, from_header, to_header
+from batchbayes.methods.views.transform import Compose, Transform
 from batchbayes.network import Function, Network
 from batchbayes.posterior import Header, Posterior
 

@@ -1,41 +1,15 @@
-"""Ready transforms of inputs. They are data: a name and parameters, which a file can hold.
-
-A transform turns some uniform numbers into one view of the inputs. The same numbers serve for all inputs, so an input's
-view does not depend on its neighbours. Geometric transforms can be undone on outputs that are maps of the inputs.
-"""
+"""Ready transforms of images: crop, flip, shift and scale."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchbayes.errors import BatchbayesError, unknown_name
-
-
-class Transform(ABC):
-    """A random transform of inputs (N, ...), whose shape it keeps."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """How many uniform numbers one view takes."""
-
-    @abstractmethod
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
-        """Return the view of inputs (N, ...) that uniform numbers (size,) stand for."""
-
-    def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
-        """Move outputs (N, ..., H, W) for this view back to the places of the original inputs."""
-        return outputs
-
-    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Return one random view of the inputs."""
-        return self.apply(inputs, torch.rand(self.size, generator=generator, dtype=torch.float64))
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.views.transform import Transform, require_floating
 
 
 @dataclass(frozen=True)
@@ -128,7 +102,7 @@ class RandomShiftScale(Transform):
 
     def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
         _require_images(self, inputs, 4, 4)
-        _require_floating(self, inputs)
+        require_floating(self, inputs)
         fill, (zoom, offsets) = _filled(self.fill, inputs), self._parameters(numbers)
         return _resampled(inputs - fill, zoom, offsets, "zeros") + fill
 
@@ -143,126 +117,12 @@ class RandomShiftScale(Transform):
         return (1 + self.scale) ** zoom, [2 * self.shift * across, 2 * self.shift * down]
 
 
-@dataclass(frozen=True)
-class TableJitter(Transform):
-    """Add Gaussian noise to each column of a table (N, D): `amount` times the column's training standard deviation.
-
-    All rows get the same noise in a view. `TableJitter.of(training_inputs, 0.1)` computes the standard deviations.
-    """
-
-    amount: float
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        usable = self.std and all(0 <= std < math.inf for std in self.std) and any(self.std)
-        if not (0 < self.amount < math.inf and usable):
-            raise BatchbayesError(
-                expected="an amount above 0, and finite standard deviations that are not all 0",
-                got=f"amount={self.amount}, std={self.std}",
-                fix="use an amount such as 0.05, and the standard deviations of the training columns",
-            )
-
-    @classmethod
-    def of(cls, inputs: Tensor, amount: float) -> "TableJitter":
-        """Return the jitter for training inputs (N, D)."""
-        return cls(amount, tuple(inputs.double().std(0, correction=0).tolist()))
-
-    @property
-    def size(self) -> int:
-        return len(self.std)
-
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
-        if inputs.shape[1:] != (self.size,):
-            raise BatchbayesError(
-                expected=f"a table (N, {self.size}), one column for each standard deviation",
-                got=f"shape {tuple(inputs.shape)}",
-                fix="make the jitter from the training inputs, by TableJitter.of(inputs, amount)",
-            )
-        _require_floating(self, inputs)
-        noise = torch.special.ndtri(numbers.clamp(1e-9, 1 - 1e-9))  # standard normal
-        return inputs + (self.amount * torch.tensor(self.std, dtype=torch.float64) * noise).to(inputs)
-
-
-@dataclass(frozen=True)
-class Compose(Transform):
-    """Apply several transforms, one after the other: `Compose(RandomCrop(4), RandomFlip())`."""
-
-    transforms: tuple[Transform, ...]
-
-    def __init__(self, *transforms: Transform) -> None:
-        if not transforms or not all(isinstance(each, Transform) for each in transforms):
-            raise BatchbayesError(
-                expected="one ready transform or more",
-                got=", ".join(type(each).__name__ for each in transforms) or "none",
-                fix="call your own functions inside one function, and pass that to with_views",
-            )
-        object.__setattr__(self, "transforms", transforms)
-
-    @property
-    def size(self) -> int:
-        return sum(each.size for each in self.transforms)
-
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
-        for each, own in self._shares(numbers):
-            inputs = each.apply(inputs, own)
-        return inputs
-
-    def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
-        for each, own in reversed(self._shares(numbers)):
-            outputs = each.undo(outputs, own)
-        return outputs
-
-    def _shares(self, numbers: Tensor) -> list[tuple[Transform, Tensor]]:
-        shares = numbers.split([each.size for each in self.transforms])
-        return list(zip(self.transforms, shares, strict=True))
-
-    def __repr__(self) -> str:
-        return f"Compose({', '.join(map(repr, self.transforms))})"
-
-
-READY: dict[str, type[Any]] = {each.__name__: each for each in (RandomCrop, RandomFlip, RandomShiftScale, TableJitter)}
-"""The transforms that a file can name, beside `Compose`."""
-
-
-def to_header(transform: Transform) -> list[dict[str, Any]]:
-    """Return names and parameters of a transform, or of the parts of a composition, as JSON values."""
-    if isinstance(transform, Compose):
-        return [part for each in transform.transforms for part in to_header(each)]
-    if type(transform) not in READY.values():
-        raise BatchbayesError(
-            expected=f"a transform that a file can name: {', '.join([*READY, 'Compose'])}",
-            got=type(transform).__name__,
-            fix="pass a function (inputs, generator) to with_views instead of a class of your own",
-        )
-    return [{"name": type(transform).__name__, **asdict(transform)}]  # type: ignore[call-overload]
-
-
-def from_header(parts: list[Mapping[str, Any]]) -> Transform:
-    """Build a transform from what `to_header` returned."""
-    found = []
-    for part in parts:
-        name, values = part["name"], {key: value for key, value in part.items() if key != "name"}
-        if name not in READY:
-            raise unknown_name("a transform", name, READY)
-        found.append(READY[name](**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
-    return found[0] if len(found) == 1 else Compose(*found)
-
-
 def _require_images(transform: Transform, inputs: Tensor, fewest: int, most: int = 9) -> None:
     if not fewest <= inputs.ndim <= most:
         raise BatchbayesError(
             expected=f"images (N, C, H, W) for {type(transform).__name__}",
             got=f"inputs of shape {tuple(inputs.shape)}",
             fix="use TableJitter for tables, or a function of your own",
-        )
-
-
-def _require_floating(transform: Transform, inputs: Tensor) -> None:
-    if not inputs.is_floating_point():
-        raise BatchbayesError(
-            expected=f"floating-point inputs for {type(transform).__name__}",
-            got=str(inputs.dtype),
-            fix="convert the inputs first",
         )
 
 
