@@ -26,6 +26,7 @@ DRAWS, CALIBRATION, TEST, SHIFTED, SMALL_BATCH, AVERAGED = 16, 1000, 2000, 300, 
 SHIFTS = [(kind, strength) for kind in ("noise", "blur", "contrast") for strength in (1, 2, 3)]
 BLACK = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
 VIEWS = bb.Compose(bb.RandomCrop(padding=4, fill=BLACK), bb.RandomFlip())
+FURTHER = "further"
 NETWORK, FLIP, PLAIN_VIEWS = "network", "flip, 2 passes", f"{DRAWS} views"
 TRAINED, SMALL = f"MCBN M=128, {DRAWS} views", f"MCBN M={SMALL_BATCH}, {DRAWS} views"
 
@@ -49,12 +50,15 @@ def posteriors(depth: int, folder: str) -> dict[str, tuple[bb.Posterior, int]]:
 
 
 def image_sets(folder: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Images and labels by set: calibration, test, and each shift of the first test images."""
-    images, labels = load_cifar10("test", folder, CALIBRATION + TEST)
-    test, rest = images[CALIBRATION:], labels[CALIBRATION:]
-    shifted = {f"{kind} {strength}": corrupted(test[:SHIFTED], kind, strength) for kind, strength in SHIFTS}
-    sets = {"calibration": images[:CALIBRATION], "test": test, **shifted}
-    return sets, {"calibration": labels[:CALIBRATION], "test": rest, **dict.fromkeys(shifted, rest[:SHIFTED])}
+    """Images and labels by set: calibration, test, further test images, and each shift of the first test images."""
+    images, labels = (
+        each.split([CALIBRATION, TEST, TEST]) for each in load_cifar10("test", folder, CALIBRATION + 2 * TEST)
+    )
+    shifted = {f"{kind} {strength}": corrupted(images[1][:SHIFTED], kind, strength) for kind, strength in SHIFTS}
+    names = ("calibration", "test", FURTHER)
+    return dict(zip(names, images, strict=True)) | shifted, dict(zip(names, labels, strict=True)) | dict.fromkeys(
+        shifted, labels[1][:SHIFTED]
+    )
 
 
 def all_outputs(depth: int, folder: str, cache: Path) -> Outputs:
@@ -66,7 +70,8 @@ def all_outputs(depth: int, folder: str, cache: Path) -> Outputs:
         for method, (posterior, draws) in fitted.items():
             known = found[method]
             done = known[name].shape[1] if name in known else 0
-            if done < len(images):
+            is_wanted = name != FURTHER or method in (NETWORK, PLAIN_VIEWS)
+            if is_wanted and done < len(images):
                 rest = standardise(images[done:])
                 kept = bb.predict(posterior, rest, bb.categorical(), num_samples=draws, keep_draws=True).draws
                 known[name] = torch.cat([known[name], kept], 1) if done else kept.contiguous()
@@ -121,14 +126,11 @@ def tables(depth: int, outputs: Outputs, labels: dict[str, Tensor]) -> None:
     base = next(row for row in rows if row.method == NETWORK and row.source == "labels")
     scaled = {name: base.losses(outputs[NETWORK][name], labels[name]) for name in labels}
     print(f"\n## ResNet-{depth}\n\n{TEST} clean test images:\n")
-    print("| method | T from | T | NLL | change to temperature scaling | accuracy | ECE |")
-    print("|---" * 7 + "|")
-    for row in rows:
-        found, truth = row.of(outputs[row.method]["test"]), labels["test"]
-        change = compared(-found.log_prob(truth) - scaled["test"], scaled["test"])
-        cells = [f"{-float(found.log_prob(truth).mean()):.4f}", change, f"{accuracy(found.probs, truth):.4f}"]
-        print(f"| {row} | {' | '.join(cells)} | {error_of_calibration(found, truth):.4f} |", flush=True)
-    shifts = [name for name in labels if name not in ("calibration", "test")]
+    clean_table(rows, outputs, "test", labels["test"], scaled["test"])
+    print(f"\n{TEST} further test images, which took no part in any choice:\n")
+    few = [row for row in rows if row.method in (NETWORK, PLAIN_VIEWS)]
+    clean_table(few, outputs, FURTHER, labels[FURTHER], scaled[FURTHER])
+    shifts = [name for name in labels if name not in ("calibration", "test", FURTHER)]
     print(f"\nNLL under shift, {SHIFTED} images each, T as above:\n")
     print(f"| method | T from | T | {' | '.join(shifts)} | mean | change of the mean | wins | mean ECE |")
     print("|---" * (len(shifts) + 7) + "|")
@@ -136,6 +138,20 @@ def tables(depth: int, outputs: Outputs, labels: dict[str, Tensor]) -> None:
         print(
             f"| {row} | {shift_cells(row, outputs[row.method], labels, {k: scaled[k] for k in shifts})} |", flush=True
         )
+
+
+def clean_table(rows: list[Row], outputs: Outputs, name: str, labels: Tensor, scaled: Tensor) -> None:
+    print("| method | T from | T | NLL | change to temperature scaling | accuracy | ECE |")
+    print("|---" * 7 + "|")
+    for row in rows:
+        found = row.of(outputs[row.method][name])
+        losses = -found.log_prob(labels)
+        cells = [
+            f"{float(losses.mean()):.4f}",
+            compared(losses - scaled, scaled),
+            f"{accuracy(found.probs, labels):.4f}",
+        ]
+        print(f"| {row} | {' | '.join(cells)} | {error_of_calibration(found, labels):.4f} |", flush=True)
 
 
 def compared(change: Tensor, base: Tensor) -> str:
