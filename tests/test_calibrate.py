@@ -5,7 +5,13 @@ import torch
 from scipy import optimize
 
 from batchbayes import BatchbayesError
-from batchbayes.calibrate import conformal_intervals, conformal_sets, tune_precision, tune_temperature
+from batchbayes.calibrate import (
+    agreement_temperature,
+    conformal_intervals,
+    conformal_sets,
+    tune_precision,
+    tune_temperature,
+)
 from batchbayes.likelihoods import Categorical, bernoulli, categorical, gaussian
 from batchbayes.metrics import best_constant_precision
 from batchbayes.scores import mixture_crps
@@ -189,3 +195,20 @@ def test_the_wrong_predictive_is_named():
         conformal_intervals(made(torch.zeros(1, 3, 2), categorical()), torch.ones(3))
     with pytest.raises(BatchbayesError, match="got a Tensor"):
         tune_temperature(torch.zeros(3, 2), torch.zeros(3).long())
+
+
+@pytest.mark.parametrize("average", [1, 2, 3])
+def test_confidence_is_the_agreement_of_pairs_of_draws(average):
+    random = torch.Generator().manual_seed(2)
+    draws = 4 * torch.randn(50, 3, generator=random) + 2 * torch.randn(6, 50, 3, generator=random)
+    temperature = agreement_temperature(made(draws, categorical()), average=average)
+    answers = draws.argmax(-1)
+    pairs = [(answers[i] == answers[j]).double().mean() for i in range(6) for j in range(i)]
+    probs = (draws.double().view(-1, average, 50, 3).mean(1) / temperature).softmax(-1).mean(0)
+    assert float(probs.amax(-1).mean()) == pytest.approx(float(torch.stack(pairs).mean()), abs=1e-4)
+
+
+def test_agreement_needs_pairs_of_draws():
+    for count, average in ((1, 1), (4, 3), (4, 0)):
+        with pytest.raises(BatchbayesError, match=f"a multiple of average={average}; got {count}"):
+            agreement_temperature(made(torch.randn(count, 5, 3), categorical()), average=average)

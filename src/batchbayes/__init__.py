@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
     from batchbayes.methods.dropout import DropoutPosterior, mc_dropout
     from batchbayes.methods.point import PointPosterior, deterministic
+    from batchbayes.methods.views.images import RandomCrop, RandomFlip, RandomShiftScale
+    from batchbayes.methods.views.own import torchvision_transform
+    from batchbayes.methods.views.posterior import ViewsPosterior, with_views
+    from batchbayes.methods.views.tables import TableJitter
+    from batchbayes.methods.views.transform import Compose
     from batchbayes.posterior import Posterior
     from batchbayes.prediction import predict, predict_stream
     from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
@@ -37,11 +42,17 @@ __all__ = [
     "BatchbayesWarning",
     "BernoulliPredictive",
     "CategoricalPredictive",
+    "Compose",
     "DropoutPosterior",
     "GaussianPredictive",
     "PointPosterior",
     "Posterior",
     "Predictive",
+    "RandomCrop",
+    "RandomFlip",
+    "RandomShiftScale",
+    "TableJitter",
+    "ViewsPosterior",
     "batch_norm_regulariser",
     "bernoulli",
     "calibrate",
@@ -64,7 +75,9 @@ __all__ = [
     "save",
     "scores",
     "stochastic_bn",
+    "torchvision_transform",
     "tune_batch_size",
+    "with_views",
 ]
 
 _HOMES = {
@@ -75,6 +88,11 @@ _HOMES = {
     "batchbayes.methods.batchnorm.tuning.batch_size": ["tune_batch_size"],
     "batchbayes.methods.dropout": ["DropoutPosterior"],
     "batchbayes.methods.point": ["PointPosterior"],
+    "batchbayes.methods.views.images": ["RandomCrop", "RandomFlip", "RandomShiftScale"],
+    "batchbayes.methods.views.own": ["torchvision_transform"],
+    "batchbayes.methods.views.posterior": ["ViewsPosterior"],
+    "batchbayes.methods.views.tables": ["TableJitter"],
+    "batchbayes.methods.views.transform": ["Compose"],
     "batchbayes.posterior": ["Posterior"],
     "batchbayes.prediction": ["predict", "predict_stream"],
     "batchbayes.predictive": ["BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive", "Predictive"],

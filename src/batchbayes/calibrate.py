@@ -11,6 +11,7 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from batchbayes._common.checks import check_finite, check_not_empty, finite_number
 from batchbayes._common.minimise import minimise
@@ -120,6 +121,44 @@ def tune_temperature(
         return -mean_score(scores[kept]) + math.log(len(draws))
 
     return math.exp(minimise(cost, -math.log(20), math.log(20))[0])
+
+
+def agreement_temperature(predictive: CategoricalPredictive, *, average: int = 1) -> float:
+    r"""Return the temperature at which the mean confidence is the share of pairs of draws that agree: without labels.
+
+    The confidence is the largest of the mean probabilities $\frac1S \sum_s \mathrm{softmax}(z_s / T)$. Two draws agree
+    on an example if they choose the same class. For networks from independent trainings the rate of agreement is about
+    the accuracy (Jiang et al., ICLR 2022). For views of one network this is a rule of thumb that held on two public
+    CIFAR-10 networks (docs/results/views.md). It does not hold for inputs unlike those of training.
+
+    Args:
+        predictive: of examples that need no labels, with two draws or more that were kept.
+        average: the temperature is for `with_views(..., average=)`, the predictive for the same without averages.
+
+    >>> logits = torch.tensor([0.0, math.log(25)]).expand(2, 4, 2).clone()
+    >>> logits[0, 0] = logits[0, 0].flip(0)  # two draws that agree on three of four examples
+    >>> summary = Categorical().summary()
+    >>> summary.add(logits)
+    >>> round(agreement_temperature(summary.finish(draws=logits)), 3)  # (5 / 6 + 5 / 6 + 5 / 6 + 1 / 2) / 4 = 3 / 4
+    2.0
+    """
+    logits = Categorical().logits(predictive.draws.double())  # (S, N, ..., K)
+    count = len(logits)
+    if count < 2 or average < 1 or count % average:
+        raise BatchbayesError(
+            expected=f"two draws or more, and a multiple of average={average}",
+            got=f"{count}",
+            fix="predict with another num_samples",
+        )
+    votes = one_hot(logits.argmax(-1), logits.shape[-1]).sum(0).double()  # (N, ..., K)
+    agreement = float((votes * (votes - 1)).sum(-1).mean()) / (count * (count - 1))
+    means = logits.unflatten(0, (-1, average)).mean(1)
+
+    def gap(log_temperature: float) -> float:
+        probs = (means / math.exp(log_temperature)).softmax(-1).mean(0)
+        return abs(float(probs.amax(-1).mean()) - agreement)
+
+    return math.exp(minimise(gap, -math.log(20), math.log(20))[0])
 
 
 def lowest(cost: Callable[[float], float], low: float, high: float) -> float:

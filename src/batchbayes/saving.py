@@ -8,7 +8,8 @@ words that say what differs.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +72,28 @@ def _json(values: object, what: str) -> str:
         ) from error
 
 
-def load(path: str | os.PathLike[str], model: nn.Module, *, other_weights: bool = False) -> Any:
+def load(
+    path: str | os.PathLike[str], model: nn.Module, *, other_weights: bool = False, **code: Callable[..., Any]
+) -> Any:
     """Read a posterior, and attach it to the network that it was fitted to.
 
     Args:
         path: a file that `save` wrote.
         model: the network, with the weights that it had when the posterior was fitted. It is not changed.
         other_weights: whether other weights than those are allowed. The posterior then describes another network.
+        code: a user's own functions that belong to the posterior, by name, such as `transform=` of `with_views`. A file
+            holds no code, so they are passed again.
     """
     header, tensors = _read(Path(path))
     try:
-        posterior = posterior_class(header["kind"]).restore(header, tensors, model)
+        restore = posterior_class(header["kind"]).restore
+        if unknown := set(code) - set(signature(restore).parameters):
+            raise BatchbayesError(
+                expected=f"functions that a posterior of kind {header['kind']!r} takes",
+                got=", ".join(f"{name}=" for name in sorted(unknown)),
+                fix="leave them out",
+            )
+        posterior = restore(header, tensors, model, **code)
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as error:
         if isinstance(error, BatchbayesError):
             raise

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from batchbayes._common.rng import GlobalStream, dealt, dealt_first, generator, normals, stream_seed
+from batchbayes._common.rng import GlobalStream, dealt, dealt_first, even_numbers, generator, normals, stream_seed
 
 
 def numbers() -> list[float]:
@@ -159,3 +159,25 @@ def test_decks_have_different_orders():
     decks = dealt_first(0, 40, 10).view(4, 10).tolist()
     assert len({tuple(deck) for deck in decks}) == 4
     assert dealt_first(1, 40, 10).view(4, 10).tolist() != decks
+
+
+@pytest.mark.parametrize("count", [2, 8, 64, 128])
+def test_even_numbers_fall_once_into_each_of_equal_parts(count):
+    numbers = torch.stack([even_numbers(3, index, 5) for index in range(count)])  # (count, 5)
+    for column in (numbers * count).long().T:
+        assert sorted(column.tolist()) == list(range(count))
+
+
+def test_even_numbers_depend_on_seed_and_index_alone():
+    later = even_numbers(0, 100, 3)
+    assert torch.equal(later, even_numbers(0, 100, 3))
+    assert not torch.equal(later, even_numbers(1, 100, 3))
+    assert not torch.equal(later, even_numbers(0, 101, 3))
+    even_numbers(0, 100, 3).zero_()
+    assert torch.equal(later, even_numbers(0, 100, 3))
+
+
+def test_even_numbers_are_uniform_over_seeds():
+    numbers = torch.stack([even_numbers(seed, 5, 2) for seed in range(400)])
+    for column in numbers.T:
+        assert stats.kstest(column.numpy(), "uniform").pvalue > 1e-3

@@ -162,6 +162,9 @@ DROPOUT_NETWORKS = {
     "torch.compile, dropout": Case(lambda: torch.compile(residual_with_dropout(), backend="eager"), (2, 8, 8)),  # type: ignore[arg-type]
 }
 
+CROP_AND_FLIP = bb.Compose(bb.RandomCrop(padding=2, fill=(0.5, -0.5)), bb.RandomFlip())
+SHIFT_AND_SCALE = bb.RandomShiftScale(shift=0.1, scale=0.2, fill=0.3)
+
 Fit = Callable[[nn.Module, list[Tensor]], bb.Posterior]
 
 POSTERIORS: dict[str, Fit] = {
@@ -177,10 +180,19 @@ POSTERIORS: dict[str, Fit] = {
     "population": lambda network, batches: bb.population(network, batches),
     "mc_dropout": lambda network, batches: bb.mc_dropout(network),
     "jitter": lambda network, batches: jitter(network),
+    "with_views, mcbn": lambda network, batches: bb.with_views(bb.mcbn(network, batches), CROP_AND_FLIP),
+    "with_views, deterministic": lambda network, batches: bb.with_views(bb.deterministic(network), SHIFT_AND_SCALE),
+    "with_views, averaged": lambda n, b: bb.with_views(bb.deterministic(n), CROP_AND_FLIP, average=3),
+    "with_views, mc_dropout": lambda network, batches: bb.with_views(bb.mc_dropout(network), CROP_AND_FLIP),
+    "with_views, table": lambda n, b: bb.with_views(bb.correlated_bn(n, b), bb.TableJitter.of(torch.cat(b), 0.1)),
 }
 """Every method by its name in the table, a comma, and the option. A new method joins here, and the laws run for it."""
 
-ON: dict[str, list[str]] = {"mc_dropout": list(DROPOUT_NETWORKS)}
+ON: dict[str, list[str]] = {
+    "mc_dropout": list(DROPOUT_NETWORKS),
+    "with_views, mc_dropout": ["Dropout2d"],
+    "with_views, table": ["BatchNorm1d (N, C)"],
+}
 """The networks that the laws run on, for methods that need another than one with branches and several BN sites."""
 
 CASES = NETWORKS | DROPOUT_NETWORKS

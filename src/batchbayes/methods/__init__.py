@@ -61,6 +61,9 @@ _TABLE = [
            "batchbayes.methods.batchnorm.clt_bn:clt_bn", *_BATCH_NORM, is_compared=False),
     Method("mc_dropout", "MC dropout", "random masks of the dropout layers", "batchbayes.methods.dropout:mc_dropout",
            "dropout", "batchbayes.methods.dropout:DropoutPosterior", "batchbayes.methods.dropout:dropout_candidates"),
+    Method("with_views", "Views", "each draw sees its own random view of the input",
+           "batchbayes.methods.views.posterior:with_views", "views",
+           "batchbayes.methods.views.posterior:ViewsPosterior", is_compared=False),
 ]  # fmt: skip
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 """All methods by name."""

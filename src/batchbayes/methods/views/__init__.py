@@ -1,0 +1,1 @@
+"""Views: each draw sees its own random view of the inputs."""

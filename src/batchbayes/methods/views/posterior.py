@@ -1,0 +1,204 @@
+"""Views: each draw sees its own random view of the inputs (test-time augmentation), around any posterior.
+
+What is random: a transform of the inputs, such as the crop and flip of training, and what the wrapped posterior draws.
+All inputs of a draw share the parameters of the transform. Draws spread these parameters evenly: of 16 draws, 8 are
+mirrored, and their offsets cover the range.
+Cost: none for the fit; a draw costs one transform beside the draw of the wrapped posterior.
+Reference: Ashukha, Lyzhov, Molchanov, Vetrov, "Pitfalls of In-Domain Uncertainty Estimation and Ensembling in Deep
+Learning", ICLR 2020. Where we differ: the parameters are spread evenly over draws instead of independent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.rng import even_numbers, generator
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods import posterior_class
+from batchbayes.methods.views.header import from_header, to_header
+from batchbayes.methods.views.own import OwnFunction, checked_view, name_of
+from batchbayes.methods.views.transform import Compose, Transform
+from batchbayes.network import Function, Network
+from batchbayes.posterior import Header, Posterior
+
+_PREFIX = "wrapped."
+
+
+@dataclass(frozen=True, eq=False)
+class ViewsPosterior(Posterior):
+    """Functions that first take a random view of their inputs, and then are draws of another posterior."""
+
+    kind: ClassVar[str] = "views"
+
+    posterior: Posterior
+    transform: Transform | OwnFunction
+    undo: OwnFunction | None = None
+    """What moves maps for a view back to the inputs, for a transform that is a user's own function."""
+    average: int = 1
+    """How many views each draw averages the outputs of."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.posterior.device
+
+    @property
+    def network(self) -> Network:
+        """The network of the wrapped posterior."""
+        return self.posterior.network  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        parts = self.transform.transforms if isinstance(self.transform, Compose) else [self.transform]
+        names = ", ".join(name_of(part) for part in parts) + f", {self.average} averaged" * (self.average > 1)
+        return f"{type(self).__name__}({names} before {type(self.posterior).__name__})"
+
+    def draw(self, seed: int, index: int) -> Function:
+        """Return draw `index` of the wrapped posterior, on view `index` of its inputs, or the mean of several such."""
+        every = [self._seen(seed, index * self.average + step) for step in range(self.average)]
+        if self.average == 1:
+            return every[0]
+        return lambda inputs: sum(seen(inputs) for seen in every) / self.average  # type: ignore[return-value]
+
+    def _seen(self, seed: int, index: int) -> Function:
+        drawn = self.posterior.draw(seed, index)
+        look, move_back = self._view(seed, index)
+
+        def seen(inputs: Tensor) -> Tensor:
+            outputs = drawn(look(inputs))
+            return move_back(outputs) if _is_map(outputs, inputs) else outputs
+
+        return seen
+
+    def _view(self, seed: int, index: int) -> tuple[Function, Function]:
+        """Return the view of draw `index`, and what moves maps for it back to the inputs."""
+        if isinstance(self.transform, Transform):
+            numbers = even_numbers(seed, index, self.transform.size)
+            return partial(self.transform.apply, numbers=numbers), partial(self.transform.undo, numbers=numbers)
+        random = partial(generator, seed, "view", index)
+        look = partial(checked_view, self.transform, generator=random)
+        return look, lambda outputs: self._own_undo()(outputs, random())
+
+    def _own_undo(self) -> OwnFunction:
+        if self.undo is None:
+            raise BatchbayesError(
+                expected=f"undo= for the transform {name_of(self.transform)}, because the network returns maps",
+                got="none",
+                fix="pass undo=, a function (outputs, generator) -> outputs that moves maps back to the inputs; if the "
+                "transform moves no pixels, it returns the outputs as they are",
+            )
+        return self.undo
+
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        header, tensors = self.posterior.state()
+        if isinstance(self.transform, Transform):
+            view = {"transform": to_header(self.transform), "own": None}
+        else:
+            view = {"own": {"transform": name_of(self.transform), "undo": self.undo and name_of(self.undo)}}
+        view |= {"average": self.average, "wrapped": {"kind": self.posterior.kind, **header}}
+        return view, {_PREFIX + key: tensor for key, tensor in tensors.items()}
+
+    @classmethod
+    def restore(
+        cls,
+        header: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        model: nn.Module,
+        transform: OwnFunction | None = None,
+        undo: OwnFunction | None = None,
+    ) -> Self:
+        """Build the posterior again. A user's own functions are passed again, because a file holds no code."""
+        saved, wrapped = header["own"], header["wrapped"]
+        for role, given in (("transform", transform), ("undo", undo)):
+            _require_named(role, given, saved[role] if saved else None)
+        tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}
+        inner = posterior_class(wrapped["kind"]).restore(wrapped, tensors, model)
+        return cls(inner, transform or from_header(header["transform"]), undo, int(header["average"]))
+
+
+def with_views(
+    posterior: Posterior,
+    transform: Transform | OwnFunction,
+    *,
+    average: int = 1,
+    undo: OwnFunction | None = None,
+) -> ViewsPosterior:
+    """Let each draw of a posterior see its own random view of the inputs.
+
+    View s depends on the seed and on s alone, and all inputs share its parameters. If the network returns maps
+    (N, ..., H, W) of the size of its inputs, as in segmentation, each map is moved back to the inputs before draws are
+    averaged.
+
+    Args:
+        posterior: any posterior; around `deterministic(model)` this is test-time augmentation.
+        transform: best that of the training: `RandomCrop`, `RandomFlip`, `RandomShiftScale`, `TableJitter`, several of
+            them in `Compose`, a function `(inputs, generator) -> inputs`, or `torchvision_transform(...)`. A function
+            takes all random numbers from the generator, and uses one set of them for all inputs.
+        average: how many views each draw averages the outputs of. Draw s is the mean of the draws from `average * s` on
+            that it would be without this option. A mean of logits with a temperature is better than a mean of
+            probabilities with one (docs/results/views.md), but fewer draws say less about mutual information.
+        undo: for a function and a network that returns maps: a function `(outputs, generator) -> outputs` that moves a
+            map back. Its generator starts where that of the transform starts.
+
+    >>> import batchbayes as bb
+    >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
+    >>> posterior = with_views(bb.deterministic(network), bb.Compose(bb.RandomCrop(padding=1), bb.RandomFlip()))
+    >>> posterior
+    ViewsPosterior(RandomCrop, RandomFlip before PointPosterior)
+    >>> bb.predict(posterior, torch.randn(5, 3, 8, 8), bb.categorical(), num_samples=16).probs.shape
+    torch.Size([5, 10])
+    """
+    if not isinstance(posterior, Posterior) or isinstance(posterior, ViewsPosterior):
+        raise BatchbayesError(
+            expected="a posterior without views",
+            got=f"a {type(posterior).__name__}",
+            fix="pass for example deterministic(model); join several transforms by Compose",
+        )
+    if not callable(transform) or isinstance(transform, type):
+        raise BatchbayesError(
+            expected="a transform, or a function (inputs, generator) -> inputs",
+            got=repr(transform),
+            fix="pass for example RandomFlip()",
+        )
+    if isinstance(transform, Transform):
+        to_header(transform)
+        if undo is not None:
+            raise BatchbayesError(
+                expected="no undo= beside a ready transform",
+                got=name_of(undo),
+                fix="leave it out, because the transform has its own inverse",
+            )
+    if not isinstance(average, int) or average < 1:
+        raise BatchbayesError(
+            expected="a whole number of views to average, 1 or more",
+            got=f"average={average!r}",
+            fix="pass 1 for one view in each draw, or for example 4",
+        )
+    return ViewsPosterior(posterior, transform, undo, average)
+
+
+def _is_map(outputs: Tensor, inputs: Tensor) -> bool:
+    """Return whether outputs are maps of images: one value or more for each pixel. Refuse maps of another size."""
+    if inputs.ndim < 4 or outputs.ndim < 3:
+        return False
+    if outputs.shape[-2:] == inputs.shape[-2:]:
+        return True
+    if outputs.ndim >= 4 and outputs.shape[-2:] != (1, 1):
+        raise BatchbayesError(
+            expected=f"maps of the size of the inputs, {tuple(inputs.shape[-2:])}, so that views can be undone",
+            got=f"outputs of shape {tuple(outputs.shape)}",
+            fix="wrap the network so that it scales its outputs to the size of its inputs",
+        )
+    return False
+
+
+def _require_named(role: str, given: OwnFunction | None, saved: str | None) -> None:
+    """Refuse a function that is missing, or that has another name than the one in the file."""
+    if (given and name_of(given)) != saved:
+        raise BatchbayesError(
+            expected=f"the function {saved} as {role}=" if saved else f"no {role}=, because the file needs none",
+            got=name_of(given) if given else "none",
+            fix=f"pass {role}={saved}: the file has the name of your function, never its code" if saved else "omit it",
+        )

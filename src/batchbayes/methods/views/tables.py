@@ -1,0 +1,50 @@
+"""A ready transform of tables: jitter in units of the training standard deviations."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.views.transform import Transform, require_floating
+
+
+@dataclass(frozen=True)
+class TableJitter(Transform):
+    """Add Gaussian noise to each column of a table (N, D): `amount` times the column's training standard deviation.
+
+    All rows get the same noise in a view. `TableJitter.of(training_inputs, 0.1)` computes the standard deviations.
+    """
+
+    amount: float
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        usable = self.std and all(0 <= std < math.inf for std in self.std) and any(self.std)
+        if not (0 < self.amount < math.inf and usable):
+            raise BatchbayesError(
+                expected="an amount above 0, and finite standard deviations that are not all 0",
+                got=f"amount={self.amount}, std={self.std}",
+                fix="use an amount such as 0.05, and the standard deviations of the training columns",
+            )
+
+    @classmethod
+    def of(cls, inputs: Tensor, amount: float) -> "TableJitter":
+        """Return the jitter for training inputs (N, D)."""
+        return cls(amount, tuple(inputs.double().std(0, correction=0).tolist()))
+
+    @property
+    def size(self) -> int:
+        return len(self.std)
+
+    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
+        if inputs.shape[1:] != (self.size,):
+            raise BatchbayesError(
+                expected=f"a table (N, {self.size}), one column for each standard deviation",
+                got=f"shape {tuple(inputs.shape)}",
+                fix="make the jitter from the training inputs, by TableJitter.of(inputs, amount)",
+            )
+        require_floating(self, inputs)
+        noise = torch.special.ndtri(numbers.clamp(1e-9, 1 - 1e-9))  # standard normal
+        return inputs + (self.amount * torch.tensor(self.std, dtype=torch.float64) * noise).to(inputs)
