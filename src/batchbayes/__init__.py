@@ -13,6 +13,7 @@ from batchbayes.methods import METHODS, register, resolve
 
 if TYPE_CHECKING:
     from batchbayes import calibrate, metrics, plots, scores
+    from batchbayes.detection.novelty import Novelty, NoveltyReport, novelty
     from batchbayes.engines.linearity import check_linearity
     from batchbayes.likelihoods import categorical, gaussian, heteroscedastic_gaussian
     from batchbayes.methods.batchnorm.clt_bn import clt_bn
@@ -38,6 +39,8 @@ __all__ = [
     "CategoricalPredictive",
     "DropoutPosterior",
     "GaussianPredictive",
+    "Novelty",
+    "NoveltyReport",
     "PointPosterior",
     "Posterior",
     "Predictive",
@@ -54,6 +57,7 @@ __all__ = [
     "mc_dropout",
     "mcbn",
     "metrics",
+    "novelty",
     "plots",
     "population",
     "predict",
@@ -66,6 +70,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "batchbayes.detection.novelty": ["Novelty", "NoveltyReport", "novelty"],
     "batchbayes.engines.linearity": ["check_linearity"],
     "batchbayes.likelihoods": ["categorical", "gaussian", "heteroscedastic_gaussian"],
     "batchbayes.methods.batchnorm.posterior": ["BatchNormPosterior"],

@@ -1,4 +1,4 @@
-"""Posteriors on disk: safetensors with a JSON header. Never pickle.
+"""Posteriors and detectors of novelty on disk: safetensors with a JSON header. Never pickle.
 
 The header says what the file is (format version, kind, method, sites, batch size). It also describes the layers of the
 network that the posterior belongs to, so that another network is refused, with words that say what differs.
@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from batchbayes._common.atomic import atomic_path
+from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import posterior_class
 from batchbayes.posterior import Posterior
@@ -22,11 +23,13 @@ from batchbayes.posterior import Posterior
 FORMAT = 1
 
 
-def save(posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None) -> None:
+def save(
+    posterior: Posterior | Novelty, path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None
+) -> None:
     """Write a posterior to a file, whole or not at all. The network's weights are not in it.
 
     Args:
-        posterior: any posterior.
+        posterior: any posterior, or the result of `novelty(...)`.
         path: where to write. An existing file is replaced.
         notes: JSON values to keep beside it, for `load_notes`: what else one has to know to predict with it.
 
@@ -49,10 +52,11 @@ def save(posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[s
 
 
 def load(path: str | os.PathLike[str], model: nn.Module) -> Any:
-    """Read a posterior, and attach it to the network that it was fitted to."""
+    """Read a posterior or a detector of novelty, and attach it to the network that it was fitted to."""
     header, tensors = _read(Path(path))
     try:
-        return posterior_class(header["kind"]).restore(header, tensors, model)
+        kind = Novelty if header["kind"] == Novelty.kind else posterior_class(header["kind"])
+        return kind.restore(header, tensors, model)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, BatchbayesError):
             raise
