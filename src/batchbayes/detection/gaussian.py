@@ -5,6 +5,7 @@ $\rho$, so that memory grows with statistics times directions and not with the s
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -49,13 +50,18 @@ class ClassGaussian:
         second is $-\log \sum_k \exp(\ell_k)$, where $\ell_k$ is the log-likelihood ratio of class k to the
         common mean. Both are (N,) in float64.
         """
-        q, centre_q = z @ self.directions, self.centres @ self.directions
+        q, (centre_q, centre_norms) = z @ self.directions, self._projected_centres
         norms = z.double().square().sum(1) / self.rest - q.double().square().sum(1)
-        centre_norms = self.centres.double().square().sum(1) / self.rest - centre_q.double().square().sum(1)
         products = (z @ self.centres.T).double() / self.rest - (q @ centre_q.T).double()  # (N, K)
         squares = norms[:, None] - 2 * products + centre_norms
         own = squares.gather(1, classes[:, None])[:, 0]
         return own, -(products - 0.5 * centre_norms).logsumexp(1)
+
+    @cached_property
+    def _projected_centres(self) -> tuple[Tensor, Tensor]:
+        """The centres along the directions, (K, R), and their squared distances from the common mean, (K,)."""
+        q = self.centres @ self.directions
+        return q, self.centres.double().square().sum(1) / self.rest - q.double().square().sum(1)
 
 
 def fit_gaussian(statistics: Tensor, classes: Tensor, num_classes: int) -> ClassGaussian:

@@ -8,9 +8,9 @@ answer becomes a surprise, $-\log p$ among examples that were not used for the f
 first question plus the mean surprise of the second, as in Fisher's combination of p-values. So one question cannot hide
 what the other one sees.
 
-The p-value of the score is conformal: at most a share a of ordinary inputs has a p-value of a or less, if ordinary inputs
-are like the examples that it is calibrated on. A network knows its training examples better than new ones of the same
-kind. So pass data that the network was not trained on as `calibration` to get p-values that hold for new inputs.
+The p-value of the score is conformal: at most a share a of ordinary inputs has a p-value of a or less, if ordinary
+inputs are like the examples that it is calibrated on. A network knows its training examples better than new ones of the
+same kind. So pass data that the network was not trained on as `calibration` to get p-values that hold for new inputs.
 
 Novelty is not uncertainty. It says little about errors on ordinary inputs, and little about new classes that look like
 the known ones.
@@ -201,7 +201,7 @@ def _collect(
         if count >= num_examples:
             break
         if sight is None:
-            sight = watch(network, chunk[:1].to(network.device), logits)
+            sight = watch(network, chunk[:2].to(network.device), logits)
             num_examples = min(num_examples, max(FEWEST, NUMBERS // sight.size))
         statistics, rows = sight(chunk[: num_examples - count])
         require_finite(statistics, "the statistics of the training examples")

@@ -8,12 +8,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from batchbayes.batches import cut
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.sites import Site, all_sites, find_sites, site_header, sites_of_header
 from batchbayes.network import Network, as_network
 
 FLOOR = 1e-4
 """Added to a variance before its logarithm is taken, in units of the running variance."""
+
+PIECE = 2**19
+"""Activations are squared in pieces of so many numbers, which stay in the caches of a CPU."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def _statistics(h: Tensor, unit: Tensor, positions: bool) -> Tensor:
         return (h - mean) / std
     over = tuple(range(2, h.ndim))
     own_mean = h.mean(over)
-    square = torch.linalg.vector_norm(h, dim=over).square() / (h[0, 0].numel() if len(h) else 1)
+    square = torch.cat([part.square().mean(over) for part in cut(h, None, PIECE)])
     z = (own_mean - mean) / std
     variance = ((square - own_mean.square()) / std.square()).clamp_min(0)
     return torch.cat([z, (variance + z.square() + FLOOR).log(), (variance + FLOOR).log()], 1)
