@@ -8,10 +8,13 @@ it an environment of its own.
 """
 
 import argparse
+import importlib.util
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +28,7 @@ from batchbayes.metrics import area_under_roc, count_by_score, false_positive_ra
 from batchbayes.models.pretrained import cifar_resnet
 
 TRAINING, CALIBRATION, TEST, CORRUPTED = 8000, slice(4000, 7000), slice(7000, 9000), slice(9000, 10000)
+DRAWS = 8
 Score = Callable[[Tensor], Tensor]
 
 
@@ -33,60 +37,63 @@ def in_chunks(score: Score) -> Score:
 
 
 class Split(nn.Module):
-    """A CIFAR residual network as layers that run one after another, for detectors that need its parts."""
+    """A CIFAR residual network as layers that run one after another, and its last features, computed once for a set."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         stem = nn.Sequential(network.conv1, network.bn1, nn.ReLU())
         self.layers = nn.ModuleList([stem, network.layer1, network.layer2, network.layer3])
-        self.pool, self.linear = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), network.linear
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), network.linear)
+        self.linear = network.linear
+        self._known: dict[tuple[int, int], Tensor] = {}
 
     def features(self, images: Tensor) -> Tensor:
-        for layer in self.layers:
-            images = layer(images)
-        return self.pool(images)
+        key = images.data_ptr(), len(images)
+        if key not in self._known:
+            body = nn.Sequential(*self.layers, *self.head[:2])
+            self._known[key] = in_chunks(body)(images)
+        return self._known[key]
+
+    def logits(self, images: Tensor) -> Tensor:
+        return self.linear(self.features(images))
 
 
-def baselines(network: nn.Module, train: Tensor, augmented: Tensor) -> dict[str, Score]:
+def baselines(network: nn.Module, parts: Split, train: Tensor, augmented: Tensor) -> dict[str, Score]:
     """Return scores of our own making: entropy, mutual information, energy, nearest neighbours."""
-    parts = Split(network)
-    unit = lambda images: nn.functional.normalize(parts.features(images))  # noqa: E731
-    bank = in_chunks(unit)(train)
-    neighbours = lambda x: torch.cdist(unit(x), bank).topk(50, largest=False)[0][:, -1]  # noqa: E731
-    posterior = bb.mcbn(network, augmented_batches(augmented, 128), num_samples=16)
-    information = lambda x: bb.predict(posterior, x, bb.categorical(), num_samples=16).mutual_information  # noqa: E731
+    unit = nn.functional.normalize
+    bank = unit(parts.features(train))
+    posterior = bb.mcbn(network, augmented_batches(augmented, 128), num_samples=DRAWS)
+    information = lambda x: bb.predict(posterior, x, bb.categorical(), num_samples=DRAWS).mutual_information  # noqa: E731
     return {
-        "entropy": in_chunks(lambda x: torch.distributions.Categorical(logits=network(x)).entropy()),
-        "mutual information, MCBN, 16 draws": information,
-        "energy": in_chunks(lambda x: -network(x).logsumexp(1)),
-        "nearest neighbours, last features": in_chunks(neighbours),
+        "entropy": lambda x: torch.distributions.Categorical(logits=parts.logits(x)).entropy(),
+        f"mutual information, MCBN, {DRAWS} draws": information,
+        "energy": lambda x: -parts.logits(x).logsumexp(1),
+        "nearest neighbours": lambda x: torch.cdist(unit(parts.features(x)), bank).topk(50, largest=False)[0][:, -1],
     }
 
 
-def peers(network: nn.Module, train: Tensor, labels: Tensor) -> dict[str, Score]:
+def peers(parts: Split, train: Tensor, labels: Tensor) -> dict[str, Score]:
     """Return the detectors of pytorch-ood, if it is there."""
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:  # a torchvision for another build of torch, whose operators pytorch-ood does not use
-        torch.library.Library("torchvision", "DEF").define("nms(Tensor a, Tensor b, float c) -> Tensor")
-    except ImportError:
+    if importlib.util.find_spec("pytorch_ood") is None:
         return {}
+    # Skips a part of torchvision that fails beside another build of torch. The detectors do not use it.
+    sys.modules["torchvision._meta_registrations"] = ModuleType("skipped")
     from pytorch_ood.detector import KNN, PNML, Gram, Mahalanobis, ViM
 
-    parts = Split(network)
-    head = nn.Sequential(parts.pool, parts.linear)
-    weight, bias = parts.linear.weight, parts.linear.bias
-    made = {
-        "PNML": PNML(parts.features, parts.linear),
-        "Gram": Gram(head, list(parts.layers), 10),
-        "ViM": ViM(parts.features, 32, weight, bias),
-        "Mahalanobis": Mahalanobis(parts.features),
-        "KNN": KNN(parts.features),
+    on_features = {
+        "PNML": PNML(None, parts.linear),
+        "ViM": ViM(None, 32, parts.linear.weight, parts.linear.bias),
+        "Mahalanobis": Mahalanobis(None),
+        "KNN": KNN(None),
     }
-    for detector in made.values():
+    gram = Gram(parts.head, list(parts.layers), 10).to("cpu")
+    gram.fit(list(zip(train.split(128), labels.split(128), strict=True)))
+    scores: dict[str, Score] = {"pytorch-ood Gram": in_chunks(gram.predict)}
+    for name, detector in on_features.items():
         detector.to("cpu")
-        detector.fit(list(zip(train.split(128), labels.split(128), strict=True)))
-    return {f"pytorch-ood {name}": in_chunks(detector.predict) for name, detector in made.items()}
+        detector.fit_features(parts.features(train), labels)
+        scores[f"pytorch-ood {name}"] = lambda x, detector=detector: detector.predict_features(parts.features(x))
+    return scores
 
 
 def rows(
@@ -168,7 +175,8 @@ def main() -> None:
             "training": bb.novelty(network, train),
         }
         scores: dict[str, Score] = {"novelty": detectors["held-out"].score}
-        scores |= baselines(network, train, images) | peers(network, train, labels[chosen])
+        parts = Split(network)
+        scores |= baselines(network, parts, train, images) | peers(parts, train, labels[chosen])
         print(f"\n## ResNet-{depth}")
         table = rows(scores, known, unseen)
         show(table, 0, "AUROC")

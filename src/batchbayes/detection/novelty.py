@@ -33,8 +33,9 @@ from batchbayes.network import Network, as_network
 
 CHUNK = 2**18
 """Input numbers in one forward pass, so that activations stay in the caches of a CPU."""
-NUMBERS = 2**27
-"""Statistics that are kept during the fit (512 MiB). A network with very many channels is fitted to fewer examples."""
+NUMBERS = 2**26
+"""Statistics that are kept during the fit (256 MiB; the fit makes a few copies). A network with very many channels is
+fitted to fewer examples, for example a ResNet-50 to some 800."""
 MOST = 1e12
 """Parts of a score are clipped here, so that an infinite output gives a finite score."""
 FEWEST = 40
