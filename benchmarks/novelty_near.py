@@ -1,6 +1,6 @@
 """Novelty where it is hard: classes left out of training, tables, and a segmentation network.
 
-    python benchmarks/novelty_near.py DATA_FOLDER WEIGHTS > docs/results/novelty-near.md
+    python benchmarks/novelty_near.py DATA_FOLDER WEIGHTS
 
 A ResNet-8 learns the first five classes of CIFAR-10 (about eight minutes on one core) and meets the other five. Its
 weights are kept in the file WEIGHTS, and read from it if it exists. Perceptrons with batch norm learn UCI tables and
