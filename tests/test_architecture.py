@@ -18,7 +18,7 @@ LAYERS = [
     {"shadow", "network", "batches", "posterior", "predictive", "likelihoods", "engines", "prediction"},
     {"training", "models", "data"},
     {"methods"},
-    {"saving", "plots", "calibrate"},
+    {"saving", "plots", "calibrate", "detection"},
     {"reproduce"},
     {"demo", "assess", "experiments"},
     {"cli"},

@@ -13,6 +13,7 @@ from batchbayes.methods import METHODS, find_method, plugin_names, register, res
 
 if TYPE_CHECKING:
     from batchbayes import calibrate, metrics, plots, scores
+    from batchbayes.detection.novelty import Novelty, NoveltyReport, novelty
     from batchbayes.engines.linearity import check_linearity
     from batchbayes.likelihoods import bernoulli, categorical, gaussian, heteroscedastic_gaussian
     from batchbayes.methods.batchnorm.clt_bn import clt_bn
@@ -45,6 +46,8 @@ __all__ = [
     "Compose",
     "DropoutPosterior",
     "GaussianPredictive",
+    "Novelty",
+    "NoveltyReport",
     "PointPosterior",
     "Posterior",
     "Predictive",
@@ -67,6 +70,7 @@ __all__ = [
     "mc_dropout",
     "mcbn",
     "metrics",
+    "novelty",
     "plots",
     "population",
     "predict",
@@ -81,6 +85,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "batchbayes.detection.novelty": ["Novelty", "NoveltyReport", "novelty"],
     "batchbayes.engines.linearity": ["check_linearity"],
     "batchbayes.likelihoods": ["bernoulli", "categorical", "gaussian", "heteroscedastic_gaussian"],
     "batchbayes.methods.batchnorm.posterior": ["BatchNormPosterior"],

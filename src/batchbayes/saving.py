@@ -1,4 +1,4 @@
-"""Posteriors on disk: safetensors with a JSON header. Never pickle.
+"""Posteriors and detectors of novelty on disk: safetensors with a JSON header. Never pickle.
 
 The header says what the file is (format version, kind, method, sites, batch size). It also describes the layers of the
 network that the posterior belongs to, and holds a fingerprint of its weights, so that another network is refused, with
@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from batchbayes._common.atomic import atomic_path
+from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import posterior_class
 from batchbayes.posterior import Posterior
@@ -27,11 +28,13 @@ from batchbayes.shadow import plain_name
 FORMAT = 1
 
 
-def save(posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None) -> None:
+def save(
+    posterior: Posterior | Novelty, path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None
+) -> None:
     """Write a posterior to a file, whole or not at all. The network's weights are not in it.
 
     Args:
-        posterior: any posterior.
+        posterior: any posterior, or the result of `novelty(...)`.
         path: where to write. An existing file is replaced.
         notes: JSON values to keep beside it, for `load_notes`: what else one has to know to predict with it.
 
@@ -43,7 +46,7 @@ def save(posterior: Posterior, path: str | os.PathLike[str], *, notes: Mapping[s
     >>> load(path, network)
     BatchNormPosterior(mcbn on Sequential: 1 sites, 8 statistics, 4 rows, batch size 8, centred on batches)
     """
-    if not isinstance(posterior, Posterior):
+    if not isinstance(posterior, Posterior | Novelty):
         got = f"a {type(posterior).__name__}"
         raise BatchbayesError(expected="a posterior to save", got=got, fix="pass what bb.mcbn(...) or the like returns")
     header, tensors = posterior.state()
@@ -75,7 +78,7 @@ def _json(values: object, what: str) -> str:
 def load(
     path: str | os.PathLike[str], model: nn.Module, *, other_weights: bool = False, **code: Callable[..., Any]
 ) -> Any:
-    """Read a posterior, and attach it to the network that it was fitted to.
+    """Read a posterior or a detector of novelty, and attach it to the network that it was fitted to.
 
     Args:
         path: a file that `save` wrote.
@@ -86,7 +89,8 @@ def load(
     """
     header, tensors = _read(Path(path))
     try:
-        restore = posterior_class(header["kind"]).restore
+        kind = Novelty if header["kind"] == Novelty.kind else posterior_class(header["kind"])
+        restore = kind.restore
         if unknown := set(code) - set(signature(restore).parameters):
             raise BatchbayesError(
                 expected=f"functions that a posterior of kind {header['kind']!r} takes",
@@ -132,9 +136,11 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): tensor for name, tensor in {**dict(module.named_parameters()), **buffers}.items()}
 
 
-def _module_of(posterior: Posterior) -> nn.Module | None:
+def _module_of(posterior: Posterior | Novelty) -> nn.Module | None:
     """Return the network whose weights a posterior depends on; None if there is no such."""
-    return getattr(getattr(posterior, "network", None), "module", None) if posterior.needs_weights else None
+    if isinstance(posterior, Posterior) and not posterior.needs_weights:
+        return None
+    return getattr(getattr(posterior, "network", None), "module", None)
 
 
 def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -1,0 +1,154 @@
+"""What one forward pass tells about each input on its own: statistics at the batch-norm sites, and the logits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes.batches import cut
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.batchnorm.sites import Site, all_sites, find_sites, site_header, sites_of_header
+from batchbayes.network import Network, as_network
+
+FLOOR = 1e-4
+"""Added to a variance before its logarithm is taken, in units of the running variance."""
+
+PIECE = 2**19
+"""Activations are squared in pieces of so many numbers, which stay in the caches of a CPU."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is seen of one site."""
+
+    name: str
+    channels: int
+    positions: bool
+    """Whether the site has positions, as in images. A table has none: it has one value for each channel."""
+
+    @property
+    def size(self) -> int:
+        """The number of statistics."""
+        return self.channels * (3 if self.positions else 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """A network whose batch-norm sites are watched while it runs."""
+
+    network: Network
+    places: tuple[Place, ...]
+    units: Tensor
+    """Running mean and running standard deviation of each channel, (2, C), as they were at the fit."""
+    logits: bool
+    """Whether the outputs are logits of classes."""
+
+    @property
+    def size(self) -> int:
+        """The number of statistics, D."""
+        return sum(place.size for place in self.places)
+
+    @torch.no_grad()
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Run the network once. Return the statistics (N, D) and the logits (N, K) of each input, on the CPU.
+
+        At a site with positions a channel has three statistics. Let $z$ be the mean of the channel over the positions
+        of this one input, and $v$ its variance over them, both in units of the running statistics. The statistics
+        are $z$, $\log(v + z^2)$ (the second moment about the running mean) and $\log v$. Without positions $z$ is
+        the only one. If the outputs are no logits, K is 0. For a map of logits K is 1: its mean energy, negated.
+        """
+        seen: dict[str, Tensor] = {}
+        units = self.units.split([place.channels for place in self.places], dim=1)
+
+        def see(place: Place, unit: Tensor, h: Tensor) -> None:
+            seen[place.name] = _statistics(h, unit.to(h.device), place.positions).cpu()
+
+        before = {p.name: partial(see, p, unit) for p, unit in zip(self.places, units, strict=True)}
+        outputs = self.network(inputs.to(self.network.device), before=before)
+        missing = [place.name for place in self.places if place.name not in seen]
+        if missing:
+            raise BatchbayesError(
+                expected="a forward pass through the batch-norm layers that the training data went through",
+                got=f"inputs of shape {tuple(inputs.shape)} for which {', '.join(missing[:6])} did not run",
+                fix="pass inputs of the kind that the network was trained with",
+            )
+        return torch.cat([seen[place.name] for place in self.places], 1), _head(outputs, self.logits)
+
+    def header(self) -> dict[str, object]:
+        """Return what a file notes about it, as JSON values."""
+        by_name = {site.name: site for site in all_sites(self.network.module)}
+        sites = site_header(self.network, [by_name[place.name] for place in self.places])
+        return sites | {"positions": [place.positions for place in self.places], "logits": self.logits}
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], units: Tensor, model: nn.Module) -> Self:
+        """Build it from its header and its units. Refuse a network of another layout."""
+        network = as_network(model, header["output"])
+        sites = sites_of_header(header, network.module)
+        places = tuple(Place(s.name, s.channels, p) for s, p in zip(sites, header["positions"], strict=True))
+        if units.shape != (2, sum(place.channels for place in places)):
+            raise ValueError(f"units of shape {tuple(units.shape)}")
+        return cls(network, places, units, header["logits"])
+
+
+def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
+    """Find the batch-norm sites that a forward pass of `example` meets, and whether the outputs are logits."""
+    sites = find_sites(network, example)
+    dimensions: dict[str, int] = {}
+
+    def note(name: str, h: Tensor) -> None:
+        dimensions[name] = h.ndim
+
+    with torch.no_grad():
+        outputs = network(example, before={site.name: partial(note, site.name) for site in sites})
+    if logits is None:
+        logits = outputs.ndim >= 2 and outputs.shape[1] >= 3
+    elif logits and outputs.ndim < 2:
+        raise BatchbayesError(
+            expected="logits of shape (N, K, ...)", got=f"outputs of shape {tuple(outputs.shape)}", fix="drop logits="
+        )
+    places = tuple(Place(site.name, site.channels, dimensions[site.name] > 2) for site in sites)
+    return Sight(network, places, _running_units(sites), logits)
+
+
+def _running_units(sites: Sequence[Site]) -> Tensor:
+    """Return running mean and running standard deviation of each channel of the sites, (2, C) in float32."""
+    units, blind = [], []
+    for site in sites:
+        mean, variance = site.layer.running_mean, site.layer.running_var
+        if mean is None or variance is None:
+            blind.append(site.name)
+        else:
+            units.append(torch.stack([mean, (variance + site.epsilon).sqrt()]).detach().float().cpu())
+    if blind:
+        raise BatchbayesError(
+            expected="running statistics in every batch-norm layer",
+            got=f"none (track_running_stats=False) in {', '.join(blind[:6])}",
+            fix="use a network with running statistics: without them an output depends on the rest of the batch",
+        )
+    return torch.cat(units, 1)
+
+
+def _statistics(h: Tensor, unit: Tensor, positions: bool) -> Tensor:
+    """Return the statistics of the input (N, C, ...) of one site, (N, C) or (N, 3 C)."""
+    h, (mean, std) = h.float(), unit
+    if not positions:
+        return (h - mean) / std
+    over = tuple(range(2, h.ndim))
+    own_mean = h.mean(over)
+    square = torch.cat([part.square().mean(over) for part in cut(h, None, PIECE)])
+    z = (own_mean - mean) / std
+    variance = ((square - own_mean.square()) / std.square()).clamp_min(0)
+    return torch.cat([z, (variance + z.square() + FLOOR).log(), (variance + FLOOR).log()], 1)
+
+
+def _head(outputs: Tensor, logits: bool) -> Tensor:
+    """Return what is kept of the outputs, (N, K) in float64 on the CPU."""
+    if not logits:
+        return torch.empty(len(outputs), 0, dtype=torch.float64)
+    if outputs.ndim == 2:
+        return outputs.double().cpu()
+    return outputs.double().logsumexp(1).flatten(1).mean(1, keepdim=True).cpu()
