@@ -80,7 +80,7 @@ class Sight:
     def header(self) -> dict[str, object]:
         """Return what a file notes about it, as JSON values."""
         by_name = {site.name: site for site in all_sites(self.network.module)}
-        sites = site_header(self.network, [by_name[place.name] for place in self.places])
+        sites = site_header(self.network, [by_name[place.name] for place in self.places], ())
         return sites | {"positions": [place.positions for place in self.places], "logits": self.logits}
 
     @classmethod
@@ -96,7 +96,7 @@ class Sight:
 
 def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
     """Find the batch-norm sites that a forward pass of `example` meets, and whether the outputs are logits."""
-    sites = find_sites(network, example)
+    sites, _ = find_sites(network, example)
     dimensions: dict[str, int] = {}
 
     def note(name: str, h: Tensor) -> None:
