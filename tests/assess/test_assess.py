@@ -110,7 +110,9 @@ def test_the_posterior_file_is_the_recommended_one(assessed):
     inputs, labels = assess_cases.blobs(240, 1)
     rows = [row for row in rows_of(folder) if row["source"] == "test"]
     kept = [int(row["row"]) for row in rows]
-    seen = bb.predict(posterior, inputs[kept], bb.categorical(), num_samples=12, engine=engine.split(",")[0].split(":")[0])
+    seen = bb.predict(
+        posterior, inputs[kept], bb.categorical(), num_samples=12, engine=engine.split(",")[0].split(":")[0]
+    )
     assert -float(seen.log_prob(labels[kept]).mean()) == pytest.approx(by_name(folder)[name]["nll"], abs=1e-5)
     told = [float(row["mutual_information"]) for row in rows]
     np.testing.assert_allclose(told, seen.mutual_information.numpy(), atol=1e-5)
