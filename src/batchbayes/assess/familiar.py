@@ -34,11 +34,15 @@ def unfamiliar(network: nn.Module, data: Iterable[tuple[Tensor, Any]]) -> str | 
     worst, ratio = excess(means, squares)
     if worst <= SHIFT and 1 / SPREAD <= ratio <= SPREAD:
         return None
-    how = f"{worst:.1f} standard deviations away" if worst > SHIFT else f"spread {ratio**0.5:.2g} times as far"
+    how = (
+        f"lie {worst:.1f} standard deviations away from their mean"
+        if worst > SHIFT
+        else (f"spread {ratio**0.5:.2g} times as far as")
+    )
     return (
         "WARNING: this data does not look like the training data. Probably it is not scaled or prepared as in "
-        f"training. At {layer}, the first batch-norm layer, inputs are at least {how} from what training has left in "
-        "the running statistics. Check the preprocessing first: all other numbers depend on it."
+        f"training. At {layer}, the first batch-norm layer, its values {how} in training. Check the preprocessing "
+        "first: all other numbers depend on it."
     )
 
 
