@@ -3,6 +3,7 @@
 import json
 import sys
 
+from batchbayes.assess.familiar import unfamiliar
 from batchbayes.assess.load import trial
 from batchbayes.assess.named import build_network, named_method
 from batchbayes.assess.options import PredictOptions
@@ -10,7 +11,7 @@ from batchbayes.assess.rows import Rows, predict_rows
 from batchbayes.assess.run import noted_warnings, running
 from batchbayes.assess.sources import Reading
 from batchbayes.assess.write import print_rows, require_new_file, write_rows
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 from batchbayes.saving import load, load_notes
 
 
@@ -29,6 +30,9 @@ def predict_new(options: PredictOptions) -> Rows:
     reading = Reading.from_json(notes.get("reading", {}), options.target, options.id)
     data = reading.read(options.input, "the inputs", inputs_only=True)
     trial(network, data)
+    problem = unfamiliar(network, data)
+    if problem:
+        warn(problem)
     given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}
     notes |= {key: value for key, value in given.items() if value is not None}
     return predict_rows(posterior, data, notes, "new")

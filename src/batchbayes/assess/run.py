@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import torch
 
 from batchbayes._common.progress import hidden_progress
+from batchbayes.assess.familiar import unfamiliar
 from batchbayes.assess.load import load_case
 from batchbayes.assess.options import AssessOptions, CommonOptions
 from batchbayes.assess.write import require_place, staged, write_files
-from batchbayes.errors import BatchbayesError, BatchbayesWarning
+from batchbayes.errors import BatchbayesError, BatchbayesWarning, warn
 from batchbayes.methods import resolve
 
 ASSESSORS = {
@@ -51,6 +53,10 @@ def run_assessment(options: AssessOptions, say: Callable[[str], None] = lambda _
         case = load_case(options)
         say(f"assessing a {case.task} with {', '.join(options.method)}")
         found = resolve(ASSESSORS[case.task])(options, case)
+        problem = unfamiliar(case.network, case.test)
+        if problem:
+            warn(problem)
+            found = replace(found, verdict={**found.verdict, "headline": f"{problem} {found.verdict['headline']}"})
     say("writing the report")
     with staged(options.out) as folder:
         write_files(folder, options, case, found, caveats, time.monotonic() - start)
