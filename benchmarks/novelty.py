@@ -1,6 +1,6 @@
 """Novelty on two public CIFAR-10 networks: AUROC and FPR at 95 % over fourteen unseen sets, p-values, and cost.
 
-    python benchmarks/novelty.py DATA_FOLDER 
+    python benchmarks/novelty.py DATA_FOLDER
 
 It fits to training images without augmentation. With pytorch-ood 0.4.0 and scikit-learn installed, its PNML, Gram, ViM,
 Mahalanobis and KNN join the table, fitted to the same images and their labels. That package needs torchvision, so give

@@ -12,7 +12,10 @@ from batchbayes.data.svhn import load_svhn
 
 NEAR = ("permuted patches", "upside-down", "street scenes")
 """Sets with the style of CIFAR-10. All others are far."""
-CHOSEN_ON = ("SVHN", "MNIST", "noise", "blur", "permuted patches", "checkerboards", "street scenes", "smooth colours")
+CHOSEN_ON = (
+    "SVHN", "MNIST", "noise", "blur", "low contrast", "permuted patches", "checkerboards", "street scenes",
+    "smooth colours",
+)  # fmt: skip
 """The settings of the detector were chosen on these sets; the others only confirm them."""
 
 
