@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_a_network_without_batch_norm(rank, tmp_path, let_win):
 
 
 def test_a_registered_method_is_offered_and_compared(tmp_path, let_win, forgotten_toy, capsys):
-    from helpers import toy_method
+    toy_method = import_module("helpers.toy_method")
 
     with pytest.raises(SystemExit):
         cli.main(["assess", "--help"])

@@ -175,7 +175,7 @@ def test_data_sets_can_be_given_in_any_order_and_form(
 def test_a_wrong_number_of_workers_is_explained(number: str, out: Path, capsys: Printed) -> None:
     with pytest.raises(SystemExit):
         reproduce(out, f"--workers={number}")
-    assert f"argument --workers: must be a whole number, 1 or more, and not '{number}'" in capsys.readouterr().err
+    assert f"argument --workers: must be a whole number of at least 1, not '{number}'" in capsys.readouterr().err
 
 
 def test_the_list_names_every_experiment_and_preset(capsys: Printed) -> None:

@@ -89,7 +89,7 @@ def _moments(values: Tensor, layer: Any) -> tuple[Tensor, Tensor]:
 
 def _first_site(network: Network, inputs: Tensor) -> Site | None:
     try:
-        site = find_sites(network, inputs[:2])[0]
+        site = find_sites(network, inputs[:2])[0][0]
     except BatchbayesError:
         return None  # a network without batch norm
     return site if is_settled(site) else None
