@@ -54,7 +54,7 @@ def table(folder, text):
 
 HELPERS = "helpers.assess_cases"
 CASES = {
-    "wrong shape": (lambda f: {"test": write(f, "t.npz", np.zeros((9, 5)), np.zeros(9, int))}, "inputs that MLP runs on"),
+    "wrong shape": (lambda f: {"test": write(f, "t.npz", np.zeros((9, 5)), np.zeros(9, int))}, "inputs that MLP runs"),
     "labels outside": (
         lambda f: {"test": write(f, "t.npz", np.zeros((90, 2)), np.full(90, 3))},
         "labels from 0 to 2, as the network has 3 outputs; got 3 to 3",
