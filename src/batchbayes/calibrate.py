@@ -1,7 +1,8 @@
 """Calibration on held-out data: observation noise, temperature, conformal intervals and conformal sets.
 
 Each function takes the predictive of held-out examples and their targets. It does not run the network. The functions
-that tune need a predictive that kept its draws.
+that tune need a predictive that kept its draws. The batch size of a batch-norm posterior is tuned elsewhere, by
+`batchbayes.tune_batch_size` (`methods/batchnorm/tuning`).
 """
 
 import math
