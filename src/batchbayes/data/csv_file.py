@@ -3,6 +3,7 @@
 import codecs
 import csv
 import io
+import re
 from pathlib import Path
 
 from batchbayes.data.numerals import as_numbers
@@ -51,7 +52,8 @@ def _records(path: Path, text: str) -> list[tuple[int, list[str]]]:
     """Return the cells of each record, with the number of the line in which the record starts."""
     line = 1
     try:
-        delimiter = max(DELIMITERS, key=lambda mark: len(next(_reader(text, mark), [])))  # a comma if they tie
+        first = re.sub(r'"[^"]*"', "", text).partition("\n")[0]  # marks inside quotation marks do not count
+        delimiter = max(DELIMITERS, key=first.count)  # a comma if they tie
         reader, records = _reader(text, delimiter, strict=True), []
         for cells in reader:
             records.append((line, cells))
