@@ -8,7 +8,13 @@ from torch import Tensor
 
 from batchbayes.engines.linear import LinearPlan, linear_draws, plan_linear, require_linearisable
 from batchbayes.engines.linear_draws import Block, LinearDraws
-from batchbayes.engines.linearity import Linearity, known_linearity, measure_linearity, warn_unless_trusted
+from batchbayes.engines.linearity import (
+    Linearity,
+    known_linearity,
+    measure_linearity,
+    note_larger_spread,
+    warn_unless_trusted,
+)
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.posterior import Linearisable, Posterior
@@ -105,6 +111,7 @@ class _Checked:
         found = measure_linearity(self._posterior, inputs[beyond], contrasts=self._plan.contrasts)
         if found.trusted:
             self._limit = max(self._limit, BEYOND * found.largest_spread)
+            note_larger_spread(self._posterior, found.largest_spread, contrasts=self._plan.contrasts)
         elif self._fallback is None:
             warn_unless_trusted(found)
         return found.trusted

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -111,6 +111,13 @@ def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool)
     if len(inputs) >= CHECK_EXAMPLES[0]:
         known[contrasts] = found
     return found
+
+
+def note_larger_spread(posterior: Linearisable, spread: float, *, contrasts: bool) -> None:
+    """Remember that the linear engine was trusted up to this variance of an example."""
+    known = _KNOWN.get(posterior, {})
+    if contrasts in known:
+        known[contrasts] = replace(known[contrasts], largest_spread=max(known[contrasts].largest_spread, spread))
 
 
 def linearity_to_json(posterior: Linearisable) -> dict[str, dict[str, float]]:
