@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
 LAYERS = [
     {"errors", "_common"},
     {"scores", "metrics"},
-    {"shadow", "network", "batches", "posterior", "predictive", "likelihoods", "engines", "prediction"},
+    {"copying", "shadow", "network", "batches", "posterior", "predictive", "likelihoods", "engines", "prediction"},
     {"training", "models", "data"},
     {"methods"},
     {"saving", "plots", "calibrate", "detection"},

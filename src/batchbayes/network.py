@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from batchbayes.batches import Inputs
+from batchbayes.copying import is_wrapper, plain_name
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.shadow import input_of, is_wrapper, plain_name, why_in_place, workplace
+from batchbayes.shadow import input_of, why_in_place, workplace
 
 Function = Callable[[Any], Tensor]
 """One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor, or

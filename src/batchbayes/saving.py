@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from batchbayes._common.atomic import atomic_path
+from batchbayes.copying import plain_name
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import posterior_class
 from batchbayes.posterior import Posterior
-from batchbayes.shadow import plain_name
 
 FORMAT = 1
 

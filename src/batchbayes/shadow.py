@@ -10,29 +10,21 @@ way that copying cannot follow (a closure, a weak reference, an object that refu
 inside the user's own modules, one thread at a time, and put everything back. `why_in_place` tells the reason.
 """
 
-import copy
-import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from batchbayes.copying import SHARED, TENSORS, TORCH, copy_modules, is_wrapper, reachable
 from batchbayes.errors import BatchbayesError
 
-_TENSORS = frozenset({"_parameters", "_buffers"})
-"""Where a module keeps its tensors."""
-_TORCH = frozenset(vars(nn.Module()))
-"""What torch itself keeps in a module: its tensors, its children, its mode and its hooks."""
-_HOOKS = _TORCH - {"training", "_modules", *_TENSORS}
 _FORWARD_HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -40,13 +32,10 @@ _FORWARD_HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-_SHARED = (Tensor, np.ndarray)
 _CONTAINERS = (dict, list, set)
 _SMALL = 4096
 """Buffers of at most this many numbers are copied for each pass, in case the network changes them."""
 _MISSING = object()
-_MOST_OBJECTS = 50_000
-"""If attributes lead to more objects than this, the search stops and the network is not copied."""
 _LOCAL = threading.local()
 _LOCK = threading.RLock()
 
@@ -95,12 +84,12 @@ def _make_shadow(module: nn.Module) -> "Workplace | str":
     if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
         return "it holds scripted modules"
     try:
-        theirs = list(_reachable([module]))
-        copies = _copies(module, shared=[value for value in theirs if isinstance(value, _SHARED)])
+        theirs = list(reachable([module]))
+        copies = copy_modules(module, shared=[value for value in theirs if isinstance(value, SHARED)])
     except Exception as error:
         return f"copying it failed ({type(error).__name__}: {error})"
     originals = {id(value) for value in theirs if isinstance(value, nn.Module) and not is_wrapper(value)}
-    for value in _reachable(copies.values()):
+    for value in reachable(copies.values()):
         if id(value) in originals:
             return f"copying cannot follow how a function or an object in it refers to a {type(value).__name__}"
     return Workplace(copies, module)
@@ -204,10 +193,10 @@ class _Part:
         self._module, self._is_copy = ours, theirs is not ours
         self._theirs = vars(theirs) if theirs is not ours else vars(theirs).copy()
         self._children = tuple(theirs._modules.values())
-        shared = self._theirs.keys() & (_TENSORS | {"training"})
+        shared = self._theirs.keys() & (TENSORS | {"training"})
         self._own = {n: v for n, v in vars(ours).items() if v is not self._theirs.get(n, _MISSING) and n not in shared}
         """Attributes that belong to the copy. All others are shared with the user's module."""
-        copied = [n for n in vars(ours).keys() - _TORCH if n in self._own or type(vars(ours)[n]) in _CONTAINERS]
+        copied = [n for n in vars(ours).keys() - TORCH if n in self._own or type(vars(ours)[n]) in _CONTAINERS]
         self._contents = tuple(_Container(self._theirs[n], vars(ours)[n], n) for n in copied if n in self._theirs)
         """Containers and other objects in attributes that were copied: some layers keep results of a pass there."""
         self._changing: dict[str, Tensor | None] | None = None
@@ -325,87 +314,3 @@ def _instead(
 def input_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
     """Return the input of a module, which it may get by position or by name."""
     return args[0] if args else named["input"]
-
-
-def _copies(module: nn.Module, shared: Iterable[object]) -> dict[int, nn.Module]:
-    """Copy all modules of a network, but not what is shared; the keys are the identities of the originals."""
-    memo: dict[int, Any] = {id(value): value for value in shared}
-    plain = [m for m in module.modules() if not is_wrapper(m) and _copies_plainly(type(m))]
-    for m in plain:
-        memo[id(m)] = type(m).__new__(type(m))
-    for m in module.modules():
-        if is_wrapper(m):  # a compiled part: the copy uses the original, uncompiled module
-            memo[id(m)] = copy.deepcopy(m._modules["_orig_mod"], memo)
-    for m in plain:
-        for name, value in vars(m).items():
-            object.__setattr__(memo[id(m)], name, _copied(name, value, memo))  # one by one: takes less memory
-    copies = {id(m): copy.deepcopy(m, memo) for m in module.modules()}
-    for m in copies.values():
-        m.training = False
-        vars(m).pop("_compiled_call_impl", None)
-    return copies
-
-
-def _copies_plainly(kind: type[nn.Module]) -> bool:
-    """Whether a class copies its instances as torch's own modules do. Others are copied by their own methods."""
-    return (
-        kind.__getstate__ is nn.Module.__getstate__
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and not hasattr(kind, "__deepcopy__")
-    )
-
-
-def _copied(name: str, value: Any, memo: dict[int, Any]) -> Any:
-    if name in _TENSORS:
-        return dict(value)
-    if name in _HOOKS and not any(isinstance(hook, MethodType) for hook in _values(value)):
-        return value  # shared, so that hooks which the user adds later run too
-    try:
-        return copy.deepcopy(value, memo)
-    except Exception:  # a lock, a file or the like
-        return value
-
-
-def _values(registry: Any) -> Iterable[Any]:
-    return registry.values() if isinstance(registry, dict) else ()
-
-
-def _reachable(start: Iterable[object]) -> Iterator[object]:
-    """Walk through all objects that attributes, containers and closures lead to, tensors included, each once."""
-    waiting, seen = list(start), set()
-    while waiting:
-        value = waiting.pop()
-        if not gc.is_tracked(value) or isinstance(value, type | ModuleType) or id(value) in seen:
-            continue  # what the garbage collector does not track leads nowhere
-        if len(seen) > _MOST_OBJECTS:
-            raise ValueError("its attributes lead to too many objects")
-        seen.add(id(value))
-        yield value
-        if isinstance(value, FunctionType):  # not its globals, which lead to everything
-            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-            waiting += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        elif isinstance(value, weakref.ref):
-            waiting.append(value())
-        elif not isinstance(value, _SHARED):
-            waiting += gc.get_referents(value)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def plain_name(name: str) -> str:
-    """Return the name of a module without the parts that torch.compile adds.
-
-    >>> plain_name("encoder._orig_mod.norm")
-    'encoder.norm'
-    """
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
-def is_wrapper(module: nn.Module) -> bool:
-    """Whether torch.compile made this module around one of the user's."""
-    return isinstance(getattr(module, "_orig_mod", None), nn.Module)
