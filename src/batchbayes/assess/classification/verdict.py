@@ -33,7 +33,7 @@ def class_sentences(contenders: Sequence[Contender[Any]], choice: Choice, exampl
         f"By itself the network is {word}. Its mean confidence is {percent(own['mean_confidence'])}, and its accuracy "
         f"is {good}. The mean gap between the two over all confidences (ECE) is {percent(own['ece'])}."
     )
-    advice = "Its own probabilities can be used as they are."
+    advice = "No other method is clearly better on this data, so use the network as it is."
     if not choice.is_network:
         honest += f" With {choice.name} this gap is {percent(chosen['ece'])}."
         advice = f"Use {choice.name}."
