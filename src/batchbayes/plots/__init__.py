@@ -1,6 +1,7 @@
 """Figures: each function draws arrays into a matplotlib Figure that is readable in print and by the colour-blind.
 
-Each takes `ax=` to draw into axes of your own, and then returns their figure. Several panels take the place of the axes.
+Each takes `ax=` to draw into axes of your own, and then returns their figure. Several panels take the place of these
+axes.
 """
 
 from batchbayes.plots.band import Band, band_figure

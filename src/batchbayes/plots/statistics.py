@@ -46,8 +46,8 @@ def marginals_figure(shown: "Sequence[Marginal]", *, ax: "Axes | None" = None) -
     """Draw batch statistics and the densities that claim to describe them; below, the errors of these claims.
 
     The lower panels show the observed minus the claimed share of values below x. The largest gap is the
-    Kolmogorov-Smirnov distance. An exact claim stays inside the grey band in 95 of 100 figures. With `ax`, the panels take the place of
-    these axes.
+    Kolmogorov-Smirnov distance. An exact claim stays inside the grey band in 95 of 100 figures.
+    With `ax`, the panels take the place of these axes.
     """
     with house_style():
         figure, panels = new_figure(2, len(shown), (2.9 * len(shown) + 0.4, 4.6), share=False, ax=ax)
