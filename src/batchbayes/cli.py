@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batchbayes import __version__
-from batchbayes.assess.options import AssessOptions, CommonOptions, PredictOptions, positive
+from batchbayes.assessment.options import AssessOptions, CommonOptions, PredictOptions, positive
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import resolve
 
@@ -133,7 +133,7 @@ def _add_assess(commands: "argparse._SubParsersAction[Any]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(command, AssessOptions)
-    command.set_defaults(run="batchbayes.assess.run:assess_command", options=AssessOptions)
+    command.set_defaults(run="batchbayes.assessment.run:assess_command", options=AssessOptions)
 
 
 def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -146,7 +146,7 @@ def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(command, PredictOptions)
-    command.set_defaults(run="batchbayes.assess.predict:predict_command", options=PredictOptions)
+    command.set_defaults(run="batchbayes.assessment.predict:predict_command", options=PredictOptions)
 
 
 def _add_fields(command: argparse.ArgumentParser, options: type[CommonOptions]) -> None:

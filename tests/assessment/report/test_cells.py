@@ -1,0 +1,64 @@
+from batchbayes.assessment.report.build import render
+from batchbayes.assessment.report.cells import column_cells
+
+EVIL = "</script><script>alert(1)</script>"
+
+
+def column(better, **more):
+    return {
+        "key": "k",
+        "label": EVIL,
+        "meaning": EVIL,
+        "better": better,
+        "digits": 1,
+        "percent": False,
+        "target": None,
+        "group": EVIL,
+    } | more
+
+
+def test_the_best_is_marked_whichever_way_is_better():
+    def best(better, values, **more):
+        return [cell.best for cell in column_cells(column(better, **more), values)]
+
+    assert best("lower", [3.0, 1.0, 2.0]) == [False, True, False]
+    assert best("higher", [3.0, 1.0, None]) == [True, False, False]
+    assert best("target", [0.8, 0.93, 0.99], target=0.9, percent=True) == [False, True, False]
+    assert best("lower", [1.0, None, None]) == [False, False, False]
+
+
+def test_nothing_from_the_data_is_markup():
+    metrics = {
+        "task": "classification",
+        "verdict": {"headline": EVIL, "How good": EVIL},
+        "recommended": EVIL,
+        "caveats": [EVIL],
+        "methods": [
+            {"name": EVIL, "about": EVIL, "metrics": {"k": 1.0}, "settings": {"engine": EVIL, EVIL: 0.5}},
+        ],
+        "columns": [column("lower")],
+        "figures": [],
+        "thumbnails": None,
+        "details": {"test-0": [EVIL]},
+        "explorer": {
+            "x": "entropy", "y": "mutual_information", "x_label": EVIL, "y_label": EVIL, "risk_label": EVIL,
+            "kept_label": EVIL,
+            "percent": True, "threshold": 0.1, "thresholds": [0.1], "coverage": [1.0], "risk": [0.0],
+        },
+        "data": {
+            "test": EVIL, "train": EVIL, "ood": EVIL, "calibration": EVIL, "split_off": True, "test_count": 1,
+            "calibration_count": 1,
+        },
+        "made": {
+            "command": EVIL, "seed": 0, "draws": 1, "engine": EVIL, "seconds": 0, "network": EVIL,
+            "versions": {EVIL: EVIL},
+        },
+    }  # fmt: skip
+    row = {
+        "source": "test", "row": "0", "target": EVIL, "prediction": EVIL, "confidence": "0.5", "std": "0",
+        "entropy": "0.1", "mutual_information": "0.1", "flag": "1",
+    }  # fmt: skip
+    page = render(metrics, [row], {})
+    assert page.count("<script") == 2
+    assert "alert(1)</script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
