@@ -10,12 +10,14 @@ STEPS = 200
 
 
 def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float, *, has_draws: bool) -> dict[str, object]:
-    """Show entropy against mutual information, or against confidence if there are no draws, and the error rate."""
+    """Show entropy against mutual information, or against 1 - confidence if there are no draws, and the error rate."""
     return {
         "x": "entropy",
-        "y": "mutual_information" if has_draws else "confidence",
-        "x_label": "entropy (nats)",
-        "y_label": "mutual information (nats)" if has_draws else "confidence",
+        "y": "mutual_information" if has_draws else "doubt",
+        "x_label": "uncertainty (entropy, nats)",
+        "y_label": "mutual information (nats)" if has_draws else "1 − confidence",
+        "x_scale": "root",
+        "y_scale": "root" if has_draws else "log",
         "risk_label": "error rate",
         "kept_label": "of the inputs answered",
         "percent": True,
@@ -31,6 +33,8 @@ def value_explorer(uncertainty: Tensor, error: Tensor, threshold: float, unit: s
         "y": "error",
         "x_label": f"spread of the draws ({unit})",
         "y_label": f"absolute error ({unit})",
+        "x_scale": "plain",
+        "y_scale": "plain",
         "risk_label": "RMSE",
         "kept_label": "of the inputs answered",
         "percent": False,
@@ -52,6 +56,8 @@ def image_explorer(counts: ScoreCounts, start: float = 0.9) -> dict[str, object]
         "y": "error_rate",
         "x_label": "entropy (nats)",
         "y_label": "share of wrong pixels",
+        "x_scale": "root",
+        "y_scale": "root",
         "risk_label": "error rate",
         "note": "The slider sets single pixels aside. The dots show the mean entropy of whole images.",
         "kept_label": "of the pixels answered",

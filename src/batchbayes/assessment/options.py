@@ -120,6 +120,14 @@ class AssessOptions(CommonOptions):
     class_names: tuple[str, ...] | None = field(
         default=None, metadata=option("names of the classes, in order", type=names, metavar="A,B,...")
     )
+    unit: tuple[str, ...] | None = field(
+        default=None,
+        metadata=option(
+            "unit of the targets, for each output or for all (default: what stands in brackets in the target's name)",
+            type=names,
+            metavar="U,...",
+        ),
+    )
     ignore_label: int | None = field(
         default=None, metadata=option("label of pixels that do not count", type=int, metavar="K")
     )

@@ -55,7 +55,9 @@ class Assessment:
     """All that was compared, the simplest first."""
     recommended: Contender[Any]
     verdict: Mapping[str, str]
-    """Sentences by their heading, the headline first."""
+    """The sentences of the first screen by their heading, the headline first. They are for everybody."""
+    terms: Mapping[str, str]
+    """The same in the terms of statistics, by heading."""
     rows: Rows
     """The rows of predictions.csv."""
     figures: Figures

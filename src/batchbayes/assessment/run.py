@@ -27,6 +27,8 @@ ASSESSORS = {
     "segmentation": "batchbayes.assessment.segmentation.compare:assess_segmentation",
 }
 
+PREPARE = "Compare how this data and the training data were prepared. Then assess again."
+
 
 def assess_command(options: AssessOptions) -> None:
     """Assess, and then print the verdict and where the report is."""
@@ -36,7 +38,9 @@ def assess_command(options: AssessOptions) -> None:
     if options.json:
         print(document, end="")
     elif not options.quiet:
-        verdict = json.loads(document)["verdict"]
+        found = json.loads(document)
+        verdict = found["verdict"]
+        verdict["What to do next"] += f"\n  {found['call']}"
         print(verdict.pop("headline"), *(f"\n{heading}: {text}" for heading, text in verdict.items()), sep="")
         print(f"\nReport: {report}")
 
@@ -56,7 +60,8 @@ def run_assessment(options: AssessOptions, say: Callable[[str], None] = lambda _
         problem = unfamiliar(case.network, case.test)
         if problem:
             warn(problem)
-            found = replace(found, verdict={**found.verdict, "headline": f"{problem} {found.verdict['headline']}"})
+            first = {"headline": f"{problem} {found.verdict['headline']}", "What to do next": PREPARE}
+            found = replace(found, verdict={**found.verdict, **first})
     say("writing the report")
     with staged(options.out) as folder:
         write_files(folder, options, case, found, caveats, time.monotonic() - start)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -114,6 +115,8 @@ def document(
         "format": 1,
         "task": case.task,
         "verdict": dict(found.verdict),
+        "call": predict_call(options),
+        "terms": dict(found.terms),
         "recommended": found.recommended.name,
         "caveats": list(caveats),
         "methods": [
@@ -147,6 +150,15 @@ def document(
             },
         },
     }
+
+
+def predict_call(options: AssessOptions) -> str:
+    """Return the command that predicts new data with the recommended method."""
+    weights = ["--weights", str(options.weights)] if options.weights else []
+    saved = ["--posterior", str(options.out / "posterior.safetensors")]
+    return (
+        shlex.join(["batchbayes", "predict", "--model", options.model, *weights, *saved]) + " --input NEW --out new.csv"
+    )
 
 
 def _sprite_layout(thumbnails: Thumbnails) -> dict[str, Any]:

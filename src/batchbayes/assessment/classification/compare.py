@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from batchbayes.assessment.classification.figures import class_figures
-from batchbayes.assessment.classification.verdict import class_verdict
+from batchbayes.assessment.classification.verdict import class_terms, class_verdict
 from batchbayes.assessment.contenders import (
     ClassContender,
     Contender,
@@ -93,7 +93,8 @@ def assess_classification(options: AssessOptions, case: Case) -> Assessment:
         columns=(*COLUMNS, *(STRANGE_COLUMNS if case.ood else ())),
         contenders=contenders,
         recommended=chosen,
-        verdict=class_verdict(contenders, choice, wrong, case),
+        verdict=class_verdict(rows, contenders, choice, case),
+        terms=class_terms(contenders, choice, wrong, case),
         rows=rows,
         figures=class_figures(case, contenders, chosen, labels),
         explorer=class_explorer(chosen.seen.test.entropy, wrong, threshold, has_draws=chosen.has_draws),

@@ -20,7 +20,8 @@ from batchbayes.assessment.load import Case
 from batchbayes.assessment.options import AssessOptions
 from batchbayes.assessment.recommend import recommend
 from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
-from batchbayes.assessment.regression.verdict import value_verdict
+from batchbayes.assessment.regression.quantities import quantities
+from batchbayes.assessment.regression.verdict import value_terms, value_verdict
 from batchbayes.assessment.result import FLAGGED_SHARE, STRANGE, Assessment, MetricColumn
 from batchbayes.assessment.rows import CONFORMAL_LEVEL, assessed_rows, first_output, rounded, spread_of_draws
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
@@ -79,23 +80,40 @@ def assess_regression(options: AssessOptions, case: Case) -> Assessment:
     conformal = conformal_intervals(chosen.seen.calibration, held_out, CONFORMAL_LEVEL)
     threshold = float(spread_of_draws(chosen.seen.calibration).double().quantile(1 - FLAGGED_SHARE))
     notes = notes_for_prediction(options, case, chosen, threshold, conformal_width=conformal.width)
-    unit = case.test.target_name or "target"
     test = chosen.seen.test
     shaped = targets.reshape(test.mean.shape)
+    predicted = quantities(case.test.target_name, options.unit, shaped.flatten(1).shape[1])
+    unit = predicted[0].label
     rows = assessed_rows(chosen.posterior, case, notes, rounded(first_output(shaped)))
-    errors, spread = first_output(test.mean - shaped), spread_of_draws(test) if chosen.has_draws else None
+    errors, spread = (test.mean - shaped).flatten(1), spread_of_draws(test) if chosen.has_draws else None
+    ends = tuple(end.flatten(1) for end in conformal(test))
     return Assessment(
         columns=(*COLUMNS, *(STRANGE_COLUMNS if case.ood else ())),
         contenders=contenders,
         recommended=chosen,
-        verdict=value_verdict(contenders, choice, spread, errors, targets, case.ood),
+        verdict=value_verdict(
+            rows,
+            choice,
+            errors,
+            shaped.flatten(1),
+            ends,
+            predicted,
+            ood=case.ood,
+            calibration_count=len(held_out),
+        ),
+        terms=value_terms(contenders, choice, spread, errors, shaped.flatten(1), predicted, case.ood),
         rows=rows,
         figures=value_figures(contenders, chosen, targets, held_out, unit),
-        explorer=None if spread is None else value_explorer(spread, errors, threshold, unit),
+        explorer=None if spread is None else value_explorer(spread, errors[:, 0], threshold, unit),
         thumbnails=None if spread is None else pick_thumbnails(case, rows, "epistemic_std"),
         details={} if spread is None else pick_details(case, rows, "epistemic_std"),
         notes=notes,
-        facts={"test_count": len(targets), "calibration_count": len(held_out), "threshold": threshold, "unit": unit},
+        facts={
+            "test_count": len(targets),
+            "calibration_count": len(held_out),
+            "threshold": threshold,
+            "unit": predicted[0].unit,
+        },
     )
 
 

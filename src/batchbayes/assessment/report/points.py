@@ -1,10 +1,14 @@
-"""The points of the interactive chart, and the least certain examples, from the rows of predictions.csv."""
+"""The points of the interactive chart, and the cards of single examples, from the rows of predictions.csv."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MOST_POINTS = 900
 LEAST_CERTAIN = 24
+ALIKE = 100
+"""An answer is compared with so many test answers whose confidence is nearest to its own, or with a fifth of all."""
+MEASURES = {"entropy": "entropy", "mutual_information": "mutual information", "epistemic_std": "spread of the draws"}
 
 CsvRow = Mapping[str, str]
 
@@ -14,25 +18,59 @@ def points(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str,
     explorer = metrics["explorer"]
     if explorer is None:
         return []
-    pictured = {key: i for i, key in enumerate((metrics["thumbnails"] or {"keys": []})["keys"])}
-    detailed = metrics["details"]
-    known = [row for row in rows if _key(row) in pictured or _key(row) in detailed]
+    card = cards(metrics, rows)
+    known = [row for row in rows if card(row)["picture"] is not None or _key(row) in metrics["details"]]
     chosen = known or rows[:: max(1, -(-len(rows) // MOST_POINTS))]
-    shown = []
-    for row in sorted(chosen, key=lambda row: float(row[explorer["x"]])):
-        if row["source"] == "ood" and explorer["y"] not in row:
-            continue
-        shown.append(
-            {
-                "x": float(row[explorer["x"]]),
-                "y": _height(row, explorer["y"]),
-                "kind": kind(row),
-                "title": title(row),
-                "lines": lines(row) + list(detailed.get(_key(row), [])),
-                "picture": pictured.get(_key(row)),
-            }
-        )
-    return shown
+    if explorer["y"] in ("error", "error_rate"):
+        chosen = [row for row in chosen if row["source"] == "test"]
+    return [
+        card(row) | {"x": float(row[explorer["x"]]), "y": _height(row, explorer["y"])}
+        for row in sorted(chosen, key=lambda row: float(row[explorer["x"]]))
+    ]
+
+
+def least_certain(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str, Any]]:
+    """Return cards of the most uncertain test rows."""
+    if metrics["explorer"] is None:
+        return []
+    tested = [row for row in rows if row["source"] == "test"]
+    ordered = sorted(tested, key=lambda row: -float(row[metrics["explorer"]["x"]]))[:LEAST_CERTAIN]
+    return list(map(cards(metrics, rows), ordered))
+
+
+def cards(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> Callable[[CsvRow], dict[str, Any]]:
+    """Return a function that tells what is known about one row: a title, lines, the place of its picture or None."""
+    pictured = {key: i for i, key in enumerate((metrics["thumbnails"] or {"keys": []})["keys"])}
+    alike, unit = answers_alike(rows), metrics["data"].get("unit", "")
+
+    def card(row: CsvRow) -> dict[str, Any]:
+        return {
+            "kind": kind(row),
+            "title": title(row, unit),
+            "lines": [*alike(row), *lines(row), *metrics["details"].get(_key(row), [])],
+            "picture": pictured.get(_key(row)),
+        }
+
+    return card
+
+
+def answers_alike(rows: Sequence[CsvRow]) -> Callable[[CsvRow], list[str]]:
+    """Return a function that says how many answers are right that are as certain as that of a row."""
+    known = sorted((float(row["confidence"]), row["prediction"] == row["target"]) for row in rows if _is_answer(row))
+    count = min(ALIKE, len(known) // 5)
+
+    def alike(row: CsvRow) -> list[str]:
+        if not count or not row.get("prediction"):
+            return []
+        start = bisect(known, (float(row["confidence"]), False)) - count // 2
+        near = known[max(0, min(start, len(known) - count)) :][:count]
+        return [f"of {count} answers as certain as this one {sum(right for _, right in near)} are right"]
+
+    return alike
+
+
+def _is_answer(row: CsvRow) -> bool:
+    return row["source"] == "test" and bool(row.get("prediction"))
 
 
 def _key(row: CsvRow) -> str:
@@ -40,7 +78,9 @@ def _key(row: CsvRow) -> str:
 
 
 def _height(row: CsvRow, name: str) -> float:
-    return abs(float(row["target"]) - float(row["mean"])) if name == "error" else float(row[name])
+    if name == "error":
+        return abs(float(row["target"]) - float(row["mean"]))
+    return 1 - float(row["confidence"]) if name == "doubt" else float(row[name])
 
 
 def kind(row: CsvRow) -> str:
@@ -52,27 +92,23 @@ def kind(row: CsvRow) -> str:
     return "plain"
 
 
-def title(row: CsvRow) -> str:
+def title(row: CsvRow, unit: str = "") -> str:
     """Say what was predicted, and what is true."""
+    after = f" {unit}" if unit else ""
     if "prediction" in row:
         said = f"says {row['prediction']} ({100 * float(row['confidence']):.0f} %)"
     elif "mean" in row:
-        said = f"predicts {_short(row['mean'])} ± {_short(row['std'])}"
+        said = f"predicts {_short(row['mean'])}{after}, 90 % from {_short(row['lower'])} to {_short(row['upper'])}"
     else:
-        said = f"{100 * float(row['accuracy']):.1f} % of pixels right"
-    return said + (f", is {_short(row['target'])}" if row.get("target") else "")
+        said = f"{100 * float(row['accuracy']):.1f} % of pixels right" if row["accuracy"] else "not labelled"
+    return said + (f"; is {_short(row['target'])}{after}" if row.get("target") else "")
 
 
 def lines(row: CsvRow) -> list[str]:
-    """Return the numbers of a row in words."""
-    names = {
-        "entropy": "entropy",
-        "mutual_information": "mutual information",
-        "epistemic_std": "spread of the draws",
-    }
-    where = "out-of-distribution" if row["source"] == "ood" else row["source"]
-    found = [f"row {row['row']} of the {where} data", *([row["id"]] if row.get("id") else [])]
-    found += [f"{words} {_short(row[key])}" for key, words in names.items() if row.get(key)]
+    """Return the name of a row, and its numbers in words."""
+    where = "strange" if row["source"] == "ood" else row["source"]
+    found = [*([row["id"]] if row.get("id") else []), f"row {row['row']} of the {where} data"]
+    found += [f"{words} {_short(row[key])}" for key, words in MEASURES.items() if row.get(key)]
     return found + (["flagged: look again"] if row["flag"] == "1" else [])
 
 
@@ -81,16 +117,3 @@ def _short(text: str) -> str:
         return f"{float(text):.4g}"
     except ValueError:
         return text
-
-
-def least_certain(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str, Any]]:
-    """Return the most uncertain test rows, with their picture if they have one."""
-    if metrics["explorer"] is None:
-        return []
-    pictured = {key: i for i, key in enumerate((metrics["thumbnails"] or {"keys": []})["keys"])}
-    tested = [row for row in rows if row["source"] == "test"]
-    ordered = sorted(tested, key=lambda row: -float(row[metrics["explorer"]["x"]]))[:LEAST_CERTAIN]
-    return [
-        {"title": title(row), "lines": lines(row), "kind": kind(row), "picture": pictured.get(_key(row))}
-        for row in ordered
-    ]

@@ -23,7 +23,7 @@ from batchbayes.assessment.result import FLAGGED_SHARE, RANKING, Assessment, Met
 from batchbayes.assessment.rows import as_rows, image_columns, single_images
 from batchbayes.assessment.segmentation.figures import image_figures
 from batchbayes.assessment.segmentation.pixels import PixelSums, kept_pixels, sums_over
-from batchbayes.assessment.segmentation.verdict import image_verdict
+from batchbayes.assessment.segmentation.verdict import image_terms, image_verdict
 from batchbayes.assessment.thumbnails import pick_thumbnails
 from batchbayes.calibrate import lowest
 from batchbayes.likelihoods import Categorical, categorical
@@ -101,7 +101,8 @@ def assess_segmentation(options: AssessOptions, case: Case) -> Assessment:
         columns=COLUMNS,
         contenders=contenders,
         recommended=chosen,
-        verdict=image_verdict(contenders, choice),
+        verdict=image_verdict(rows, contenders, choice),
+        terms=image_terms(contenders, choice),
         rows=rows,
         figures=image_figures(options, case, contenders, chosen),
         explorer=image_explorer(chosen.seen.entropy.counts()),

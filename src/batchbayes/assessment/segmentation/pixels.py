@@ -35,7 +35,7 @@ class PixelSums:
         self.reliability = ReliabilityHistogram()
         self.entropy = ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
         self.information = ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
-        self.images: dict[str, list[float]] = {key: [] for key in ("loss", "brier", "wrong")}
+        self.images: dict[str, list[float]] = {key: [] for key in ("loss", "brier", "wrong", "confidence")}
         """Means over the counted pixels of each image."""
         self.cells: list[dict[str, Any]] = []
         """What predictions.csv says about each image."""
@@ -56,7 +56,7 @@ class PixelSums:
         truth = log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         brier = probs.square().sum(-1) - 2 * truth.exp() + 1
         self._pixels.append(len(labels))
-        for key, values in zip(self.images, (-truth, brier, wrong), strict=True):
+        for key, values in zip(self.images, (-truth, brier, wrong, probs.amax(-1)), strict=True):
             self.images[key].append(float(values.double().mean()))
 
     def per_image(self, key: str) -> Tensor:

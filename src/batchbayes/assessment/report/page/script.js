@@ -4,12 +4,34 @@
   const byId = (name) => document.getElementById(name);
   const SVG = "http://www.w3.org/2000/svg";
   const [left, right, top, bottom] = [62, 628, 12, 352];
-  // Uncertainties of classes crowd near zero: a square-root scale spreads them out.
-  const bend = explorer.percent ? Math.sqrt : (value) => value;
-  const xMax = Math.max(...points.map((p) => p.x), ...explorer.thresholds) || 1;
-  const yMax = Math.max(...points.map((p) => p.y)) || 1;
-  const toX = (value) => left + (bend(Math.max(0, value)) / bend(xMax)) * (right - left);
-  const toY = (value) => bottom - (bend(Math.max(0, value)) / bend(yMax)) * (bottom - top);
+  // Uncertainties of classes crowd near zero. A square-root scale spreads them out, and a logarithm those near no doubt.
+  const scaled = (scale, values, start, end) => {
+    const highest = Math.max(...values) || 1;
+    const lowest = scale === "log" ? Math.max(1e-6, Math.min(highest / 10, ...values)) : 0;
+    const bend = { root: Math.sqrt, log: Math.log10, plain: (value) => value }[scale];
+    const place = (value) => start + ((bend(Math.max(lowest, value)) - bend(lowest)) / (bend(highest) - bend(lowest))) * (end - start);
+    return { place, ticks: ticks(scale, lowest, highest, (value) => (place(value) - start) / (end - start)) };
+  };
+  // Round numbers: evenly spaced on a plain axis, at least a seventh of the axis apart on a bent one.
+  const ticks = (scale, lowest, highest, share) => {
+    const round = [];
+    const first = scale === "log" ? Math.ceil(Math.log10(lowest)) : Math.floor(Math.log10(highest)) - 2;
+    for (let power = first; power <= Math.log10(highest); power += 1) {
+      round.push(...(scale === "log" ? [1] : [1, 2, 5]).map((digit) => digit * 10 ** power));
+    }
+    if (scale === "plain") {
+      const step = round.find((value) => highest / value <= 6);
+      return Array.from({ length: Math.floor(highest / step) + 1 }, (_, i) => i * step);
+    }
+    const found = scale === "root" ? [0] : [];
+    for (const value of round) {
+      if (value <= highest && (!found.length || share(value) - share(found.at(-1)) >= 1 / 7)) found.push(value);
+    }
+    return found;
+  };
+  const xAxis = scaled(explorer.x_scale, [...points.map((p) => p.x), ...explorer.thresholds], left, right);
+  const yAxis = scaled(explorer.y_scale, points.map((p) => p.y), bottom, top);
+  const [toX, toY] = [xAxis.place, yAxis.place];
   const short = (value) => Number(value.toPrecision(3)).toString();
   const risk = (value) => (explorer.percent ? (100 * value).toFixed(1) + " %" : short(value));
   const make = (name, attributes, text) => {
@@ -29,28 +51,11 @@
     return make("circle", { cx: x, cy: y, r: 4 });
   };
 
-  // Round numbers: evenly spaced on a plain axis, at least a seventh of the axis apart on a bent one.
-  const ticks = (highest) => {
-    const round = [];
-    for (let power = Math.floor(Math.log10(highest)) - 2; power <= Math.log10(highest); power += 1) {
-      round.push(...[1, 2, 5].map((digit) => digit * 10 ** power));
-    }
-    if (!explorer.percent) {
-      const step = round.find((value) => highest / value <= 6);
-      return Array.from({ length: Math.floor(highest / step) + 1 }, (_, i) => i * step);
-    }
-    const found = [0];
-    for (const value of round) {
-      if (value <= highest && bend(value) - bend(found.at(-1)) >= bend(highest) / 7) found.push(value);
-    }
-    return found;
-  };
-
   const drawAxes = () => {
     chart.append(make("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }));
     chart.append(make("line", { class: "axis", x1: left, x2: left, y1: top, y2: bottom }));
-    for (const x of ticks(xMax)) chart.append(make("text", { x: toX(x), y: bottom + 18, "text-anchor": "middle" }, short(x)));
-    for (const y of ticks(yMax)) chart.append(make("text", { x: left - 6, y: toY(y) + 5, "text-anchor": "end" }, short(y)));
+    for (const x of xAxis.ticks) chart.append(make("text", { x: toX(x), y: bottom + 18, "text-anchor": "middle" }, short(x)));
+    for (const y of yAxis.ticks) chart.append(make("text", { x: left - 6, y: toY(y) + 5, "text-anchor": "end" }, short(y)));
     chart.append(make("text", { x: (left + right) / 2, y: bottom + 40, "text-anchor": "middle" }, explorer.x_label));
     const middle = (top + bottom) / 2;
     const label = { x: 14, y: middle, "text-anchor": "middle", transform: `rotate(-90 14 ${middle})` };
