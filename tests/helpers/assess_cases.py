@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -52,6 +53,26 @@ def classifier() -> nn.Module:
 
 def regressor() -> nn.Module:
     return MLP(2, [16, 16], 1)
+
+
+def binary() -> nn.Module:
+    return MLP(2, [16, 16], 1)
+
+
+def two_outputs() -> nn.Module:
+    return MLP(2, [16, 16], 2)
+
+
+def yes_or_no(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Is it the first class?"""
+    x, labels = blobs(count, seed)
+    return x, (labels == 0).long()
+
+
+def two_waves(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two targets in units of their own."""
+    x, y = wave(count, seed)
+    return x, torch.stack([y, 100 * y.square()], 1)
 
 
 def segmenter() -> nn.Module:
@@ -121,6 +142,8 @@ def trained(task: str) -> dict[str, Tensor]:
         "classification": (classifier, blobs(300, 0), cross_entropy, 15),
         "regression": (regressor, (wave(300, 0)[0], wave(300, 0)[1][:, None]), mse_loss, 60),
         "segmentation": (segmenter, scenes(32, 0), lambda a, b: cross_entropy(a, b, ignore_index=255), 40),
+        "binary": (binary, yes_or_no(300, 0), lambda a, b: bce(a[:, 0], b.float()), 15),
+        "two outputs": (two_outputs, two_waves(300, 0), lambda a, b: mse_loss(a, b / torch.tensor([1.0, 100.0])), 15),
     }[task]
     with GlobalStream(0):
         network = build()
@@ -139,6 +162,13 @@ def write_case(task: str, folder: Path) -> list[str]:
             "--model", "helpers.assess_cases:segmenter", "--train", "helpers.assess_cases:scene_training",
             "--test", "helpers.assess_cases:scene_test", "--ignore-label", "255", *shared,
         ]  # fmt: skip
+    if task in ("binary", "two outputs"):
+        data = yes_or_no if task == "binary" else two_waves
+        for name, count, seed in (("train", 300, 0), ("test", 240, 1)):
+            x, y = data(count, seed)
+            np.savez(folder / f"{name}.npz", X=x.numpy(), y=y.numpy())
+        files = ["--train", str(folder / "train.npz"), "--test", str(folder / "test.npz"), "--batch-size", "16"]
+        return ["--model", f"helpers.assess_cases:{task.replace(' ', '_')}", *files, *shared]
     if task == "classification":
         for name, count, seed in (("train", 300, 0), ("test", 240, 1), ("ood", 60, 2)):
             x, y = blobs(count, seed)
