@@ -10,8 +10,8 @@ from batchbayes.assessment.rows import Rows
 SIDE = 48
 """Longest side of a thumbnail, in pixels."""
 MOST_UNCERTAIN, OTHERS = 100, 300
-FEATURES = 16
-"""How many inputs of a table row are shown."""
+FEATURES = 6
+"""How many inputs of a table row are shown, those first that are farthest from the mean."""
 
 
 def displayable(inputs: Tensor) -> Tensor | None:
@@ -55,17 +55,31 @@ def pick_thumbnails(case: Case, rows: Rows, uncertainty: str) -> Thumbnails | No
 
 
 def pick_details(case: Case, rows: Rows, uncertainty: str) -> dict[str, list[str]]:
-    """Return the inputs of the same rows in words, if they are rows of a table."""
-    first, _ = next(iter(case.test))
+    """Return the most unusual inputs of the same rows in words, if they are rows of a table."""
+    data = case.test.raw()
+    first, _ = next(iter(data))
     if first.ndim != 2:
         return {}
     chosen = chosen_rows(torch.tensor(rows[uncertainty][: rows["source"].count("test")]))
+    everything = torch.cat([inputs for inputs, _ in data]).double()
     names = case.test.feature_names or [f"x{i}" for i in range(first.shape[1])]
-    details = {}
-    for i, inputs in zip(chosen, case.test.raw().take(chosen), strict=True):
-        cells = zip(names[:FEATURES], inputs[:FEATURES].tolist(), strict=True)
-        details[f"test-{rows['row'][i]}"] = [f"{name} = {value:.4g}" for name, value in cells]
-    return details
+    away = (everything - everything.mean(0)) / everything.std(0, correction=0).clamp_min(1e-12)
+    return {
+        f"test-{rows['row'][i]}": [input_line(names[k], float(everything[i, k]), float(away[i, k])) for k in order]
+        for i, order in zip(
+            chosen, away[chosen].abs().argsort(descending=True, stable=True)[:, :FEATURES].tolist(), strict=True
+        )
+    }
+
+
+def input_line(name: str, value: float, away: float) -> str:
+    """Say what an input is, and whether it is unusual: `away` standard deviations above the mean of the test data.
+
+    >>> input_line("age (day)", 365.0, 5.0), input_line("water", 180.0, -0.1)
+    ('age (day) = 365, unusually high', 'water = 180')
+    """
+    unusual = f", unusually {'high' if away > 0 else 'low'}" if abs(away) > 2 else ""
+    return f"{name} = {value:.4g}{unusual}"
 
 
 def chosen_rows(uncertainty: Tensor) -> list[int]:

@@ -86,7 +86,7 @@ def assess_regression(options: AssessOptions, case: Case) -> Assessment:
     unit = predicted[0].label
     rows = assessed_rows(chosen.posterior, case, notes, rounded(first_output(shaped)))
     errors, spread = (test.mean - shaped).flatten(1), spread_of_draws(test) if chosen.has_draws else None
-    ends = tuple(end.flatten(1) for end in conformal(test))
+    lower, upper = conformal(test)
     return Assessment(
         columns=(*COLUMNS, *(STRANGE_COLUMNS if case.ood else ())),
         contenders=contenders,
@@ -96,7 +96,7 @@ def assess_regression(options: AssessOptions, case: Case) -> Assessment:
             choice,
             errors,
             shaped.flatten(1),
-            ends,
+            (lower.flatten(1), upper.flatten(1)),
             predicted,
             ood=case.ood,
             calibration_count=len(held_out),
