@@ -94,13 +94,13 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
 
     Args:
         choice: what is recommended.
-        gains: what it does better than the network as it is: "gets 94 of 100 answers right, and the network alone 92".
+        gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92".
         marks: whether some answers are marked.
     """
     if choice.is_network:
         use = "Use the network as it is: nothing else that was tried is clearly better."
     else:
-        use = f"Use {plain_name(choice)}" + (f": it {' and '.join(gains)}." if gains else ", which fits best.")
+        use = f"Use {plain_name(choice)}" + (f": with it {', and '.join(gains)}." if gains else ", which fits best.")
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
     return f"{use} This command predicts new data, and {beside}:"
 
