@@ -200,9 +200,9 @@ def format_table(runs: Sequence[Sequence[Row]]) -> str:
     """Return the means of the runs, and their standard deviations, as a table of aligned text.
 
     >>> print(format_table([[Row("digits", "MCBN", 1.0, 0.03, {"inverted MI": 0.97})] for _ in range(2)]))
-                                            AUROC of strange digits, by mutual information (MI) or entropy (H)
-    task    method       error        NLL  inverted MI  inverted H  shuffled MI  shuffled H
-    digits  MCBN    1.0±0.0 %   0.03±0.00    0.97±0.00         n/a          n/a         n/a
+                                          AUROC of strange digits, by mutual information (MI) or entropy (H)
+    task    method      error        NLL  inverted MI  inverted H  shuffled MI  shuffled H
+    digits  MCBN    1.0±0.0 %  0.03±0.00    0.97±0.00         n/a          n/a         n/a
     """
     cells = [["task", "method", "error", "NLL", *OOD_COLUMNS]]
     for rows in zip(*runs, strict=True):
