@@ -153,9 +153,9 @@ def test_json_is_printed_and_can_be_read(assessed, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["task"] == "regression"
 
 
-def test_validation_data_leaves_the_test_data_whole(assessed, tmp_path):
+def test_calibration_data_leaves_the_test_data_whole(assessed, tmp_path):
     folder, arguments = assessed("regression")
-    given = [*arguments, "--validation", str(folder.parent / "train.csv"), "--out", str(tmp_path / "out")]
+    given = [*arguments, "--calibration", str(folder.parent / "train.csv"), "--out", str(tmp_path / "out")]
     assert cli.main(["assess", *given]) == 0
     data = metrics_of(tmp_path / "out")["data"]
     assert (data["test_count"], data["calibration_count"], data["split_off"]) == (240, 300, False)

@@ -1,22 +1,28 @@
 """From options to a network and data that fit together, or to a message that says what does not fit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes.assessment.named import build_network, named_method
-from batchbayes.assessment.options import AssessOptions, Task
-from batchbayes.assessment.sources import Reading, first_reading, read_training
+from batchbayes.assessment.likelihood import OneLogit, class_likelihood
+from batchbayes.assessment.named import build_network, call_named, named_methods
+from batchbayes.assessment.options import AssessOptions, Settings, Task
+from batchbayes.assessment.sources import Reading, Training, first_reading, is_function, read_training, training_of
+from batchbayes.assessment.views import named_views, some_inputs
 from batchbayes.batches import pick_inputs
 from batchbayes.data.examples import Examples
 from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Gaussian
 from batchbayes.methods import Method
+from batchbayes.methods.views.transform import Transform
 from batchbayes.network import as_network
 
 CALIBRATION_SHARE = 1 / 3
-"""Share of the test data that is split off for tuning if there is no validation data."""
+"""Share of the test data that is split off for tuning and choosing if there is no calibration data."""
+FEW = 64
+"""Examples whose outputs show whether they are probabilities."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +30,23 @@ class Case:
     """The network, its data and the methods to compare, checked."""
 
     network: nn.Module
+    settings: Settings
     methods: list[Method]
     task: Task
+    likelihood: Any
+    """Of the task, at a temperature or precision of 1."""
+    train_name: str
     train: Any
     """What methods read training batches from."""
+    reference: Any
+    """Training data as it looks at prediction time."""
     calibration: Examples
     test: Examples
     ood: Examples | None
+    views: Transform | None
+    """The random views of inputs that are compared."""
     num_outputs: int
+    """The number of classes, or of values."""
     class_names: tuple[str, ...] | None
     split_off: bool
     """Whether the calibration data is a part of the test data."""
@@ -41,33 +56,71 @@ class Case:
 
 def load_case(options: AssessOptions) -> Case:
     """Read everything that the options name."""
-    methods = [named_method(name) for name in options.method]
     network = build_network(options.model, options.weights, options.device)
     train, reading = read_training(options, first_reading(options))
     test, reading = _read_test(options, reading)
-    validation = reading.read(options.validation, "the validation data") if options.validation else None
-    outputs = trial(network, test)
-    task = options.task or guess_task(outputs, test)
-    calibration, test = (validation, test) if validation else test.split(CALIBRATION_SHARE, options.seed)
     others = reading.optional_columns()
-    ood = others.read(options.ood, "the out-of-distribution data", inputs_only=True) if options.ood else None
+    return make_case(
+        network,
+        train if options.reference is None else replace(train, plain=_read_reference(options.reference, others)),
+        test,
+        calibration=reading.read(options.calibration, "the calibration data") if options.calibration else None,
+        ood=others.read(options.ood, "the out-of-distribution data", inputs_only=True) if options.ood else None,
+        settings=options,
+        reading=reading,
+    )
+
+
+def make_case(
+    network: nn.Module,
+    train: Training,
+    test: Examples,
+    *,
+    calibration: Examples | None,
+    ood: Examples | None,
+    settings: Settings,
+    reading: Reading,
+    likelihood: Any = None,
+) -> Case:
+    """Check that network and data fit together, and find out what the task is."""
+    outputs = trial(network, test)
+    task = settings.task or guess_task(outputs, test, likelihood)
+    split_off = calibration is None
+    if calibration is None:
+        calibration, test = test.split(CALIBRATION_SHARE, settings.seed)
     for part in [part for part in (calibration, ood) if part]:
         trial(network, part)
+    inputs = some_inputs(calibration)
+    if likelihood is None:
+        ignored = settings.ignore_label if task == "segmentation" else None
+        likelihood = class_likelihood(_outputs(network, inputs), ignored) if task != "regression" else Gaussian(1.0)
     case = Case(
         network=network,
-        methods=methods,
+        settings=settings,
+        methods=named_methods(settings.method, network),
         task=task,
-        train=train,
+        likelihood=likelihood,
+        train_name=train.name,
+        train=train.batches,
+        reference=train.plain,
         calibration=calibration,
         test=test,
         ood=ood,
-        num_outputs=outputs.shape[1] if outputs.ndim > 1 else 1,
-        class_names=options.class_names or reading.class_names,
-        split_off=validation is None,
+        views=named_views(settings.views, inputs, task),
+        num_outputs=2 if isinstance(likelihood, OneLogit) else outputs.shape[1] if outputs.ndim > 1 else 1,
+        class_names=settings.class_names or reading.class_names,
+        split_off=split_off,
         reading=reading,
     )
-    _require_fitting(case, outputs, options.ignore_label)
+    _require_fitting(case, outputs)
     return case
+
+
+def _read_reference(source: str, reading: Reading) -> Any:
+    """Return training data without random transforms."""
+    if is_function(source):
+        return training_of(source, call_named(source, "the reference data"), None).plain
+    return reading.read(source, "the reference data", inputs_only=True)
 
 
 def _read_test(options: AssessOptions, reading: Reading) -> tuple[Examples, Reading]:
@@ -77,6 +130,13 @@ def _read_test(options: AssessOptions, reading: Reading) -> tuple[Examples, Read
     if test.class_names not in (None, settled.class_names):
         test = settled.read(options.test, "the test data")
     return test, settled
+
+
+@torch.no_grad()
+def _outputs(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return outputs for a few examples, enough to see whether they are probabilities."""
+    wrapped = as_network(network)
+    return wrapped(inputs[:FEW].to(wrapped.device)).cpu()
 
 
 @torch.no_grad()
@@ -99,10 +159,11 @@ def trial(network: nn.Module, source: Examples) -> Tensor:
         ) from error
 
 
-def guess_task(outputs: Tensor, test: Examples) -> Task:
-    """Guess the task from the outputs for some examples and from the targets.
+def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
+    """Guess the task from the outputs for some examples, from the targets, and from the likelihood if it is given.
 
-    Whole-number targets are classes: of pixels if the outputs are maps. Everything else is a regression.
+    Whole-number targets are classes: of pixels if the outputs are maps. One output with other targets than 0 and 1, and
+    everything else, is a regression.
     """
     _, targets = next(iter(test))
     if targets is None:
@@ -111,13 +172,24 @@ def guess_task(outputs: Tensor, test: Examples) -> Task:
             got="inputs alone",
             fix="name the column by --target, or give batches as (inputs, targets)",
         )
-    if targets.is_floating_point() or outputs.ndim < 2 or outputs.shape[1] == 1:
+    if isinstance(likelihood, Gaussian):
+        return "regression"
+    one = outputs.ndim < 2 or outputs.shape[1] == 1
+    if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
         return "regression"
     return "segmentation" if outputs.ndim == 4 else "classification"
 
 
-def _require_fitting(case: Case, outputs: Tensor, ignored_label: int | None) -> None:
+def _yes_or_no(data: Examples) -> bool:
+    """Return whether all targets are 0 or 1, and both occur."""
+    return set(data.targets().unique().tolist()) == {0, 1}
+
+
+def _require_fitting(case: Case, outputs: Tensor) -> None:
     """Raise an error if targets or class names do not fit the outputs of the network."""
+    shape = outputs.shape
+    if isinstance(case.likelihood, OneLogit):  # as many classes as yes and no
+        shape = torch.Size([shape[0], 2, *shape[2:]])
     for part in (case.calibration, case.test):
         for _, targets in part:
             if targets is None:
@@ -127,7 +199,7 @@ def _require_fitting(case: Case, outputs: Tensor, ignored_label: int | None) -> 
             if case.task == "regression":
                 _require_targets(part.name, targets, outputs)
             else:
-                _require_labels(part.name, targets, outputs, ignored_label)
+                _require_labels(part.name, targets, shape, case.settings.ignore_label)
     names = case.class_names
     if names is not None and case.task != "regression" and len(names) < case.num_outputs:
         raise BatchbayesError(
@@ -147,11 +219,11 @@ def _require_targets(name: str, targets: Tensor, outputs: Tensor) -> None:
         )
 
 
-def _require_labels(name: str, targets: Tensor, outputs: Tensor, ignored_label: int | None) -> None:
-    classes = outputs.shape[1]
-    if targets.is_floating_point() or targets.shape[1:] != outputs.shape[2:]:
+def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label: int | None) -> None:
+    classes = shape[1]
+    if targets.is_floating_point() or targets.shape[1:] != shape[2:]:
         raise BatchbayesError(
-            expected=f"whole-number labels of shape {('N', *outputs.shape[2:])} in {name}",
+            expected=f"whole-number labels of shape {('N', *shape[2:])} in {name}",
             got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
             fix="pass class numbers from 0, or choose another --task",
         )

@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from batchbayes.data.weights import read_weights
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.methods import Method, compared_names, find_method
+from batchbayes.methods import Method, applicable, compared_names, find_method
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -44,6 +45,13 @@ def call_named(name: str, what: str) -> Any:
         raise
     except (Exception, SystemExit) as error:  # whoever calls sys.exit(0) has made nothing
         raise _failed(name, what, error) from error
+
+
+def named_methods(names: Sequence[str] | None, network: nn.Module) -> list[Method]:
+    """Return the methods of these names, or those that apply to the network; none for the name "none"."""
+    if names is None:
+        return applicable(network)
+    return [] if tuple(names) == ("none",) else [named_method(name) for name in names]
 
 
 def named_method(name: str) -> Method:

@@ -68,9 +68,70 @@ def size(text: str) -> tuple[int, int]:
 
 def _method_help() -> str:
     return (
-        f"methods to compare (default: mcbn), out of {', '.join(compared_names())}. A method of your own is named as "
-        "pkg.module:name: the module is EXECUTED, and registers the method"
+        "methods to compare (default: mcbn if the network has batch norm, mc-dropout if it has dropout), out of "
+        f"{', '.join(compared_names())}, or none. A method of your own is named as pkg.module:name: the module is "
+        "EXECUTED, and registers the method"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is compared and how: options of `batchbayes assess` and of `bb.assess`."""
+
+    task: Task | None = field(default=None, metadata=option("(default: guessed from the data)", choices=get_args(Task)))
+    class_names: tuple[str, ...] | None = field(
+        default=None, metadata=option("names of the classes, in order", type=names, metavar="A,B,...")
+    )
+    unit: tuple[str, ...] | None = field(
+        default=None,
+        metadata=option(
+            "unit of the targets, for each output or for all (default: what stands in brackets in the target's name)",
+            type=names,
+            metavar="U,...",
+        ),
+    )
+    ignore_label: int | None = field(
+        default=None, metadata=option("label of pixels that do not count", type=int, metavar="K")
+    )
+    batch_size: int | None = field(
+        default=None, metadata=option("batch size of the training (default: the loader's)", type=positive, metavar="M")
+    )
+    method: tuple[str, ...] | None = field(default=None, metadata=option(_method_help, type=names, metavar="A,B,..."))
+    views: str = field(
+        default="auto",
+        metadata=option(
+            "random views of the inputs to average over, as in training: none, or some of crop:PADDING[:FILL], flip, "
+            "shift:SHARE, jitter:SHARE (default: crop by 1/8 of the width and flip for images, flip for segmentation, "
+            "none for tables)",
+            metavar="A,B,...",
+        ),
+    )
+    budget: int | None = field(
+        default=None,
+        metadata=option(
+            "most forward passes that a prediction may cost (default: no limit)", type=positive, metavar="N"
+        ),
+    )
+    center: Center = field(
+        default="running",
+        metadata=option(
+            "where the draws of batch-norm methods scatter around: the running statistics of the network (running), or "
+            "the mean over training batches, as in the MCBN paper (batches)",
+            choices=get_args(Center),
+        ),
+    )
+    engine: EngineName = field(
+        default="auto",
+        metadata=option(
+            "how draws are made: one by one (sample), by a linear approximation (linear), or by the latter if it is "
+            "accurate (auto)",
+            choices=get_args(EngineName),
+        ),
+    )
+    draws: int = field(
+        default=64, metadata=option("number of networks to average, without views (64)", type=positive, metavar="S")
+    )
+    seed: int = field(default=0, metadata=option("seed of the split and of the draws (0)", type=int))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,37 +160,38 @@ class CommonOptions:
     threads: int | None = field(
         default=None, metadata=option("number of threads (default: torch decides)", type=positive, metavar="N")
     )
+    maps: Path | None = field(
+        default=None,
+        metadata=option(
+            "a folder for maps of the classes and of their uncertainty as .png files (segmentation)",
+            type=Path,
+            metavar="FOLDER",
+        ),
+    )
     quiet: bool = field(default=False, metadata=option("show no progress and no summary"))
     json: bool = field(default=False, metadata=option("print the result as JSON"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class AssessOptions(CommonOptions):
+class AssessOptions(CommonOptions, Settings):
     """The options of `batchbayes assess`."""
 
     train: str = field(metadata=option("training data, with the training-time transforms", metavar="T"))
     test: str = field(metadata=option("test data, with targets", metavar="X"))
     out: Path = field(metadata=option("a folder that does not exist yet", type=Path, metavar="DIR"))
-    validation: str | None = field(
-        default=None, metadata=option("data for tuning (default: a random third of the test data)", metavar="V")
+    calibration: str | None = field(
+        default=None,
+        metadata=option("data for tuning and choosing (default: a random third of the test data)", metavar="V"),
     )
     ood: str | None = field(
         default=None, metadata=option("inputs that the network should be unsure about", metavar="O")
     )
-    task: Task | None = field(default=None, metadata=option("(default: guessed from the data)", choices=get_args(Task)))
-    class_names: tuple[str, ...] | None = field(
-        default=None, metadata=option("names of the classes, in order", type=names, metavar="A,B,...")
-    )
-    unit: tuple[str, ...] | None = field(
+    reference: str | None = field(
         default=None,
         metadata=option(
-            "unit of the targets, for each output or for all (default: what stands in brackets in the target's name)",
-            type=names,
-            metavar="U,...",
+            "training data without random transforms, to tell what is unlike it (default: that of --train)",
+            metavar="R",
         ),
-    )
-    ignore_label: int | None = field(
-        default=None, metadata=option("label of pixels that do not count", type=int, metavar="K")
     )
     mean: tuple[float, ...] | None = field(
         default=None,
@@ -148,28 +210,6 @@ class AssessOptions(CommonOptions):
     standardise: bool = field(
         default=False, metadata=option("learn the mean and the std of each column from the training file")
     )
-    batch_size: int | None = field(
-        default=None, metadata=option("batch size of the training (default: the loader's)", type=positive, metavar="M")
-    )
-    method: tuple[str, ...] = field(default=("mcbn",), metadata=option(_method_help, type=names, metavar="A,B,..."))
-    center: Center = field(
-        default="running",
-        metadata=option(
-            "where the draws of batch-norm methods scatter around: the running statistics of the network (running), or "
-            "the mean over training batches, as in the MCBN paper (batches)",
-            choices=get_args(Center),
-        ),
-    )
-    engine: EngineName = field(
-        default="auto",
-        metadata=option(
-            "how draws are made: one by one (sample), by a linear approximation (linear), or by the latter if it is "
-            "accurate (auto)",
-            choices=get_args(EngineName),
-        ),
-    )
-    draws: int = field(default=64, metadata=option("number of networks to average (64)", type=positive, metavar="S"))
-    seed: int = field(default=0, metadata=option("seed of the split and of the draws (0)", type=int))
     overwrite: bool = field(default=False, metadata=option("replace the files of an earlier assessment in DIR"))
     parquet: bool = field(default=False, metadata=option("write predictions.parquet too (needs pyarrow)"))
     command: str = ""

@@ -2,15 +2,22 @@
 
 import json
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from batchbayes.assessment.familiar import unfamiliar
 from batchbayes.assessment.load import trial
+from batchbayes.assessment.maps import map_writer
 from batchbayes.assessment.named import build_network, named_method
 from batchbayes.assessment.options import PredictOptions
 from batchbayes.assessment.rows import Rows, predict_rows
 from batchbayes.assessment.run import noted_warnings, running
 from batchbayes.assessment.sources import Reading
-from batchbayes.assessment.write import print_rows, require_new_file, write_rows
+from batchbayes.assessment.write import NOVELTY, print_rows, require_new_file, write_rows
+from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.saving import load, load_notes
 
@@ -33,9 +40,29 @@ def predict_new(options: PredictOptions) -> Rows:
     problem = unfamiliar(network, data)
     if problem:
         warn(problem)
+    novelty = _novelty(options.posterior, notes, network)
+    show = None
+    if options.maps is not None:
+        if notes["task"] != "segmentation":
+            raise BatchbayesError("a segmentation for --maps", f"a {notes['task']}", "leave out --maps")
+        show = map_writer(options.maps, notes["classes"])
     given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}
     notes |= {key: value for key, value in given.items() if value is not None}
-    return predict_rows(posterior, data, notes, "new")
+    return predict_rows(posterior, data, notes, "new", novelty, show)
+
+
+def _novelty(posterior: Path, notes: Mapping[str, Any], network: nn.Module) -> Novelty | None:
+    """Return the detector of novelty that was saved beside the posterior, if there is one."""
+    if not notes.get("novelty"):
+        return None
+    path = posterior.with_name(NOVELTY)
+    if not path.is_file():
+        raise BatchbayesError(
+            expected=f"{NOVELTY} in the folder of {posterior.name}, as the assessment wrote it",
+            got=f"nothing at {path}",
+            fix="copy both files together",
+        )
+    return load(path, network)
 
 
 def predict_command(options: PredictOptions) -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from batchbayes.assessment.named import call_named, is_name
 from batchbayes.assessment.options import AssessOptions
@@ -105,7 +106,7 @@ def is_function(source: str) -> bool:
 
 def first_reading(options: AssessOptions) -> Reading:
     """Return how to read the training data."""
-    given = [source for source in (options.train, options.test, options.validation, options.ood) if source]
+    given = [source for source in (options.train, options.test, options.calibration, options.ood) if source]
     asked = [name for name in ("mean", "std", "resize", "standardise") if getattr(options, name)]
     if asked and all(map(is_function, given)):
         raise BatchbayesError(
@@ -132,28 +133,53 @@ def first_reading(options: AssessOptions) -> Reading:
     )
 
 
-def read_training(options: AssessOptions, reading: Reading) -> tuple[Any, Reading]:
-    """Return what methods read training batches from, and how all other sources are read."""
+@dataclass(frozen=True, eq=False)
+class Training:
+    """Training data."""
+
+    name: str
+    batches: Any
+    """What methods read mini-batches from, with the training-time transforms."""
+    plain: Any
+    """The same examples as they look at prediction time, as far as this is known."""
+    examples: Examples | None = None
+    """What is known about them, if they can be read several times."""
+
+
+def training_of(name: str, made: Any, batch_size: int | None) -> Training:
+    """Return training data from a loader, a data set, an iterator of batches, or tensors x or (x, y)."""
+    if isinstance(made, tuple) and made and isinstance(made[0], Tensor | np.ndarray):
+        made = made[0]
+    if isinstance(made, Tensor | np.ndarray):
+        inputs = as_batch(made, name)[0]
+        return Training(name, inputs, inputs)
+    if hasattr(made, "__next__"):
+        batches = (as_batch(batch, "the training data")[0] for batch in made)
+        return Training(name, batches, batches)
+    source = from_object(name, made, may_shuffle=True)
+    return _in_batches(source, batch_size) if isinstance(made, Dataset) else Training(name, source, source, source)
+
+
+def read_training(options: AssessOptions, reading: Reading) -> tuple[Training, Reading]:
+    """Return the training data, and how all other sources are read."""
     if is_function(options.train):
-        made = call_named(options.train, "the training data")
-        if isinstance(made, Tensor):
-            return made, reading
-        if isinstance(made, tuple) and made and isinstance(made[0], Tensor):
-            return made[0], reading
-        if hasattr(made, "__next__"):
-            return (as_batch(batch, "the training data")[0] for batch in made), reading
-        loaded = from_object(options.train, made, may_shuffle=True)
-        return loaded, reading.like(loaded, options.class_names)
+        found = training_of(options.train, call_named(options.train, "the training data"), options.batch_size)
+        return found, reading.like(found.examples, options.class_names) if found.examples else reading
     source = reading.read(options.train, "the training data")
     if options.standardise:
         learnt = Preprocessing(options.resize, Standardise.fit(source))
         source, reading = source.prepared(learnt), replace(reading, preprocessing=learnt)
-    reading = reading.like(source, options.class_names)
-    return (_without_batch_size() if options.batch_size is None else _shuffled(source, options.batch_size)), reading
+    return _in_batches(source, options.batch_size), reading.like(source, options.class_names)
+
+
+def _in_batches(source: Examples, batch_size: int | None) -> Training:
+    """Return the examples of a file or a data set in batches of training."""
+    batches = _without_batch_size() if batch_size is None else _shuffled(source, batch_size)
+    return Training(source.name, batches, source, source)
 
 
 def _shuffled(source: Examples, batch_size: int) -> Examples:
-    """Return the examples of a file in batches of training."""
+    """Return the examples in random batches of one size."""
     assert isinstance(source.batches, DataLoader)
     shuffled = DataLoader(source.batches.dataset, batch_size=batch_size, shuffle=True, drop_last=True)
     if len(shuffled) == 0:
@@ -168,8 +194,8 @@ def _shuffled(source: Examples, batch_size: int) -> Examples:
 def _without_batch_size() -> Iterator[Tensor]:
     """Raise an error when a method reads the first batch. Some methods never do."""
     raise BatchbayesError(
-        expected="--batch-size beside training data from a file",
+        expected="--batch-size (batch_size=) beside training data from a file or a data set",
         got="none",
-        fix="pass the batch size that the network was trained with",
+        fix="pass the batch size that the network was trained with, or --method none",
     )
     yield

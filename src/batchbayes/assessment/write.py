@@ -7,9 +7,10 @@ import os
 import platform
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,14 +19,15 @@ import torch
 
 from batchbayes import __version__
 from batchbayes._common.atomic import atomic_path
-from batchbayes.assessment.load import Case
-from batchbayes.assessment.options import AssessOptions
+from batchbayes.assessment.options import AssessOptions, Settings
 from batchbayes.assessment.result import Assessment, Thumbnails
 from batchbayes.assessment.rows import Rows
 from batchbayes.errors import BatchbayesError
 from batchbayes.plots import save_figure
 from batchbayes.saving import save
 
+NOVELTY = "novelty.safetensors"
+"""Name of the file with the detector of novelty, beside that of the posterior."""
 SPRITE_COLUMNS = 20
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -91,9 +93,32 @@ def require_new_file(path: Path) -> None:
             pass  # its name is as long as that of the file while it is written
 
 
-def write_files(
-    folder: Path, options: AssessOptions, case: Case, found: Assessment, caveats: Sequence[str], seconds: float
-) -> None:
+def require_extras(*, parquet: bool = False) -> None:
+    """Raise an error if a package that the report needs is not installed."""
+    wanted = ["matplotlib", "jinja2", "PIL", *(["pyarrow"] if parquet else [])]
+    missing = [name for name in wanted if find_spec(name) is None]
+    if missing:
+        needed = "matplotlib, jinja2 and pillow for the report" + (", pyarrow for Parquet" if parquet else "")
+        raise BatchbayesError(
+            expected=needed,
+            got=f"no {' and no '.join(missing)}",
+            fix="pip install 'batchbayes[report]'" + (" pyarrow" if "pyarrow" in missing else ""),
+        )
+
+
+def save_assessment(found: Assessment, out: Path, *, overwrite: bool, parquet: bool) -> Path:
+    """Write an assessment to a folder, whole or not at all, and return the path of the report."""
+    from batchbayes.assessment.report.build import build_report
+
+    require_extras(parquet=parquet)
+    require_place(out, overwrite)
+    with _words_for_disk_errors(out), staged(out) as folder:
+        write_files(folder, found, parquet)
+        build_report(folder)
+    return out / "report.html"
+
+
+def write_files(folder: Path, found: Assessment, parquet: bool) -> None:
     """Write everything but the report."""
     (folder / "figures").mkdir()
     for name, (figure, _) in found.figures.items():
@@ -101,24 +126,25 @@ def write_files(
     if found.thumbnails is not None:
         _save_sprite(found.thumbnails, folder / "figures" / "thumbnails.jpg")
     write_rows(folder / "predictions.csv", found.rows)
-    if options.parquet:
+    if parquet:
         write_parquet(folder / "predictions.parquet", found.rows)
-    save(found.recommended.posterior, folder / "posterior.safetensors", notes=found.notes)
-    write_json(folder / "metrics.json", document(options, case, found, caveats, seconds))
+    if found.novelty is not None:
+        save(found.novelty, folder / NOVELTY)
+    save(found.posterior, folder / "posterior.safetensors", notes={**found.notes, "novelty": found.novelty is not None})
+    write_json(folder / "metrics.json", document(found))
 
 
-def document(
-    options: AssessOptions, case: Case, found: Assessment, caveats: Sequence[str], seconds: float
-) -> dict[str, Any]:
+def document(found: Assessment) -> dict[str, Any]:
     """Return the contents of metrics.json."""
+    case, settings = found.case, found.case.settings
     return {
         "format": 1,
         "task": case.task,
         "verdict": dict(found.verdict),
-        "call": predict_call(options),
+        "call": predict_call(settings),
         "terms": dict(found.terms),
         "recommended": found.recommended.name,
-        "caveats": list(caveats),
+        "caveats": list(found.caveats),
         "methods": [
             {"name": c.name, "about": c.candidate.about, "metrics": dict(c.metrics), "settings": c.settings}
             for c in found.contenders
@@ -130,18 +156,19 @@ def document(
         "explorer": found.explorer,
         "data": {
             "test": case.test.name,
-            "train": options.train,
+            "train": case.train_name,
             "ood": case.ood.name if case.ood else None,
             "calibration": "a random third of the test data" if case.split_off else case.calibration.name,
             "split_off": case.split_off,
             **found.facts,
         },
         "made": {
-            "command": options.command,
-            "seed": options.seed,
-            "draws": options.draws,
-            "engine": options.engine,
-            "seconds": round(seconds, 1),
+            "command": settings.command if isinstance(settings, AssessOptions) else "",
+            "seed": settings.seed,
+            "draws": settings.draws,
+            "engine": settings.engine,
+            "budget": settings.budget,
+            "seconds": round(found.seconds, 1),
             "network": type(case.network).__name__,
             "versions": {
                 "batchbayes": __version__,
@@ -152,8 +179,10 @@ def document(
     }
 
 
-def predict_call(options: AssessOptions) -> str:
-    """Return the command that predicts new data with the recommended method."""
+def predict_call(options: Settings) -> str:
+    """Return what predicts new data with the recommended method: a command, or a line of Python."""
+    if not isinstance(options, AssessOptions):
+        return "found.predict(new_inputs)"
     weights = ["--weights", str(options.weights)] if options.weights else []
     saved = ["--posterior", str(options.out / "posterior.safetensors")]
     return (

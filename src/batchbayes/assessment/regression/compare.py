@@ -1,6 +1,7 @@
 """Assessment of a regression."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,23 +10,38 @@ from torch import Tensor
 from batchbayes._common.text import number
 from batchbayes.assessment.contenders import (
     Contender,
+    Entry,
     Seen,
+    Trial,
     ValueContender,
-    compared_candidates,
+    affordable,
+    compared_entries,
     drawing,
     notes_for_prediction,
+    pick_shown,
+    trial_of,
 )
 from batchbayes.assessment.explorer import value_explorer
+from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.load import Case
-from batchbayes.assessment.options import AssessOptions
-from batchbayes.assessment.recommend import recommend
+from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
 from batchbayes.assessment.regression.quantities import quantities
 from batchbayes.assessment.regression.verdict import value_terms, value_verdict
 from batchbayes.assessment.result import FLAGGED_SHARE, STRANGE, Assessment, MetricColumn
-from batchbayes.assessment.rows import CONFORMAL_LEVEL, assessed_rows, first_output, rounded, spread_of_draws
+from batchbayes.assessment.rows import (
+    CONFORMAL_LEVEL,
+    assessed_rows,
+    first_output,
+    outputs_of,
+    rounded,
+    spread_of_draws,
+    suffix,
+)
+from batchbayes.assessment.strange import fit_novelty, novelty_level
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
-from batchbayes.calibrate import conformal_intervals, tune_precision
+from batchbayes.assessment.tuning import cross_fitted
+from batchbayes.calibrate import conformal_quantile, tune_precision
 from batchbayes.likelihoods import gaussian
 from batchbayes.methods.candidates import Candidate
 from batchbayes.metrics import (
@@ -52,6 +68,7 @@ COLUMNS = (
     MetricColumn("nll_normalised", "PLL, 0 to 100", "higher", 1, "the same scale for the log-likelihood"),
     MetricColumn("sharpness", "Sharpness", "lower", 3, "root of the mean predicted variance: compare with the RMSE"),
     MetricColumn("rank_correlation", "Rank correlation", "higher", 3, "of predicted spread and absolute error"),
+    MetricColumn("passes", "Passes", "lower", 0, "what a prediction costs, in forward passes of the network"),
     MetricColumn(
         "coverage_90", "90 % hold", "target", 1, "share of targets in 90 % intervals",
         percent=True, target=0.9, group=INTERVALS,
@@ -70,83 +87,155 @@ STRANGE_COLUMNS = (
 )
 
 
-def assess_regression(options: AssessOptions, case: Case) -> Assessment:
-    """Compare the methods on the test data, and recommend one."""
+def assess_regression(case: Case) -> Assessment:
+    """Choose a method on the calibration data, and compare it with others on the test data."""
     held_out, targets = case.calibration.targets().float(), case.test.targets().float()
-    candidates = compared_candidates(options, case, gaussian(1.0))
-    contenders = [_contender(options, case, candidate, held_out, targets) for candidate in candidates]
-    choice = recommend(contenders)
+    tried = [(entry, *_try(case, entry, held_out)) for entry in compared_entries(case, gaussian(1.0), averaged=1)]
+    picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
+    drawn = {entry: draws for entry, _, draws in tried}
+    contenders = [
+        _test(case, entry, trial, drawn[entry], held_out, targets)
+        for entry, trials in pick_shown([each[:2] for each in tried], picked.trials)
+        for trial in trials
+    ]
+    contenders.sort(key=lambda contender: contender.trial.simplicity)
+    choice = as_choice(picked, contenders)
     chosen: ValueContender = choice.recommended
-    conformal = conformal_intervals(chosen.seen.calibration, held_out, CONFORMAL_LEVEL)
-    threshold = float(spread_of_draws(chosen.seen.calibration).double().quantile(1 - FLAGGED_SHARE))
-    notes = notes_for_prediction(options, case, chosen, threshold, conformal_width=conformal.width)
-    test = chosen.seen.test
-    shaped = targets.reshape(test.mean.shape)
-    predicted = quantities(case.test.target_name, options.unit, shaped.flatten(1).shape[1])
-    unit = predicted[0].label
-    rows = assessed_rows(chosen.posterior, case, notes, rounded(first_output(shaped)))
-    errors, spread = (test.mean - shaped).flatten(1), spread_of_draws(test) if chosen.has_draws else None
-    lower, upper = conformal(test)
+    held, test = chosen.seen.calibration, chosen.seen.test
+    widths = conformal_widths(held, held_out)
+    novelty, why_not = fit_novelty(case)
+    thresholds = _thresholds(outputs_of(held.epistemic_variance.sqrt()))
+    notes = notes_for_prediction(
+        case, chosen, thresholds, conformal_width=widths, outputs=len(widths), novelty_level=novelty_level(novelty)
+    )
+    truth = outputs_of(targets.reshape(test.mean.shape))  # (N, D)
+    predicted = quantities(case.test.target_name, case.settings.unit, truth.shape[1])
+    columns = {f"target{suffix(i)}": rounded(column) for i, column in enumerate(truth.T)}
+    rows = assessed_rows(chosen.posterior, case, notes, columns, novelty)
+    errors, spread = outputs_of(test.mean) - truth, spread_of_draws(test) if chosen.has_draws else None
+    half = outputs_of(test.std) * torch.tensor(widths)
     return Assessment(
+        case=case,
         columns=(*COLUMNS, *(STRANGE_COLUMNS if case.ood else ())),
         contenders=contenders,
-        recommended=chosen,
+        choice=choice,
         verdict=value_verdict(
             rows,
             choice,
             errors,
-            shaped.flatten(1),
-            (lower.flatten(1), upper.flatten(1)),
+            truth,
+            (outputs_of(test.mean) - half, outputs_of(test.mean) + half),
             predicted,
             ood=case.ood,
             calibration_count=len(held_out),
         ),
-        terms=value_terms(contenders, choice, spread, errors, shaped.flatten(1), predicted, case.ood),
+        terms=value_terms(contenders, choice, spread, errors, truth, predicted, case.ood),
         rows=rows,
-        figures=value_figures(contenders, chosen, targets, held_out, unit),
-        explorer=None if spread is None else value_explorer(spread, errors[:, 0], threshold, unit),
-        thumbnails=None if spread is None else pick_thumbnails(case, rows, "epistemic_std"),
-        details={} if spread is None else pick_details(case, rows, "epistemic_std"),
+        figures=value_figures(contenders, chosen, targets, held_out, predicted[0].label)
+        | shared_figures(
+            contenders,
+            chosen,
+            COLUMNS,
+            rows,
+            level=novelty_level(novelty),
+            strange=case.ood.name if case.ood else None,
+        ),
+        explorer=None if spread is None else value_explorer(spread, errors[:, 0], thresholds[0], predicted[0].label),
+        thumbnails=pick_thumbnails(case, rows, None if spread is None else "epistemic_std"),
+        details=pick_details(case, rows, None if spread is None else "epistemic_std"),
         notes=notes,
+        novelty=novelty,
         facts={
             "test_count": len(targets),
             "calibration_count": len(held_out),
-            "threshold": threshold,
+            "threshold": thresholds[0],
             "unit": predicted[0].unit,
+            "target": predicted[0].name,
+            "no_novelty": why_not,
         },
     )
 
 
-def _contender(
-    options: AssessOptions, case: Case, candidate: Candidate, held_out: Tensor, targets: Tensor
-) -> ValueContender:
-    """Predict with a posterior, with observation noise tuned on calibration data."""
-    posterior, kept = candidate.posterior, {"keep_draws": True, **drawing(options)}
-    plain = predict(posterior, case.calibration, gaussian(1.0), **kept)
-    precision = tune_precision(plain, held_out)
-    likelihood = gaussian(precision)
-    summary = likelihood.summary()
-    summary.add(plain.draws)
-    test = predict(posterior, case.test, likelihood, **kept)
-    strange = predict(posterior, case.ood, likelihood, **kept) if case.ood else None
-    seen = Seen(summary.finish(plain.draws), test, strange)
-    noise = number(precision**-0.5)
-    return Contender(
-        candidate=replace(candidate, about=f"{candidate.about}; observation noise tuned on calibration data"),
-        tuned={"precision": precision},
-        advice=f"{candidate.advice}, with observation noise of standard deviation {noise}.",
-        engine=test.engine,
-        seen=seen,
-        metrics=_metrics(seen, precision, targets.reshape(test.mean.shape), held_out),
-        losses=-test.log_prob(targets.reshape(test.mean.shape)).flatten(1).mean(1),
-        num_samples=test.num_samples,
+def _thresholds(spread: Tensor) -> list[float]:
+    """Return a threshold for each output, so that the flagged share of spreads (N, D) has one above it."""
+    scale = spread.double().quantile(1 - FLAGGED_SHARE, dim=0)  # (D,)
+    ratio = torch.where(scale > 0, spread / scale.clamp_min(1e-300), 0.0).amax(1)
+    return (scale * max(1.0, float(ratio.quantile(1 - FLAGGED_SHARE)))).tolist()
+
+
+def conformal_widths(held: GaussianPredictive, targets: Tensor) -> list[float]:
+    """Return the width of conformal intervals of each output, in predicted standard deviations."""
+    mean, std = outputs_of(held.mean), outputs_of(held.std)
+    scores = (outputs_of(targets.reshape(held.mean.shape)) - mean).abs() / std
+    return [conformal_quantile(column, CONFORMAL_LEVEL) for column in scores.T]
+
+
+def _try(case: Case, entry: Entry, targets: Tensor) -> tuple[list[Trial], Tensor]:
+    """Predict the calibration data, with observation noise tuned on it. Return what is known from that, and the draws.
+
+    The noise of the losses was tuned on other examples.
+    """
+    kept = drawing(case, entry.sizes[-1])
+    plain = predict(entry.posterior, case.calibration, gaussian(1.0), keep_draws=True, **kept)
+    draws, shaped, trials = plain.draws, targets.reshape(plain.mean.shape), []
+    for size in affordable(entry, plain.engine, case.settings.budget):
+        some = draws[:size]
+        losses = cross_fitted(
+            len(shaped),
+            lambda rows, some=some: _precision(some[:, rows], shaped[rows]),
+            lambda precision, rows, some=some: _losses(some[:, rows], precision, shaped[rows]),
+            seed=case.settings.seed,
+        )
+        tuned = {"precision": _precision(some, shaped)}
+        found = trial_of(case, entry, size, losses, plain.engine, tuned=tuned, temperature=False)
+        trials.append(replace(found, candidate=_with_noise(found.candidate, tuned["precision"])))
+    return trials, draws
+
+
+def _with_noise(candidate: Candidate, precision: float | tuple[float, ...]) -> Candidate:
+    """Return the candidate with words about its observation noise."""
+    noise = " and ".join(number(each**-0.5) for each in (precision if isinstance(precision, tuple) else (precision,)))
+    return replace(
+        candidate,
+        about=f"{candidate.about}; observation noise tuned on calibration data",
+        advice=f"{candidate.advice}, with observation noise of standard deviation {noise}",
     )
 
 
-def _metrics(seen: Seen[GaussianPredictive], precision: float, targets: Tensor, held_out: Tensor) -> dict[str, float]:
+def summarised(draws: Tensor, precision: float | Sequence[float]) -> GaussianPredictive:
+    """Return the predictive of draws (S, N, ...) with observation noise."""
+    summary = gaussian(precision).summary()
+    summary.add(draws)
+    return summary.finish(draws)
+
+
+def _precision(draws: Tensor, targets: Tensor) -> float | tuple[float, ...]:
+    """Return the best precision of the noise, one for each output if there are several."""
+    seen = summarised(draws, 1.0)
+    if targets[0].numel() > 1:
+        return tune_precision(seen, targets, per_output=True)
+    return tune_precision(seen, targets)
+
+
+def _losses(draws: Tensor, precision: float | tuple[float, ...], targets: Tensor) -> Tensor:
+    return -outputs_of(summarised(draws, precision).log_prob(targets)).mean(1)
+
+
+def _test(case: Case, entry: Entry, trial: Trial, draws: Tensor, held_out: Tensor, targets: Tensor) -> ValueContender:
+    """Predict the test data and the strange data."""
+    precision, kept = trial.tuned["precision"], {"keep_draws": True, **drawing(case, trial.num_samples)}
+    test = predict(entry.posterior, case.test, gaussian(precision), **kept)
+    strange = predict(entry.posterior, case.ood, gaussian(precision), **kept) if case.ood else None
+    seen = Seen(summarised(draws[: trial.num_samples], precision), test, strange)
+    shaped = targets.reshape(test.mean.shape)
+    metrics = _metrics(seen, shaped, held_out) | {"passes": trial.passes}
+    return Contender(trial, seen, metrics, _losses(test.draws, precision, shaped))
+
+
+def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) -> dict[str, float]:
     test, held_out = seen.test, held_out.reshape(seen.calibration.mean.shape)
     losses = -test.log_prob(targets)
-    crps = mixture_crps(test.draws, precision, targets)
+    crps = mixture_crps(test.draws, test.noise_variance.reciprocal(), targets)
     metrics = {
         "rmse": root_mean_squared_error(test.mean, targets),
         "nll": mean_score(losses),
@@ -158,9 +247,10 @@ def _metrics(seen: Seen[GaussianPredictive], precision: float, targets: Tensor, 
         summary = interval_summary(*central(test, level), targets)
         metrics[f"coverage_{level * 100:.0f}"] = summary.coverage
         metrics[f"width_{level * 100:.0f}"] = summary.mean_width
-    conformal = conformal_intervals(seen.calibration, held_out, CONFORMAL_LEVEL)
-    if math.isfinite(conformal.width):
-        summary = interval_summary(*conformal(test), targets)
+    widths = conformal_widths(seen.calibration, held_out)
+    if math.isfinite(sum(widths)):
+        half = (outputs_of(test.std) * torch.tensor(widths)).view_as(test.mean)
+        summary = interval_summary(test.mean - half, test.mean + half, targets)
         metrics |= {"conformal_coverage": summary.coverage, "conformal_width": summary.mean_width}
     if float(test.std.max()) > float(test.std.min()) * (1 + 1e-6):
         metrics["rank_correlation"] = rank_correlation(test.std, (test.mean - targets).abs())

@@ -8,13 +8,11 @@ import torch
 from batchbayes import plots
 from batchbayes.assessment.contenders import Contender, drawing
 from batchbayes.assessment.load import Case
-from batchbayes.assessment.options import AssessOptions
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.rows import single_images
-from batchbayes.assessment.segmentation.pixels import PixelSums, kept_pixels
+from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels
 from batchbayes.assessment.thumbnails import displayable
 from batchbayes.data.examples import Examples
-from batchbayes.likelihoods import categorical
 from batchbayes.metrics import risk_coverage
 from batchbayes.prediction import predict_stream
 
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def image_figures(
-    options: AssessOptions, case: Case, contenders: Sequence[Contender[PixelSums]], chosen: Contender[PixelSums]
-) -> Figures:
+def image_figures(case: Case, contenders: Sequence[Contender[PixelSums]], chosen: Contender[PixelSums]) -> Figures:
     """Draw the figures of a segmentation. Those of one method show the recommended one."""
     curves = {}
     for contender in contenders:
@@ -32,7 +28,7 @@ def image_figures(
         curves[contender.name] = curve.coverage, curve.risk
     return {
         "segmentation": (
-            _triptychs(options, case, chosen),
+            _triptychs(case, chosen),
             "The most certain test image, one in the middle and the least certain one, by their mean entropy "
             f"({chosen.name}).",
         ),
@@ -47,7 +43,7 @@ def image_figures(
     }
 
 
-def _triptychs(options: AssessOptions, case: Case, chosen: Contender[PixelSums]) -> "Figure":
+def _triptychs(case: Case, chosen: Contender[PixelSums]) -> "Figure":
     order = chosen.seen.mean_entropy().argsort()
     picked = list(dict.fromkeys(int(order[i]) for i in (0, len(order) // 2, len(order) - 1)))
     found = {row: (image, labels) for row, image, labels in case.test.find(picked)}
@@ -55,13 +51,13 @@ def _triptychs(options: AssessOptions, case: Case, chosen: Contender[PixelSums])
     shown = displayable(images)
     pictures = shown if shown is not None else images[:, :1].expand(-1, 3, -1, -1)
     some = single_images(Examples("some", [(images, labels)]))
-    likelihoods = [categorical(temperature=chosen.tuned["temperature"])]
+    likelihoods = [at(case, chosen.tuned["temperature"])]
     panels = []
     for picture, predicted in zip(
-        pictures, predict_stream(chosen.posterior, some, likelihoods, **drawing(options)), strict=True
+        pictures, predict_stream(chosen.posterior, some, likelihoods, **drawing(case, chosen.num_samples)), strict=True
     ):
         seen, truth = predicted.predictives[0], predicted.batch[1][0]
         classes = seen.log_probs[0].argmax(-1)
-        wrong = (classes != truth) & kept_pixels(truth, options.ignore_label)
+        wrong = (classes != truth) & kept_pixels(truth, case.settings.ignore_label)
         panels.append(plots.Triptych(picture.permute(1, 2, 0), classes, seen.entropy[0], wrong))
     return plots.segmentation_figure(panels, num_classes=case.num_outputs, names=case.class_names)

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from batchbayes.assessment.contenders import drawing
+from batchbayes.assessment.contenders import Trial, drawing
 from batchbayes.assessment.load import Case
-from batchbayes.assessment.options import AssessOptions
 from batchbayes.assessment.rows import image_cells, single_images
 from batchbayes.data.examples import Examples
-from batchbayes.likelihoods import categorical
+from batchbayes.likelihoods import Categorical
 from batchbayes.metrics import (
     ConfusionMatrix,
     ReliabilityHistogram,
@@ -21,7 +21,6 @@ from batchbayes.metrics import (
     area_under_roc,
     expected_calibration_error,
 )
-from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict_stream
 from batchbayes.predictive import CategoricalPredictive
 
@@ -103,13 +102,20 @@ def kept_pixels(labels: Tensor, ignored_label: int | None) -> Tensor:
     return torch.ones_like(labels, dtype=torch.bool) if ignored_label is None else labels != ignored_label
 
 
-def sums_over(
-    options: AssessOptions, case: Case, data: Examples, posterior: Posterior, temperatures: Sequence[float]
-) -> list[PixelSums]:
-    """Predict labelled images in one pass, and return the sums for each temperature."""
-    totals = [PixelSums(case.num_outputs, options.ignore_label) for _ in temperatures]
-    likelihoods = [categorical(temperature=temperature) for temperature in temperatures]
-    for predicted in predict_stream(posterior, single_images(data), likelihoods, **drawing(options)):
+def at(case: Case, temperature: float) -> Any:
+    """Return the likelihood of the case at a temperature, for all pixels: some are left out of sums later."""
+    plain = replace(case.likelihood, temperature=temperature)
+    return replace(plain, ignore_index=None) if isinstance(plain, Categorical) else plain
+
+
+def sums_over(case: Case, data: Examples, trials: Sequence[Trial]) -> list[PixelSums]:
+    """Predict labelled images in one pass, and return the sums for trials that share their draws."""
+    totals = [PixelSums(case.num_outputs, case.settings.ignore_label) for _ in trials]
+    likelihoods, first = [at(case, trial.tuned["temperature"]) for trial in trials], trials[0]
+    stream = predict_stream(
+        first.candidate.posterior, single_images(data), likelihoods, **drawing(case, first.num_samples)
+    )
+    for predicted in stream:
         for sums, seen in zip(totals, predicted.predictives, strict=True):
             sums.add(seen, predicted.batch[1])
     return totals
