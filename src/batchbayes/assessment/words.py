@@ -90,7 +90,7 @@ def strange_sentence(rows: Rows, name: str) -> str:
 
 
 def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
-    """Say in two sentences what to do next. The command stands below them.
+    """Say in two sentences what to do next. The call stands below them.
 
     Args:
         choice: what is recommended.
@@ -102,7 +102,7 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
     else:
         use = f"Use {plain_name(choice)}" + (f": with it {', and '.join(gains)}." if gains else ", which fits best.")
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
-    return f"{use} This command predicts new data, and {beside}:"
+    return f"{use} This call predicts new data, and {beside}:"
 
 
 def plain_name(choice: Choice) -> str:
