@@ -200,7 +200,7 @@ def format_table(runs: Sequence[Sequence[Row]]) -> str:
     """Return the means of the runs, and their standard deviations, as a table of aligned text.
 
     >>> print(format_table([[Row("digits", "MCBN", 1.0, 0.03, {"inverted MI": 0.97})] for _ in range(2)]))
-                                          AUROC of strange digits, by mutual information (MI) or entropy (H)
+                                          AUROC of strange digits, by mutual information or entropy H
     task    method      error        NLL  inverted MI  inverted H  shuffled MI  shuffled H
     digits  MCBN    1.0±0.0 %  0.03±0.00    0.97±0.00         n/a          n/a         n/a
     """
@@ -216,7 +216,7 @@ def format_table(runs: Sequence[Sequence[Row]]) -> str:
     for line in cells:
         words = [w.ljust(n) if i < 2 else w.rjust(n) for i, (w, n) in enumerate(zip(line, widths, strict=True))]
         lines.append("  ".join(words))
-    above = " " * (sum(widths[:4]) + 8) + "AUROC of strange digits, by mutual information (MI) or entropy (H)"
+    above = " " * (sum(widths[:4]) + 8) + "AUROC of strange digits, by mutual information or entropy H"
     return "\n".join([above, *lines])
 
 

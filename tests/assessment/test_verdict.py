@@ -13,7 +13,7 @@ from batchbayes.assessment.regression.verdict import value_verdict
 from batchbayes.assessment.words import binomial_error, honesty, marked_sentence, strange_sentence
 
 NETWORK = SimpleNamespace(
-    is_network=True, name="the network as it is", recommended=SimpleNamespace(metrics={"nll": 0.1})
+    is_network=True, name="the network as it is", recommended=SimpleNamespace(metrics={"nll": 0.1}, passes=64.0)
 )
 
 

@@ -100,7 +100,9 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
     if choice.is_network:
         use = "Use the network as it is: nothing else that was tried is clearly better."
     else:
-        use = f"Use {plain_name(choice)}" + (f": with it {', and '.join(gains)}." if gains else ", which fits best.")
+        passes = choice.recommended.passes
+        price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
+        use = f"Use {plain_name(choice)}: with it {', and '.join(gains) or 'the predictions fit best'}{price}."
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
     return f"{use} This call predicts new data, and {beside}:"
 
