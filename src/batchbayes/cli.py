@@ -170,7 +170,9 @@ def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
     about = "train two small networks, fit MCBN to both, print a table and write two figures"
     command = commands.add_parser("demo", help=about, description=about.capitalize() + ".")
     command.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where the figures go (demo)")
-    command.add_argument("--seed", type=int, default=0, help="of the data, the training and the draws (0)")
+    command.add_argument(
+        "--seed", type=int, default=0, help="the first of five seeds, of the data, the training and the draws (0)"
+    )
     command.set_defaults(run=lambda parsed: resolve("batchbayes.demo:run_demo")(parsed.out, parsed.seed), options=None)
 
 

@@ -127,9 +127,9 @@ def test_bad_options_say_what_to_do(options, message):
 
 
 def test_one_logit_is_two_classes():
-    model = assess_cases.binary()
+    model = assess_cases.one_logit()
     model.load_state_dict(assess_cases.trained("binary"))
-    x, y = assess_cases.yes_or_no(240, 1)
+    x, y = assess_cases.halves(240, 1)
     found = bb.assess(model, x, (x, y), **FEW)
     kept = found.rows["row"]
     with torch.no_grad():

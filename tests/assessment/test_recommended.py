@@ -24,6 +24,8 @@ WINNERS = [
     ("classification", "MCBN, M = 16", ()),
     ("classification", "MCBN tuned + temperature", ("--engine", "linear")),
     ("classification", "MCBN tuned with 8 views + temperature", (*JITTER, "--budget", "8")),
+    ("pictures", "4 views", ("--method", "none")),
+    ("pictures", "MCBN with 16 views + temperature", ()),
     ("binary", "temperature scaling", ("--method", "none")),
     ("binary", "MCBN with 16 views + temperature", JITTER),
     ("regression", "deterministic", ("--method", "none")),
@@ -36,7 +38,8 @@ WINNERS = [
     ("segmentation", "MCBN tuned, M =", ()),
     ("segmentation", "MCBN with 16 views", ()),
 ]
-DRAWN = {"classification": "mutual_information", "binary": "mutual_information", "segmentation": "mutual_information",
+DRAWN = {"classification": "mutual_information", "pictures": "mutual_information",
+         "binary": "mutual_information", "segmentation": "mutual_information",
          "regression": "epistemic_std", "two outputs": "epistemic_std_2"}  # fmt: skip
 
 

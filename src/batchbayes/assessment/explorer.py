@@ -9,15 +9,16 @@ STEPS = 200
 """Number of positions of the slider, at most."""
 
 
-def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float, *, has_draws: bool) -> dict[str, object]:
-    """Show entropy against mutual information, or against 1 - confidence if there are no draws, and the error rate."""
+def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float, *, has_novelty: bool) -> dict[str, object]:
+    """Show entropy against novelty, or against 1 - confidence if novelty is not known, and the error rate."""
     return {
         "x": "entropy",
-        "y": "mutual_information" if has_draws else "doubt",
-        "x_label": "uncertainty (entropy, nats)",
-        "y_label": "mutual information (nats)" if has_draws else "1 − confidence",
+        "y": "novelty" if has_novelty else "doubt",
+        "x_label": "uncertainty of the answer (entropy, nats)",
+        "y_label": "novelty of the input (p-value)" if has_novelty else "1 − confidence",
         "x_scale": "root",
-        "y_scale": "root" if has_draws else "log",
+        "y_scale": "log",
+        "y_down": has_novelty,
         "risk_label": "error rate",
         "kept_label": "of the inputs answered",
         "percent": True,

@@ -9,9 +9,9 @@ from batchbayes.assessment.rows import Rows
 
 SIDE = 48
 """Longest side of a thumbnail, in pixels."""
-MOST_UNCERTAIN, OTHERS = 100, 300
-FEATURES = 16
-"""How many inputs of a table row are shown."""
+MOST_UNCERTAIN, OTHERS, MOST_NOVEL = 100, 300, 6
+FEATURES = 6
+"""How many inputs of a table row are shown, those first that are farthest from the mean."""
 
 
 def displayable(inputs: Tensor) -> Tensor | None:
@@ -35,8 +35,8 @@ def small(image: Tensor) -> Tensor:
     return torch.nn.functional.interpolate(image[None], size=size, mode="area")[0]
 
 
-def pick_thumbnails(case: Case, rows: Rows, uncertainty: str) -> Thumbnails | None:
-    """Return thumbnails of the most uncertain rows of each source, and of others spread evenly over the rest."""
+def pick_thumbnails(case: Case, rows: Rows, uncertainty: str | None) -> Thumbnails | None:
+    """Return thumbnails of some rows of each source: those of `shown_rows`."""
     keys: list[str] = []
     pieces: list[Tensor] = []
     start = 0
@@ -44,8 +44,9 @@ def pick_thumbnails(case: Case, rows: Rows, uncertainty: str) -> Thumbnails | No
         count = rows["source"].count(source)
         if not count or data is None:
             continue
-        chosen = chosen_rows(torch.tensor(rows[uncertainty][start : start + count]))
-        pieces.append(data.raw().take(chosen, small))
+        chosen = shown_rows(rows, uncertainty, start, count)
+        if chosen:
+            pieces.append(data.raw().take(chosen, small))
         keys += [f"{source}-{rows['row'][start + i]}" for i in chosen]
         start += count
     if len({piece.shape[1:] for piece in pieces}) != 1:
@@ -54,18 +55,47 @@ def pick_thumbnails(case: Case, rows: Rows, uncertainty: str) -> Thumbnails | No
     return None if images is None else Thumbnails(keys, images)
 
 
-def pick_details(case: Case, rows: Rows, uncertainty: str) -> dict[str, list[str]]:
-    """Return the inputs of the same rows in words, if they are rows of a table."""
-    first, _ = next(iter(case.test))
+def pick_details(case: Case, rows: Rows, uncertainty: str | None) -> dict[str, list[str]]:
+    """Return the most unusual inputs of the same rows in words, if they are rows of a table."""
+    data = case.test.raw()
+    first, _ = next(iter(data))
     if first.ndim != 2:
         return {}
-    chosen = chosen_rows(torch.tensor(rows[uncertainty][: rows["source"].count("test")]))
+    chosen = shown_rows(rows, uncertainty, 0, rows["source"].count("test"))
+    everything = torch.cat([inputs for inputs, _ in data]).double()
     names = case.test.feature_names or [f"x{i}" for i in range(first.shape[1])]
-    details = {}
-    for i, inputs in zip(chosen, case.test.raw().take(chosen), strict=True):
-        cells = zip(names[:FEATURES], inputs[:FEATURES].tolist(), strict=True)
-        details[f"test-{rows['row'][i]}"] = [f"{name} = {value:.4g}" for name, value in cells]
-    return details
+    away = (everything - everything.mean(0)) / everything.std(0, correction=0).clamp_min(1e-12)
+    return {
+        f"test-{rows['row'][i]}": [input_line(names[k], float(everything[i, k]), float(away[i, k])) for k in order]
+        for i, order in zip(
+            chosen, away[chosen].abs().argsort(descending=True, stable=True)[:, :FEATURES].tolist(), strict=True
+        )
+    }
+
+
+def input_line(name: str, value: float, away: float) -> str:
+    """Say what an input is, and whether it is unusual: `away` standard deviations above the mean of the test data.
+
+    >>> input_line("age (day)", 365.0, 5.0), input_line("water", 180.0, -0.1)
+    ('age (day) = 365, unusually high', 'water = 180')
+    """
+    unusual = f", unusually {'high' if away > 0 else 'low'}" if abs(away) > 2 else ""
+    return f"{name} = {value:.4g}{unusual}"
+
+
+def shown_rows(rows: Rows, uncertainty: str | None, start: int, count: int) -> list[int]:
+    """Return which of `count` rows from `start` on are shown: the most uncertain, some others, and the most novel.
+
+    Args:
+        rows: the rows of predictions.csv.
+        uncertainty: the column of the uncertainty; None if all rows are equally uncertain.
+        start: the first row of a source.
+        count: the number of its rows.
+    """
+    novelty = rows["novelty"][start : start + count]
+    novel = [] if "" in novelty else sorted(range(count), key=novelty.__getitem__)[:MOST_NOVEL]
+    uncertain = [] if uncertainty is None else chosen_rows(torch.tensor(rows[uncertainty][start : start + count]))
+    return list(dict.fromkeys(uncertain + novel))
 
 
 def chosen_rows(uncertainty: Tensor) -> list[int]:

@@ -90,19 +90,21 @@ def strange_sentence(rows: Rows, name: str) -> str:
 
 
 def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
-    """Say in two sentences what to do next. The command stands below them.
+    """Say in two sentences what to do next. The call stands below them.
 
     Args:
         choice: what is recommended.
-        gains: what it does better than the network as it is: "gets 94 of 100 answers right, and the network alone 92".
+        gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92".
         marks: whether some answers are marked.
     """
     if choice.is_network:
         use = "Use the network as it is: nothing else that was tried is clearly better."
     else:
-        use = f"Use {plain_name(choice)}" + (f": it {' and '.join(gains)}." if gains else ", which fits best.")
+        passes = choice.recommended.passes
+        price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
+        use = f"Use {plain_name(choice)}: with it {', and '.join(gains) or 'the predictions fit best'}{price}."
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
-    return f"{use} This command predicts new data, and {beside}:"
+    return f"{use} This call predicts new data, and {beside}:"
 
 
 def plain_name(choice: Choice) -> str:

@@ -36,7 +36,7 @@ def price_figure(
         for panel, (label, values) in zip(panels, qualities.items(), strict=True):
             for i, (name, cost, value) in enumerate(zip(names, passes, values, strict=True)):  # type: ignore[arg-type]
                 look = {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
-                panel.plot([cost], [value], ls="", ms=6, label=name.replace("$", r"\$"), **look)
+                panel.plot([cost], [value], ls="", ms=6, mew=1.6, mfc="none", label=name.replace("$", r"\$"), **look)
                 if name == recommended:
                     panel.plot([cost], [value], "o", ms=13, mfc="none", mec=GREY, mew=1.3, label="recommended")
             panel.set(xscale="log", xlabel="price, in forward passes", title=label)

@@ -1,6 +1,7 @@
 """The report in a real browser: Debian's chromium, driven by playwright."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -33,7 +34,12 @@ def assess(task, folder):
     return folder / "out"
 
 
-@pytest.fixture(scope="module", params=["classification", "regression", "segmentation"])
+KINDS = ["classification", "regression", "segmentation", "pictures", "binary", "plain"]
+TERMS = re.compile(r"\b(M|NLL|nats?|draws?|ECE|RMSE|CRPS|AUROC|entropy|MCBN tuned, M|p-value|quantile|e\+\d+)\b")
+"""Words that the first screen does without."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def report(request, tmp_path_factory):
     """A report with a chart: for the regression, a method with draws is made the recommended one."""
     with pytest.MonkeyPatch.context() as patch:
@@ -66,6 +72,15 @@ def test_it_is_quiet_asks_for_nothing_and_fits(page, report):
     assert asked == [f"file://{report / 'report.html'}"]
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     assert page.locator("img:visible").evaluate_all("images => images.every(image => image.naturalWidth > 0)")
+
+
+def test_the_first_screen_is_for_everybody(page):
+    first = page.locator("header").inner_text() + page.locator("#verdict").inner_text()
+    assert TERMS.findall(first.replace(page.locator("#verdict code").inner_text(), "")) == []
+    assert re.search(r"Of 100 (answers|pixels) like these \d+ are right|90 % of true values fall within ±", first)
+    assert page.locator("#verdict code").inner_text().startswith("batchbayes predict --model ")
+    step = page.locator(".card.wide").bounding_box()
+    assert step["y"] + step["height"] <= page.viewport_size["height"]  # what to do next is seen without scrolling
 
 
 def test_the_slider_shows_coverage_and_error(page, report):

@@ -1,5 +1,6 @@
 from batchbayes.assessment.report.build import render
 from batchbayes.assessment.report.cells import column_cells
+from batchbayes.assessment.report.points import answers_alike
 
 EVIL = "</script><script>alert(1)</script>"
 
@@ -30,7 +31,9 @@ def test_the_best_is_marked_whichever_way_is_better():
 def test_nothing_from_the_data_is_markup():
     metrics = {
         "task": "classification",
-        "verdict": {"headline": EVIL, "How good": EVIL},
+        "verdict": {"headline": EVIL, "What to do next": EVIL, EVIL: EVIL},
+        "call": EVIL,
+        "terms": {EVIL: EVIL},
         "recommended": EVIL,
         "caveats": [EVIL],
         "methods": [
@@ -42,7 +45,7 @@ def test_nothing_from_the_data_is_markup():
         "details": {"test-0": [EVIL]},
         "explorer": {
             "x": "entropy", "y": "mutual_information", "x_label": EVIL, "y_label": EVIL, "risk_label": EVIL,
-            "kept_label": EVIL,
+            "kept_label": EVIL, "x_scale": "root", "y_scale": "log",
             "percent": True, "threshold": 0.1, "thresholds": [0.1], "coverage": [1.0], "risk": [0.0],
         },
         "data": {
@@ -56,9 +59,23 @@ def test_nothing_from_the_data_is_markup():
     }  # fmt: skip
     row = {
         "source": "test", "row": "0", "target": EVIL, "prediction": EVIL, "confidence": "0.5", "std": "0",
-        "entropy": "0.1", "mutual_information": "0.1", "flag": "1",
+        "entropy": "0.1", "mutual_information": "0.1", "novelty": "0.1", "flag": "1", "why": EVIL, "id": EVIL,
     }  # fmt: skip
     page = render(metrics, [row], {})
     assert page.count("<script") == 2
     assert "alert(1)</script>" not in page
     assert "&lt;script&gt;alert(1)" in page
+
+
+def test_answers_alike_are_counted_among_the_nearest_confidences():
+    rows = [
+        {"source": "test", "row": str(i), "prediction": "a", "target": "a" if i % 2 else "b", "confidence": str(i / 50)}
+        for i in range(50)
+    ] + [
+        {"source": "test", "row": str(i), "prediction": "a", "target": "a", "confidence": "0.999"}
+        for i in range(50, 70)
+    ]
+    alike = answers_alike(rows)
+    assert alike(rows[25]) == ["of 14 answers as certain as this one 7 are right"]
+    assert alike(rows[-1]) == ["of 14 answers as certain as this one 14 are right"]
+    assert answers_alike(rows[:4])(rows[0]) == []

@@ -23,6 +23,7 @@ from batchbayes.assessment.contenders import (
     trial_of,
 )
 from batchbayes.assessment.explorer import class_explorer
+from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import as_choice, recommend
@@ -117,8 +118,16 @@ def assess_classification(case: Case) -> Assessment:
         verdict=class_verdict(rows, contenders, choice, case),
         terms=class_terms(contenders, choice, wrong, case),
         rows=rows,
-        figures=class_figures(case, contenders, chosen, labels),
-        explorer=class_explorer(chosen.seen.test.entropy, wrong, threshold, has_draws=chosen.has_draws),
+        figures=class_figures(case, contenders, chosen, labels)
+        | shared_figures(
+            contenders,
+            chosen,
+            COLUMNS,
+            rows,
+            level=novelty_level(novelty),
+            strange=case.ood.name if case.ood else None,
+        ),
+        explorer=class_explorer(chosen.seen.test.entropy, wrong, threshold, has_novelty=novelty is not None),
         thumbnails=pick_thumbnails(case, rows, "entropy"),
         details=pick_details(case, rows, "entropy"),
         notes=notes,

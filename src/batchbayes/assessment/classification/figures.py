@@ -1,13 +1,13 @@
-"""The figures of a classifier, and the curves by which methods were tuned."""
+"""The figures of a classifier."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from batchbayes import plots
-from batchbayes.assessment.contenders import ClassContender, Contender
+from batchbayes.assessment.contenders import ClassContender
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.thumbnails import displayable
@@ -36,7 +36,6 @@ def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: Clas
             plots.risk_coverage_figure(curves),
             "Error rate of the answers that are kept when the least certain ones (by entropy) are set aside.",
         ),
-        **tuning_figures(contenders),
     }
     test, ood = chosen.seen.test, chosen.seen.ood
     if case.ood is not None and ood is not None:
@@ -51,20 +50,6 @@ def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: Clas
         why = "on which the draws agree most and least" if chosen.has_draws else "with the lowest and highest entropy"
         figures["most-and-least-certain"] = picture, f"Test images {why} ({chosen.name})."
     return figures
-
-
-def tuning_figures(contenders: Sequence[Contender[Any]]) -> Figures:
-    """Draw the curve by which each method was tuned, if there are any."""
-    curves = [contender.candidate.curve for contender in contenders if contender.candidate.curve is not None]
-    return {
-        f"tuning-{i}": (
-            plots.batch_size_figure(
-                curve.values, curve.losses, best=curve.best, trained_with=curve.start, score="NLL on calibration data"
-            ),
-            curve.caption,
-        )
-        for i, curve in enumerate(curves, start=1)
-    }
 
 
 def _certainty(case: Case, chosen: ClassContender, labels: Tensor) -> "Figure | None":

@@ -72,9 +72,9 @@ def class_sentences(
     good = f"Of 100 {noun}s like these {of_100(accuracy)} are right"
     network, gains = of_100(own["accuracy"]), []
     if network != of_100(accuracy):
-        gains.append(f"gets {of_100(accuracy)} of 100 {noun}s right, and the network alone {network}")
+        gains.append(f"{of_100(accuracy)} of 100 {noun}s are right instead of {network}")
     if alone != "honest" and word != alone:
-        gains.append(f"is {'no longer' if word == 'honest' else 'less'} {alone.removeprefix('a little ')}")
+        gains.append(f"the network is {'no longer' if word == 'honest' else 'less'} {alone.removeprefix('a little ')}")
     return {
         "headline": f"{good}, {trust}.",
         "What to do next": next_step(choice, gains, marks=True),
@@ -88,7 +88,7 @@ def believed(confidence: Tensor, right: Tensor, word: str) -> str:
     level = next((level for level in SURE_LEVELS if float((confidence >= level).double().mean()) >= 0.2), None)
     text = "Yes." if word == "honest" else f"Not quite: it is {word}."
     if word != "honest":
-        text += f" It says {percent(float(confidence.mean()), 0)} in the mean."
+        text += f" It says {percent(float(confidence.mean()), 0)} on average."
     if level is not None:
         sure = confidence >= level
         text += (
@@ -103,7 +103,7 @@ def told_alone(choice: Choice, own: Any, word: str, alone: str) -> str:
     """Say how honest the network alone is, if this differs."""
     if choice.is_network or alone in ("honest", word):
         return ""
-    return f" The network alone is {alone}: it says {percent(own['mean_confidence'], 0)} in the mean."
+    return f" The network alone is {alone}: it says {percent(own['mean_confidence'], 0)} on average."
 
 
 def no_better_than_guessing(targets: Sequence[Any], right: Tensor, nll: float) -> str | None:

@@ -22,6 +22,7 @@ from batchbayes.assessment.contenders import (
     trial_of,
 )
 from batchbayes.assessment.explorer import value_explorer
+from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
@@ -130,10 +131,18 @@ def assess_regression(case: Case) -> Assessment:
         ),
         terms=value_terms(contenders, choice, spread, errors, truth, predicted, case.ood),
         rows=rows,
-        figures=value_figures(contenders, chosen, targets, held_out, predicted[0].label),
+        figures=value_figures(contenders, chosen, targets, held_out, predicted[0].label)
+        | shared_figures(
+            contenders,
+            chosen,
+            COLUMNS,
+            rows,
+            level=novelty_level(novelty),
+            strange=case.ood.name if case.ood else None,
+        ),
         explorer=None if spread is None else value_explorer(spread, errors[:, 0], thresholds[0], predicted[0].label),
-        thumbnails=None if spread is None else pick_thumbnails(case, rows, "epistemic_std"),
-        details={} if spread is None else pick_details(case, rows, "epistemic_std"),
+        thumbnails=pick_thumbnails(case, rows, None if spread is None else "epistemic_std"),
+        details=pick_details(case, rows, None if spread is None else "epistemic_std"),
         notes=notes,
         novelty=novelty,
         facts={
@@ -141,6 +150,7 @@ def assess_regression(case: Case) -> Assessment:
             "calibration_count": len(held_out),
             "threshold": thresholds[0],
             "unit": predicted[0].unit,
+            "target": predicted[0].name,
             "no_novelty": why_not,
         },
     )

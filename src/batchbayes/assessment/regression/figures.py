@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from batchbayes import plots
-from batchbayes.assessment.classification.figures import tuning_figures
 from batchbayes.assessment.contenders import ValueContender
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.rows import first_output
@@ -39,7 +38,6 @@ def value_figures(
             "How often intervals hold the target, against how often they should. Below the diagonal they are too "
             "narrow.",
         ),
-        **tuning_figures(contenders),
     }
     if not chosen.has_draws:
         return figures

@@ -109,12 +109,12 @@ def _believed(
     gap = held - CONFORMAL_LEVEL
     word = "Yes." if abs(gap) <= slack else "No, they are too narrow." if gap < 0 else "Yes, but they are too wide."
     half = (upper - lower).double() / 2
-    narrow, wide = quantity.text(float(half.min())), quantity.text(float(half.max()))
+    narrow, wide = float(half.min()), float(half.max())
     about = f" of {quantity.name}" if named else ""
     kind = (
-        f"Each prediction{about} has an interval of its own, from ±{narrow} to ±{wide}"
-        if narrow != wide
-        else f"All predictions{about} have the same interval, ±{wide}"
+        f"Each prediction{about} has an interval of its own, from ±{quantity.text(narrow)} to ±{quantity.text(wide)}"
+        if wide > 1.02 * narrow
+        else f"All predictions{about} have the same interval, ±{quantity.text(wide)}"
     )
     should = of_100(CONFORMAL_LEVEL)
     return f"{word} {kind}. Of 100 true values {of_100(held)} fell into theirs, and {should} should."

@@ -9,7 +9,7 @@ from typing import Any
 from batchbayes._common.atomic import atomic_path
 from batchbayes._common.page import data_address, page_style, template
 from batchbayes.assessment.report.cells import metric_tables
-from batchbayes.assessment.report.points import least_certain, points
+from batchbayes.assessment.report.points import least_certain, most_novel, points
 
 PAGE = Path(__file__).parent / "page"
 
@@ -36,7 +36,10 @@ def render(metrics: Mapping[str, Any], rows: list[dict[str, str]], pictures: Map
         metrics=metrics,
         verdict={key: text for key, text in metrics["verdict"].items() if key != "headline"},
         tables=metric_tables(metrics),
-        least_certain=least_certain(metrics, rows),
+        galleries={
+            "Least certain": least_certain(metrics, rows),
+            "Least like the training data": most_novel(metrics, rows),
+        },
         pictures=pictures,
         row_count=len(rows),
         chart={"points": shown, "explorer": metrics["explorer"], "thumbnails": metrics["thumbnails"]},

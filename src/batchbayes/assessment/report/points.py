@@ -1,6 +1,6 @@
 """The points of the interactive chart, and the cards of single examples, from the rows of predictions.csv."""
 
-from bisect import bisect
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +8,13 @@ MOST_POINTS = 900
 LEAST_CERTAIN = 24
 ALIKE = 100
 """An answer is compared with so many test answers whose confidence is nearest to its own, or with a fifth of all."""
-MEASURES = {"entropy": "entropy", "mutual_information": "mutual information", "epistemic_std": "spread of the draws"}
+MOST_NOVEL = 6
+MEASURES = {
+    "entropy": "entropy",
+    "mutual_information": "mutual information",
+    "epistemic_std": "spread of the draws",
+    "novelty": "p-value of novelty",
+}
 
 CsvRow = Mapping[str, str]
 
@@ -38,6 +44,13 @@ def least_certain(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[di
     return list(map(cards(metrics, rows), ordered))
 
 
+def most_novel(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str, Any]]:
+    """Return cards of the test rows that are least like the training data."""
+    tested = [row for row in rows if row["source"] == "test" and row.get("novelty")]
+    ordered = sorted(tested, key=lambda row: float(row["novelty"]))[:MOST_NOVEL]
+    return list(map(cards(metrics, rows), ordered))
+
+
 def cards(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> Callable[[CsvRow], dict[str, Any]]:
     """Return a function that tells what is known about one row: a title, lines, the place of its picture or None."""
     pictured = {key: i for i, key in enumerate((metrics["thumbnails"] or {"keys": []})["keys"])}
@@ -56,17 +69,22 @@ def cards(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> Callable[[CsvRo
 
 def answers_alike(rows: Sequence[CsvRow]) -> Callable[[CsvRow], list[str]]:
     """Return a function that says how many answers are right that are as certain as that of a row."""
-    known = sorted((float(row["confidence"]), row["prediction"] == row["target"]) for row in rows if _is_answer(row))
+    known = sorted(filter(_is_answer, rows), key=_confidence)  # equal ones stay in the order of the rows
     count = min(ALIKE, len(known) // 5)
 
     def alike(row: CsvRow) -> list[str]:
         if not count or not row.get("prediction"):
             return []
-        start = bisect(known, (float(row["confidence"]), False)) - count // 2
-        near = known[max(0, min(start, len(known) - count)) :][:count]
-        return [f"of {count} answers as certain as this one {sum(right for _, right in near)} are right"]
+        ends = (find(known, _confidence(row), key=_confidence) for find in (bisect_left, bisect_right))
+        start = max(0, min((sum(ends) - count) // 2, len(known) - count))
+        right = sum(each["prediction"] == each["target"] for each in known[start : start + count])
+        return [f"of {count} answers as certain as this one {right} are right"]
 
     return alike
+
+
+def _confidence(row: CsvRow) -> float:
+    return float(row["confidence"])
 
 
 def _is_answer(row: CsvRow) -> bool:
@@ -109,7 +127,7 @@ def lines(row: CsvRow) -> list[str]:
     where = "strange" if row["source"] == "ood" else row["source"]
     found = [*([row["id"]] if row.get("id") else []), f"row {row['row']} of the {where} data"]
     found += [f"{words} {_short(row[key])}" for key, words in MEASURES.items() if row.get(key)]
-    return found + (["flagged: look again"] if row["flag"] == "1" else [])
+    return found + ([f"flagged as {row['why']}"] if row["flag"] == "1" else [])
 
 
 def _short(text: str) -> str:

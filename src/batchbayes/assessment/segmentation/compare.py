@@ -17,6 +17,7 @@ from batchbayes.assessment.contenders import (
     trial_of,
 )
 from batchbayes.assessment.explorer import image_explorer
+from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import as_choice, recommend
@@ -88,7 +89,15 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
         verdict=image_verdict(rows, contenders, choice),
         terms=image_terms(contenders, choice),
         rows=rows,
-        figures=image_figures(case, contenders, chosen),
+        figures=image_figures(case, contenders, chosen)
+        | shared_figures(
+            contenders,
+            chosen,
+            COLUMNS,
+            rows,
+            level=novelty_level(novelty),
+            strange=case.ood.name if case.ood else None,
+        ),
         explorer=image_explorer(chosen.seen.entropy.counts()),
         thumbnails=pick_thumbnails(case, rows, "entropy"),
         details={},

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from batchbayes import plots
-from batchbayes.assessment.classification.figures import tuning_figures
 from batchbayes.assessment.contenders import Contender, drawing
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.result import Figures
@@ -41,7 +40,6 @@ def image_figures(case: Case, contenders: Sequence[Contender[PixelSums]], chosen
             plots.risk_coverage_figure(curves, risk="error of the pixels kept"),
             "Error rate of the pixels that are kept when the least certain ones (by entropy) are set aside.",
         ),
-        **tuning_figures(contenders),
     }
 
 

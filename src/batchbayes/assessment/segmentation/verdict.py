@@ -19,7 +19,7 @@ def image_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     word, alone = image_honesty(chosen.seen), image_honesty(own.seen)
     accuracy, said = chosen.metrics["accuracy"], percent(chosen.metrics["mean_confidence"], 0)
     text = "Yes." if word == "honest" else f"Not quite: it is {word}."
-    text += f" It says {said} in the mean, and {of_100(accuracy)} of 100 pixels are right."
+    text += f" It says {said} on average, and {of_100(accuracy)} of 100 pixels are right."
     return {
         **class_sentences(choice, accuracy, own.metrics, word, alone, len(chosen.seen.cells), "pixel"),
         "Can its percentages be believed?": text + told_alone(choice, own.metrics, word, alone),

@@ -42,7 +42,7 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
             settings={"batch_size": trained.batch_size, "center": setting.center},
         ),
         Candidate(
-            name=f"{method.label} tuned, M = {number(tuned.batch_size)}",
+            name=_tuned_name(method.label, tuned.batch_size, float(tuned.curve.batch_sizes.max())),
             about=f"{about} that suits calibration data best",
             posterior=tuned.posterior,
             advice=_advice(tuned.posterior),
@@ -68,6 +68,17 @@ def _gain(tuned: TunedBatchSize, setting: Setting) -> Tensor:
     whole = torch.zeros(sum(len(inputs) for inputs, _ in setting.calibration), dtype=gain.dtype)
     whole[spread_evenly(len(whole), len(gain))] = gain  # the tuning may have used a selection
     return whole
+
+
+def _tuned_name(label: str, batch_size: float, largest: float) -> str:
+    """Return the name of a tuned method. If the best batch size is the largest that was tried, less noise is better.
+
+    >>> _tuned_name("MCBN", 12.8, 4096), _tuned_name("MCBN", 4090.1, 4096)
+    ('MCBN tuned, M = 12.8', 'MCBN tuned (no noise helps)')
+    """
+    return (
+        f"{label} tuned, M = {number(batch_size)}" if batch_size < 0.95 * largest else f"{label} tuned (no noise helps)"
+    )
 
 
 def _advice(posterior: BatchNormPosterior) -> str:

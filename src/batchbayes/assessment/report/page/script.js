@@ -30,7 +30,7 @@
     return found;
   };
   const xAxis = scaled(explorer.x_scale, [...points.map((p) => p.x), ...explorer.thresholds], left, right);
-  const yAxis = scaled(explorer.y_scale, points.map((p) => p.y), bottom, top);
+  const yAxis = scaled(explorer.y_scale, points.map((p) => p.y), ...(explorer.y_down ? [top, bottom] : [bottom, top]));
   const [toX, toY] = [xAxis.place, yAxis.place];
   const short = (value) => Number(value.toPrecision(3)).toString();
   const risk = (value) => (explorer.percent ? (100 * value).toFixed(1) + " %" : short(value));
