@@ -124,7 +124,8 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     """Assess a network on data that fits it. `show` takes the predictions of test images, for maps."""
     more = {} if show is None else {"show": show}
     found: Assessment = resolve(ASSESSORS[case.task])(case, **more)
-    problem = unfamiliar(case.network, case.test)
+    test = case.test.whole() if case.split_off else case.test
+    problem = unfamiliar(case.network, test, classes=case.task != "regression")
     if not problem:
         return found
     warn(problem)
