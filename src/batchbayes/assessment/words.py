@@ -115,11 +115,12 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
 
     Args:
         choice: what is recommended.
-        gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92".
+        gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92". If that is
+            recommended, what would help.
         marks: whether some answers are marked.
     """
     if choice.is_network:
-        use = "Use the network as it is: nothing else that was tried is clearly better."
+        use = "; ".join(["Use the network as it is: nothing else that was tried is clearly better", *gains]) + "."
     else:
         passes = choice.recommended.passes
         price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""

@@ -76,6 +76,8 @@ def class_sentences(
         gains.append(f"{of_100(accuracy)} of 100 {noun}s are right instead of {network}")
     if alone != "honest" and word != alone:
         gains.append(f"the network is {'no longer' if word == 'honest' else 'less'} {alone.removeprefix('a little ')}")
+    if choice.is_network and word != "honest":
+        gains.append("more calibration data would tell what corrects its percentages")
     return {
         "headline": f"{good}, {trust}.",
         "What to do next": next_step(choice, gains, marks=True),
