@@ -62,10 +62,6 @@ class BatchNormPosterior(Posterior):
     """Batch-norm layers without statistics, which no example may reach."""
 
     @property
-    def device(self) -> torch.device:
-        return self.network.device
-
-    @property
     def is_point(self) -> bool:  # type: ignore[override]
         return not bool(self.deviations.any())
 
