@@ -1,8 +1,8 @@
 """Calibration on held-out data: observation noise, temperature, conformal intervals and conformal sets.
 
 Each function takes the predictive of held-out examples and their targets. It does not run the network. The functions
-that tune need a predictive that kept its draws. The batch size of a batch-norm posterior is tuned elsewhere, by
-`batchbayes.tune_batch_size` (`methods/batchnorm/tuning`).
+that tune need a predictive that kept its draws. The exception is `tune_batch_size`, which takes a batch-norm posterior
+and data; its home is `methods/batchnorm/tuning/batch_size.py`.
 """
 
 import math
@@ -18,6 +18,7 @@ from batchbayes._common.checks import check_finite, check_not_empty, finite_numb
 from batchbayes._common.minimise import minimise
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.likelihoods import Bernoulli, Categorical
+from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size as tune_batch_size
 from batchbayes.metrics import mean_score
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from batchbayes.scores import mixture_crps, mixture_log_likelihood
