@@ -143,16 +143,9 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
 
 def dropout_candidates(method: Method, setting: Setting) -> list[Candidate]:
     """Return what an assessment compares: the network with its dropout on."""
-    return [
-        Candidate(
-            name=method.label,
-            about=f"mean of {setting.num_samples} draws, each with its own dropout masks",
-            posterior=mc_dropout(setting.model),
-            advice=f"Average {setting.num_samples} draws with dropout on",
-            rank=2,
-            short_name=method.label,
-        )
-    ]
+    about = f"mean of {setting.num_samples} draws, each with its own dropout masks"
+    advice = f"Average {setting.num_samples} draws with dropout on"
+    return [Candidate(method.label, about, mc_dropout(setting.model), advice, rank=2, short_name=method.label)]
 
 
 def _sites(module: nn.Module) -> tuple[DropoutSite, ...]:
