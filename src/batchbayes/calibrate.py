@@ -72,21 +72,24 @@ def tune_precision(
 
 
 def _best_precision(draws: Tensor, mean: Tensor, targets: Tensor, objective: Objective) -> float:
-    error = float((mean - targets).square().mean())
-    if not 0 < error < float("inf"):
+    def cost(precision: float) -> float:
+        if objective == "crps":
+            return mean_score(mixture_crps(draws, precision, targets))
+        return -mean_score(mixture_log_likelihood(draws, precision, targets))
+
+    return search_precision(cost, float((mean - targets).square().mean()))
+
+
+def search_precision(cost: Callable[[float], float], error: float) -> float:
+    """Return the precision of lowest cost from 0.1 / `error` to 10,000 / `error`, a mean squared error."""
+    if not 0 < error < math.inf:
         raise BatchbayesError(
             expected="finite errors that are not all zero",
             got=f"a mean squared error of {error}",
             fix="use held-out points, which the network has not seen in training",
         )
-
-    def cost(log_precision: float) -> float:
-        precision = math.exp(log_precision)
-        if objective == "crps":
-            return mean_score(mixture_crps(draws, precision, targets))
-        return -mean_score(mixture_log_likelihood(draws, precision, targets))
-
-    return math.exp(minimise(cost, -math.log(error) - math.log(10), -math.log(error) + math.log(1e4))[0])
+    middle = -math.log(error)
+    return math.exp(minimise(lambda u: cost(math.exp(u)), middle - math.log(10), middle + math.log(1e4))[0])
 
 
 def tune_temperature(

@@ -24,8 +24,9 @@ from batchbayes.plots import Band, band_figure, certainty_figure, save_figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.reproduce.workers import single_threaded
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Loss, TrainingConfig, one_thread, supervised, train
+from batchbayes.training.loop import Loss, TrainingConfig, supervised, train
 
 # The batches are small because the spread of batch statistics is proportional to one over the square root of the batch
 # size. With 600 epochs the toy network predicts new points near the data better than with 300: an RMSE of 0.15 instead
@@ -81,7 +82,7 @@ def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list
     config = config or DemoConfig()
     require_packages("the demo", "demo", matplotlib="matplotlib", sklearn="scikit-learn")
     _require_folder(out)
-    with one_thread():
+    with single_threaded():  # networks as small as these run slower on several threads
         rows = toy_rows(out / "toy.png", seed, config) + digits_rows(out / "digits.png", seed, config)
     print(format_table(rows))
     print(f"\nFigures: {out / 'toy.png'} and {out / 'digits.png'}")
