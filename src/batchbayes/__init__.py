@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
     from batchbayes.methods.dropout import DropoutPosterior, mc_dropout
     from batchbayes.methods.point import PointPosterior, deterministic
+    from batchbayes.methods.samples.deep_ensemble import deep_ensemble
+    from batchbayes.methods.samples.ensemble import EnsemblePosterior, ensemble
+    from batchbayes.methods.samples.weight_samples import WeightSamples, weight_samples
     from batchbayes.methods.views.images import RandomCrop, RandomFlip, RandomShiftScale
     from batchbayes.methods.views.own import torchvision_transform
     from batchbayes.methods.views.posterior import ViewsPosterior, with_views
@@ -45,6 +48,7 @@ __all__ = [
     "CategoricalPredictive",
     "Compose",
     "DropoutPosterior",
+    "EnsemblePosterior",
     "GaussianPredictive",
     "Novelty",
     "NoveltyReport",
@@ -56,6 +60,7 @@ __all__ = [
     "RandomShiftScale",
     "TableJitter",
     "ViewsPosterior",
+    "WeightSamples",
     "batch_norm_regulariser",
     "bernoulli",
     "calibrate",
@@ -63,7 +68,9 @@ __all__ = [
     "check_linearity",
     "clt_bn",
     "correlated_bn",
+    "deep_ensemble",
     "deterministic",
+    "ensemble",
     "gaussian",
     "heteroscedastic_gaussian",
     "load",
@@ -81,6 +88,7 @@ __all__ = [
     "stochastic_bn",
     "torchvision_transform",
     "tune_batch_size",
+    "weight_samples",
     "with_views",
 ]
 
@@ -93,6 +101,8 @@ _HOMES = {
     "batchbayes.methods.batchnorm.tuning.batch_size": ["tune_batch_size"],
     "batchbayes.methods.dropout": ["DropoutPosterior"],
     "batchbayes.methods.point": ["PointPosterior"],
+    "batchbayes.methods.samples.ensemble": ["EnsemblePosterior"],
+    "batchbayes.methods.samples.weight_samples": ["WeightSamples"],
     "batchbayes.methods.views.images": ["RandomCrop", "RandomFlip", "RandomShiftScale"],
     "batchbayes.methods.views.own": ["torchvision_transform"],
     "batchbayes.methods.views.posterior": ["ViewsPosterior"],
