@@ -19,6 +19,9 @@ from batchbayes.methods.batchnorm.stochastic_bn import correlated_bn as correlat
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size as tune_batch_size
 from batchbayes.methods.dropout import DropoutPosterior as DropoutPosterior, mc_dropout as mc_dropout
 from batchbayes.methods.point import PointPosterior as PointPosterior, deterministic as deterministic
+from batchbayes.methods.samples.deep_ensemble import deep_ensemble as deep_ensemble
+from batchbayes.methods.samples.ensemble import EnsemblePosterior as EnsemblePosterior, ensemble as ensemble
+from batchbayes.methods.samples.weight_samples import WeightSamples as WeightSamples, weight_samples as weight_samples
 from batchbayes.methods.views.images import (
     RandomCrop as RandomCrop,
     RandomFlip as RandomFlip,
