@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from batchbayes._common.checks import require_packages
 from batchbayes._common.rng import GlobalStream
 from batchbayes.calibrate import tune_precision
 from batchbayes.data import toy
@@ -17,13 +17,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, categorical, gaussian
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.point import deterministic
-from batchbayes.metrics import (
-    accuracy,
-    area_under_roc,
-    count_by_score,
-    negative_log_likelihood,
-    root_mean_squared_error,
-)
+from batchbayes.metrics import accuracy, negative_log_likelihood, ood_auroc, root_mean_squared_error
 from batchbayes.models.convnet import ConvNet
 from batchbayes.models.mlp import MLP
 from batchbayes.plots import Band, band_figure, certainty_figure, save_figure
@@ -85,7 +79,7 @@ class Method:
 def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list[Row]:
     """Train, fit and compare on both tasks, print the table, and write `toy.png` and `digits.png` to `out`."""
     config = config or DemoConfig()
-    _require_extras()
+    require_packages("the demo", "demo", matplotlib="matplotlib", sklearn="scikit-learn")
     _require_folder(out)
     with one_thread():
         rows = toy_rows(out / "toy.png", seed, config) + digits_rows(out / "digits.png", seed, config)
@@ -172,16 +166,6 @@ def _digits_row(method: Method, familiar: CategoricalPredictive, data: Digits) -
     return Row("digits", method.name, error, negative_log_likelihood(familiar.log_prob(data.test_labels)), auroc)
 
 
-def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
-    """Return how often a strange input scores higher than a familiar one: 0.5 is guessing, 1 is perfect.
-
-    >>> ood_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
-    0.75
-    """
-    is_strange = torch.arange(len(familiar) + len(strange)) >= len(familiar)
-    return area_under_roc(count_by_score(torch.cat([familiar, strange]), is_strange))
-
-
 def format_table(rows: Sequence[Row]) -> str:
     """Return the rows as a table of aligned text.
 
@@ -202,16 +186,6 @@ def format_table(rows: Sequence[Row]) -> str:
         lines.append("  ".join(words))
     above = " " * (sum(widths[:4]) + 8) + "out-of-distribution AUROC, by mutual information (MI) or entropy (H)"
     return "\n".join([above, *lines])
-
-
-def _require_extras() -> None:
-    missing = [name for name in ("matplotlib", "sklearn") if find_spec(name) is None]
-    if missing:
-        raise BatchbayesError(
-            expected="matplotlib and scikit-learn for the demo",
-            got=f"no {' and no '.join(missing)}",
-            fix="pip install 'batchbayes[demo]'",
-        )
 
 
 def _require_folder(out: Path) -> None:

@@ -48,7 +48,8 @@ class Network:
         with workplace(self.module) as place:
             place.prepare(changes)
             try:
-                found = _run(place.module, inputs)
+                many = isinstance(inputs, Inputs)
+                found = place.module(*inputs.args, **inputs.named) if many else place.module(inputs)
             except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
                 if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
                     raise
@@ -62,10 +63,6 @@ class Network:
 
     def __repr__(self) -> str:
         return type(self.module).__name__ + (" (in place)" if why_in_place(self.module) else "")
-
-
-def _run(module: nn.Module, inputs: Tensor | Inputs) -> object:
-    return module(*inputs.args, **inputs.named) if isinstance(inputs, Inputs) else module(inputs)
 
 
 def _checked_outputs(outputs: Tensor, count: int) -> Tensor:

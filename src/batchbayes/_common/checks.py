@@ -5,6 +5,7 @@ import numbers
 import operator
 from collections.abc import Callable, Sequence
 from functools import wraps
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
@@ -61,6 +62,17 @@ def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
         return function(*given, *args[len(names) :], **named)  # type: ignore[arg-type]
 
     return taking
+
+
+def require_packages(purpose: str, extra: str, **packages: str) -> None:
+    """Raise an error before the work if a package is missing. `packages` maps names of modules to names of packages."""
+    missing = [module for module in packages if find_spec(module) is None]
+    if missing:
+        raise BatchbayesError(
+            expected=f"{' and '.join(packages.values())} for {purpose}",
+            got=f"no {' and no '.join(missing)}",
+            fix=f"pip install 'batchbayes[{extra}]'",
+        )
 
 
 def real(values: Tensor) -> Tensor:

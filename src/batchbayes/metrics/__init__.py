@@ -20,6 +20,7 @@ from batchbayes.metrics.ranking import (
     average_precision as average_precision,
     count_by_score as count_by_score,
     false_positive_rate_at_recall as false_positive_rate_at_recall,
+    ood_auroc as ood_auroc,
     rank_correlation as rank_correlation,
     risk_coverage as risk_coverage,
 )

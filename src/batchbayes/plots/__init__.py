@@ -4,16 +4,15 @@ A function that draws one panel takes `ax=` to draw into axes of your own; it th
 """
 
 from batchbayes.plots.band import Band as Band, band_figure as band_figure
-from batchbayes.plots.batch_size import batch_size_figure as batch_size_figure
+from batchbayes.plots.batch_size import (
+    BatchSizeSweep as BatchSizeSweep,
+    batch_size_figure as batch_size_figure,
+    collapse_figure as collapse_figure,
+)
 from batchbayes.plots.certainty import certainty_figure as certainty_figure
 from batchbayes.plots.classification import (
     reliability_figure as reliability_figure,
     risk_coverage_figure as risk_coverage_figure,
-)
-from batchbayes.plots.collapse import BatchSizeSweep as BatchSizeSweep, collapse_figure as collapse_figure
-from batchbayes.plots.normality import (
-    StatisticSweep as StatisticSweep,
-    normality_sweep_figure as normality_sweep_figure,
 )
 from batchbayes.plots.regression import (
     interval_coverage_figure as interval_coverage_figure,
@@ -23,8 +22,10 @@ from batchbayes.plots.regression import (
 from batchbayes.plots.segmentation import Triptych as Triptych, segmentation_figure as segmentation_figure
 from batchbayes.plots.shift import shift_figure as shift_figure
 from batchbayes.plots.statistics import (
+    StatisticSweep as StatisticSweep,
     correlation_figure as correlation_figure,
     marginals_figure as marginals_figure,
     normality_figure as normality_figure,
+    normality_sweep_figure as normality_sweep_figure,
 )
 from batchbayes.plots.style import save_figure as save_figure

@@ -2,15 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import Figure, house_style, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +20,7 @@ class Triptych:
     """Whether the prediction is wrong, (H, W) bool; false for ignored pixels."""
 
 
-def segmentation_figure(rows: Sequence[Triptych], *, num_classes: int, names: Sequence[str] | None = None) -> "Figure":
+def segmentation_figure(rows: Sequence[Triptych], *, num_classes: int, names: Sequence[str] | None = None) -> Figure:
     """Draw a row for each image: the image, the prediction, the uncertainty and the errors."""
     from matplotlib import colormaps
 
@@ -50,7 +46,7 @@ def segmentation_figure(rows: Sequence[Triptych], *, num_classes: int, names: Se
     return figure
 
 
-def _class_legend(figure: "Figure", names: Sequence[str], palette) -> None:
+def _class_legend(figure: Figure, names: Sequence[str], palette) -> None:
     from matplotlib.patches import Patch
 
     patches = [Patch(color=palette(k % 20), label=name.replace("$", r"\$")) for k, name in enumerate(names)]

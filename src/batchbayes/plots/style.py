@@ -12,6 +12,8 @@ from batchbayes._common.atomic import atomic_path
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+else:
+    Axes = Figure = Any  # matplotlib is imported when a figure is drawn
 
 # Colours of the palette by Okabe and Ito, in the order in which the lines of a panel use them.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
@@ -23,7 +25,7 @@ STYLE: Any = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "a
 DOTS_PER_INCH = 130
 
 
-def house_style() -> "AbstractContextManager[None]":
+def house_style() -> AbstractContextManager[None]:
     """Use our settings of matplotlib inside a `with` block."""
     from matplotlib import rc_context
 
@@ -32,22 +34,22 @@ def house_style() -> "AbstractContextManager[None]":
 
 def new_figure(
     rows: int, columns: int, size: tuple[float, float], *, share: bool = True
-) -> "tuple[Figure, np.ndarray[Any, Any]]":
+) -> tuple[Figure, np.ndarray[Any, Any]]:
     """Make a figure and its panels (rows, columns), without pyplot: no window and no global state."""
-    from matplotlib.figure import Figure
+    from matplotlib import figure as matplotlib_figure
 
-    figure = Figure(figsize=size, layout="constrained")
+    figure = matplotlib_figure.Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, sharex=share, sharey=share, squeeze=False)
 
 
 @contextmanager
-def one_panel(ax: "Axes | None", size: tuple[float, float]) -> "Iterator[Any]":
+def one_panel(ax: Axes | None, size: tuple[float, float]) -> Iterator[Any]:
     """Give the axes to draw into, in our style: `ax`, or the axes of a new figure of that size."""
     with house_style():
         yield new_figure(1, 1, size)[1][0, 0] if ax is None else ax
 
 
-def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write a PNG file. It is complete or absent, even if the program stops."""
     with atomic_path(path) as partial:
         figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
