@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from batchbayes.methods.views.posterior import ViewsPosterior, with_views
     from batchbayes.methods.views.tables import TableJitter
     from batchbayes.methods.views.transform import Compose
+    from batchbayes.methods.weights.fit import Schedule, fit_noisy, variational
+    from batchbayes.methods.weights.mean_field import MeanField
+    from batchbayes.methods.weights.noisy import Noisy, noisy
+    from batchbayes.methods.weights.posterior import WeightsPosterior
+    from batchbayes.methods.weights.sparse import SparseVD
     from batchbayes.posterior import Posterior
     from batchbayes.prediction import predict, predict_stream
     from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
@@ -46,6 +51,8 @@ __all__ = [
     "Compose",
     "DropoutPosterior",
     "GaussianPredictive",
+    "MeanField",
+    "Noisy",
     "Novelty",
     "NoveltyReport",
     "PointPosterior",
@@ -54,8 +61,11 @@ __all__ = [
     "RandomCrop",
     "RandomFlip",
     "RandomShiftScale",
+    "Schedule",
+    "SparseVD",
     "TableJitter",
     "ViewsPosterior",
+    "WeightsPosterior",
     "batch_norm_regulariser",
     "bernoulli",
     "calibrate",
@@ -64,12 +74,14 @@ __all__ = [
     "clt_bn",
     "correlated_bn",
     "deterministic",
+    "fit_noisy",
     "gaussian",
     "heteroscedastic_gaussian",
     "load",
     "mc_dropout",
     "mcbn",
     "metrics",
+    "noisy",
     "novelty",
     "plots",
     "population",
@@ -81,6 +93,7 @@ __all__ = [
     "stochastic_bn",
     "torchvision_transform",
     "tune_batch_size",
+    "variational",
     "with_views",
 ]
 
@@ -98,6 +111,11 @@ _HOMES = {
     "batchbayes.methods.views.posterior": ["ViewsPosterior"],
     "batchbayes.methods.views.tables": ["TableJitter"],
     "batchbayes.methods.views.transform": ["Compose"],
+    "batchbayes.methods.weights.fit": ["Schedule", "fit_noisy"],
+    "batchbayes.methods.weights.mean_field": ["MeanField"],
+    "batchbayes.methods.weights.noisy": ["Noisy", "noisy"],
+    "batchbayes.methods.weights.posterior": ["WeightsPosterior"],
+    "batchbayes.methods.weights.sparse": ["SparseVD"],
     "batchbayes.posterior": ["Posterior"],
     "batchbayes.prediction": ["predict", "predict_stream"],
     "batchbayes.predictive": ["BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive", "Predictive"],

@@ -42,6 +42,7 @@ class Network:
         before: Mapping[str, Callable[[Tensor], Tensor | None]] | None = None,
         instead: Mapping[str, Function] | None = None,
         dropout: bool = False,
+        own_modes: bool = False,
     ) -> Tensor:
         """Run the network on inputs (N, ...), and return its outputs (N, ...).
 
@@ -51,11 +52,14 @@ class Network:
                 whose running statistics are None normalises by the statistics of its batch.
             before: functions by name of module. Each gets the input of its module before the module runs. If it
                 returns a tensor, the module gets that tensor instead.
-            instead: functions by name of module. Each gets the input of its module, and its result replaces the
-                module's output. The module itself runs too. The user's own hooks see the new output.
+            instead: functions by name of module. Each runs in the place of its module's `forward`: it gets the input
+                and returns the output. The user's own hooks run around it.
             dropout: whether dropout modules are active, as in training.
+            own_modes: whether each module runs in its own mode, as for training. Batch norm then normalises by its
+                batch and updates its statistics, which change in the network itself.
         """
-        with self.running(inputs, tensors=tensors, before=before, instead=instead, dropout=dropout) as outputs:
+        changes = {"tensors": tensors, "before": before, "instead": instead}
+        with self.running(inputs, **changes, dropout=dropout, own_modes=own_modes) as outputs:
             return outputs
 
     @contextmanager
@@ -67,12 +71,13 @@ class Network:
         before: Mapping[str, Callable[[Tensor], Tensor | None]] | None = None,
         instead: Mapping[str, Function] | None = None,
         dropout: bool = False,
+        own_modes: bool = False,
     ) -> Iterator[Tensor]:
         """Run the network as in a call, and keep everything in place inside the block.
 
         A backward pass belongs inside the block: a network with activation checkpoints runs parts of itself again.
         """
-        with workplace(self.module) as place:
+        with workplace(self.module, own_modes=own_modes) as place:
             place.prepare(tensors or {}, before or {}, instead or {}, dropout)
             try:
                 found = _run(place.module, inputs)

@@ -55,6 +55,10 @@ EXPERIMENTS = {
         "batchbayes.experiments.batch_size_collapse",
         "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
     ),
+    "sparse-vd": ListedExperiment(
+        "batchbayes.experiments.weights.sparse_vd",
+        "Sparse variational dropout on MNIST: error and compression of two LeNets, beside pruned ones",
+    ),
 }
 
 
