@@ -71,6 +71,10 @@ class GaussianWeights(ABC):
         noise = standard_normal(self.mean, source)
         return torch.addcmul(self.mean, self.variance.sqrt(), noise)
 
+    def log_density(self, weight: Tensor) -> Tensor:
+        """Return log q(W)."""
+        return torch.distributions.Normal(self.mean, self.variance.sqrt()).log_prob(weight).sum()
+
     @abstractmethod
     def divergence(self) -> Tensor: ...
 
