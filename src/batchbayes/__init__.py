@@ -30,11 +30,15 @@ if TYPE_CHECKING:
     from batchbayes.methods.views.posterior import ViewsPosterior, with_views
     from batchbayes.methods.views.tables import TableJitter
     from batchbayes.methods.views.transform import Compose
+    from batchbayes.methods.weights.binary_dropout import BinaryDropout
     from batchbayes.methods.weights.fit import Schedule, fit_noisy, variational
+    from batchbayes.methods.weights.flow import MultiplicativeFlow
     from batchbayes.methods.weights.mean_field import MeanField
     from batchbayes.methods.weights.noisy import Noisy, noisy
     from batchbayes.methods.weights.posterior import WeightsPosterior
     from batchbayes.methods.weights.sparse import SparseVD
+    from batchbayes.methods.weights.variance import Variance
+    from batchbayes.methods.weights.variational_dropout import GaussianDropout, VariationalDropout
     from batchbayes.posterior import Posterior
     from batchbayes.prediction import predict, predict_stream
     from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
@@ -47,11 +51,14 @@ __all__ = [
     "BatchbayesError",
     "BatchbayesWarning",
     "BernoulliPredictive",
+    "BinaryDropout",
     "CategoricalPredictive",
     "Compose",
     "DropoutPosterior",
+    "GaussianDropout",
     "GaussianPredictive",
     "MeanField",
+    "MultiplicativeFlow",
     "Noisy",
     "Novelty",
     "NoveltyReport",
@@ -64,6 +71,8 @@ __all__ = [
     "Schedule",
     "SparseVD",
     "TableJitter",
+    "Variance",
+    "VariationalDropout",
     "ViewsPosterior",
     "WeightsPosterior",
     "batch_norm_regulariser",
@@ -111,11 +120,15 @@ _HOMES = {
     "batchbayes.methods.views.posterior": ["ViewsPosterior"],
     "batchbayes.methods.views.tables": ["TableJitter"],
     "batchbayes.methods.views.transform": ["Compose"],
+    "batchbayes.methods.weights.binary_dropout": ["BinaryDropout"],
     "batchbayes.methods.weights.fit": ["Schedule", "fit_noisy"],
+    "batchbayes.methods.weights.flow": ["MultiplicativeFlow"],
     "batchbayes.methods.weights.mean_field": ["MeanField"],
     "batchbayes.methods.weights.noisy": ["Noisy", "noisy"],
     "batchbayes.methods.weights.posterior": ["WeightsPosterior"],
     "batchbayes.methods.weights.sparse": ["SparseVD"],
+    "batchbayes.methods.weights.variance": ["Variance"],
+    "batchbayes.methods.weights.variational_dropout": ["GaussianDropout", "VariationalDropout"],
     "batchbayes.posterior": ["Posterior"],
     "batchbayes.prediction": ["predict", "predict_stream"],
     "batchbayes.predictive": ["BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive", "Predictive"],

@@ -55,6 +55,10 @@ EXPERIMENTS = {
         "batchbayes.experiments.batch_size_collapse",
         "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
     ),
+    "gradient-variance": ListedExperiment(
+        "batchbayes.experiments.weights.gradient_variance",
+        "The variance of the gradients of random weights by three estimators, layer by layer",
+    ),
     "sparse-vd": ListedExperiment(
         "batchbayes.experiments.weights.sparse_vd",
         "Sparse variational dropout on MNIST: error and compression of two LeNets, beside pruned ones",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.methods.weights.estimators import gradient_variances, score_function_loss
+from batchbayes.methods.weights.estimators import gradient_moments, score_function_loss
 from batchbayes.methods.weights.sites import find_sites
 
 DRAWS = 10_000
@@ -60,7 +60,7 @@ def test_score_function_of_a_network_is_unbiased():
     def estimate():
         return score_function_loss(network, lambda weights: squared_error(X @ weights["0.weight"].T), num_draws=50)
 
-    mean, variance = gradient_variances(network, estimate, 200)["0.weight"]  # 10,000 draws
+    mean, variance = gradient_moments(network, estimate, 200)["0.weight"]  # 10,000 draws
     assert ((mean - exact_gradients()[0]).abs() < 4 * (variance / 200).sqrt()).all()
 
 
@@ -87,8 +87,9 @@ def test_local_reparametrisation_has_less_variance():
 
     def variances(estimator):
         network.estimator = estimator
-        found = gradient_variances(network, lambda: nn.functional.cross_entropy(network(x), y), 200)
+        found = gradient_moments(network, lambda: nn.functional.cross_entropy(network(x), y), 200)
         return {name: float(variance.sum()) for name, (_, variance) in found.items()}
 
     local, weights = variances("local"), variances("weights")
-    assert all(weights[name] > 3 * local[name] for name in weights)  # the experiment measures it on a real network
+    assert weights["0.weight log_std"] > 10 * local["0.weight log_std"]
+    assert weights["2.weight log_std"] > 2 * local["2.weight log_std"]

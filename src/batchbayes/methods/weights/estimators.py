@@ -56,24 +56,31 @@ def _log_density(given: dict[str, WeightDistribution], weights: dict[str, Tensor
     return torch.stack([cast(HasDensity, given[name]).log_density(weight) for name, weight in weights.items()]).sum()
 
 
-def gradient_variances(
+def gradient_moments(
     network: Noisy, estimate: Callable[[], Tensor], num_draws: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return mean and variance over draws of the gradient with respect to the mean of each random weight, by name.
+    """Return mean and variance over draws of the gradient with respect to the parameters of each random weight.
+
+    The names are that of the weight for its means, and that of the weight and of the parameter for the family's own.
 
     Args:
         network: the random weights.
         estimate: returns a new estimate of the loss, with a gradient.
         num_draws: how often it is called.
     """
-    weights = [site.weight for site in network.sites]
-    total = [torch.zeros_like(w, dtype=torch.float64) for w in weights]
-    squares = [torch.zeros_like(w, dtype=torch.float64) for w in weights]
+    parameters = {site.name: site.weight for site in network.sites if site.weight.requires_grad}
+    for site in network.sites:
+        parameters |= {f"{site.name} {name}": value for name, value in network.parameters_of(site).items()}
+    total, squares = torch.zeros(2, sum(value.numel() for value in parameters.values()), dtype=torch.float64)
     for _ in range(num_draws):
-        for gradient, t, s in zip(torch.autograd.grad(estimate(), weights), total, squares, strict=True):
-            t += gradient
-            s += gradient.double().square()
-    moments = [
-        (t / num_draws, (s - t.square() / num_draws) / (num_draws - 1)) for t, s in zip(total, squares, strict=True)
-    ]
-    return {site.name: moment for site, moment in zip(network.sites, moments, strict=True)}
+        found = torch.autograd.grad(estimate(), list(parameters.values()))
+        gradient = torch.cat([each.flatten() for each in found]).double()
+        total += gradient
+        squares += gradient.square()
+    mean = total / num_draws
+    variance = (squares - num_draws * mean.square()) / (num_draws - 1)
+    sizes = [value.numel() for value in parameters.values()]
+    return {
+        name: (m.view(value.shape), v.view(value.shape))
+        for (name, value), m, v in zip(parameters.items(), mean.split(sizes), variance.split(sizes), strict=True)
+    }

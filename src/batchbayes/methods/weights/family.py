@@ -48,8 +48,11 @@ class Family(ABC):
     """Its name in files."""
     has_means: ClassVar[bool] = True
     """Whether the weight of the network is a parameter. If not, it is zero and is not trained."""
-    is_local: ClassVar[bool] = True
-    """Whether `outputs` draws noise for each example. If not, training draws one weight for each batch."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether `outputs` draws noise for each example. If not, training draws one weight for each batch."""
+        return True
 
     @abstractmethod
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:

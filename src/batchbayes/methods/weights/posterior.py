@@ -86,7 +86,7 @@ class WeightsPosterior(Posterior):
         for key, tensor in tensors.items():
             if key.startswith("own "):
                 _, name, parameter = key.split(" ")
-                own[name][parameter] = tensor.to(device)
+                own[name][parameter] = tensor.to(device, copy=True)  # aligned as usual, or the last bits differ
         return cls(Network(module, header["output"]), restore_family(header["family"]), sites, own)
 
 
