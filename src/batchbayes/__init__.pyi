@@ -31,6 +31,18 @@ from batchbayes.methods.views.own import torchvision_transform as torchvision_tr
 from batchbayes.methods.views.posterior import ViewsPosterior as ViewsPosterior, with_views as with_views
 from batchbayes.methods.views.tables import TableJitter as TableJitter
 from batchbayes.methods.views.transform import Compose as Compose
+from batchbayes.methods.weights.binary_dropout import BinaryDropout as BinaryDropout
+from batchbayes.methods.weights.fit import Schedule as Schedule, fit_noisy as fit_noisy, variational as variational
+from batchbayes.methods.weights.flow import MultiplicativeFlow as MultiplicativeFlow
+from batchbayes.methods.weights.mean_field import MeanField as MeanField
+from batchbayes.methods.weights.noisy import Noisy as Noisy, noisy as noisy
+from batchbayes.methods.weights.posterior import WeightsPosterior as WeightsPosterior
+from batchbayes.methods.weights.sparse import SparseVD as SparseVD
+from batchbayes.methods.weights.variance import Variance as Variance
+from batchbayes.methods.weights.variational_dropout import (
+    GaussianDropout as GaussianDropout,
+    VariationalDropout as VariationalDropout,
+)
 from batchbayes.posterior import Posterior as Posterior
 from batchbayes.prediction import predict as predict, predict_stream as predict_stream
 from batchbayes.predictive import (

@@ -45,7 +45,7 @@ class Network:
 
         A backward pass belongs inside the block: a network with activation checkpoints runs parts of itself again.
         """
-        with workplace(self.module) as place:
+        with workplace(self.module, own_modes=changes.get("own_modes", False)) as place:
             place.prepare(changes)
             try:
                 many = isinstance(inputs, Inputs)

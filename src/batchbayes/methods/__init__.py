@@ -45,7 +45,7 @@ class Method:
 
 
 _BATCH_NORM = ("batchnorm", "batchbayes.methods.batchnorm.posterior:BatchNormPosterior")
-_WEIGHTS = ("weights", "batchbayes.methods.samples.weight_samples:WeightSamples")
+_WEIGHTS = ("weight-samples", "batchbayes.methods.samples.weight_samples:WeightSamples")
 _BATCH_NORM_CANDIDATES = "batchbayes.methods.batchnorm.candidates:batch_norm_candidates"
 _TABLE = [
     Method("deterministic", "Network", "the network as it is", "batchbayes.methods.point:deterministic",
@@ -62,6 +62,9 @@ _TABLE = [
            "batchbayes.methods.batchnorm.clt_bn:clt_bn", *_BATCH_NORM, is_compared=False),
     Method("mc_dropout", "MC dropout", "random masks of the dropout layers", "batchbayes.methods.dropout:mc_dropout",
            "dropout", "batchbayes.methods.dropout:DropoutPosterior", "batchbayes.methods.dropout:dropout_candidates"),
+    Method("variational", "Variational", "random weights that are trained by the evidence lower bound",
+           "batchbayes.methods.weights.fit:variational", "weights",
+           "batchbayes.methods.weights.posterior:WeightsPosterior", is_compared=False),
     Method("with_views", "Views", "each draw sees its own random view of the input",
            "batchbayes.methods.views.posterior:with_views", "views",
            "batchbayes.methods.views.posterior:ViewsPosterior", is_compared=False),
