@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.stochastic_bn import correlated_bn, stochastic_bn
     from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
     from batchbayes.methods.dropout import DropoutPosterior, mc_dropout
+    from batchbayes.methods.laplace.last_layer import last_layer_laplace
+    from batchbayes.methods.laplace.posterior import LaplacePosterior
     from batchbayes.methods.point import PointPosterior, deterministic
     from batchbayes.methods.samples.deep_ensemble import deep_ensemble
     from batchbayes.methods.samples.ensemble import EnsemblePosterior, ensemble
@@ -50,6 +52,7 @@ __all__ = [
     "DropoutPosterior",
     "EnsemblePosterior",
     "GaussianPredictive",
+    "LaplacePosterior",
     "Novelty",
     "NoveltyReport",
     "PointPosterior",
@@ -73,6 +76,7 @@ __all__ = [
     "ensemble",
     "gaussian",
     "heteroscedastic_gaussian",
+    "last_layer_laplace",
     "load",
     "mc_dropout",
     "mcbn",
@@ -100,6 +104,7 @@ _HOMES = {
     "batchbayes.methods.batchnorm.prior": ["batch_norm_regulariser"],
     "batchbayes.methods.batchnorm.tuning.batch_size": ["tune_batch_size"],
     "batchbayes.methods.dropout": ["DropoutPosterior"],
+    "batchbayes.methods.laplace.posterior": ["LaplacePosterior"],
     "batchbayes.methods.point": ["PointPosterior"],
     "batchbayes.methods.samples.ensemble": ["EnsemblePosterior"],
     "batchbayes.methods.samples.weight_samples": ["WeightSamples"],
