@@ -18,6 +18,8 @@ from batchbayes.methods.batchnorm.prior import batch_norm_regulariser as batch_n
 from batchbayes.methods.batchnorm.stochastic_bn import correlated_bn as correlated_bn, stochastic_bn as stochastic_bn
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size as tune_batch_size
 from batchbayes.methods.dropout import DropoutPosterior as DropoutPosterior, mc_dropout as mc_dropout
+from batchbayes.methods.laplace.last_layer import last_layer_laplace as last_layer_laplace
+from batchbayes.methods.laplace.posterior import LaplacePosterior as LaplacePosterior
 from batchbayes.methods.point import PointPosterior as PointPosterior, deterministic as deterministic
 from batchbayes.methods.samples.deep_ensemble import deep_ensemble as deep_ensemble
 from batchbayes.methods.samples.ensemble import EnsemblePosterior as EnsemblePosterior, ensemble as ensemble

@@ -55,8 +55,8 @@ class Changes(TypedDict, total=False):
     dropout: bool
     """Whether dropout modules are active, as in training."""
     own_modes: bool
-    """Whether each module runs in its own mode, as for training. Batch norm then normalises by its batch and updates its
-    statistics, which change in the network itself."""
+    """Whether each module runs in its own mode, as for training. Batch norm then normalises by its batch and updates
+    its statistics, which change in the network itself."""
 
 
 @contextmanager

@@ -231,6 +231,8 @@ POSTERIORS: dict[str, Fit] = {
     "with_views, deterministic": lambda network, batches: bb.with_views(bb.deterministic(network), SHIFT_AND_SCALE),
     "with_views, averaged": lambda n, b: bb.with_views(bb.deterministic(n), CROP_AND_FLIP, average=3),
     "with_views, mc_dropout": lambda network, batches: bb.with_views(bb.mc_dropout(network), CROP_AND_FLIP),
+    "last_layer_laplace": lambda n, b: bb.last_layer_laplace(n, b, bb.categorical(), prior_precision=1.0),
+    "last_layer_laplace, evidence": lambda n, b: bb.last_layer_laplace(n, b, bb.gaussian(precision=4.0)),
     "ensemble": lambda network, batches: bb.ensemble([bb.mcbn(network, batches), bb.deterministic(network)]),
     "weight_samples": lambda network, batches: bb.weight_samples(network, moved(network, 8)),
     "weight_samples, mcbn inside": lambda n, b: bb.weight_samples(n, moved(n, 3)).with_noise(lambda m: bb.mcbn(m, b)),

@@ -73,7 +73,8 @@ class WeightSamples(Posterior):
 
     def tensors(self, number: int) -> dict[str, Tensor]:
         """Return the weights of one member, on the device of the network."""
-        return {name: tensor.to(self.device) for name, tensor in rows(self.weights, number).items()}
+        device = self.device
+        return {name: tensor.to(device) for name, tensor in rows(self.weights, number).items()}
 
     def member(self, number: int) -> nn.Module:
         """Return a copy of the network with the weights of one member, in evaluation mode."""
