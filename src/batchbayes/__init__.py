@@ -13,6 +13,7 @@ from batchbayes.methods import METHODS, find_method, plugin_names, register, res
 
 if TYPE_CHECKING:
     from batchbayes import calibrate, metrics, plots, scores
+    from batchbayes.deploy.export import Exported, export
     from batchbayes.detection.novelty import Novelty, NoveltyReport, novelty
     from batchbayes.engines.linearity import check_linearity
     from batchbayes.likelihoods import bernoulli, categorical, gaussian, heteroscedastic_gaussian
@@ -45,6 +46,7 @@ __all__ = [
     "CategoricalPredictive",
     "Compose",
     "DropoutPosterior",
+    "Exported",
     "GaussianPredictive",
     "Novelty",
     "NoveltyReport",
@@ -64,6 +66,7 @@ __all__ = [
     "clt_bn",
     "correlated_bn",
     "deterministic",
+    "export",
     "gaussian",
     "heteroscedastic_gaussian",
     "load",
@@ -85,6 +88,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "batchbayes.deploy.export": ["Exported", "export"],
     "batchbayes.detection.novelty": ["Novelty", "NoveltyReport", "novelty"],
     "batchbayes.engines.linearity": ["check_linearity"],
     "batchbayes.likelihoods": ["bernoulli", "categorical", "gaussian", "heteroscedastic_gaussian"],
