@@ -30,7 +30,7 @@ def predict_new(options: PredictOptions) -> Rows:
     reading = Reading.from_json(notes.get("reading", {}), options.target, options.id)
     data = reading.read(options.input, "the inputs", inputs_only=True)
     trial(network, data)
-    problem = unfamiliar(network, data)
+    problem = unfamiliar(network, data, classes=notes["task"] != "regression")
     if problem:
         warn(problem)
     given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}

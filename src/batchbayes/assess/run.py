@@ -53,7 +53,8 @@ def run_assessment(options: AssessOptions, say: Callable[[str], None] = lambda _
         case = load_case(options)
         say(f"assessing a {case.task} with {', '.join(options.method)}")
         found = resolve(ASSESSORS[case.task])(options, case)
-        problem = unfamiliar(case.network, case.test)
+        test = case.test.whole() if case.split_off else case.test
+        problem = unfamiliar(case.network, test, classes=case.task != "regression")
         if problem:
             warn(problem)
             found = replace(found, verdict={**found.verdict, "headline": f"{problem} {found.verdict['headline']}"})
