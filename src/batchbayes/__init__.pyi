@@ -1,5 +1,7 @@
 # The public names and where they live. `__init__.py` imports a name from here when it is first used.
 from batchbayes import calibrate as calibrate, metrics as metrics, plots as plots, scores as scores
+from batchbayes.assessment.result import Assessment as Assessment
+from batchbayes.assessment.run import assess as assess
 from batchbayes.deploy.export import Exported as Exported, export as export
 from batchbayes.detection.novelty import Novelty as Novelty, NoveltyReport as NoveltyReport, novelty as novelty
 from batchbayes.engines.linearity import check_linearity as check_linearity

@@ -48,7 +48,7 @@ class Detector(nn.Module):
 
         before = {place.name: partial(see, place, unit) for place, unit in zip(places, self._units, strict=True)}
         with workplace(self.network) as place:
-            place.prepare({}, before, {}, dropout=False)
+            place.prepare({"before": before})
             outputs = pick_output(place.module(inputs), self._output).double()
         if not self._sight.logits:
             logits = outputs.new_zeros(outputs.shape[0], 0)

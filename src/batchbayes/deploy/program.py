@@ -77,7 +77,7 @@ class Step(nn.Module):
             return activations * factor + offset
 
         with workplace(self.network) as place:
-            place.prepare(tensors, {}, {name: partial(masked, name) for name in masks}, dropout=False)
+            place.prepare({"tensors": tensors, "instead": {name: partial(masked, name) for name in masks}})
             return pick_output(place.module(inputs), self._output)
 
 
