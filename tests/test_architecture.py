@@ -31,7 +31,7 @@ LAYERS = [
     {"methods"},
     {"saving", "plots", "calibrate", "detection"},
     {"reproduce"},
-    {"demo", "assess", "experiments"},
+    {"demo", "assessment", "experiments", "deploy", "sklearn"},
     {"cli"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.

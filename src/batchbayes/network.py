@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Unpack
 
 import torch
@@ -45,7 +46,7 @@ class Network:
 
         A backward pass belongs inside the block: a network with activation checkpoints runs parts of itself again.
         """
-        with workplace(self.module) as place:
+        with workplace(self.module, own_modes=changes.get("own_modes", False)) as place:
             place.prepare(changes)
             try:
                 many = isinstance(inputs, Inputs)
@@ -135,7 +136,7 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
 
 def reference_tensor(module: nn.Module) -> Tensor:
     """Return the first floating-point parameter or buffer: it tells the module's dtype and device."""
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in chain(module.parameters(), module.buffers()):
         if tensor.is_floating_point():
             return tensor
     return torch.empty(0)

@@ -25,6 +25,8 @@ class Posterior(ABC):
     """The name of this class in files; `methods` finds the class by it."""
     is_point: bool = False
     """Whether all draws are the same function, so that one draw is enough."""
+    num_functions: int | None = None
+    """How many different functions there are, if they are few and dealt like cards: `predict` makes no more draws."""
     linear: "Linearisable | None" = None
     """What the linear engine needs; None if draws must be made one by one."""
     needs_weights: ClassVar[bool] = True

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,16 @@ class Examples:
                 rows, inputs, targets = rows[keep], inputs[keep], None if targets is None else targets[keep]
             if len(inputs):
                 yield rows, self.preprocessing(inputs) if self.preprocessing else inputs, targets
+
+    @property
+    def size(self) -> int | None:
+        """The number of examples in the whole source, if it is known without reading them."""
+        dataset = self.batches.dataset if isinstance(self.batches, DataLoader) else None
+        return len(dataset) if isinstance(dataset, Sized) else None
+
+    def whole(self) -> "Examples":
+        """Return all examples of the source, whichever part of it these are."""
+        return replace(self, part=None)
 
     def rows(self) -> Tensor:
         """Return the number of each example in the whole source, (N,)."""

@@ -4,6 +4,10 @@ Some summaries need counts first. `count_by_score` and the reliability functions
 `batchbayes.metrics.streaming` count data that comes in pieces, and return the same objects for the summaries.
 """
 
+from batchbayes.metrics.calibrated import (
+    calibrated_log_likelihood as calibrated_log_likelihood,
+    deep_ensemble_equivalent as deep_ensemble_equivalent,
+)
 from batchbayes.metrics.classification import (
     Reliability as Reliability,
     accuracy as accuracy,

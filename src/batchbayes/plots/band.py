@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, LIGHT_BLUE, MIDDLE_BLUE, VERMILION, Axes, Figure, house_style, new_figure
+from batchbayes.plots.style import BLUE, LIGHT_BLUE, MIDDLE_BLUE, VERMILION, house_style, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +32,8 @@ def band_figure(
     support: Sequence[tuple[float, float]],
     levels: Sequence[float] = (1, 2),
     columns: int | None = None,
-) -> Figure:
+    ax: "Axes | None" = None,
+) -> "Figure":
     """Draw predictions along one input with bands of uncertainty: one panel for each prediction, with shared axes.
 
     Args:
@@ -38,11 +44,12 @@ def band_figure(
         support: the intervals with training data; the rest is shaded.
         levels: the half widths of the bands in standard deviations.
         columns: the number of panels side by side, by default all.
+        ax: axes of a grid, whose place the panels take.
     """
     columns = columns or len(bands)
     rows = -(-len(bands) // columns)
     with house_style():
-        figure, panels = new_figure(rows, columns, (4.4 * columns, 3.0 * rows + 0.5))
+        figure, panels = new_figure(rows, columns, (4.4 * columns, 3.0 * rows + 0.5), ax=ax)
         for panel, band in zip(panels.flat, bands, strict=False):
             _band_panel(panel, np.asarray(inputs), band, data, np.asarray(truth), support, sorted(levels))
         for empty in panels.flat[len(bands) :]:
@@ -53,11 +60,11 @@ def band_figure(
             panel.set_xlabel("x")
         handles, labels = panels[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, columnspacing=1.2)
-    return figure
+    return figure.figure
 
 
 def _band_panel(
-    panel: Axes,
+    panel: "Axes",
     x: np.ndarray,
     band: Band,
     data: tuple[ArrayLike, ArrayLike],

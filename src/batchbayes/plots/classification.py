@@ -1,25 +1,30 @@
 """Reliability (of the answers with confidence p, is a share p right?) and risk against coverage."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from batchbayes.metrics import Reliability
-from batchbayes.plots.style import BLUE, GREY, VERMILION, Axes, Figure, house_style, line_look, new_figure, one_panel
+from batchbayes.plots.style import BLUE, GREY, VERMILION, house_style, line_look, new_figure, one_panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FEW = 10
 """With fewer answers in a bin its accuracy is mostly chance."""
 
 
-def reliability_figure(bins: Mapping[str, Reliability]) -> Figure:
+def reliability_figure(bins: Mapping[str, Reliability], *, ax: "Axes | None" = None) -> "Figure":
     """Draw accuracy against confidence for each method, and below it the share of answers with that confidence.
 
-    Dots on the diagonal are calibrated. Dots below it are over-confident. A hollow dot has fewer than ten answers.
+    Dots on the diagonal are calibrated. Dots below it are over-confident. A hollow dot has fewer than ten answers. With
+    `ax`, the panels take the place of these axes.
     """
     with house_style():
-        figure, panels = new_figure(2, len(bins), (2.5 * len(bins) + 0.4, 3.4), share=False)
-        figure.set_layout_engine("constrained", h_pad=0.03)
+        figure, panels = new_figure(2, len(bins), (2.5 * len(bins) + 0.4, 3.4), share=False, ax=ax)
         for column, (name, reliability) in enumerate(bins.items()):
             _reliability_panel(panels[0, column], name, reliability)
             _count_panel(panels[1, column], reliability)
@@ -28,10 +33,10 @@ def reliability_figure(bins: Mapping[str, Reliability]) -> Figure:
         for panel in panels[:, 1:].flat:
             panel.set_yticklabels([])
         panels[0, 0].get_gridspec().set_height_ratios([3, 1])
-    return figure
+    return figure.figure
 
 
-def _reliability_panel(panel: Axes, name: str, bins: Reliability) -> None:
+def _reliability_panel(panel: "Axes", name: str, bins: Reliability) -> None:
     seen = bins.counts > 0
     confidence, accuracy = bins.mean_confidence[seen].numpy(), bins.accuracy[seen].numpy()
     panel.plot([0, 1], [0, 1], color=GREY, lw=0.8, ls="--")
@@ -43,7 +48,7 @@ def _reliability_panel(panel: Axes, name: str, bins: Reliability) -> None:
     panel.set_title(name, parse_math=False)
 
 
-def _count_panel(panel: Axes, bins: Reliability) -> None:
+def _count_panel(panel: "Axes", bins: Reliability) -> None:
     count = len(bins.counts)
     share = (bins.counts / bins.counts.sum()).numpy()
     panel.bar((np.arange(count) + 0.5) / count, share, 0.85 / count, color=BLUE)
@@ -54,8 +59,8 @@ def risk_coverage_figure(
     curves: Mapping[str, tuple[ArrayLike, ArrayLike]],
     *,
     risk: str = "error of the answers kept",
-    ax: Axes | None = None,
-) -> Figure:
+    ax: "Axes | None" = None,
+) -> "Figure":
     """Draw the risk of the answers that are kept against their share, if the least certain answers are left out.
 
     Args:

@@ -1,6 +1,7 @@
 """Does the predicted spread grow with the error, and do intervals contain as many targets as they should?"""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,21 +11,23 @@ from batchbayes.plots.style import (
     LIGHT_BLUE,
     MIDDLE_BLUE,
     VERMILION,
-    Axes,
-    Figure,
     house_style,
     line_look,
     new_figure,
     one_panel,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 HALF, MOST = 0.6745, 1.96
 """Half-widths of the central 50 % and 95 % of a Gaussian, in standard deviations."""
 
 
 def uncertainty_error_figure(
-    std: ArrayLike, error: ArrayLike, *, constant_std: float, unit: str = "target", ax: Axes | None = None
-) -> Figure:
+    std: ArrayLike, error: ArrayLike, *, constant_std: float, unit: str = "target", ax: "Axes | None" = None
+) -> "Figure":
     """Draw the absolute errors of the points, sorted by predicted std, over the errors that the std predicts.
 
     If the uncertainty is informative, the dots and their running mean rise with the bands. The dashed line is the end
@@ -40,13 +43,18 @@ def uncertainty_error_figure(
     return panel.figure
 
 
-def uncertainty_error_grid(panels: "Mapping[str, tuple[ArrayLike, ArrayLike, float]]", columns: int = 4) -> Figure:
-    """Draw `uncertainty_error_figure` for several data sets: (std, error, constant_std) by title."""
+def uncertainty_error_grid(
+    panels: "Mapping[str, tuple[ArrayLike, ArrayLike, float]]", columns: int = 4, *, ax: "Axes | None" = None
+) -> "Figure":
+    """Draw `uncertainty_error_figure` for several data sets: (std, error, constant_std) by title.
+
+    With `ax`, the panels take the place of these axes.
+    """
     with house_style():
         rows, across = -(-len(panels) // columns), min(columns, len(panels))
         beside = 5 if across > 3 else across  # entries in each row of the legend, which are narrower than a panel
         height = 2.2 * rows + 0.6 + 0.17 * (-(-5 // beside) - 1)
-        figure, axes = new_figure(rows, across, (2.7 * across, height), share=False)
+        figure, axes = new_figure(rows, across, (2.7 * across, height), share=False, ax=ax)
         for panel in axes.flat[len(panels) :]:
             panel.set_visible(False)
         for panel, (title, (std, error, constant_std)) in zip(axes.flat, panels.items(), strict=False):
@@ -56,10 +64,10 @@ def uncertainty_error_grid(panels: "Mapping[str, tuple[ArrayLike, ArrayLike, flo
         figure.supylabel("absolute error", fontsize=9)
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=beside, frameon=False, fontsize=8)
-    return figure
+    return figure.figure
 
 
-def _draw_errors(panel: Axes, std: ArrayLike, error: ArrayLike, constant_std: float) -> None:
+def _draw_errors(panel: "Axes", std: ArrayLike, error: ArrayLike, constant_std: float) -> None:
     std, error = np.asarray(std), np.abs(np.asarray(error))
     order = np.argsort(std, kind="stable")
     std, error, rank = std[order], error[order], np.arange(1, len(std) + 1)
@@ -88,8 +96,8 @@ def running_mean(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def interval_coverage_figure(
-    levels: ArrayLike, coverages: Mapping[str, ArrayLike], *, ax: Axes | None = None
-) -> Figure:
+    levels: ArrayLike, coverages: Mapping[str, ArrayLike], *, ax: "Axes | None" = None
+) -> "Figure":
     """Draw the share of targets inside central intervals against their level. Below the diagonal they are too narrow.
 
     Shapes: levels (L,), and coverage (L,) for each method.

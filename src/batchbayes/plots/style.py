@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from batchbayes._common.atomic import atomic_path
+from batchbayes.errors import BatchbayesError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 else:
     Axes = Figure = Any  # matplotlib is imported when a figure is drawn
 
@@ -25,7 +26,7 @@ STYLE: Any = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "a
 DOTS_PER_INCH = 130
 
 
-def house_style() -> AbstractContextManager[None]:
+def house_style() -> "AbstractContextManager[None]":
     """Use our settings of matplotlib inside a `with` block."""
     from matplotlib import rc_context
 
@@ -33,23 +34,40 @@ def house_style() -> AbstractContextManager[None]:
 
 
 def new_figure(
-    rows: int, columns: int, size: tuple[float, float], *, share: bool = True
-) -> tuple[Figure, np.ndarray[Any, Any]]:
-    """Make a figure and its panels (rows, columns), without pyplot: no window and no global state."""
-    from matplotlib import figure as matplotlib_figure
+    rows: int, columns: int, size: tuple[float, float], *, share: bool = True, ax: "Axes | None" = None
+) -> "tuple[Any, np.ndarray[Any, Any]]":
+    """Make a figure and its panels (rows, columns), without pyplot: no window and no global state.
 
-    figure = matplotlib_figure.Figure(figsize=size, layout="constrained")
+    With `ax`, the panels take the place of these axes in their figure, and `size` is not used.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained") if ax is None else _in_place_of(ax)
     return figure, figure.subplots(rows, columns, sharex=share, sharey=share, squeeze=False)
 
 
+def _in_place_of(ax: "Axes") -> "SubFigure":
+    """Remove axes, and return a part of their figure with the same place."""
+    place = ax.get_subplotspec()
+    if place is None:
+        raise BatchbayesError(
+            expected="axes of a grid, for several panels in their place",
+            got="axes with a place of their own",
+            fix="make the axes with figure.subplots or figure.add_subplot",
+        )
+    figure = ax.figure
+    ax.remove()
+    return figure.add_subfigure(place)
+
+
 @contextmanager
-def one_panel(ax: Axes | None, size: tuple[float, float]) -> Iterator[Any]:
+def one_panel(ax: "Axes | None", size: tuple[float, float]) -> "Iterator[Any]":
     """Give the axes to draw into, in our style: `ax`, or the axes of a new figure of that size."""
     with house_style():
         yield new_figure(1, 1, size)[1][0, 0] if ax is None else ax
 
 
-def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     """Write a PNG file. It is complete or absent, even if the program stops."""
     with atomic_path(path) as partial:
         figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})

@@ -26,6 +26,8 @@ EXPERIMENTS = {
     "mcbn-toy": "batchbayes.experiments.mcbn.toy",
     "mcbn-normality": "batchbayes.experiments.mcbn.normality",
     "batch-size-collapse": "batchbayes.experiments.batch_size_collapse",
+    "gradient-variance": "batchbayes.experiments.weights.gradient_variance",
+    "sparse-vd": "batchbayes.experiments.weights.sparse_vd",
 }
 """The modules of the experiments of this package. A module is imported only when its experiment is used."""
 

@@ -19,14 +19,12 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import collect_omegas
 from batchbayes.methods.batchnorm.condition import is_settled, warn_of_condition
-from batchbayes.methods.batchnorm.omega import is_mean, running_omega
+from batchbayes.methods.batchnorm.familiar import LOOSE, STRICT, difference
+from batchbayes.methods.batchnorm.omega import by_site, is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
 from batchbayes.network import Network, Output, as_network
 
-DRIFT_LIMIT = 1.0
-"""A warning says if the mean prediction lies further from the network's own than this, in standard deviations of a
-draw."""
 FEW_OUTPUTS = 16
 """Networks with more outputs than this have no cheap derivatives of each of them."""
 SAMPLE_OUTPUTS = 4096
@@ -138,7 +136,9 @@ def _gather_rows(prepared: Prepared, dropout: bool) -> Tensor:
 
 
 def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
-    """Return the posterior of observed rows. Warn if its mean prediction is far from the network's own."""
+    """Return the posterior of observed rows. Warn if they do not look like those of training."""
+    if message := drift_message(prepared.sites[0], rows, center):
+        warn(message)
     mean = rows.mean(0)
     middle = mean if center == "batches" else running_omega(prepared.sites)
     size = float(prepared.batch_size)
@@ -150,8 +150,6 @@ def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, metho
     with torch.no_grad():
         own = _thinned(prepared.network(sample)[None].cpu())[0]
         drawn = torch.cat([_thinned(draw) for draw in sampled_outputs(posterior, sample, len(rows), seed=0)])
-    if message := drift_message(posterior, own, drawn):
-        warn(message)
     moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
     _, weights, index = posterior.combinations(len(rows), seed=0)
     order = weights[index].double()  # draws -> rows: a permutation
@@ -181,24 +179,28 @@ def _thinned(outputs: Tensor) -> Tensor:
     return flat[..., torch.linspace(0, flat.shape[-1] - 1, min(SAMPLE_OUTPUTS, flat.shape[-1])).long()]
 
 
-def drift_message(posterior: BatchNormPosterior, own: Tensor, drawn: Tensor) -> str | None:
-    """Return a warning if the mean prediction lies further from the network's own than the noise explains; else None.
+def drift_message(site: Site, rows: Tensor, center: Center) -> str | None:
+    """Return a warning if the batches that rows (R, D) belong to do not look like those of training; else None.
 
-    Batches that the network was not trained on shift the statistics of every draw the same way. Most often they lack
-    the training-time transforms. There is no warning for networks that never saw training data, because there is
-    nothing to compare with, and none for fewer than 8 draws, because they cannot tell what the noise is.
+    There is none for networks that never saw training data, because there is nothing to compare with, and none for
+    fewer than 8 batches. The first site tells: what it sees does not depend on the statistics of other sites.
     """
-    settled = all(is_settled(site) for site in posterior.sites)
-    if posterior.centered_on == "running" or not settled or len(drawn) < 8:
+    if len(rows) < 8 or not is_settled(site):
         return None
-    spread = drawn.var(0).mean()  # mean over examples and outputs, as below
-    shift = (drawn.mean(0) - own).square().mean() - spread / len(drawn)  # less what the mean's own noise explains
-    ratio = float((shift.clamp_min(0) / spread).sqrt())
-    if ratio <= DRIFT_LIMIT:
-        return None
-    return (
-        f"the mean prediction lies {ratio:.1f} standard deviations of a draw from the network's own: the batches do "
-        "not look like those it was trained on. Do they pass through the same transforms as in training (crops, flips, "
-        'scaling)? If so, or if they cannot be had, use center="running", which keeps the network\'s own answer and '
-        "takes only the spread from the batches."
+    (running_mean, running_log_std), (mean, log_std) = (
+        by_site([site], omega)[0] for omega in (running_omega([site]), rows[:, : 2 * site.channels])
     )
+    means = (mean - running_mean) / running_log_std.exp()
+    squares = (2 * (log_std - running_log_std)).exp() + means.square()
+    if how := difference(means, squares, LOOSE):
+        return (
+            "WARNING: the batches do not look like the training data. Probably they are not scaled or prepared as in "
+            f"training. At {site.name}, the first batch-norm layer, their values {how} in training."
+        )
+    if center == "batches" and (how := difference(means, squares, STRICT)):
+        return (
+            f"at {site.name}, the first batch-norm layer, the values of the batches {how} in training. Do they pass "
+            "through the same transforms as in training (crops, flips, scaling)? If so, or if they cannot be had, use "
+            'center="running", which keeps the network\'s own answer and takes only the spread from the batches.'
+        )
+    return None
