@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from batchbayes import BatchbayesError, cli
 from batchbayes.assessment import recommend, run
+from batchbayes.assessment import write as writing
 
 
 @pytest.fixture
@@ -84,9 +85,13 @@ CASES = {
     "a factory that is no name": (lambda f: {"model": "model.py"}, "pkg.module:function; got 'model.py'"),
     "a factory of something else": (lambda f: {"model": "helpers.assess_cases:not_a_network"}, "got a str"),
     "no batch norm": (
-        lambda f: {"model": "helpers.assess_cases:without_batch_norm", "weights": None},
+        lambda f: {"model": "helpers.assess_cases:without_batch_norm", "weights": None, "method": "mcbn"},
         "Do this: ",
     ),
+    "views of tables": (lambda f: {"views": "crop:4"}, "images (N, C, H, W) for crop"),
+    "unknown views": (lambda f: {"views": "rotate"}, "views, one of: crop, flip, shift, jitter"),
+    "views without a number": (lambda f: {"views": "jitter"}, "jitter with a number, as in jitter:0.05"),
+    "views with a word": (lambda f: {"views": "jitter:much"}, "a number after jitter:"),
     "weights of another network": (lambda f: {"weights": bad_weights(f)}, "output.weight of shape (3, 9)"),
     "pickled weights": (lambda f: {"weights": a_pickle(f)}, "cannot be read without running code in it"),
     "NaN rows": (lambda f: {"test": nan_rows(f)}, "1 rows with NaN or infinity"),
@@ -98,7 +103,7 @@ CASES = {
     "words in a table": (lambda f: {"test": table(f, "a,b,y\n1,two,3\n"), "target": "y"}, "'two' in line 2"),
     "uneven table": (lambda f: {"test": table(f, "a,b,y\n1,2\n"), "target": "y"}, "line 2 with another number"),
     "no targets": (lambda f: {"test": table(f, "a,b\n1,2\n")}, "name the column by --target"),
-    "no batch size": (lambda f: {"batch_size": None}, "--batch-size beside training data from a file"),
+    "no batch size": (lambda f: {"batch_size": None}, "--batch-size (batch_size=) beside training data"),
     "batch size above the data": (lambda f: {"batch_size": 999}, "at least 999 training examples"),
     "unknown method": (lambda f: {"method": "magic"}, "a method, one of: mcbn, stochastic-bn"),
     "a method that is not compared": (lambda f: {"method": "deterministic"}, "a method, one of: mcbn, stochastic-bn"),
@@ -153,7 +158,8 @@ def test_an_interrupt_leaves_nothing(stage, case, tmp_path, monkeypatch, capsys)
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build if stage == "build_report" else run, stage, interrupt)
+    place = {"load_case": run, "write_files": writing, "build_report": build}[stage]
+    monkeypatch.setattr(place, stage, interrupt)
     before = sorted(path.name for path in tmp_path.iterdir())
     assert cli.main(change(case)) == 130
     assert capsys.readouterr().err.endswith("batchbayes assess: interrupted\n")
@@ -161,7 +167,7 @@ def test_an_interrupt_leaves_nothing(stage, case, tmp_path, monkeypatch, capsys)
 
 
 def test_predict_refuses_what_it_cannot_use(case, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(recommend, "_is_as_good", lambda each, best: each.candidate.rank == 2)  # a fitted posterior
+    monkeypatch.setattr(recommend, "_is_as_good", lambda each, best: each.name.startswith("MCBN"))
     assert cli.main([*change(case), "--quiet"]) == 0
     posterior = tmp_path / "out" / "posterior.safetensors"
     base = ["predict", "--model", case["--model"], "--weights", case["--weights"], "--posterior", str(posterior)]

@@ -69,6 +69,16 @@ def regressor() -> nn.Module:
     return MLP(2, [16, 16], 1)
 
 
+def two_outputs() -> nn.Module:
+    return MLP(2, [16, 16], 2)
+
+
+def two_waves(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two targets in units of their own."""
+    x, y = wave(count, seed)
+    return x, torch.stack([y, 100 * y.square()], 1)
+
+
 def picture_classifier() -> nn.Module:
     body = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
     return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
@@ -153,6 +163,7 @@ def trained(task: str) -> dict[str, Tensor]:
         "binary": (one_logit, halves(300, 0), lambda a, b: binary_loss(a[:, 0], b.float()), 15),
         "plain": (plain, blobs(300, 0), cross_entropy, 15),
         "segmentation": (segmenter, scenes(32, 0), lambda a, b: cross_entropy(a, b, ignore_index=255), 40),
+        "two outputs": (two_outputs, two_waves(300, 0), lambda a, b: mse_loss(a, b / torch.tensor([1.0, 100.0])), 15),
     }[task]
     with GlobalStream(0):
         network = build()
@@ -171,15 +182,16 @@ def write_case(task: str, folder: Path) -> list[str]:
             "--model", "helpers.assess_cases:segmenter", "--train", "helpers.assess_cases:scene_training",
             "--test", "helpers.assess_cases:scene_test", "--ignore-label", "255", *shared,
         ]  # fmt: skip
-    if task in ("pictures", "binary", "plain"):
-        data = {"pictures": pictures, "binary": halves, "plain": blobs}[task]
-        build = {"pictures": "picture_classifier", "binary": "one_logit", "plain": "plain"}[task]
+    if task in ("pictures", "binary", "plain", "two outputs"):
+        data, build = {
+            "pictures": (pictures, picture_classifier), "binary": (halves, one_logit), "plain": (blobs, plain),
+            "two outputs": (two_waves, two_outputs),
+        }[task]  # fmt: skip
         for name, count, seed in (("train", 300, 0), ("test", 240, 1)):
             x, y = data(count, seed)
             np.savez(folder / f"{name}.npz", X=x.numpy(), y=y.numpy())
         files = ["--train", str(folder / "train.npz"), "--test", str(folder / "test.npz")]
-        kind = ["--task", "classification"] if task == "binary" else []
-        return ["--model", f"helpers.assess_cases:{build}", *files, *kind, "--batch-size", "16", *shared]
+        return ["--model", f"helpers.assess_cases:{build.__name__}", *files, "--batch-size", "16", *shared]
     if task == "classification":
         for name, count, seed in (("train", 300, 0), ("test", 240, 1), ("ood", 60, 2)):
             x, y = blobs(count, seed)

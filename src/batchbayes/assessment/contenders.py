@@ -1,6 +1,7 @@
 """What is compared: the network as it is and what each method offers, without and with views and a temperature."""
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -13,6 +14,8 @@ from batchbayes.assessment.load import Case
 from batchbayes.assessment.tuning import FOLDS
 from batchbayes.assessment.views import num_views, some_inputs, words
 from batchbayes.data.examples import Examples
+from batchbayes.engines.choose import EXACT_TOO
+from batchbayes.errors import BatchbayesWarning
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.candidates import Candidate, Setting, find_candidates
 from batchbayes.methods.point import deterministic
@@ -209,7 +212,7 @@ def _with_views(base: Candidate, case: Case, averaged: int) -> Entry | None:
 
 def affordable(entry: Entry, engine: str, budget: int | None) -> tuple[int, ...]:
     """Return the numbers of draws to compare: no more exact draws than the budget pays for."""
-    if entry.views or entry.posterior.is_point or engine.startswith("linear") or budget is None:
+    if entry.views or entry.posterior.is_point or is_linear(engine) or budget is None:
         return entry.sizes
     return (min(entry.sizes[-1], budget),)
 
@@ -256,7 +259,12 @@ def _variant(entry: Entry, size: int, scaled: dict[str, Any] | None) -> Candidat
 def _passes(case: Case, entry: Entry, size: int, engine: str) -> float:
     if entry.posterior.is_point or entry.views:
         return float(size * max(1, entry.views))
-    return measured_passes(case, entry.posterior, size) if engine.startswith("linear") else float(size)
+    return measured_passes(case, entry.posterior, size) if is_linear(engine) else float(size)
+
+
+def is_linear(engine: str) -> bool:
+    """Return whether an engine of this name made all draws by the linear approximation."""
+    return engine.startswith("linear") and EXACT_TOO not in engine
 
 
 def measured_passes(case: Case, posterior: Posterior, num_samples: int, repeats: int = 3) -> float:
@@ -269,8 +277,9 @@ def measured_passes(case: Case, posterior: Posterior, num_samples: int, repeats:
         return time.perf_counter() - start
 
     own = deterministic(case.network)
-    with hidden_progress(True):
-        pairs = [(seconds(posterior, "linear"), seconds(own, "sample")) for _ in range(repeats)]
+    with hidden_progress(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
+        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(repeats)]
     drawn, once = (min(column) for column in zip(*pairs, strict=True))
     return round(max(1.0, drawn / once), 1)
 
@@ -308,7 +317,7 @@ def notes_for_prediction(
         "threshold": threshold,
         "seed": case.settings.seed,
         "draws": chosen.num_samples,
-        "engine": "linear" if chosen.engine.startswith("linear") else "sample",  # what "auto" has chosen
+        "engine": "linear" if is_linear(chosen.engine) else "sample",  # what "auto" has chosen
         "reading": case.reading.to_json(),
         **more,
     }
