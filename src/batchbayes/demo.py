@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from batchbayes._common.checks import require_packages
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.calibrate import tune_precision
@@ -19,21 +19,16 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, categorical, gaussian
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.point import deterministic
-from batchbayes.metrics import (
-    accuracy,
-    area_under_roc,
-    count_by_score,
-    negative_log_likelihood,
-    root_mean_squared_error,
-)
+from batchbayes.metrics import accuracy, negative_log_likelihood, ood_auroc, root_mean_squared_error
 from batchbayes.models.convnet import ConvNet
 from batchbayes.models.mlp import MLP
 from batchbayes.plots import Band, band_figure, certainty_figure, save_figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.reproduce.workers import single_threaded
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Loss, TrainingConfig, one_thread, supervised, train
+from batchbayes.training.loop import Loss, TrainingConfig, supervised, train
 
 # The batches are small because the spread of batch statistics is proportional to one over the square root of the batch
 # size. With 600 epochs the toy network predicts new points near the data better than with 300: an RMSE of 0.15 instead
@@ -94,9 +89,9 @@ def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list
         The rows of each seed. The figures are `toy.png` and `digits.png` in the folder `out`.
     """
     config = config or DemoConfig()
-    _require_extras()
+    require_packages("the demo", "demo", matplotlib="matplotlib", sklearn="scikit-learn")
     _require_folder(out)
-    with one_thread():
+    with single_threaded():  # networks as small as these run slower on several threads
         runs = []
         for each in progress(range(seed, seed + config.seeds), "demo", config.seeds):
             toy_figure, digits_figure = (out / "toy.png", out / "digits.png") if each == seed else (None, None)
@@ -186,16 +181,6 @@ def _digits_row(method: Method, familiar: CategoricalPredictive, data: Digits) -
     return Row("digits", method.name, error, negative_log_likelihood(familiar.log_prob(data.test_labels)), auroc)
 
 
-def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
-    """Return how often a strange input scores higher than a familiar one: 0.5 is guessing, 1 is perfect.
-
-    >>> ood_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
-    0.75
-    """
-    is_strange = torch.arange(len(familiar) + len(strange)) >= len(familiar)
-    return area_under_roc(count_by_score(torch.cat([familiar, strange]), is_strange))
-
-
 def format_table(runs: Sequence[Sequence[Row]]) -> str:
     """Return the means of the runs, and their standard deviations, as a table of aligned text.
 
@@ -227,16 +212,6 @@ def _spread(values: Sequence[float], digits: int) -> str:
     '2.0±1.0'
     """
     return f"{mean(values):.{digits}f}±{stdev(values) if len(values) > 1 else 0:.{digits}f}"
-
-
-def _require_extras() -> None:
-    missing = [name for name in ("matplotlib", "sklearn") if find_spec(name) is None]
-    if missing:
-        raise BatchbayesError(
-            expected="matplotlib and scikit-learn for the demo",
-            got=f"no {' and no '.join(missing)}",
-            fix="pip install 'batchbayes[demo]'",
-        )
 
 
 def _require_folder(out: Path) -> None:

@@ -71,10 +71,6 @@ class DropoutPosterior(Posterior):
     sites: tuple[DropoutSite, ...]
     """The dropout layers that drop anything, in the order in which the modules were registered."""
 
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
-
     def __repr__(self) -> str:
         low, high = min(site.probability for site in self.sites), max(site.probability for site in self.sites)
         spread = f"{low:g}" if low == high else f"{low:g} to {high:g}"
@@ -147,15 +143,8 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
 
 def dropout_candidates(method: Method, setting: Setting) -> list[Candidate]:
     """Return what an assessment compares: the network with its dropout on."""
-    return [
-        Candidate(
-            name=method.label,
-            about="mean of draws, each with its own dropout masks",
-            posterior=mc_dropout(setting.model),
-            advice="Average draws with dropout on",
-            rank=1,
-        )
-    ]
+    about, advice = "mean of draws, each with its own dropout masks", "Average draws with dropout on"
+    return [Candidate(method.label, about, mc_dropout(setting.model), advice, rank=1)]
 
 
 def has_dropout(model: nn.Module) -> bool:
