@@ -365,7 +365,7 @@ def test_a_disk_that_is_full_at_the_end_loses_no_result(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr(plots, "save_figure", full)
+        disk.setattr(outputs, "save_figure", full)
         assert reproduce(out) == 2
     assert "got No space left on device. Do this: free some space" in capsys.readouterr().err
     assert reproduce(out) == 0
