@@ -55,6 +55,14 @@ EXPERIMENTS = {
         "batchbayes.experiments.batch_size_collapse",
         "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
     ),
+    "random-labels": ListedExperiment(
+        "batchbayes.experiments.weights.random_labels",
+        "Labels that mean nothing: dropout memorises them, sparse variational dropout prunes all weights instead",
+    ),
+    "variance-networks": ListedExperiment(
+        "batchbayes.experiments.weights.variance_networks",
+        "Weights with zero mean: accuracy with and without noise, the phase transition, ELBOs of variational dropout",
+    ),
     "gradient-variance": ListedExperiment(
         "batchbayes.experiments.weights.gradient_variance",
         "The variance of the gradients of random weights by three estimators, layer by layer",
