@@ -63,6 +63,10 @@ EXPERIMENTS = {
         "batchbayes.experiments.weights.variance_networks",
         "Weights with zero mean: accuracy with and without noise, the phase transition, ELBOs of variational dropout",
     ),
+    "mean-propagation": ListedExperiment(
+        "batchbayes.experiments.weights.mean_propagation",
+        "Which random weights need their noise, and how many bits their spread allows",
+    ),
     "gradient-variance": ListedExperiment(
         "batchbayes.experiments.weights.gradient_variance",
         "The variance of the gradients of random weights by three estimators, layer by layer",
