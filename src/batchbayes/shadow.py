@@ -185,7 +185,9 @@ class Workplace:
             self._with_own_hooks(name).register_forward_pre_hook(partial(_before, see), with_kwargs=True)
         for name, replace in changes.get("instead", {}).items():
             found = self._with_own_hooks(name)
-            found.register_forward_pre_hook(_do_nothing)  # torch's short cut for transformers skips modules without hooks
+            found.register_forward_pre_hook(
+                _do_nothing
+            )  # torch's short cut for transformers skips modules without hooks
             vars(found)["forward"] = partial(_instead, replace)
         for part in self._parts:
             part.adapt(changes.get("dropout", False))

@@ -17,7 +17,7 @@ import pytest
 import torch
 from own import tiny
 
-from batchbayes import __version__, cli, plots
+from batchbayes import __version__, cli
 from batchbayes._common.progress import UnitProgress
 from batchbayes.reproduce import experiment as experiments
 from batchbayes.reproduce.experiment import Unit
