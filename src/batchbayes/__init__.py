@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from batchbayes.methods.point import PointPosterior, deterministic
     from batchbayes.methods.samples.deep_ensemble import deep_ensemble
     from batchbayes.methods.samples.ensemble import EnsemblePosterior, ensemble
+    from batchbayes.methods.samples.sg_mcmc import sg_mcmc
+    from batchbayes.methods.samples.trajectory import fast_geometric, snapshots, swag
     from batchbayes.methods.samples.weight_samples import WeightSamples, weight_samples
     from batchbayes.methods.views.images import RandomCrop, RandomFlip, RandomShiftScale
     from batchbayes.methods.views.own import torchvision_transform
@@ -74,6 +76,7 @@ __all__ = [
     "deep_ensemble",
     "deterministic",
     "ensemble",
+    "fast_geometric",
     "gaussian",
     "heteroscedastic_gaussian",
     "last_layer_laplace",
@@ -89,7 +92,10 @@ __all__ = [
     "register",
     "save",
     "scores",
+    "sg_mcmc",
+    "snapshots",
     "stochastic_bn",
+    "swag",
     "torchvision_transform",
     "tune_batch_size",
     "weight_samples",
