@@ -51,6 +51,10 @@ EXPERIMENTS = {
         "batchbayes.experiments.mcbn.normality",
         "Tests of whether batch statistics are Gaussian with the variance that the paper states",
     ),
+    "ensembles": ListedExperiment(
+        "batchbayes.experiments.samples.ensembles",
+        "Every method by the number of networks of a deep ensemble that it equals, against its forward passes",
+    ),
     "batch-size-collapse": ListedExperiment(
         "batchbayes.experiments.batch_size_collapse",
         "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
