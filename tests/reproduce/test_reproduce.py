@@ -20,6 +20,7 @@ from own import tiny
 from batchbayes import __version__, cli
 from batchbayes._common.progress import UnitProgress
 from batchbayes.reproduce import experiment as experiments
+from batchbayes.reproduce import outputs
 from batchbayes.reproduce.experiment import Unit
 from batchbayes.reproduce.leases import ProcessIdentity
 from batchbayes.reproduce.plan import make_plan

@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "mean-propagation": "batchbayes.experiments.weights.mean_propagation",
     "gradient-variance": "batchbayes.experiments.weights.gradient_variance",
     "sparse-vd": "batchbayes.experiments.weights.sparse_vd",
+    "ensembles": "batchbayes.experiments.samples.ensembles",
 }
 """The modules of the experiments of this package. A module is imported only when its experiment is used."""
 
