@@ -20,7 +20,7 @@ LAYERS = [
     {"methods"},
     {"saving", "plots", "calibrate", "detection"},
     {"reproduce"},
-    {"demo", "assess", "experiments"},
+    {"demo", "assessment", "experiments"},
     {"cli"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.

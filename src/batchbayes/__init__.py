@@ -13,6 +13,8 @@ from batchbayes.methods import METHODS, find_method, plugin_names, register, res
 
 if TYPE_CHECKING:
     from batchbayes import calibrate, metrics, plots, scores
+    from batchbayes.assessment.result import Assessment
+    from batchbayes.assessment.run import assess
     from batchbayes.detection.novelty import Novelty, NoveltyReport, novelty
     from batchbayes.engines.linearity import check_linearity
     from batchbayes.likelihoods import bernoulli, categorical, gaussian, heteroscedastic_gaussian
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Assessment",
     "BatchNormPosterior",
     "BatchbayesError",
     "BatchbayesWarning",
@@ -56,6 +59,7 @@ __all__ = [
     "RandomShiftScale",
     "TableJitter",
     "ViewsPosterior",
+    "assess",
     "batch_norm_regulariser",
     "bernoulli",
     "calibrate",
@@ -85,6 +89,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "batchbayes.assessment.result": ["Assessment"],
+    "batchbayes.assessment.run": ["assess"],
     "batchbayes.detection.novelty": ["Novelty", "NoveltyReport", "novelty"],
     "batchbayes.engines.linearity": ["check_linearity"],
     "batchbayes.likelihoods": ["bernoulli", "categorical", "gaussian", "heteroscedastic_gaussian"],

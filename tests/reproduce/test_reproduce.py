@@ -190,7 +190,7 @@ def test_tables_in_every_format(out: Path, capsys: Printed) -> None:
     assert "first, sum" in table(out, capsys)[0]
     assert table(out, capsys, "csv")[0].startswith('# Parts & <sums>\nunit,value\n"first, sum",')
     assert "## Sums\n\n| unit | value |\n|---|---:|\n" in table(out, capsys, "markdown")[0]
-    assert "\\caption{Parts \\& \\textless{}sums\\textgreater{} A" in table(out, capsys, "latex")[0]
+    assert "\\caption{Parts \\& \\textless{}sums\\textgreater{}. A" in table(out, capsys, "latex")[0]
 
 
 @pytest.mark.parametrize(

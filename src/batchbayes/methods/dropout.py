@@ -134,8 +134,8 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
     DropoutPosterior(mc_dropout on Sequential: 1 sites, p 0.2)
     """
     network = as_network(model, output)
-    every = modules_by_name(network.module, _DropoutNd)
-    if not any(0 < layer.p < 1 for layer in every.values()):
+    if not has_dropout(model):
+        every = modules_by_name(network.module, _DropoutNd)
         found = ", ".join(f"{name} with p={layer.p:g}" for name, layer in list(every.items())[:6])
         raise BatchbayesError(
             expected="a network with dropout modules of a probability between 0 and 1",
@@ -150,13 +150,17 @@ def dropout_candidates(method: Method, setting: Setting) -> list[Candidate]:
     return [
         Candidate(
             name=method.label,
-            about=f"mean of {setting.num_samples} draws, each with its own dropout masks",
+            about="mean of draws, each with its own dropout masks",
             posterior=mc_dropout(setting.model),
-            advice=f"Average {setting.num_samples} draws with dropout on",
-            rank=2,
-            short_name=method.label,
+            advice="Average draws with dropout on",
+            rank=1,
         )
     ]
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Return whether a network has dropout layers that drop something."""
+    return any(0 < layer.p < 1 for layer in modules_by_name(as_network(model).module, _DropoutNd).values())
 
 
 def _sites(module: nn.Module) -> tuple[DropoutSite, ...]:

@@ -4,6 +4,7 @@ Some summaries need counts first. `count_by_score` and the reliability functions
 `batchbayes.metrics.streaming` count data that comes in pieces, and return the same objects for the summaries.
 """
 
+from batchbayes.metrics.calibrated import calibrated_log_likelihood, deep_ensemble_equivalent
 from batchbayes.metrics.classification import (
     Reliability,
     accuracy,
@@ -48,8 +49,10 @@ __all__ = [
     "area_under_roc",
     "average_precision",
     "best_constant_precision",
+    "calibrated_log_likelihood",
     "classwise_calibration_error",
     "count_by_score",
+    "deep_ensemble_equivalent",
     "equal_mass_reliability",
     "equal_width_reliability",
     "expected_calibration_error",

@@ -40,6 +40,8 @@ class BatchSizeCurve:
     values: Tensor
     kl: Tensor
     """KL divergence per example, already subtracted in `values`; zero for a held-out objective."""
+    examples: Tensor
+    """The score of each example, without the KL divergence, (G, n). With very many examples, of an even selection."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,17 +152,33 @@ class Goal:
     kl: Callable[[float, float], float]
     """KL divergence as a function of (log batch size, noise precision)."""
 
-    def expected(self, outputs: Tensor, likelihood: Any) -> Tensor:
-        """Return the mean over examples of the score of draws (S, n, ...), or of their expected log-likelihood."""
+    def scores(self, outputs: Tensor, likelihood: Any) -> Tensor:
+        """Return the score of each target by draws (S, n, ...), or their expected log-likelihood, in their shape."""
         targets = self.family.targets
         if self.score == "crps":
             mean, variance = outputs.mean(0), outputs.var(0, correction=0) + 1 / likelihood.precision
-            return -gaussian_crps(mean, variance.sqrt(), targets).mean()
+            return -gaussian_crps(mean, variance.sqrt(), targets)
         log_prob = likelihood(outputs).log_prob(targets)  # (S, n, ...)
+        return log_prob.mean(0) if self.objective == "elbo" else log_prob.logsumexp(0) - math.log(len(log_prob))
+
+    def expected(self, outputs: Tensor, likelihood: Any) -> Tensor:
+        """Return the mean of the scores."""
+        return self._mean(self.scores(outputs, likelihood), likelihood)
+
+    def _mean(self, scores: Tensor, likelihood: Any) -> Tensor:
+        """Return the mean over examples for the ELBO, and else over all targets that count."""
         if self.objective == "elbo":
-            return log_prob.flatten(1).sum(1).mean() / log_prob.shape[1]  # the outputs of an example are summed
-        scores = log_prob.logsumexp(0) - math.log(len(log_prob))
-        return (scores[likelihood.counts(targets)] if isinstance(likelihood, Categorical) else scores).mean()
+            return scores.reshape(len(scores), -1).sum(1).mean()
+        return scores[self._counts(likelihood)].mean()
+
+    def _of_examples(self, scores: Tensor, likelihood: Any) -> Tensor:
+        """Return the mean score of the targets of each example that count, (n,)."""
+        counts = self._counts(likelihood).reshape(len(scores), -1)
+        return (scores.reshape(counts.shape).double() * counts).sum(1) / counts.sum(1).clamp(min=1)
+
+    def _counts(self, likelihood: Any) -> Tensor:
+        targets = self.family.targets
+        return likelihood.counts(targets) if isinstance(likelihood, Categorical) else torch.ones_like(targets).bool()
 
     def best_likelihood(self, outputs: Tensor) -> Any:
         """Return the likelihood with its best noise precision, searched in log tau around the best constant one."""
@@ -181,20 +199,23 @@ class Goal:
             middle = -math.log(error)
             return Gaussian(math.exp(minimise(cost, middle - 2, middle + 6, grid=0, steps=16)[0]))
 
-    def evaluate(self, log_size: float) -> tuple[float, float]:
-        """Return the objective with one batch size for all sites, and the KL divergence in it."""
+    def evaluate(self, log_size: float) -> tuple[float, float, Tensor]:
+        """Return the objective with one batch size for all sites, the KL divergence in it, and examples' scores."""
         outputs = self.family.outputs(torch.full((len(self.family.spread),), log_size))
         likelihood = self.best_likelihood(outputs)
         precision = likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
         assert isinstance(precision, float)  # best_likelihood gives one number
         divergence = self.kl(log_size, precision)
-        return float(self.expected(outputs, likelihood)) - divergence, divergence
+        scores = self.scores(outputs, likelihood)
+        value = float(self._mean(scores, likelihood)) - divergence
+        return value, divergence, self._of_examples(scores, likelihood)
 
     def curve(self) -> BatchSizeCurve:
         """Return the objective over the whole range of batch sizes."""
         grid = torch.linspace(float(self.family.knots[0]), float(self.family.knots[-1]), GRID)
-        values, divergences = zip(*(self.evaluate(float(u)) for u in grid), strict=True)
-        return BatchSizeCurve(grid.exp(), torch.tensor(values).double(), torch.tensor(divergences).double())
+        values, divergences, scores = zip(*(self.evaluate(float(u)) for u in grid), strict=True)
+        value, kl = (torch.tensor(column).double() for column in (values, divergences))
+        return BatchSizeCurve(grid.exp(), value, kl, torch.stack(scores))
 
     def optimum(self, curve: BatchSizeCurve) -> tuple[Tensor, float]:
         """Search between the neighbours of the best point of the curve."""
