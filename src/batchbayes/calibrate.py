@@ -14,17 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from batchbayes._common.checks import check_finite, check_not_empty, finite_number
+from batchbayes._common.checks import check_finite, check_not_empty, finite_number, shaped_like
 from batchbayes._common.minimise import minimise
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.likelihoods import Bernoulli, Categorical
 from batchbayes.metrics import mean_score
-from batchbayes.predictive import (
-    BernoulliPredictive,
-    CategoricalPredictive,
-    GaussianPredictive,
-    shaped_like,
-)
+from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from batchbayes.scores import mixture_crps, mixture_log_likelihood
 
 Objective = Literal["log_likelihood", "crps"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from batchbayes._common.checks import require_packages
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.calibrate import tune_precision
@@ -19,13 +19,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, categorical, gaussian
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.point import deterministic
-from batchbayes.metrics import (
-    accuracy,
-    area_under_roc,
-    count_by_score,
-    negative_log_likelihood,
-    root_mean_squared_error,
-)
+from batchbayes.metrics import accuracy, negative_log_likelihood, ood_auroc, root_mean_squared_error
 from batchbayes.models.convnet import ConvNet
 from batchbayes.models.mlp import MLP
 from batchbayes.plots import Band, band_figure, certainty_figure, save_figure
@@ -94,7 +88,7 @@ def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list
         The rows of each seed. The figures are `toy.png` and `digits.png` in the folder `out`.
     """
     config = config or DemoConfig()
-    _require_extras()
+    require_packages("the demo", "demo", matplotlib="matplotlib", sklearn="scikit-learn")
     _require_folder(out)
     with one_thread():
         runs = []
@@ -186,16 +180,6 @@ def _digits_row(method: Method, familiar: CategoricalPredictive, data: Digits) -
     return Row("digits", method.name, error, negative_log_likelihood(familiar.log_prob(data.test_labels)), auroc)
 
 
-def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
-    """Return how often a strange input scores higher than a familiar one: 0.5 is guessing, 1 is perfect.
-
-    >>> ood_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
-    0.75
-    """
-    is_strange = torch.arange(len(familiar) + len(strange)) >= len(familiar)
-    return area_under_roc(count_by_score(torch.cat([familiar, strange]), is_strange))
-
-
 def format_table(runs: Sequence[Sequence[Row]]) -> str:
     """Return the means of the runs, and their standard deviations, as a table of aligned text.
 
@@ -227,16 +211,6 @@ def _spread(values: Sequence[float], digits: int) -> str:
     '2.0±1.0'
     """
     return f"{mean(values):.{digits}f}±{stdev(values) if len(values) > 1 else 0:.{digits}f}"
-
-
-def _require_extras() -> None:
-    missing = [name for name in ("matplotlib", "sklearn") if find_spec(name) is None]
-    if missing:
-        raise BatchbayesError(
-            expected="matplotlib and scikit-learn for the demo",
-            got=f"no {' and no '.join(missing)}",
-            fix="pip install 'batchbayes[demo]'",
-        )
 
 
 def _require_folder(out: Path) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.likelihoods import Bernoulli, Categorical, Gaussian
-from batchbayes.predictive import CategoricalPredictive, RunningCategorical, RunningSummary
+from batchbayes.predictive import CategoricalPredictive
+from batchbayes.running import RunningCategorical, RunningSummary
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def predict_rows(
     drawing = {"num_samples": notes["draws"], "seed": notes["seed"], "engine": notes["engine"]}
     ids = data.ids()
     if notes["task"] == "classification":
-        seen = predict(posterior, data, noted_likelihood(notes), **drawing)
+        seen: Any = predict(posterior, data, noted_likelihood(notes), **drawing)
         columns = _class_columns(seen, notes)
     elif notes["task"] == "regression":
         precision = notes["precision"]

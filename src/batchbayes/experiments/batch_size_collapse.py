@@ -1,4 +1,4 @@
-"""The published failure of MCBN after training with large batches, and how tuning repairs it.
+"""MCBN loses its uncertainty in networks trained with large batches, and tuning restores it.
 
 Mukhoti, Dokania, Torr and Gal, "On Batch Normalisation for Approximate Bayesian Inference" (2021), train networks at
 several batch sizes M. The mutual information of MCBN vanishes as M grows, both in and out of distribution. Here the
@@ -17,7 +17,7 @@ table says how well this holds at the batch size that it finds.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +33,16 @@ from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
 from batchbayes.methods.point import deterministic
-from batchbayes.metrics import accuracy, area_under_roc, count_by_score, mean_score, negative_log_likelihood
+from batchbayes.metrics import accuracy, mean_score, negative_log_likelihood, ood_auroc
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import BatchSizeSweep, collapse_figure
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
 METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED
@@ -240,16 +238,6 @@ def measure(posterior: Posterior, num_samples: int, seed: int, data: CollapseDat
     )
 
 
-def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
-    """Return the share of pairs in which the strange input scores higher than the familiar one.
-
-    >>> ood_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
-    0.75
-    """
-    is_strange = torch.arange(len(familiar) + len(strange)) >= len(familiar)
-    return area_under_roc(count_by_score(torch.cat([familiar, strange]), is_strange))
-
-
 COLUMNS = {
     "accuracy": ("accuracy", ".3f"),
     "NLL": ("nll", ".3f"),
@@ -317,7 +305,7 @@ def _mean(rows: Sequence[CollapseRow], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def figures(config: CollapseConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: CollapseConfig, results: Results) -> dict[str, Figure]:
     """Show mutual information against M, as trained and tuned, and how well it detects strange images."""
     sizes, rows = sorted(config.batch_sizes), collapse_rows(config, results)
 

@@ -49,6 +49,7 @@ class Method:
 
 
 _BATCH_NORM = ("batchnorm", "batchbayes.methods.batchnorm.posterior:BatchNormPosterior")
+_WEIGHTS = ("weight-samples", "batchbayes.methods.samples.weight_samples:WeightSamples")
 _BATCH_NORM_CANDIDATES = "batchbayes.methods.batchnorm.candidates:batch_norm_candidates"
 _TABLE = [
     Method("deterministic", "Network", "the network as it is", "batchbayes.methods.point:deterministic",
@@ -67,9 +68,23 @@ _TABLE = [
     Method("mc_dropout", "MC dropout", "random masks of the dropout layers", "batchbayes.methods.dropout:mc_dropout",
            "dropout", "batchbayes.methods.dropout:DropoutPosterior", "batchbayes.methods.dropout:dropout_candidates",
            "batchbayes.methods.dropout:has_dropout"),
+    Method("variational", "Variational", "random weights that are trained by the evidence lower bound",
+           "batchbayes.methods.weights.fit:variational", "weights",
+           "batchbayes.methods.weights.posterior:WeightsPosterior", is_compared=False),
     Method("with_views", "Views", "each draw sees its own random view of the input",
            "batchbayes.methods.views.posterior:with_views", "views",
            "batchbayes.methods.views.posterior:ViewsPosterior", is_compared=False),
+    Method("last_layer_laplace", "Last-layer Laplace", "a Gaussian around the trained weights of the last layer",
+           "batchbayes.methods.laplace.last_layer:last_layer_laplace", "laplace",
+           "batchbayes.methods.laplace.posterior:LaplacePosterior",
+           "batchbayes.methods.laplace.last_layer:laplace_candidates"),
+    Method("ensemble", "Ensemble", "several networks or posteriors that predict together",
+           "batchbayes.methods.samples.ensemble:ensemble", "ensemble",
+           "batchbayes.methods.samples.ensemble:EnsemblePosterior", is_compared=False),
+    Method("weight_samples", "Weight samples", "one network with several sets of weights",
+           "batchbayes.methods.samples.weight_samples:weight_samples", *_WEIGHTS, is_compared=False),
+    Method("deep_ensemble", "Deep ensemble", "networks that were trained from different starts",
+           "batchbayes.methods.samples.deep_ensemble:deep_ensemble", *_WEIGHTS, is_compared=False),
 ]  # fmt: skip
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 """All methods by name."""

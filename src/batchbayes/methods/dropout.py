@@ -71,10 +71,6 @@ class DropoutPosterior(Posterior):
     sites: tuple[DropoutSite, ...]
     """The dropout layers that drop anything, in the order in which the modules were registered."""
 
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
-
     def __repr__(self) -> str:
         low, high = min(site.probability for site in self.sites), max(site.probability for site in self.sites)
         spread = f"{low:g}" if low == high else f"{low:g} to {high:g}"

@@ -13,6 +13,8 @@ from batchbayes.errors import BatchbayesError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
+else:
+    Axes = Figure = Any  # matplotlib is imported when a figure is drawn
 
 # Colours of the palette by Okabe and Ito, in the order in which the lines of a panel use them.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,25 @@ SAMPLE_OUTPUTS = 4096
 """The influence of the rows is measured at this many outputs of each training input, or fewer."""
 
 
+class MiniBatchOptions(TypedDict, total=False):
+    """How mini-batches are read; see `mcbn`."""
+
+    num_samples: int
+    seed: int
+    batch_size: int | None
+    training_batch_size: int | None
+    sites: Select
+    inputs: Picker
+    output: Output
+
+
+class FitOptions(MiniBatchOptions, total=False):
+    """All options of `mcbn` but one."""
+
+    center: Center
+    dropout: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A network, its sites, and a stream of training mini-batches of one size."""
@@ -39,6 +58,7 @@ class Prepared:
     idle: tuple[str, ...]
     """Layers that the first batch did not reach: no other may reach them either."""
     batch_size: int
+    num_samples: int
     first: Any
     stream: Iterator[Any]
     random: GlobalStream
@@ -49,13 +69,13 @@ def prepare(
     model: nn.Module,
     batches: Batches,
     *,
-    num_samples: int,
-    seed: int,
-    batch_size: int | None,
-    training_batch_size: int | None,
-    sites: Select,
-    inputs: Picker,
-    output: Output,
+    num_samples: int = 64,
+    seed: int = 0,
+    batch_size: int | None = None,
+    training_batch_size: int | None = None,
+    sites: Select = None,
+    inputs: Picker = None,
+    output: Output = None,
 ) -> Prepared:
     """Check the network and the data. The stream ends after `num_samples` mini-batches, or with the data."""
     whole_number("num_samples", num_samples)
@@ -77,7 +97,7 @@ def prepare(
     found, idle = find_sites(network, first, sites)
     warn_of_condition(network.module, found)
     stream = islice(chain([first], _read_within(random, stream)), num_samples)
-    return Prepared(network, found, idle, size, first, stream, random)
+    return Prepared(network, found, idle, size, num_samples, first, stream, random)
 
 
 def _read_within(random: GlobalStream, batches: Iterator[Any]) -> Iterator[Any]:
@@ -90,15 +110,21 @@ def _read_within(random: GlobalStream, batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def gather_rows(prepared: Prepared, num_samples: int, *, dropout: bool = False) -> Tensor:
+def fit_rows(prepared: Prepared, method: str, center: Center, dropout: bool) -> tuple[Tensor, BatchNormPosterior]:
+    """Return omega of each mini-batch, (R, D), and the posterior of these rows."""
+    rows = _gather_rows(prepared, dropout)
+    return rows, _posterior_from_rows(prepared, rows, center, method)
+
+
+def _gather_rows(prepared: Prepared, dropout: bool) -> Tensor:
     """Return omega of each mini-batch, (R, D). Raise an error if several were asked for and all are the same."""
     random = prepared.random if dropout else None
     omegas = collect_omegas(prepared.network, prepared.sites, prepared.stream, idle=prepared.idle, dropout=random)
-    rows = torch.stack(list(progress(omegas, "batch statistics", num_samples)))
+    rows = torch.stack(list(progress(omegas, "batch statistics", prepared.num_samples)))
     mean = is_mean(prepared.sites)
     relative = rows - rows.mean(0)
     relative[:, mean] /= rows.mean(0)[~mean].exp()  # shifts of the mean, in standard deviations
-    if num_samples > 1 and relative.abs().max() < 100 * torch.finfo(rows.dtype).eps:
+    if prepared.num_samples > 1 and relative.abs().max() < 100 * torch.finfo(rows.dtype).eps:
         raise BatchbayesError(
             expected="mini-batches with different statistics",
             got=f"zero spread at every site over {len(rows)} mini-batches of {prepared.batch_size}",
@@ -108,9 +134,8 @@ def gather_rows(prepared: Prepared, num_samples: int, *, dropout: bool = False) 
     return rows
 
 
-def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
+def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
     """Return the posterior of observed rows. Warn if they do not look like those of training."""
-    require_center(center)
     if message := drift_message(prepared.sites[0], rows, center):
         warn(message)
     mean = rows.mean(0)

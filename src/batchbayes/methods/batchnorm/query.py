@@ -42,10 +42,6 @@ class QueryInBatchPosterior(Posterior):
     """Layers without statistics, which no example may reach."""
 
     @property
-    def device(self) -> torch.device:
-        return self.network.device
-
-    @property
     def batch_size(self) -> float:
         """M: the query and its companions."""
         return float(self.companions.shape[1] + 1)

@@ -109,36 +109,48 @@ def tune_batch_size(
     True
     """
     _check_options(objective, score, per_site, likelihood, num_samples, seed)
-    posterior = _evened(posterior)
+    if require_noise(posterior).site_batch_sizes:
+        posterior = posterior.at_batch_size(posterior.batch_size)  # the same for all sites
     groups = site_of(posterior.sites) * per_site
-    options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "inputs": inputs, "targets": targets}
-    is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(hasattr(part, "shape") for part in batches)
-    batches = [batches] if is_pair else list(as_batches(batches))
-    if batches and not sum(len(pick_inputs(batch, inputs)) for batch in batches):
-        raise BatchbayesError(expected="at least one labelled example", got="none", fix="check how data is selected")
-    family = linear_family(posterior, batches, groups, **options)
+    read: dict[str, Any] = {"inputs": inputs, "targets": targets}
+    family = linear_family(posterior, _batches(batches, inputs), groups, num_samples=num_samples, seed=seed, **read)
     family = replace(family, targets=likelihood.fitting(family.middle[None], family.targets))
     count = family.num_examples if num_examples is None else num_examples
-
-    def kl(log_size: float, precision: float) -> float:
-        sizes = torch.tensor([math.exp(log_size)], dtype=torch.float64)
-        found = kl_to_implied_prior(
-            posterior, sizes, num_examples=count, weight_decay=weight_decay, precision=precision
-        )
-        return float(found) / count
-
-    goal = Goal(family, likelihood, objective, score, kl if objective == "elbo" else lambda *_: 0.0)
+    kl = _kl_per_example(posterior, count, weight_decay) if objective == "elbo" else lambda *_: 0.0
+    goal = Goal(family, likelihood, objective, score, kl)
     with torch.no_grad():
         curve = goal.curve()
         log_sizes, value = goal.optimum(curve)
     if per_site:
         log_sizes, value = goal.optimum_per_group(log_sizes, penalty)
-    sizes = tuple(float(size) for size in log_sizes.exp()) if per_site else (float(log_sizes[0].exp()),)
+    sizes = tuple(log_sizes.exp().tolist())
     tuned = posterior.at_batch_size(sizes if per_site else sizes[0])
     linearity = measure_linearity(tuned, family.inputs, num_draws=8, max_examples=32, seed=seed)
     warn_unless_trusted(linearity, 'the best batch size may be off. Predict there with engine="sample", and compare')
     best = goal.best_likelihood(family.outputs(log_sizes))
     return TunedBatchSize(tuned, value, curve, best, sizes if per_site else sizes * len(posterior.sites))
+
+
+def _batches(data: Batches, picker: Picker) -> list[Any]:
+    """Return labelled batches. Two tensors in a tuple are one batch (x, y), also if both are real numbers."""
+    is_pair = isinstance(data, tuple) and len(data) == 2 and all(hasattr(part, "shape") for part in data)
+    batches = [data] if is_pair else list(as_batches(data))
+    if batches and not sum(len(pick_inputs(batch, picker)) for batch in batches):
+        raise BatchbayesError(expected="at least one labelled example", got="none", fix="check how data is selected")
+    return batches
+
+
+def _kl_per_example(
+    posterior: BatchNormPosterior, num_examples: int, weight_decay: float
+) -> Callable[[float, float], float]:
+    """Return the KL divergence from the implied prior as a function of (log batch size, noise precision)."""
+
+    def kl(log_size: float, precision: float) -> float:
+        sizes = torch.tensor([math.exp(log_size)], dtype=torch.float64)
+        prior = {"num_examples": num_examples, "weight_decay": weight_decay, "precision": precision}
+        return float(kl_to_implied_prior(posterior, sizes, **prior)) / num_examples
+
+    return kl
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,12 +252,6 @@ class Goal:
                     log_sizes.clamp_(self.family.knots[0], self.family.knots[-1])
         outputs = self.family.outputs(log_sizes.detach())
         return log_sizes.detach(), float(self.expected(outputs, self.best_likelihood(outputs)))
-
-
-def _evened(posterior: BatchNormPosterior) -> BatchNormPosterior:
-    """Return the posterior at one batch size for all sites. Raise an error if it has no noise."""
-    require_noise(posterior)
-    return posterior.at_batch_size(posterior.batch_size) if posterior.site_batch_sizes else posterior
 
 
 def _check_options(objective: str, score: str, per_site: bool, likelihood: Any, num_samples: int, seed: int) -> None:
