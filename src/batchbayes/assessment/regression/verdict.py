@@ -11,7 +11,7 @@ from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.regression.quantities import Quantity
 from batchbayes.assessment.rows import CONFORMAL_LEVEL, Rows
-from batchbayes.assessment.words import DOUBT, SMALL, next_step, novelty_terms, numbers, of_100, strange_sentence
+from batchbayes.assessment.words import DOUBT, LARGE, SMALL, next_step, novelty_terms, numbers, of_100, strange_sentence
 from batchbayes.data.examples import Examples
 from batchbayes.metrics import rank_correlation
 
@@ -107,7 +107,8 @@ def _believed(
     variance = CONFORMAL_LEVEL * (1 - CONFORMAL_LEVEL)
     slack = max(SMALL, DOUBT * (variance / max(1, len(targets)) + variance / max(1, calibration_count)) ** 0.5)
     gap = held - CONFORMAL_LEVEL
-    word = "Yes." if abs(gap) <= slack else "No, they are too narrow." if gap < 0 else "Yes, but they are too wide."
+    so_far = "Yes." if abs(gap) < LARGE else f"Yes, as far as {len(targets)} examples can tell."
+    word = so_far if abs(gap) <= slack else "No, they are too narrow." if gap < 0 else "Yes, but they are too wide."
     half = (upper - lower).double() / 2
     narrow, wide = float(half.min()), float(half.max())
     about = f" of {quantity.name}" if named else ""
