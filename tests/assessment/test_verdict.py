@@ -106,7 +106,7 @@ def test_strange_inputs_that_are_missed_are_named():
 def values(outputs, *, scale=1.0, width=1.645):
     targets = 10 * torch.randn(500, outputs, generator=generator(0, "targets"))
     errors = scale * torch.randn(500, outputs, generator=generator(0, "errors"))
-    rows = {"source": ["test"] * 500, "flag": [0] * 500}
+    rows = {"source": ["test"] * 500, "flag": [0] * 500, "novelty": [0.5] * 500}
     found = quantities("load (kN)", None, outputs) if outputs == 1 else quantities("load", ("kN", "mm"), outputs)
     ends = (targets + errors - width, targets + errors + width)
     return value_verdict(rows, NETWORK, errors, targets, ends, found, ood=None, calibration_count=300)
