@@ -19,6 +19,7 @@ from batchbayes.errors import BatchbayesWarning
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.candidates import Candidate, Setting, find_candidates
 from batchbayes.methods.point import deterministic
+from batchbayes.methods.samples.weight_samples import weight_samples
 from batchbayes.methods.views.posterior import with_views
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
@@ -187,9 +188,22 @@ def compared_entries(
     network = Candidate(
         "deterministic", "the network as it is", deterministic(case.network), "Take its own output", rank=0
     )
-    alone = [network, *find_candidates(case.methods, setting)]
-    entries = [Entry(each, (1 if each.posterior.is_point else settings.draws,)) for each in alone]
+    alone = [network, *_ensemble(case), *find_candidates(case.methods, setting)]
+    entries = [Entry(each, (_most_draws(each.posterior, settings.draws),)) for each in alone]
     return entries + [seen for each in alone if (seen := _with_views(each, case, averaged)) is not None]
+
+
+def _most_draws(posterior: Posterior, wanted: int) -> int:
+    return 1 if posterior.is_point else min(wanted, posterior.num_functions or wanted)
+
+
+def _ensemble(case: Case) -> list[Candidate]:
+    """Return the networks with all weights that were given, if there are several."""
+    if not case.members:
+        return []
+    posterior = weight_samples(case.network, [case.network.state_dict(), *case.members])
+    name = f"ensemble of {len(posterior)}"
+    return [Candidate(name, "mean of networks with weights of their own", posterior, f"Average the {name}", rank=1)]
 
 
 def _with_views(base: Candidate, case: Case, averaged: int) -> Entry | None:
