@@ -132,8 +132,9 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     if not problem:
         return found
     warn(problem)
-    first = {"headline": f"{problem} {found.verdict['headline']}", "What to do next": PREPARE}
-    return replace(found, verdict={**found.verdict, **first})
+    headline, _, reason = problem.partition(". ")
+    first = {"headline": f"{headline}.", "What to do next": PREPARE, "What is strange about it": reason}
+    return replace(found, verdict={**first, **{key: text for key, text in found.verdict.items() if key not in first}})
 
 
 def assess_command(options: AssessOptions) -> None:
@@ -146,7 +147,8 @@ def assess_command(options: AssessOptions) -> None:
     elif not options.quiet:
         found = json.loads(document)
         verdict = found["verdict"]
-        verdict["What to do next"] += f"\n  {found['call']}"
+        if verdict["What to do next"].endswith(":"):
+            verdict["What to do next"] += f"\n  {found['call']}"
         print(verdict.pop("headline"), *(f"\n{heading}: {text}" for heading, text in verdict.items()), sep="")
         print(f"\nReport: {report}")
 

@@ -116,17 +116,17 @@ def assess_classification(case: Case) -> Assessment:
         contenders=contenders,
         choice=choice,
         verdict=class_verdict(rows, contenders, choice, case),
-        terms=class_terms(contenders, choice, wrong, case),
+        terms=class_terms(rows, contenders, choice, wrong, case),
         rows=rows,
-        figures=class_figures(case, contenders, chosen, labels)
-        | shared_figures(
+        figures=shared_figures(
             contenders,
             chosen,
             COLUMNS,
             rows,
             level=novelty_level(novelty),
             strange=case.ood.name if case.ood else None,
-        ),
+        )
+        | class_figures(case, contenders, chosen, labels),
         explorer=class_explorer(chosen.seen.test.entropy, wrong, threshold, has_novelty=novelty is not None),
         thumbnails=pick_thumbnails(case, rows, "entropy"),
         details=pick_details(case, rows, "entropy"),

@@ -129,17 +129,17 @@ def assess_regression(case: Case) -> Assessment:
             ood=case.ood,
             calibration_count=len(held_out),
         ),
-        terms=value_terms(contenders, choice, spread, errors, truth, predicted, case.ood),
+        terms=value_terms(rows, contenders, choice, spread, errors, truth, predicted, case.ood),
         rows=rows,
-        figures=value_figures(contenders, chosen, targets, held_out, predicted[0].label)
-        | shared_figures(
+        figures=shared_figures(
             contenders,
             chosen,
             COLUMNS,
             rows,
             level=novelty_level(novelty),
             strange=case.ood.name if case.ood else None,
-        ),
+        )
+        | value_figures(contenders, chosen, targets, held_out, predicted[0].label),
         explorer=None if spread is None else value_explorer(spread, errors[:, 0], thresholds[0], predicted[0].label),
         thumbnails=pick_thumbnails(case, rows, None if spread is None else "epistemic_std"),
         details=pick_details(case, rows, None if spread is None else "epistemic_std"),

@@ -89,15 +89,15 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
         verdict=image_verdict(rows, contenders, choice),
         terms=image_terms(contenders, choice),
         rows=rows,
-        figures=image_figures(case, contenders, chosen)
-        | shared_figures(
+        figures=shared_figures(
             contenders,
             chosen,
             COLUMNS,
             rows,
             level=novelty_level(novelty),
             strange=case.ood.name if case.ood else None,
-        ),
+        )
+        | image_figures(case, contenders, chosen),
         explorer=image_explorer(chosen.seen.entropy.counts()),
         thumbnails=pick_thumbnails(case, rows, "entropy"),
         details={},
