@@ -129,7 +129,7 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
     else:
         passes = choice.recommended.passes
         price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
-        use = f"Use {plain_name(choice)}: with it {', and '.join(gains) or 'the predictions fit best'}{price}."
+        use = f"Use “{plain_name(choice)}”: with it {', and '.join(gains) or 'the predictions fit best'}{price}."
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
     return f"{use} This call predicts new data, and {beside}:"
 

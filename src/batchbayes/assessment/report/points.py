@@ -76,7 +76,7 @@ def answers_alike(rows: Sequence[CsvRow]) -> Callable[[CsvRow], list[str]]:
     count = min(ALIKE, len(known) // 5)
 
     def alike(row: CsvRow) -> list[str]:
-        if not count or not row.get("prediction"):
+        if not count or not _is_answer(row):  # nothing is known about answers to strange inputs
             return []
         ends = (find(known, _confidence(row), key=_confidence) for find in (bisect_left, bisect_right))
         start = max(0, min((sum(ends) - count) // 2, len(known) - count))

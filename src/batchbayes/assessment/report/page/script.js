@@ -2,6 +2,22 @@
 (() => {
   const { points, explorer, thumbnails } = JSON.parse(document.getElementById("data").textContent);
   const byId = (name) => document.getElementById(name);
+  const showPicture = (element, index, wanted) => {
+    const [width, height] = thumbnails.size, columns = thumbnails.columns;
+    const scale = Math.max(1, Math.round(wanted / Math.max(width, height)));
+    const rows = Math.ceil(thumbnails.keys.length / columns);
+    element.classList.add("thumb", "small-picture");
+    Object.assign(element.style, {
+      width: `${width * scale}px`, height: `${height * scale}px`,
+      backgroundImage: `url(${byId("sprite").src})`,
+      backgroundSize: `${width * columns * scale}px ${height * rows * scale}px`,
+      backgroundPosition: `-${(index % columns) * width * scale}px -${Math.floor(index / columns) * height * scale}px`,
+    });
+  };
+  for (const element of document.querySelectorAll("[data-picture]")) showPicture(element, Number(element.dataset.picture), 96);
+
+  if (!explorer) return;
+
   const SVG = "http://www.w3.org/2000/svg";
   const [left, right, top, bottom] = [62, 628, 12, 352];
   // Uncertainties of classes crowd near zero. A square-root scale spreads them out, and a logarithm those near no doubt.
@@ -42,7 +58,7 @@
   };
 
   const chart = byId("chart");
-  const names = { right: "right", wrong: "wrong", strange: "out of distribution", plain: explorer.y === "error_rate" ? "test image" : "test example" };
+  const names = { right: "right", wrong: "wrong", strange: "strange input", plain: explorer.y === "error_rate" ? "test image" : "test example" };
 
   // A shape for each kind, so that they can be told apart without colour.
   const shape = (kind, x, y) => {
@@ -86,20 +102,6 @@
     entry.append(key, names[kind]);
     byId("legend").append(entry);
   }
-
-  const showPicture = (element, index, wanted) => {
-    const [width, height] = thumbnails.size, columns = thumbnails.columns;
-    const scale = Math.max(1, Math.round(wanted / Math.max(width, height)));
-    const rows = Math.ceil(thumbnails.keys.length / columns);
-    element.classList.add("thumb", "small-picture");
-    Object.assign(element.style, {
-      width: `${width * scale}px`, height: `${height * scale}px`,
-      backgroundImage: `url(${byId("sprite").src})`,
-      backgroundSize: `${width * columns * scale}px ${height * rows * scale}px`,
-      backgroundPosition: `-${(index % columns) * width * scale}px -${Math.floor(index / columns) * height * scale}px`,
-    });
-  };
-  for (const element of document.querySelectorAll("[data-picture]")) showPicture(element, Number(element.dataset.picture), 96);
 
   let chosen = -1;
   const choose = (index) => {
