@@ -79,9 +79,9 @@ def assess(
     >>> sorted(found.metrics)[:2]
     ['MCBN + temperature', 'MCBN tuned + temperature']
     """
+    require_extras()
     place = None if out is None else Path(out)
     if place is not None:
-        require_extras()
         require_place(place, overwrite)
     given, start = _settings(settings), time.monotonic()
     networks = [model] if isinstance(model, nn.Module) else list(model)
