@@ -7,10 +7,10 @@ import torch
 
 from batchbayes import BatchbayesError
 from batchbayes._common.rng import generator
-from batchbayes.assessment.classification.verdict import believed, class_verdict, no_better_than_guessing
+from batchbayes.assessment.classification.verdict import believed, class_honesty, class_verdict, no_better_than_guessing
 from batchbayes.assessment.regression.quantities import Quantity, quantities
 from batchbayes.assessment.regression.verdict import value_verdict
-from batchbayes.assessment.words import binomial_error, honesty, marked_sentence, strange_sentence
+from batchbayes.assessment.words import marked_sentence, strange_sentence
 
 NETWORK = SimpleNamespace(
     is_network=True, name="the network as it is", recommended=SimpleNamespace(metrics={"nll": 0.1}, passes=64.0)
@@ -24,19 +24,26 @@ def answers(count, seed, *, said=lambda p: p):
     return said(truth), torch.rand(count, generator=random, dtype=torch.float64) < truth
 
 
-def word(confidence, right):
-    return honesty(float((confidence - right.double()).mean()), binomial_error(confidence))
+def surest_lie(p):
+    """The surest answers say more than they know, and the others less, so that the mean is right."""
+    return torch.where(p > 0.8, 0.9 + 0.5 * (p - 0.8), p - 0.03)
 
 
 def test_an_honest_network_is_hardly_ever_called_too_sure():
-    words = [word(*answers(151, seed)) for seed in range(400)]
+    words = [class_honesty(*answers(151, seed)) for seed in range(400)]
     assert words.count("honest") >= 0.93 * 400  # two standard errors: 95.4 %, less two standard errors of 400 trials
 
 
 def test_one_that_is_too_sure_is_found():
-    words = [word(*answers(151, seed, said=lambda p: 1 - (1 - p) / 4)) for seed in range(50)]
+    words = [class_honesty(*answers(151, seed, said=lambda p: 1 - (1 - p) / 4)) for seed in range(50)]
     assert words == ["too sure of itself"] * 50
-    assert word(torch.full((20,), 0.95, dtype=torch.float64), torch.ones(20) > 0) == "honest"
+    assert class_honesty(torch.full((20,), 0.95, dtype=torch.float64), torch.ones(20) > 0) == "honest"
+
+
+def test_one_that_is_too_sure_only_where_it_is_surest_is_found():
+    confidence, right = answers(2000, 0, said=surest_lie)
+    assert abs(float((confidence - right.double()).mean())) < 0.02
+    assert class_honesty(confidence, right) == "too sure of itself where it is at least 90 % sure"
 
 
 def class_rows(confidence, right, flags):

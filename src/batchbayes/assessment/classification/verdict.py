@@ -28,6 +28,8 @@ from batchbayes.assessment.words import (
 )
 
 SURE_LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5)
+FEWEST = 20
+"""With fewer answers the surest ones are not judged apart."""
 CHECK = (
     "Do not use it yet. Check that the data is prepared as in training (scaling, channels, the order of the classes), "
     "and that these are the right weights."
@@ -38,9 +40,7 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     """Return the sentences of the first screen by their heading, the headline first."""
     targets, confidence = column(rows, "target"), numbers(rows, "confidence")
     right = torch.tensor([a == b for a, b in zip(column(rows, "prediction"), targets, strict=True)])
-    accuracy, gap = float(right.double().mean()), float((confidence - right.double()).mean())
-    word = honesty(gap, binomial_error(confidence))
-    own = contenders[0].metrics
+    accuracy, word, own = float(right.double().mean()), class_honesty(confidence, right), contenders[0].metrics
     alone = honesty(own["mean_confidence"] - own["accuracy"], share_error(own["accuracy"], len(right)))
     verdict = {
         **class_sentences(choice, accuracy, own, word, alone, error=share_error(accuracy, len(right)), noun="answer"),
@@ -72,7 +72,7 @@ def class_sentences(
     trust = "and its percentages can be believed" if word == "honest" else f"but it is {word}"
     good = f"Of 100 {noun}s like these {of_100(accuracy)} are right"
     network, gains = of_100(own["accuracy"]), []
-    if network != of_100(accuracy):
+    if accuracy > own["accuracy"] and network != of_100(accuracy):
         gains.append(f"{of_100(accuracy)} of 100 {noun}s are right instead of {network}")
     if alone != "honest" and word != alone:
         gains.append(f"the network is {'no longer' if word == 'honest' else 'less'} {alone.removeprefix('a little ')}")
@@ -81,8 +81,23 @@ def class_sentences(
     return {
         "headline": f"{good}, {trust}.",
         "What to do next": next_step(choice, gains, marks=True),
-        "How good is it?": f"{good}{give_or_take(error)}.",
+        "How good is it?": f"{good}{give_or_take(error)}."
+        + ("" if network == of_100(accuracy) else f" For the network alone it is {network}."),
     }
+
+
+def class_honesty(confidence: Tensor, right: Tensor) -> str:
+    """Say how honest confidences (N,) are in the mean, and if they are, whether the highest ones are too high."""
+
+    def gap(some: Tensor, doubt: float) -> str:
+        of_some = confidence[some]
+        return honesty(float((of_some - right[some].double()).mean()), doubt * binomial_error(of_some))
+
+    sure = confidence >= SURE_LEVELS[0]
+    word = gap(confidence >= 0, 1.0)
+    if word == "honest" and int(sure.sum()) >= FEWEST and "too sure" in (surest := gap(sure, 1.25)):
+        return f"{surest} where it is at least {percent(SURE_LEVELS[0], 0)} sure"
+    return word
 
 
 def believed(confidence: Tensor, right: Tensor, word: str) -> str:
