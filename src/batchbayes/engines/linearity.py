@@ -10,7 +10,6 @@ from torch import Tensor
 from batchbayes.engines.linear import linear_draws, plan_linear, require_linearisable
 from batchbayes.engines.linear_draws import LinearDraws, LinearPieces
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.metrics.ranking import rank_correlation
 from batchbayes.posterior import Linearisable, Posterior
 
 MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT = 0.15, (0.7, 1.4), 0.9, 0.01
@@ -178,6 +177,8 @@ def compare_with_exact(
 
     With contrasts, what counts is how the logits of likely classes move relative to the best class.
     """
+    from batchbayes.metrics.ranking import rank_correlation
+
     middle, drawn = draws.middle, draws.outputs()
     middle, drawn, exact = (part.reshape(-1, exact.shape[1], exact[0, 0].numel()) for part in (middle, drawn, exact))
     if contrasts:
