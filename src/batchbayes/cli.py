@@ -35,8 +35,9 @@ A model factory and a data function are code: they are imported from the current
 Files are only read: code in a file of weights (.safetensors, .pt, .pth) is never executed.
 """
 COLUMNS_HELP = """\
-columns: prediction, confidence and entropy of classes; mean, std and a 90 % interval of values; flag is 1 if the
-uncertainty is above the threshold of the assessment. mutual_information, epistemic_std and the std of a class say how
+columns: prediction, confidence and entropy of classes; mean, std and a 90 % interval of values. novelty is the share of
+ordinary inputs that are at least as unusual; it is empty if this could not be measured. flag is 1 if the answer is
+uncertain or the input is novel, and why says which. mutual_information, epistemic_std and the std of a class say how
 far the draws differ; they are empty if the recommended method makes no draws.
 """
 EXIT_CODES = "exit codes: 0 done; 2 bad input, with one line that says what to do; 130 interrupted, nothing written"
@@ -128,7 +129,8 @@ def _add_assess(commands: "argparse._SubParsersAction[Any]") -> None:
         "assess",
         help="a trained network and its data in, a report on its uncertainty out",
         description="Say how good a trained network is, how honest it is, when not to trust it, and which method\n"
-        "to use. Writes report.html, metrics.json, predictions.csv, posterior.safetensors and figures/*.png to DIR.",
+        "to use. Writes report.html, metrics.json, predictions.csv, posterior.safetensors, novelty.safetensors\n"
+        "and figures/*.png to DIR.",
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

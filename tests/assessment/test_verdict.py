@@ -80,6 +80,7 @@ def test_marks_that_find_no_errors_are_called_useless():
         "not marked, all are right."
     )
     assert "no error" in marked_sentence(wrong, wrong & False)
+    assert "1 error on" in marked_sentence(wrong, torch.arange(100) == 3)
 
 
 def test_guessing_is_called_guessing():

@@ -20,6 +20,7 @@ from batchbayes.assessment.words import (
     honesty,
     marked_sentence,
     next_step,
+    novelty_terms,
     numbers,
     of_100,
     strange_sentence,
@@ -75,6 +76,8 @@ def class_sentences(
         gains.append(f"{of_100(accuracy)} of 100 {noun}s are right instead of {network}")
     if alone != "honest" and word != alone:
         gains.append(f"the network is {'no longer' if word == 'honest' else 'less'} {alone.removeprefix('a little ')}")
+    if choice.is_network and word != "honest":
+        gains.append("more calibration data would tell what corrects its percentages")
     return {
         "headline": f"{good}, {trust}.",
         "What to do next": next_step(choice, gains, marks=True),
@@ -121,12 +124,14 @@ def no_better_than_guessing(targets: Sequence[Any], right: Tensor, nll: float) -
     )
 
 
-def class_terms(contenders: Sequence[Contender[Any]], choice: Choice, wrong: Tensor, case: Case) -> dict[str, str]:
+def class_terms(
+    rows: Rows, contenders: Sequence[Contender[Any]], choice: Choice, wrong: Tensor, case: Case
+) -> dict[str, str]:
     """Return the verdict in the terms of statistics. `wrong` says which answers of the recommended method are wrong."""
     terms = shared_terms(contenders, choice)
     terms["Setting the uncertain ones aside"] = rejection_sentence(choice.recommended.seen.test.entropy, wrong)
     if case.ood is not None:
-        terms["Strange inputs"] = strange_terms(contenders, choice, case.ood.name)
+        terms["Strange inputs"] = strange_terms(rows, choice, case.ood.name)
     return terms
 
 
@@ -156,14 +161,10 @@ def rejection_sentence(uncertainty: Tensor, wrong: Tensor, aside: float = 0.1) -
     )
 
 
-def strange_terms(contenders: Sequence[Contender[Any]], choice: Choice, name: str) -> str:
+def strange_terms(rows: Rows, choice: Choice, name: str) -> str:
     """Say how well inputs from elsewhere are noticed."""
-    own = choice.recommended.metrics["ood_auroc"]
-    text = (
-        f"Of one input of {name} and one test input, the strange one has the higher entropy in {percent(own)} of all "
-        "pairs (AUROC; 50 % is guessing)."
+    share = percent(choice.recommended.metrics["ood_auroc"])
+    return (
+        f"Of one input of {name} and one test input, the strange one has the higher entropy in {share} of all pairs "
+        f"(AUROC; 50 % is guessing). {novelty_terms(rows)}"
     )
-    scores = {"ood_auroc": "entropy", "ood_auroc_mi": "mutual information"}
-    found = [(c.metrics[key], c.name, score) for c in contenders for key, score in scores.items() if key in c.metrics]
-    value, method, score = max(found)
-    return text + (f" The {score} of {method} does better: {percent(value)}." if value > own + 0.005 else "")

@@ -11,7 +11,7 @@ from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.regression.quantities import Quantity
 from batchbayes.assessment.rows import CONFORMAL_LEVEL, Rows
-from batchbayes.assessment.words import DOUBT, SMALL, next_step, numbers, of_100, strange_sentence
+from batchbayes.assessment.words import DOUBT, SMALL, next_step, novelty_terms, numbers, of_100, strange_sentence
 from batchbayes.data.examples import Examples
 from batchbayes.metrics import rank_correlation
 
@@ -141,6 +141,7 @@ def _explained(errors: Tensor, targets: Tensor) -> float:
 
 
 def value_terms(
+    rows: Rows,
     contenders: Sequence[Contender[Any]],
     choice: Choice,
     spread: Tensor | None,
@@ -152,6 +153,7 @@ def value_terms(
     """Return the verdict in the terms of statistics.
 
     Args:
+        rows: the rows of predictions.csv.
         contenders: all that was compared.
         choice: what is recommended.
         spread: how far its draws of the first output scatter, (N,); None if it makes no draws.
@@ -172,7 +174,7 @@ def value_terms(
     if spread is not None:
         terms["Setting the uncertain ones aside"] = _rejection(spread, errors[:, 0], quantities[0])
     if ood is not None:
-        terms["Strange inputs"] = _strange(contenders, ood.name)
+        terms["Strange inputs"] = f"{_strange(contenders, ood.name)} {novelty_terms(rows)}"
     return terms
 
 

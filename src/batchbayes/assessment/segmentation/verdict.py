@@ -9,7 +9,7 @@ from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.segmentation.pixels import PixelSums
-from batchbayes.assessment.words import NO_ERROR, honesty, numbers, of_100
+from batchbayes.assessment.words import few_errors, honesty, numbers, of_100
 from batchbayes.metrics import RiskCoverage, risk_coverage
 
 
@@ -50,7 +50,7 @@ def pixel_sentence(curve: RiskCoverage, aside: float = 0.1) -> str:
     position = int((curve.coverage <= 1 - aside).sum().clamp(min=1)) - 1
     kept, after, before = float(curve.coverage[position]), float(curve.risk[position]), float(curve.risk[-1])
     if before == 0:
-        return NO_ERROR
+        return few_errors(0)
     return (
         f"Of 100 pixels take the {of_100(1 - kept)} that it is least sure of: {of_100(1 - kept * after / before)} of "
         "100 wrong pixels are among them."
