@@ -48,11 +48,13 @@ def test_python_says_what_the_command_says(tmp_path):
     arguments = [*assess_cases.write_case("classification", tmp_path), "--views", "jitter:0.05"]
     assert cli.main(["assess", *arguments, "--out", str(tmp_path / "command")]) == 0
     train, test, ood = (assess_cases.blobs(count, seed) for count, seed in ((300, 0), (240, 1), (60, 2)))
+    strange = TensorDataset(ood[0] + 6)
+    strange.name = "ood.npz"  # type: ignore[attr-defined]
     found = bb.assess(
         network(),
         TensorDataset(*train),
         TensorDataset(*test),
-        ood=TensorDataset(ood[0] + 6),
+        ood=strange,
         class_names=assess_cases.CLASS_NAMES,
         views="jitter:0.05",
         batch_size=16,

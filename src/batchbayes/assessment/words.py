@@ -41,13 +41,18 @@ def of_100(share: float) -> str:
     return "more than 99" if rounded == 100 else "fewer than 1" if rounded == 0 else str(rounded)
 
 
-def give_or_take(share: float, examples: int) -> str:
-    """Say how far the true share may be from one that was counted on so many examples.
+def share_error(share: float, examples: int) -> float:
+    """Return the standard error of a share of independent examples. It is not zero if the share is 0 or 1."""
+    return (max(share * (1 - share), 1 / (examples + 4)) / examples) ** 0.5
 
-    >>> give_or_take(0.9, 150), give_or_take(0.9, 100_000)
+
+def give_or_take(error: float) -> str:
+    """Say how far the true share may be from one that was counted with this standard error.
+
+    >>> give_or_take(share_error(0.9, 150)), give_or_take(share_error(0.9, 100_000))
     (', give or take 5', '')
     """
-    points = round(100 * DOUBT * (max(share * (1 - share), 1 / (examples + 4)) / examples) ** 0.5)
+    points = round(100 * DOUBT * error)
     return f", give or take {points}" if points else ""
 
 

@@ -23,6 +23,7 @@ from batchbayes.assessment.words import (
     novelty_terms,
     numbers,
     of_100,
+    share_error,
     strange_sentence,
 )
 
@@ -40,14 +41,13 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     accuracy, gap = float(right.double().mean()), float((confidence - right.double()).mean())
     word = honesty(gap, binomial_error(confidence))
     own = contenders[0].metrics
-    alone = honesty(
-        own["mean_confidence"] - own["accuracy"], (own["accuracy"] * (1 - own["accuracy"]) / len(right)) ** 0.5
-    )
+    alone = honesty(own["mean_confidence"] - own["accuracy"], share_error(own["accuracy"], len(right)))
     verdict = {
-        **class_sentences(choice, accuracy, own, word, alone, len(right), "answer"),
+        **class_sentences(choice, accuracy, own, word, alone, error=share_error(accuracy, len(right)), noun="answer"),
         "Can its percentages be believed?": believed(confidence, right, word) + told_alone(choice, own, word, alone),
         "When to look twice": marked_sentence(numbers(rows, "flag") > 0, ~right),
     }
+    verdict["How good is it?"] += f" This was counted on {count(len(right), 'test example')}."
     if case.ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, case.ood.name)
     if guess := no_better_than_guessing(targets, right, choice.recommended.metrics["nll"]):
@@ -56,7 +56,7 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
 
 
 def class_sentences(
-    choice: Choice, accuracy: float, own: Any, word: str, alone: str, examples: int, noun: str
+    choice: Choice, accuracy: float, own: Any, word: str, alone: str, *, error: float, noun: str
 ) -> dict[str, str]:
     """Return the headline, what to do next, and how good it is.
 
@@ -66,7 +66,7 @@ def class_sentences(
         own: the metrics of the network as it is.
         word: how honest the recommended method is.
         alone: how honest the network is as it is.
-        examples: the number of test examples.
+        error: the standard error of the accuracy.
         noun: what is counted, in the singular.
     """
     trust = "and its percentages can be believed" if word == "honest" else f"but it is {word}"
@@ -81,8 +81,7 @@ def class_sentences(
     return {
         "headline": f"{good}, {trust}.",
         "What to do next": next_step(choice, gains, marks=True),
-        "How good is it?": f"{good}{give_or_take(accuracy, examples)}. This was counted on "
-        f"{count(examples, 'test ' + ('image' if noun == 'pixel' else 'example'))}.",
+        "How good is it?": f"{good}{give_or_take(error)}.",
     }
 
 
