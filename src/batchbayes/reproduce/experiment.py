@@ -67,6 +67,10 @@ EXPERIMENTS = {
         "batchbayes.experiments.weights.mean_propagation",
         "Which random weights need their noise, and how many bits their spread allows",
     ),
+    "mnf-uci": ListedExperiment(
+        "batchbayes.experiments.weights.mnf_uci",
+        "Multiplicative normalising flows on the data sets of mcbn-uci: the MNF columns of the MCBN paper",
+    ),
     "gradient-variance": ListedExperiment(
         "batchbayes.experiments.weights.gradient_variance",
         "The variance of the gradients of random weights by three estimators, layer by layer",
