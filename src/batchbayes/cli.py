@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batchbayes import __version__
-from batchbayes.assess.options import AssessOptions, CommonOptions, PredictOptions, positive
+from batchbayes.assessment.options import AssessOptions, CommonOptions, PredictOptions, positive
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import resolve
 
@@ -133,7 +133,7 @@ def _add_assess(commands: "argparse._SubParsersAction[Any]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(command, AssessOptions)
-    command.set_defaults(run="batchbayes.assess.run:assess_command", options=AssessOptions)
+    command.set_defaults(run="batchbayes.assessment.run:assess_command", options=AssessOptions)
 
 
 def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -146,7 +146,7 @@ def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(command, PredictOptions)
-    command.set_defaults(run="batchbayes.assess.predict:predict_command", options=PredictOptions)
+    command.set_defaults(run="batchbayes.assessment.predict:predict_command", options=PredictOptions)
 
 
 def _add_fields(command: argparse.ArgumentParser, options: type[CommonOptions]) -> None:
@@ -170,7 +170,9 @@ def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
     about = "train two small networks, fit MCBN to both, print a table and write two figures"
     command = commands.add_parser("demo", help=about, description=about.capitalize() + ".")
     command.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where the figures go (demo)")
-    command.add_argument("--seed", type=int, default=0, help="of the data, the training and the draws (0)")
+    command.add_argument(
+        "--seed", type=int, default=0, help="the first of five seeds, of the data, the training and the draws (0)"
+    )
     command.set_defaults(run=lambda parsed: resolve("batchbayes.demo:run_demo")(parsed.out, parsed.seed), options=None)
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from batchbayes.network import Function
+from batchbayes.network import Function, Network
 
 Header = dict[str, Any]
 """What a file says about a posterior, as JSON values."""
@@ -25,16 +25,21 @@ class Posterior(ABC):
     """The name of this class in files; `methods` finds the class by it."""
     is_point: bool = False
     """Whether all draws are the same function, so that one draw is enough."""
+    num_functions: int | None = None
+    """How many different functions there are, if they are few and dealt like cards: `predict` makes no more draws."""
     linear: "Linearisable | None" = None
     """What the linear engine needs; None if draws must be made one by one."""
     needs_weights: ClassVar[bool] = True
     """Whether it belongs to the weights of its `network`, so that a file keeps their fingerprint. False if its own
     state holds all weights."""
 
+    network: Network
+    """The user's network, if there is one behind all draws."""
+
     @property
-    @abstractmethod
     def device(self) -> torch.device:
         """The device that inputs are moved to."""
+        return self.network.device
 
     @abstractmethod
     def draw(self, seed: int, index: int) -> Function:

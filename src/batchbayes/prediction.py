@@ -58,7 +58,7 @@ def predict(
             without targets. A warning says if the loader shuffles, because the rows then come in another order.
         likelihood: `categorical()`, `bernoulli()`, `gaussian(precision=...)` or `heteroscedastic_gaussian()`.
         num_samples: the number of draws S. Memory does not grow with S, unless the draws are kept. If all draws are the
-            same function, as for `deterministic`, one draw is made.
+            same function, as for `deterministic`, one draw is made; an ensemble makes one for each member.
         seed: draw s depends on the seed and on s alone.
         engine: "sample" runs the network once for each draw, which is exact. "linear" takes the network as linear in
             its batch statistics, so that any number of draws costs a few passes; a few exact draws check this, and a
@@ -144,7 +144,7 @@ class _Pass:
         if chunk_size is not None:
             chunk_size = whole_number("chunk_size", chunk_size)
         self._posterior, self._likelihoods, self._seed = posterior, likelihoods, seed
-        self._num_samples = 1 if posterior.is_point else num_samples
+        self._num_samples = 1 if posterior.is_point else min(num_samples, posterior.num_functions or num_samples)
         self._name: EngineName = engine
         self._chunk_size, self._keep_draws = chunk_size, keep_draws
         self._contrasts = not keep_draws and all(likelihood.shift_invariant for likelihood in likelihoods)

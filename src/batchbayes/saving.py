@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from batchbayes._common.atomic import atomic_path
+from batchbayes._common.tensor_file import TensorFile
 from batchbayes.copying import plain_name
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
@@ -154,13 +155,13 @@ def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise _damaged(path, f"notes that cannot be read ({error})") from error
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     if not path.is_file():
         raise BatchbayesError(expected="a posterior file", got=f"nothing at {path}", fix="check the path")
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["batchbayes"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        tensors = TensorFile(path)
     except (SafetensorError, LookupError, ValueError, RecursionError, OSError) as error:
         raise _damaged(path, f"a file that is something else, or damaged ({error})") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:

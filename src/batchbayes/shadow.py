@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,25 @@ _SMALL = 4096
 _MISSING = object()
 _LOCAL = threading.local()
 _LOCK = threading.RLock()
+
+
+class Changes(TypedDict, total=False):
+    """What is different in one pass through a network."""
+
+    tensors: Mapping[str, Tensor | None]
+    """Parameters or buffers to use instead of the network's own, by their full names. A batch-norm layer whose running
+    statistics are None normalises by the statistics of its batch."""
+    before: Mapping[str, Callable[[Tensor], Tensor | None]]
+    """Functions by name of module. Each gets the input of its module before the module runs. If it returns a tensor,
+    the module gets that tensor instead."""
+    instead: Mapping[str, Callable[[Tensor], Tensor]]
+    """Functions by name of module. Each runs in the place of its module's `forward`: it gets the input and returns the
+    output. The user's own hooks run around it."""
+    dropout: bool
+    """Whether dropout modules are active, as in training."""
+    own_modes: bool
+    """Whether each module runs in its own mode, as for training. Batch norm then normalises by its batch and updates
+    its statistics, which change in the network itself."""
 
 
 @contextmanager
@@ -149,15 +168,9 @@ class Workplace:
             part.put_back()
         self._in_use = False
 
-    def prepare(
-        self,
-        tensors: Mapping[str, Tensor | None],
-        before: Mapping[str, Callable[[Tensor], Tensor | None]],
-        instead: Mapping[str, Callable[[Tensor], Tensor]],
-        dropout: bool,
-    ) -> None:
-        """Make the changes of one pass; the arguments are those of `Network.__call__`."""
-        for name, tensor in tensors.items():
+    def prepare(self, changes: Changes) -> None:
+        """Make the changes of one pass."""
+        for name, tensor in changes.get("tensors", {}).items():
             path, _, key = name.rpartition(".")
             attributes = vars(self._find(path))
             kind = attributes["_parameters" if key in attributes["_parameters"] else "_buffers"]
@@ -168,12 +181,16 @@ class Workplace:
                     fix="fit again after you change the network",
                 )
             kind[key] = tensor
-        for name, see in before.items():
+        for name, see in changes.get("before", {}).items():
             self._with_own_hooks(name).register_forward_pre_hook(partial(_before, see), with_kwargs=True)
-        for name, replace in instead.items():
-            vars(self._find(name))["forward"] = partial(_instead, replace)
+        for name, replace in changes.get("instead", {}).items():
+            found = self._with_own_hooks(name)
+            found.register_forward_pre_hook(
+                _do_nothing
+            )  # torch's short cut for transformers skips modules without hooks
+            vars(found)["forward"] = partial(_instead, replace)
         for part in self._parts:
-            part.adapt(dropout)
+            part.adapt(changes.get("dropout", False))
 
     def _find(self, name: str) -> nn.Module:
         """Return the module of a name, as `plain_name` writes it."""
@@ -324,6 +341,10 @@ def _before(
     if other is None:
         return None
     return ((other, *args[1:]), named) if args else (args, {**named, "input": other})
+
+
+def _do_nothing(*_: object) -> None:
+    """A hook without effect."""
 
 
 def _instead(replace: Callable[[Tensor], Tensor], *args: Any, **named: Any) -> Tensor:

@@ -1,5 +1,6 @@
 """Networks of every kind that the methods must work on, each with its inputs, and posteriors of every kind."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import batchbayes as bb
 from batchbayes.methods.weights.family import Family
+from batchbayes.training.loop import TrainingConfig
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
@@ -169,6 +171,33 @@ SHIFT_AND_SCALE = bb.RandomShiftScale(shift=0.1, scale=0.2, fill=0.3)
 Fit = Callable[[nn.Module, list[Tensor]], bb.Posterior]
 
 
+def moved(network: nn.Module, count: int) -> list[dict[str, Tensor]]:
+    """State dicts around that of a network."""
+    random, own = torch.Generator().manual_seed(3), network.state_dict()
+    float_only = {name for name, tensor in own.items() if tensor.is_floating_point()}
+    return [
+        {n: t * (1 + 0.2 * torch.rand(t.shape, generator=random)) if n in float_only else t for n, t in own.items()}
+        for _ in range(count)
+    ]
+
+
+def restarted(network: nn.Module) -> nn.Module:
+    """A copy of a network with new random weights."""
+    twin = copy.deepcopy(network)
+    for module in twin.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.reset_parameters()
+    return twin
+
+
+def trained(method: Callable[..., bb.Posterior], network: nn.Module, batches: list[Tensor], **options) -> bb.Posterior:
+    """A method that trains copies of a network, for two epochs of a few batches with made-up labels."""
+    labelled = [(batch, batch.flatten(1).sum(1).gt(0).long()) for batch in batches[:2]]
+    start = network if method in (bb.fast_geometric, bb.swag) else lambda: restarted(network)
+    config = TrainingConfig(epochs=8, batch_size=8, learning_rate=0.05, optimiser="sgd")
+    return method(start, labelled, F.cross_entropy, config, **options)
+
+
 def variational(family: Family) -> Fit:
     """Two epochs on labelled batches, from more noise than usual, so that draws differ visibly."""
     return lambda network, batches: bb.variational(network, labelled(batches), family, epochs=2)
@@ -203,6 +232,19 @@ POSTERIORS: dict[str, Fit] = {
     "with_views, deterministic": lambda network, batches: bb.with_views(bb.deterministic(network), SHIFT_AND_SCALE),
     "with_views, averaged": lambda n, b: bb.with_views(bb.deterministic(n), CROP_AND_FLIP, average=3),
     "with_views, mc_dropout": lambda network, batches: bb.with_views(bb.mc_dropout(network), CROP_AND_FLIP),
+    "last_layer_laplace": lambda n, b: bb.last_layer_laplace(n, b, bb.categorical(), prior_precision=1.0),
+    "last_layer_laplace, evidence": lambda n, b: bb.last_layer_laplace(n, b, bb.gaussian(precision=4.0)),
+    "ensemble": lambda network, batches: bb.ensemble([bb.mcbn(network, batches), bb.deterministic(network)]),
+    "weight_samples": lambda network, batches: bb.weight_samples(network, moved(network, 8)),
+    "weight_samples, mcbn inside": lambda n, b: bb.weight_samples(n, moved(n, 3)).with_noise(lambda m: bb.mcbn(m, b)),
+    "weight_samples, new statistics": lambda n, b: bb.weight_samples(n, moved(n, 8)).with_statistics(b),
+    "weight_samples, dropout inside": lambda n, b: bb.weight_samples(n, moved(n, 3)).with_noise(bb.mc_dropout),
+    "with_views, weight_samples": lambda n, b: bb.with_views(bb.weight_samples(n, moved(n, 3)), CROP_AND_FLIP),
+    "deep_ensemble": lambda network, batches: trained(bb.deep_ensemble, network, batches, num_members=8),
+    "snapshots": lambda network, batches: trained(bb.snapshots, network, batches, num_members=8),
+    "fast_geometric": lambda n, b: trained(bb.fast_geometric, n, b, num_members=8),
+    "swag": lambda n, b: trained(bb.swag, n, b, num_members=8, statistics=b),
+    "sg_mcmc": lambda n, b: trained(bb.sg_mcmc, n, b, num_samples=4, num_chains=2, num_examples=16),
     "with_views, table": lambda n, b: bb.with_views(bb.correlated_bn(n, b), bb.TableJitter.of(torch.cat(b), 0.1)),
 }
 """Every method by its name in the table, a comma, and the option. A new method joins here, and the laws run for it."""
@@ -211,6 +253,8 @@ ON: dict[str, list[str]] = {
     "mc_dropout": list(DROPOUT_NETWORKS),
     "with_views, mc_dropout": ["Dropout2d"],
     "with_views, table": ["BatchNorm1d (N, C)"],
+    "weight_samples": ["BatchNorm2d", "DataParallel", "torch.compile", "Dropout2d"],
+    "weight_samples, dropout inside": ["Dropout2d"],
 }
 """The networks that the laws run on, for methods that need another than one with branches and several BN sites."""
 

@@ -138,6 +138,15 @@ def even_numbers(seed: int, index: int, size: int) -> torch.Tensor:
     return _even_block(seed, block, size)[position].clone()
 
 
+def fold_numbers(count: int, folds: int, seed: int) -> torch.Tensor:
+    """Return for each of `count` examples the number of its fold, (count,). Folds are random and of equal size.
+
+    >>> sorted(fold_numbers(7, 3, seed=0).tolist())
+    [0, 0, 0, 1, 1, 2, 2]
+    """
+    return (torch.arange(count) % folds)[torch.randperm(count, generator=generator(seed, "folds"))]
+
+
 _BLOCK = 64
 
 

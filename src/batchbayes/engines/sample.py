@@ -27,7 +27,7 @@ def sampled_outputs(posterior: Posterior, inputs: Tensor, num_samples: int, seed
             raise BatchbayesError(
                 expected=f"outputs of one shape {tuple(shape or ())} from every draw",
                 got=f"{tuple(outputs.shape)} from draw {index}",
-                fix="make the shape of the network's output independent of its batch statistics",
+                fix="let all draws return the same outputs: members of an ensemble need the same classes or targets",
             )
         shape = outputs.shape
         held.append(require_finite(outputs, f"the network's output in draw {index}"))

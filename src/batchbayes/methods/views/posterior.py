@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import even_numbers, generator
+from batchbayes._common.tensor_file import under
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import posterior_class
 from batchbayes.methods.views.header import from_header, to_header
@@ -46,9 +47,9 @@ class ViewsPosterior(Posterior):
         return self.posterior.device
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Network:  # type: ignore[override]
         """The network of the wrapped posterior."""
-        return self.posterior.network  # type: ignore[attr-defined]
+        return self.posterior.network
 
     def __repr__(self) -> str:
         parts = self.transform.transforms if isinstance(self.transform, Compose) else [self.transform]
@@ -113,8 +114,7 @@ class ViewsPosterior(Posterior):
         saved, wrapped = header["own"], header["wrapped"]
         for role, given in (("transform", transform), ("undo", undo)):
             _require_named(role, given, saved[role] if saved else None)
-        tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}
-        inner = posterior_class(wrapped["kind"]).restore(wrapped, tensors, model)
+        inner = posterior_class(wrapped["kind"]).restore(wrapped, under(tensors, _PREFIX), model)
         return cls(inner, transform or from_header(header["transform"]), undo, int(header["average"]))
 
 

@@ -1,0 +1,129 @@
+r"""The curvature of the log-likelihood in the weights W (K, P) of the last layer, in its own eigenvectors.
+
+With features $\phi_n$ and $\Lambda_n = -\nabla_f^2 \log p(y_n \mid f_n)$, (K, K), it is
+$H = \sum_n \Lambda_n \otimes \phi_n\phi_n^\top$. Outputs are linear in W, so this is the exact curvature. With a
+Gaussian prior of precision $\delta$ the posterior precision is $H + \delta I$, and only its eigenvalues depend on
+$\delta$.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Bernoulli, Categorical, Gaussian
+
+
+class Curvature(Protocol):
+    """A symmetric matrix (K P, K P), by its eigenvectors and eigenvalues."""
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """All eigenvalues, in any shape."""
+        ...
+
+    def deviations(self, normals: Tensor, prior_precision: float) -> Tensor:
+        r"""Turn standard normal numbers (S, K, P) into draws from $N(0, (H + \delta I)^{-1})$, (S, K, P)."""
+        ...
+
+    def output_covariance(self, features: Tensor, prior_precision: float) -> Tensor:
+        """Return the covariance of the outputs at features (n, P), (n, K, K)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FullCurvature:
+    """All of H."""
+
+    vectors: Tensor
+    """(K P, K P), in columns."""
+    eigenvalues: Tensor
+    """(K P,)"""
+
+    def deviations(self, normals: Tensor, prior_precision: float) -> Tensor:
+        scaled = normals.flatten(1) * (self.eigenvalues + prior_precision).rsqrt()
+        return (scaled @ self.vectors.T).view_as(normals)
+
+    def output_covariance(self, features: Tensor, prior_precision: float) -> Tensor:
+        half = self.vectors * (self.eigenvalues + prior_precision).rsqrt()
+        root = half.unflatten(0, (-1, features.shape[1]))  # (K, P, K P)
+        seen = torch.einsum("np,kpd->nkd", features, root)
+        return seen @ seen.mT
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerCurvature:
+    r"""$B \otimes A$ with B (K, K) and A (P, P). It is exact if all $\Lambda_n$ are equal, as in regression."""
+
+    output_vectors: Tensor
+    """(K, K), in columns."""
+    feature_vectors: Tensor
+    """(P, P), in columns."""
+    eigenvalues: Tensor
+    """(K, P)"""
+
+    def deviations(self, normals: Tensor, prior_precision: float) -> Tensor:
+        scaled = normals * (self.eigenvalues + prior_precision).rsqrt()
+        return self.output_vectors @ scaled @ self.feature_vectors.T
+
+    def output_covariance(self, features: Tensor, prior_precision: float) -> Tensor:
+        variances = (features @ self.feature_vectors).square() @ (self.eigenvalues + prior_precision).reciprocal().T
+        return (self.output_vectors * variances[:, None, :]) @ self.output_vectors.T
+
+
+class CurvatureSum:
+    """The curvature of a training set, batch by batch, in float64."""
+
+    def __init__(self, outputs: int, features: int, *, full: bool) -> None:
+        self._full = torch.zeros(outputs, features, outputs, features, dtype=torch.float64) if full else None
+        self._of_features = torch.zeros(features, features, dtype=torch.float64)
+        self._of_outputs = torch.zeros(outputs, outputs, dtype=torch.float64)
+        self.count = 0
+
+    def add(self, features: Tensor, hessians: Tensor) -> None:
+        """Add examples with features (n, P) and second derivatives (n, K, K)."""
+        self.count += len(features)
+        if self._full is not None:
+            for k, j in torch.combinations(torch.arange(hessians.shape[1]), with_replacement=True).tolist():
+                block = (features * hessians[:, k, j, None]).T @ features
+                self._full[k, :, j] += block
+                if k != j:
+                    self._full[j, :, k] += block
+        self._of_features += features.T @ features
+        self._of_outputs += hessians.sum(0)
+
+    def finish(self) -> FullCurvature | KroneckerCurvature:
+        """Return the eigenvectors and eigenvalues."""
+        if self._full is not None:
+            values, vectors = torch.linalg.eigh(self._full.flatten(2).flatten(0, 1))
+            return FullCurvature(vectors, values.clamp_min(0))
+        of_outputs, output_vectors = torch.linalg.eigh(self._of_outputs / self.count)
+        of_features, feature_vectors = torch.linalg.eigh(self._of_features)
+        products = of_outputs.clamp_min(0)[:, None] * of_features.clamp_min(0)
+        return KroneckerCurvature(output_vectors, feature_vectors, products)
+
+
+def output_hessians(likelihood: object, outputs: Tensor) -> Tensor:
+    r"""Return $-\nabla_f^2\log p(y\mid f)$ for outputs (n, K), (n, K, K). It does not depend on the targets.
+
+    >>> from batchbayes.likelihoods import gaussian
+    >>> output_hessians(gaussian(precision=4.0), torch.zeros(1, 2))
+    tensor([[[4., 0.],
+             [0., 4.]]])
+    """
+    if isinstance(likelihood, Gaussian):
+        precision = torch.as_tensor(likelihood.precision, dtype=outputs.dtype).expand(outputs.shape[1])
+        return precision.diag().expand(len(outputs), -1, -1)
+    if isinstance(likelihood, Categorical) and not likelihood.probabilities:
+        probs = likelihood(outputs[None]).probs[0]
+        return (probs.diag_embed() - probs[:, :, None] * probs[:, None, :]) / likelihood.temperature**2
+    if isinstance(likelihood, Bernoulli) and not likelihood.probabilities:
+        probs = likelihood(outputs[None]).probs[0]
+        return (probs * (1 - probs)).diag_embed() / likelihood.temperature**2
+    raise BatchbayesError(
+        expected="bb.gaussian(...), bb.categorical() or bb.bernoulli() with logits, for the Laplace approximation",
+        got=f"{likelihood!r}"[:200],
+        fix="use one of these",
+    )

@@ -1,0 +1,112 @@
+r"""Deep ensembles: the same network trained several times, from different random starts and in different orders.
+
+What is random: which of the trained networks predicts.
+q(w): $\frac1S\sum_s\delta(w - w_s)$, where $w_s$ is the result of one training.
+Cost: S trainings; a draw is one forward pass.
+Reference: Lakshminarayanan, Pritzel, Blundell, "Simple and Scalable Predictive Uncertainty Estimation using Deep
+Ensembles", NeurIPS 2017. Where we differ: no adversarial training.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from batchbayes._common.progress import progress
+from batchbayes._common.rng import GlobalStream, stream_seed
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
+from batchbayes.network import Output, as_network
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import Batches, Loss, TrainingConfig, half_squared_error, supervised, train
+from batchbayes.training.stack.train import train_together
+
+Data = tuple[Tensor, Tensor] | Batches
+"""Inputs and targets as two tensors, or batches as `training.loop.train` takes them."""
+
+
+def deep_ensemble(
+    make: Callable[[], nn.Module],
+    data: Data,
+    loss: Loss,
+    config: TrainingConfig,
+    *,
+    num_members: int = 5,
+    together: bool = False,
+    checkpoints: str | os.PathLike[str] | None = None,
+    output: Output = None,
+) -> WeightSamples:
+    """Train a network several times, each time from another start.
+
+    Args:
+        make: returns a new network with random weights. It is called once for each member.
+        data: two tensors (inputs, targets), which every member sees in its own order, or any batches for `train`.
+        loss: what training makes small, such as `torch.nn.functional.cross_entropy`.
+        config: how to train. Member s has its own seed, which depends on `config.seed` and s alone.
+        num_members: the number of networks.
+        together: train all members at once as a stack: for small perceptrons with `half_squared_error` and Adam.
+        checkpoints: a folder for one file of each member. A training that was killed goes on from there.
+        output: which output counts, if the network returns several.
+
+    >>> import torch
+    >>> from batchbayes.models.mlp import MLP
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> config = TrainingConfig(epochs=20, batch_size=16)
+    >>> deep_ensemble(lambda: MLP(1, [8], 1), (x, x), half_squared_error, config, num_members=3)
+    WeightSamples(deep_ensemble on MLP: 3 members)
+    """
+    seeds = [member_seed(config.seed, number) for number in range(num_members)]
+    networks = [made(make, seed) for seed in seeds]
+    if together:
+        _train_together(networks, data, loss, config, seeds)
+    else:
+        folder = Path(checkpoints) if checkpoints else None
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        for number in progress(range(num_members), "training members", num_members):
+            file = folder / f"member-{number}.safetensors" if folder else None
+            own = replace(config, seed=seeds[number])
+            train(networks[number], batches_of(data, own), supervised(loss), own, checkpoint=file)
+    return stack_states(as_network(networks[0], output), [state_of(n) for n in networks], "deep_ensemble")
+
+
+def member_seed(seed: int, number: int) -> int:
+    """Return the seed of one member."""
+    return stream_seed(seed, "member", number)
+
+
+def batches_of(data: Data, config: TrainingConfig) -> Batches:
+    """Return two tensors as shuffled batches, and other data as it is."""
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        return shuffled(*data, config.batch_size, config.seed)
+    return data  # type: ignore[return-value]
+
+
+def steps_in_epoch(batches: Any) -> int:
+    """Return the number of batches, which schedules need to know."""
+    if not hasattr(batches, "__len__"):
+        raise BatchbayesError(
+            expected="batches with a length, because schedules need the number of steps",
+            got=f"a {type(batches).__name__}",
+            fix="pass two tensors, a list of batches or a DataLoader",
+        )
+    return len(batches)
+
+
+def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make a network whose random start depends on a seed alone."""
+    with GlobalStream(stream_seed(seed, "start")):
+        return make()
+
+
+def _train_together(networks: list[nn.Module], data: Any, loss: Loss, config: TrainingConfig, seeds: list[int]) -> None:
+    if loss is not half_squared_error or not isinstance(data, tuple):
+        raise BatchbayesError(
+            expected="two tensors and the loss half_squared_error, to train members together",
+            got=f"{type(data).__name__} and {getattr(loss, '__name__', loss)}",
+            fix="leave together=True out",
+        )
+    train_together(networks, [data] * len(networks), [replace(config, seed=seed) for seed in seeds])

@@ -1,0 +1,151 @@
+r"""Ensembles: several networks, or several posteriors, that predict together.
+
+What is random: which member predicts. Members may differ in weights, in architecture and in method: the network as it
+is, MCBN, dropout, views.
+q(f): $\frac1S\sum_s q_s(f)$, where $q_s$ is the posterior of member s. Members are dealt like cards, so that each comes
+once before any comes again.
+Cost: none for the fit; a draw is a draw of one member.
+Reference: Lakshminarayanan, Pritzel, Blundell, "Simple and Scalable Predictive Uncertainty Estimation using Deep
+Ensembles", NeurIPS 2017.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.rng import dealt, stream_seed
+from batchbayes._common.tensor_file import under
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods import find_method, posterior_class
+from batchbayes.network import Function, Network
+from batchbayes.posterior import Header, Posterior
+
+
+@dataclass(frozen=True, eq=False)
+class EnsemblePosterior(Posterior):
+    """Functions that are draws of one of several posteriors."""
+
+    kind: ClassVar[str] = "ensemble"
+
+    members: tuple[Posterior, ...]
+
+    @property
+    def device(self) -> torch.device:
+        return self.members[0].device
+
+    @property
+    def num_functions(self) -> int | None:  # type: ignore[override]
+        return len(self.members) if all(member.is_point for member in self.members) else None
+
+    @property
+    def network(self) -> Network:  # type: ignore[override]
+        """The network of all members; if they have several, a `ModuleList` of these networks."""
+        modules, _ = self._modules()
+        return Network(modules[0] if len(modules) == 1 else nn.ModuleList(modules))
+
+    def __repr__(self) -> str:
+        kinds = list(dict.fromkeys(type(member).__name__ for member in self.members))
+        more = f" and {len(kinds) - 2} more kinds" if len(kinds) > 2 else ""
+        return f"{type(self).__name__}({len(self.members)} members: {', '.join(kinds[:2])}{more})"
+
+    def draw(self, seed: int, index: int) -> Function:
+        """Return a draw of the member whose turn it is."""
+        number = dealt(seed, index, len(self.members))
+        member = self.members[number]
+        drawn = member.draw(*inner_draw(seed, index, number, len(self.members)))
+        if member.device == self.device:
+            return drawn
+        return lambda inputs: drawn(inputs.to(member.device)).to(self.device)
+
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        states = [member.state() for member in self.members]
+        headers = [{"kind": member.kind, **own} for member, (own, _) in zip(self.members, states, strict=True)]
+        tensors = {f"{number}.{key}": t for number, (_, own) in enumerate(states) for key, t in own.items()}
+        return {"members": headers, "module_of_member": self._modules()[1]}, tensors
+
+    @classmethod
+    def restore(
+        cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module | Sequence[nn.Module]
+    ) -> Self:
+        """Build the ensemble again. If its members have several networks, `model` is a list of them, in their order."""
+        modules = list(model) if isinstance(model, nn.ModuleList | list | tuple) else [model]
+        places = header["module_of_member"]
+        if len(modules) != max(places) + 1:
+            raise BatchbayesError(
+                expected=f"the {max(places) + 1} networks of the ensemble, in their order",
+                got=f"{len(modules)}",
+                fix="pass load(path, nn.ModuleList([first, second, ...]))",
+            )
+        parts = [(posterior_class(own["kind"]), own) for own in header["members"]]
+        return cls(
+            tuple(
+                kind.restore(own, under(tensors, f"{number}."), modules[places[number]])
+                for number, (kind, own) in enumerate(parts)
+            )
+        )
+
+    def _modules(self) -> tuple[list[nn.Module], list[int]]:
+        """Return the networks of all members, each once, and for each member the position of its network."""
+        every: list[nn.Module] = [member.network.module for member in self.members]  # type: ignore[attr-defined]
+        unique = list(dict.fromkeys(every))
+        return unique, [unique.index(module) for module in every]
+
+
+def inner_draw(seed: int, index: int, member: int, count: int) -> tuple[int, int]:
+    """Return seed and index of the draw that a member makes when it is its turn. Members have different streams."""
+    return stream_seed(seed, "member", member), index // count
+
+
+def ensemble(members: Sequence[nn.Module | Posterior]) -> EnsemblePosterior:
+    """Let several networks or posteriors predict together.
+
+    If all members are networks as they are, prediction makes as many draws as there are members, whatever `num_samples`
+    asks for. With noise inside the members the draws are shared out evenly.
+
+    Args:
+        members: two or more networks or posteriors, whose outputs have the same shape and meaning. They stay where they
+            are and are not copied. A file made by `save` does not hold their weights: load it with a
+            `ModuleList` of the networks. `weight_samples` keeps the weights in its file.
+
+    >>> import batchbayes as bb
+    >>> networks = [nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 3)) for width in (4, 8, 16)]
+    >>> posterior = ensemble(networks)
+    >>> posterior
+    EnsemblePosterior(3 members: PointPosterior)
+    >>> bb.predict(posterior, torch.randn(5, 2), bb.categorical()).num_samples
+    3
+    """
+    if not isinstance(members, list | tuple) or len(members) < 2:
+        raise BatchbayesError(
+            expected="a list of two members or more",
+            got=f"{len(members)}" if isinstance(members, list | tuple) else f"a {type(members).__name__}",
+            fix="pass several networks; for a single one use bb.deterministic(model)",
+        )
+    found = [m if isinstance(m, Posterior) else find_method("deterministic")(m) for m in members]
+    if homeless := [type(member).__name__ for member in found if not isinstance(_network_of(member), Network)]:
+        raise BatchbayesError(
+            expected="posteriors that know their network",
+            got=f"a {homeless[0]} without the attribute network",
+            fix="give the class of this posterior an attribute network",
+        )
+    for number, member in enumerate(found):
+        _require_finite(member, number)
+    return EnsemblePosterior(tuple(found))
+
+
+def _network_of(member: Posterior) -> object:
+    return getattr(member, "network", None)
+
+
+def _require_finite(member: Posterior, number: int) -> None:
+    module = member.network.module  # type: ignore[attr-defined]
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BatchbayesError(
+                expected="finite weights in every member",
+                got=f"NaN or infinity in {name} of member {number}",
+                fix="leave this member out, or train it again with a lower learning rate",
+            )

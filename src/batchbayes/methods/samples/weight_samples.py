@@ -1,0 +1,218 @@
+r"""Samples of the weights of one network: the posterior of deep ensembles, snapshots, SWAG, SG-MCMC and others.
+
+What is random: all parameters and buffers of the network, so also the running statistics of batch norm.
+q(w): the empirical distribution of S state dicts, the members. A draw is one member, dealt like cards. Inside each
+member another posterior may add its own noise, such as MCBN or dropout.
+Cost: the weights are kept as one stack (S, ...) of each tensor. After `load` they stay in the file: a draw reads one
+member, so that memory is that of one network. A draw is one forward pass.
+Reference: Lakshminarayanan et al., NeurIPS 2017 (ensembles); Teye et al., ICML 2018 (batch norm inside).
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.progress import progress
+from batchbayes._common.rng import dealt
+from batchbayes._common.tensor_file import rows, under
+from batchbayes.batches import Batches, Picker
+from batchbayes.copying import plain_name
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods import posterior_class
+from batchbayes.methods.samples.ensemble import inner_draw
+from batchbayes.methods.samples.statistics import running_statistics
+from batchbayes.network import Function, Network, Output, as_network, require_layout
+from batchbayes.posterior import Header, Posterior
+
+State = tuple[Header, Mapping[str, Tensor]]
+"""What a file keeps of a posterior; the header has its kind."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightSamples(Posterior):
+    """Functions that are one network with different weights."""
+
+    kind: ClassVar[str] = "weight-samples"
+    needs_weights: ClassVar[bool] = False
+
+    network: Network
+    """The network. Its own weights do not matter."""
+    weights: Mapping[str, Tensor]
+    """Each parameter and buffer of all members, (S, ...)."""
+    num_members: int
+    method: str
+    noise: tuple[State, ...] = ()
+    """For each member the posterior inside it, if there is one."""
+    num_chains: int = 1
+    """Of MCMC. Members come chain by chain, each chain in its order."""
+    log_posterior: Tensor | None = None
+    """The trace of MCMC, (S,): up to a constant, the mean log posterior over the steps before each sample."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    @property
+    def num_functions(self) -> int | None:  # type: ignore[override]
+        return None if self.noise else self.num_members
+
+    def __len__(self) -> int:
+        return self.num_members
+
+    def __repr__(self) -> str:
+        inside = f", {self.noise[0][0]['kind']} inside" if self.noise else ""
+        chains = f" in {self.num_chains} chains" if self.num_chains > 1 else ""
+        return f"{type(self).__name__}({self.method} on {self.network}: {len(self)} members{chains}{inside})"
+
+    def draw(self, seed: int, index: int) -> Function:
+        """Return the network with the weights of the member whose turn it is."""
+        number = dealt(seed, index, len(self))
+        if not self.noise:
+            return partial(self.network, tensors=self.tensors(number))
+        return self._inside(number).draw(*inner_draw(seed, index, number, len(self)))
+
+    def tensors(self, number: int) -> dict[str, Tensor]:
+        """Return the weights of one member, on the device of the network."""
+        device = self.device
+        return {name: tensor.to(device) for name, tensor in rows(self.weights, number).items()}
+
+    def member(self, number: int) -> nn.Module:
+        """Return a copy of the network with the weights of one member, in evaluation mode."""
+        module = copy.deepcopy(self.network.module).eval()
+        own = state_of(module)
+        with torch.no_grad():
+            for name, tensor in self.tensors(number).items():
+                own[name].copy_(tensor)
+        return module
+
+    def with_noise(self, fit: Callable[[nn.Module], Posterior]) -> Self:
+        """Return the same members, with the posterior `fit(member)` inside each of them.
+
+        >>> import batchbayes as bb
+        >>> networks = [nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)) for _ in range(4)]
+        >>> samples = weight_samples(networks[0], [network.state_dict() for network in networks])
+        >>> samples.with_noise(lambda member: bb.mcbn(member, torch.randn(64, 2), batch_size=16))
+        WeightSamples(weight_samples on Sequential: 4 members, batchnorm inside)
+        """
+        fitted = [fit(self.member(number)) for number in progress(range(len(self)), "fitting members", len(self))]
+        states = [(posterior.kind, *posterior.state()) for posterior in fitted]
+        return replace(self, noise=tuple(({"kind": kind, **header}, own) for kind, header, own in states))
+
+    def with_statistics(self, batches: Batches, *, inputs: Picker = None) -> Self:
+        """Return the same members with running statistics of batch norm that are computed anew from training batches.
+
+        Weights that were averaged or moved need this. `batches` is read once for each member, and all weights come into
+        memory.
+        """
+        found = [
+            running_statistics(self.network, self.tensors(number), batches, inputs)
+            for number in progress(range(len(self)), "batch statistics", len(self))
+        ]
+        renewed = {name: torch.stack([own[name].cpu() for own in found]) for name in found[0]}
+        kept = {name: self.weights[name] for name in self.weights if name not in renewed}
+        return replace(self, weights={**kept, **renewed})
+
+    def _inside(self, number: int) -> Posterior:
+        header, tensors = self.noise[number]
+        return posterior_class(header["kind"]).restore(header, tensors, self.member(number))
+
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        tensors = {f"weights.{name}": tensor for name, tensor in self.weights.items()}
+        for number, (_, own) in enumerate(self.noise):
+            tensors |= {f"noise.{number}.{name}": tensor for name, tensor in own.items()}
+        layout = [[name, str(t.dtype), list(t.shape)] for name, t in state_of(self.network.module).items()]
+        if self.log_posterior is not None:
+            tensors["log_posterior"] = self.log_posterior
+        header = {"output": self.network.output, "method": self.method, "layout": layout}
+        header |= {"num_members": len(self), "num_chains": self.num_chains}
+        return header | {"noise": [own for own, _ in self.noise]}, tensors
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        network = as_network(model, header["output"])
+        own = [(name, str(t.dtype), list(t.shape)) for name, t in state_of(network.module).items()]
+        require_layout(network.module, header["layout"], own, "weight", "tensor {} of {} and shape {}")
+        noise = tuple((part, under(tensors, f"noise.{number}.")) for number, part in enumerate(header["noise"]))
+        counts = int(header["num_members"]), int(header["num_chains"])
+        return cls(
+            network, under(tensors, "weights."), counts[0], header["method"], noise, counts[1],
+            tensors.get("log_posterior"),
+        )  # fmt: skip
+
+
+def weight_samples(model: nn.Module, states: Iterable[Mapping[str, Tensor]], *, output: Output = None) -> WeightSamples:
+    """Take several state dicts of one network as samples of its weights.
+
+    Args:
+        model: the network. It is not changed, and its own weights do not matter.
+        states: two or more state dicts, for example from several files of weights. They are copied.
+        output: which output counts, if the network returns several.
+
+    >>> networks = [nn.Linear(2, 3) for _ in range(5)]
+    >>> weight_samples(networks[0], [network.state_dict() for network in networks])
+    WeightSamples(weight_samples on Linear: 5 members)
+    """
+    return stack_states(as_network(model, output), list(states), "weight_samples")
+
+
+def stack_states(network: Network, states: Sequence[Mapping[str, Tensor]], method: str) -> WeightSamples:
+    """Return the posterior whose members are these state dicts, or refuse them."""
+    if len(states) < 2:
+        raise BatchbayesError(
+            expected="two members or more",
+            got=f"{len(states)}",
+            fix="pass more sets of weights; for a single network use bb.deterministic(model)",
+        )
+    own = state_of(network.module)
+    plain = [{_own_name(name, own): tensor for name, tensor in state.items()} for state in states]
+    for number, state in enumerate(plain):
+        _require_fitting(own, state, number)
+    stacked = {name: torch.stack([state[name].detach().to(own[name].dtype).cpu() for state in plain]) for name in own}
+    if all(bool((tensor == tensor[:1]).all()) for tensor in stacked.values()):
+        raise BatchbayesError(
+            expected="members that differ in their weights",
+            got=f"{len(plain)} members that are all the same",
+            fix="check that each member was trained from its own random start, or loaded from its own file",
+        )
+    return WeightSamples(network, stacked, len(plain), method)
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a state dict by plain names, without the counters of batch norm."""
+    state = {plain_name(name): value for name, value in module.state_dict().items()}
+    if odd := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+        raise BatchbayesError(
+            expected="a network whose state dict holds tensors alone",
+            got=f"something else in {', '.join(odd[:6])}",
+            fix="keep it in buffers",
+        )
+    return {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
+
+
+def _own_name(name: str, own: Mapping[str, Tensor]) -> str:
+    """Return the name that a tensor has in the network itself, without what DataParallel and torch.compile add."""
+    plain = plain_name(name)
+    return plain if plain in own else plain.removeprefix("module.")
+
+
+def _require_fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor], number: int) -> None:
+    """Refuse a state dict of another network, and weights that are not finite."""
+    for name, tensor in own.items():
+        if name not in state or state[name].shape != tensor.shape:
+            found = f"shape {tuple(state[name].shape)}" if name in state else "no such tensor"
+            raise BatchbayesError(
+                expected=f"the tensor {name} of shape {tuple(tensor.shape)} in every member",
+                got=f"{found} in member {number}",
+                fix="pass state dicts of one network; bb.ensemble([...]) takes networks of different shapes",
+            )
+        if state[name].is_floating_point() and not bool(torch.isfinite(state[name]).all()):
+            raise BatchbayesError(
+                expected="finite weights in every member",
+                got=f"NaN or infinity in {name} of member {number}",
+                fix="leave this member out, or train it again with a lower learning rate",
+            )
