@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from batchbayes import BatchbayesError
+from batchbayes import BatchbayesError, demo
 from batchbayes._common import checks
 from batchbayes.demo import DemoConfig, Row, format_table, ood_auroc, run_demo
 from batchbayes.training.loop import TrainingConfig

@@ -34,26 +34,7 @@ from batchbayes import cli
 
 CASES, FEW, PROCESSES = 1000, 110, 12
 HELPERS = "helpers.assess_cases"
-JUNK = [
-    "",
-    " ",
-    "-1",
-    "0",
-    "1.5",
-    "nan",
-    "inf",
-    "1e9",
-    "10**3",
-    "abc",
-    "１",
-    "\n",
-    "0x10",
-    "1_0",
-    "--",
-    "é",
-    "a,b",
-    "None",
-]
+JUNK = ["", " ", "-1", "0", "1.5", "nan", "inf", "1e9", "10**3", "abc", "１", "\n", "0x10", "1_0", "--", "é", "a,b", "None"]
 ANSWER = {"classification": "confidence", "regression": "mean", "images": "confidence"}
 NONE = object()
 """The expected answer of a file without a clear meaning: only a refusal is right."""
@@ -223,9 +204,7 @@ class Table:
 
 
 def change_format(source, table):
-    what = source.choice(
-        ["delimiter", "end", "quote", "utf-8-sig", "utf-16", "latin-1", "no newline", "blank lines", "nul"]
-    )
+    what = source.choice(["delimiter", "end", "quote", "utf-8-sig", "utf-16", "latin-1", "no newline", "blank lines", "nul"])
     if what == "delimiter":
         table.delimiter = source.choice([";", "\t"])
     elif what == "end":
@@ -246,9 +225,7 @@ def change_format(source, table):
 
 
 def change_columns(source, table):
-    what = source.choice(
-        ["order", "extra", "text", "target", "twice", "missing", "no header", "renamed", "spaces", "empty name"]
-    )
+    what = source.choice(["order", "extra", "text", "target", "twice", "missing", "no header", "renamed", "spaces", "empty name"])
     if what == "order":
         table.header = table.header and table.header[::-1]
         table.cells = [row[::-1] for row in table.cells]
@@ -282,12 +259,7 @@ def change_columns(source, table):
 def change_cell(source, table):
     row, column = source.choice(table.cells), source.randrange(2)
     cell = row[column]
-    same = [
-        f" {cell} ",
-        f"{float(cell):.17e}",
-        f"{cell}0" if "e" not in cell else cell,
-        f"+{cell}" if cell[0] != "-" else cell,
-    ]
+    same = [f" {cell} ", f"{float(cell):.17e}", f"{cell}0" if "e" not in cell else cell, f"+{cell}" if cell[0] != "-" else cell]
     bad = ["", "NaN", "inf", "-Infinity", "abc", "1_0", "0x1A", "１", "1e400", "1e39", "1,5", "5%", "None", "TRUE", "1 2", "--1",
            "9" * 200_000, "1;2", "'1", "1.5abc", "١", "½", "1e", "#N/A", "01/02/2020"]  # fmt: skip
     if source.random() < 0.3:
@@ -512,14 +484,9 @@ def odd_network(source, bases, folder):
         model = source.choice(["raising", "exiting", "not_a_network", "nobody", "__doc__", "classifier", "segmenter", "trained",
                                "without_batch_norm", "blobs", "Path", "EVIL"])  # fmt: skip
         return Command("predict", options | {"--model": f"{HELPERS}:{model}"}, NONE)
-    weights, path = (
-        load_file(options["--weights"]),
-        folder / source.choice(["w.safetensors", "w.pt", "w.pth", "w.ckpt", "w.txt"]),
-    )
+    weights, path = load_file(options["--weights"]), folder / source.choice(["w.safetensors", "w.pt", "w.pth", "w.ckpt", "w.txt"])
     key = source.choice([name for name, tensor in weights.items() if tensor.is_floating_point()])
-    what = source.choice(
-        ["same", "double", "missing", "extra", "shape", "NaN", "other", "prefix", "nested", "damage", "pickle"]
-    )
+    what = source.choice(["same", "double", "missing", "extra", "shape", "NaN", "other", "prefix", "nested", "damage", "pickle"])
     right = ANY if what == "double" else base.answers if what in ("same", "prefix", "nested") else NONE
     if what == "double":
         weights = {name: tensor.double() for name, tensor in weights.items()}
@@ -667,11 +634,6 @@ def test_odd_commands_as_processes(bases, tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         command = KINDS[number % len(KINDS)](random.Random(number), bases, folder)
-        words = [
-            sys.executable,
-            "-c",
-            "import sys; from batchbayes.cli import main; sys.exit(main())",
-            *command.words(),
-        ]
+        words = [sys.executable, "-c", "import sys; from batchbayes.cli import main; sys.exit(main())", *command.words()]
         done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=folder, timeout=120)
         judge(command, done.returncode, done.stdout, done.stderr)
