@@ -231,3 +231,11 @@ def test_parts_that_are_compiled_keep_their_names(tmp_path):
     bb.save(posterior, tmp_path / "posterior.safetensors")
     x = data()[0][0]
     assert torch.equal(bb.load(tmp_path / "posterior.safetensors", network()).draw(0, 1)(x), posterior.draw(0, 1)(x))
+
+
+def test_draws_keep_the_memory_format_of_the_network():
+    own = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last)
+    posterior = bb.noisy(own, bb.MeanField(initial_std=0.2)).posterior()
+    assert posterior.weights(0, 0)["weight"].stride() == own.weight.stride()
+    x = torch.randn(2, 1, 5, 5)
+    assert posterior.draw(0, 0)(x).is_contiguous(memory_format=torch.channels_last)

@@ -52,8 +52,9 @@ class WeightsPosterior(Posterior):
 
     def weights(self, seed: int, index: int) -> dict[str, Tensor]:
         """Return the random weights of draw `index`, by name."""
-        sampled = self.distributions.items()
-        return {name: given.sample(generator(seed, "weights", index, name)) for name, given in sampled}
+        sources = {site: generator(seed, "weights", index, site.name) for site in self.sites}
+        given = self.distributions
+        return {site.name: site.in_format(given[site.name].sample(source)) for site, source in sources.items()}
 
     def means(self) -> dict[str, Tensor]:
         """Return a state dict for the user's network, in which each random weight is its mean."""
