@@ -29,6 +29,7 @@ EXPERIMENTS = {
     "random-labels": "batchbayes.experiments.weights.random_labels",
     "variance-networks": "batchbayes.experiments.weights.variance_networks",
     "mean-propagation": "batchbayes.experiments.weights.mean_propagation",
+    "mnf-uci": "batchbayes.experiments.weights.mnf_uci",
     "gradient-variance": "batchbayes.experiments.weights.gradient_variance",
     "sparse-vd": "batchbayes.experiments.weights.sparse_vd",
     "ensembles": "batchbayes.experiments.samples.ensembles",
