@@ -12,7 +12,7 @@ from batchbayes.errors import BatchbayesError, BatchbayesWarning
 from batchbayes.methods import METHODS, find_method, plugin_names, register, resolve
 
 if TYPE_CHECKING:
-    from batchbayes import calibrate, metrics, plots, scores
+    from batchbayes import attacks, calibrate, decisions, distill, metrics, online, plots, scores
     from batchbayes.detection.novelty import Novelty, NoveltyReport, novelty
     from batchbayes.engines.linearity import check_linearity
     from batchbayes.likelihoods import bernoulli, categorical, gaussian, heteroscedastic_gaussian
@@ -66,6 +66,7 @@ __all__ = [
     "TableJitter",
     "ViewsPosterior",
     "WeightSamples",
+    "attacks",
     "batch_norm_regulariser",
     "bernoulli",
     "calibrate",
@@ -73,8 +74,10 @@ __all__ = [
     "check_linearity",
     "clt_bn",
     "correlated_bn",
+    "decisions",
     "deep_ensemble",
     "deterministic",
+    "distill",
     "ensemble",
     "fast_geometric",
     "gaussian",
@@ -85,6 +88,7 @@ __all__ = [
     "mcbn",
     "metrics",
     "novelty",
+    "online",
     "plots",
     "population",
     "predict",
@@ -126,7 +130,7 @@ _HOMES = {
 }
 """Modules of the public names that are not methods. A name is imported on first use, so that `batchbayes --help` need
 not wait for torch."""
-_SUBMODULES = ("calibrate", "metrics", "plots", "scores")
+_SUBMODULES = ("attacks", "calibrate", "decisions", "distill", "metrics", "online", "plots", "scores")
 
 
 def __getattr__(name: str) -> Any:
