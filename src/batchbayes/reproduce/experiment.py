@@ -55,6 +55,25 @@ EXPERIMENTS = {
         "batchbayes.experiments.samples.ensembles",
         "Every method by the number of networks of a deep ensemble that it equals, against its forward passes",
     ),
+    "distillation": ListedExperiment(
+        "batchbayes.experiments.samples.distillation",
+        "A student of a deep ensemble: how much of the gain one pass keeps",
+    ),
+    "active-learning": ListedExperiment(
+        "batchbayes.experiments.samples.active_learning",
+        "Which examples to label next: by mutual information, by entropy, or at random",
+    ),
+    "attack": ListedExperiment(
+        "batchbayes.experiments.samples.attack",
+        "Successful adversarial attacks against the number of gradient updates, beside a published figure",
+    ),
+    "online": ListedExperiment(
+        "batchbayes.experiments.samples.online",
+        "Data in five parts, each posterior the prior for the next, beside joint training and fine-tuning",
+    ),
+    "sg-mcmc": ListedExperiment(
+        "batchbayes.experiments.samples.sg_mcmc", "Stochastic gradient MCMC on posteriors that are known exactly"
+    ),
     "batch-size-collapse": ListedExperiment(
         "batchbayes.experiments.batch_size_collapse",
         "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
