@@ -136,7 +136,11 @@ def _sight(network: Network, sites: Sequence[Site], inputs: Tensor, classes: boo
     if len(seen) < len(sites) or any(len(means) != len(inputs) for means, _ in seen.values()):
         return None
     means, squares = (torch.cat(parts, 1) for parts in zip(*(seen[site.name] for site in sites), strict=True))
-    return Sight(means, squares, _entropy(outputs) if classes else torch.zeros(len(outputs), dtype=torch.float64))
+    return Sight(
+        means,
+        squares,
+        _entropy(outputs) if classes and outputs.ndim > 1 else torch.zeros(len(outputs), dtype=torch.float64),
+    )
 
 
 def _entropy(logits: Tensor) -> Tensor:
