@@ -201,7 +201,7 @@ class Table:
     def __init__(self, source, cells):
         self.header, self.cells = ["left", "right"], cells
         self.delimiter, self.end, self.encoding, self.quote = ",", "\n", "utf-8", False
-        self.raw = lambda data: data
+        self.raw = []
 
     def encoded(self):
         file = io.StringIO(newline="")
@@ -210,7 +210,10 @@ class Table:
         if self.header is not None:
             writer.writerow(self.header)
         writer.writerows(self.cells)
-        return self.raw(file.getvalue().encode(self.encoding))
+        data = file.getvalue().encode(self.encoding)
+        for change in self.raw:
+            data = change(data)
+        return data
 
     def add(self, name, cell, place=None):
         at = len(self.header or "12") if place is None else place
@@ -234,11 +237,11 @@ def change_format(source, table):
         table.add("größe", lambda number: "7", 0)
         table.encoding = what
     elif what == "no newline":
-        table.raw = bytes.rstrip
+        table.raw.append(bytes.rstrip)
     elif what == "blank lines":
-        table.raw = lambda data: data + b"\n\n\n"
+        table.raw.append(lambda data: data + b"\n\n\n")
     else:
-        table.raw = lambda data: data.replace(b".", b"\0", 1)
+        table.raw.append(lambda data: data.replace(b".", b"\0", 1))
         return False
     return True
 
@@ -308,11 +311,11 @@ def change_rows(source, table):
     elif what == "long":
         table.cells[source.randrange(len(table.cells))].append("4")
     elif what == "trailing":
-        table.raw = lambda data: data.replace(table.end.encode(), f",{table.end}".encode())
+        table.raw.append(lambda data: data.replace(table.end.encode(), f",{table.end}".encode()))
     elif what == "header again":
         table.cells.append(list(table.header or ["left", "right"]))
     else:
-        table.raw = lambda data: b"# made today\n" + data
+        table.raw.append(lambda data: b"# made today\n" + data)
     return False
 
 
