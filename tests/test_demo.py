@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from batchbayes import BatchbayesError, demo
+from batchbayes._common import checks
 from batchbayes.demo import DemoConfig, Row, format_table, ood_auroc, run_demo
 from batchbayes.training.loop import TrainingConfig
 
@@ -77,6 +78,6 @@ def test_a_file_in_place_of_the_folder_is_refused_before_any_work(tmp_path: Path
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == "sklearn" else object())
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "sklearn" else object())
     with pytest.raises(BatchbayesError, match=r"no sklearn.*pip install 'batchbayes\[demo\]'"):
         run_demo(tmp_path)

@@ -57,5 +57,9 @@ from batchbayes.predictive import (
     Predictive as Predictive,
 )
 from batchbayes.saving import load as load, save as save
+from batchbayes.methods.samples.sg_mcmc import sg_mcmc as sg_mcmc
+from batchbayes.methods.samples.trajectory import fast_geometric as fast_geometric
+from batchbayes.methods.samples.trajectory import snapshots as snapshots
+from batchbayes.methods.samples.trajectory import swag as swag
 
 __version__: str

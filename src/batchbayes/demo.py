@@ -26,8 +26,9 @@ from batchbayes.plots import Band, band_figure, certainty_figure, save_figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.reproduce.workers import single_threaded
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Loss, TrainingConfig, one_thread, supervised, train
+from batchbayes.training.loop import Loss, TrainingConfig, supervised, train
 
 # The batches are small because the spread of batch statistics is proportional to one over the square root of the batch
 # size. With 600 epochs the toy network predicts new points near the data better than with 300: an RMSE of 0.15 instead
@@ -90,7 +91,7 @@ def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list
     config = config or DemoConfig()
     require_packages("the demo", "demo", matplotlib="matplotlib", sklearn="scikit-learn")
     _require_folder(out)
-    with one_thread():
+    with single_threaded():  # networks as small as these run slower on several threads
         runs = []
         for each in progress(range(seed, seed + config.seeds), "demo", config.seeds):
             toy_figure, digits_figure = (out / "toy.png", out / "digits.png") if each == seed else (None, None)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from batchbayes.batches import Inputs
 from batchbayes.copying import is_wrapper, plain_name
 from batchbayes.errors import BatchbayesError, warn
+from batchbayes.inputs import Inputs, tensors_of
 from batchbayes.shadow import Changes, input_of, why_in_place, workplace
 
 Function = Callable[[Any], Tensor]
@@ -86,8 +86,8 @@ def _failed(
     module: nn.Module, inputs: Tensor | Inputs, tensors: Mapping[str, Tensor | None], error: Exception
 ) -> BatchbayesError:
     """Return what to say when the network raises an error."""
-    given = inputs.tensors() if isinstance(inputs, Inputs) else (inputs,)
-    shapes = " and ".join(f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}" for tensor in given)
+    forms = [(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors_of(inputs)]
+    shapes = " and ".join(f"{shape} of {dtype}" for shape, dtype in forms)
     own = str(reference_tensor(module).dtype).removeprefix("torch.")
     fix = f"check shape and dtype of the inputs (the weights are {own}): model(inputs) should run by itself"
     if None in tensors.values() and "NoneType" in str(error):

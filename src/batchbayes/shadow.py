@@ -184,7 +184,11 @@ class Workplace:
         for name, see in changes.get("before", {}).items():
             self._with_own_hooks(name).register_forward_pre_hook(partial(_before, see), with_kwargs=True)
         for name, replace in changes.get("instead", {}).items():
-            vars(self._find(name))["forward"] = partial(_instead, replace)
+            found = self._with_own_hooks(name)
+            found.register_forward_pre_hook(
+                _do_nothing
+            )  # torch's short cut for transformers skips modules without hooks
+            vars(found)["forward"] = partial(_instead, replace)
         for part in self._parts:
             part.adapt(changes.get("dropout", False))
 
@@ -337,6 +341,10 @@ def _before(
     if other is None:
         return None
     return ((other, *args[1:]), named) if args else (args, {**named, "input": other})
+
+
+def _do_nothing(*_: object) -> None:
+    """A hook without effect."""
 
 
 def _instead(replace: Callable[[Tensor], Tensor], *args: Any, **named: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from importlib import import_module
 
 import numpy as np
@@ -148,7 +149,13 @@ def test_outputs_that_are_probabilities_are_taken_so():
     assert found.metrics["deterministic"]["nll"] == pytest.approx(plain.metrics["deterministic"]["nll"], abs=1e-5)
 
 
-@pytest.mark.parametrize("make", [lambda m: m, torch.jit.script], ids=["group norm", "scripted"])
+def scripted(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch wants another form
+        return torch.jit.script(model)
+
+
+@pytest.mark.parametrize("make", [lambda model: model, scripted], ids=["group norm", "scripted"])
 def test_networks_without_batch_norm_are_served(make):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(800, 3)).eval()

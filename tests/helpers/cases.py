@@ -193,8 +193,9 @@ def restarted(network: nn.Module) -> nn.Module:
 def trained(method: Callable[..., bb.Posterior], network: nn.Module, batches: list[Tensor], **options) -> bb.Posterior:
     """A method that trains copies of a network, for two epochs of a few batches with made-up labels."""
     labelled = [(batch, batch.flatten(1).sum(1).gt(0).long()) for batch in batches[:2]]
-    config = TrainingConfig(epochs=2, batch_size=8, learning_rate=0.05, optimiser="sgd")
-    return method(lambda: restarted(network), labelled, F.cross_entropy, config, **options)
+    start = network if method in (bb.fast_geometric, bb.swag) else lambda: restarted(network)
+    config = TrainingConfig(epochs=8, batch_size=8, learning_rate=0.05, optimiser="sgd")
+    return method(start, labelled, F.cross_entropy, config, **options)
 
 
 def variational(family: Family) -> Fit:
@@ -240,6 +241,10 @@ POSTERIORS: dict[str, Fit] = {
     "weight_samples, dropout inside": lambda n, b: bb.weight_samples(n, moved(n, 3)).with_noise(bb.mc_dropout),
     "with_views, weight_samples": lambda n, b: bb.with_views(bb.weight_samples(n, moved(n, 3)), CROP_AND_FLIP),
     "deep_ensemble": lambda network, batches: trained(bb.deep_ensemble, network, batches, num_members=8),
+    "snapshots": lambda network, batches: trained(bb.snapshots, network, batches, num_members=8),
+    "fast_geometric": lambda n, b: trained(bb.fast_geometric, n, b, num_members=8),
+    "swag": lambda n, b: trained(bb.swag, n, b, num_members=8, statistics=b),
+    "sg_mcmc": lambda n, b: trained(bb.sg_mcmc, n, b, num_samples=4, num_chains=2, num_examples=16),
     "with_views, table": lambda n, b: bb.with_views(bb.correlated_bn(n, b), bb.TableJitter.of(torch.cat(b), 0.1)),
 }
 """Every method by its name in the table, a comma, and the option. A new method joins here, and the laws run for it."""

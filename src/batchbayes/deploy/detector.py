@@ -12,6 +12,10 @@ from batchbayes.detection.statistics import FLOOR, Place
 from batchbayes.network import Network, pick_output
 from batchbayes.shadow import workplace
 
+TIE = 1e-9
+"""Scores that differ by less are equal. They are sums of logarithms of ranks, so ties are common, and the last digit of
+a logarithm is not the same everywhere."""
+
 
 class Detector(nn.Module):
     """One more pass of the network, with its batch-norm sites watched."""
@@ -35,7 +39,7 @@ class Detector(nn.Module):
             parts += [-logits.logsumexp(1), evidence][: min(2, logits.shape[1])]
         found = self._surprise(torch.stack(parts, 1).clamp(max=MOST))
         score = found[:, 0] if len(parts) == 1 else found[:, 0] + found[:, 1:].mean(1)
-        at_least = (self._calibration >= score[:, None]).double().sum(1)
+        at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
         return ((1 + at_least) / (len(self._calibration) + 1)).float()
 
     def _see(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

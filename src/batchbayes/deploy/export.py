@@ -1,6 +1,5 @@
 """`bb.export`: a posterior as one file that predicts."""
 
-import copy
 import io
 import json
 import os
@@ -15,16 +14,13 @@ from torch import Tensor, nn
 
 from batchbayes import __version__
 from batchbayes._common.atomic import atomic_path
-from batchbayes._common.checks import whole_number
 from batchbayes.calibrate import ConformalIntervals
-from batchbayes.deploy.detector import Detector
+from batchbayes.deploy.build import build_program
 from batchbayes.deploy.onnx_file import BATCH, INPUT, build_model
-from batchbayes.deploy.program import Finish, Program, build_step
-from batchbayes.deploy.summaries import summary_of
+from batchbayes.deploy.program import Program
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import Likelihood, require_likelihood
-from batchbayes.network import Network
+from batchbayes.likelihoods import Likelihood
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import GaussianPredictive
@@ -104,31 +100,26 @@ def export(
     """
     target = Path(path)
     _require_format(target)
-    require_likelihood(likelihood)
-    num_samples = 1 if posterior.is_point else whole_number("num_samples", num_samples)
-    network, examples = _copied(posterior), _examples(example_inputs)
-    ready = examples if prepare is None else prepare(examples)
-    summary = summary_of(likelihood, conformal)
-    program = Program(
-        prepare,
-        build_step(posterior, network, ready, summary, num_samples, seed),
-        Finish(summary, num_samples, threshold, novelty_level),
-        None if novelty is None else Detector(novelty, network),
+    examples = _examples(example_inputs)
+    program = build_program(
+        posterior,
         examples,
-    ).eval()
-    predictive = predict(posterior, ready, likelihood, num_samples=num_samples, seed=seed, keep_draws=False)
-    wanted = _shown(predictive)
+        likelihood,
+        num_samples=num_samples,
+        seed=seed,
+        conformal=conformal,
+        threshold=threshold,
+        novelty=novelty,
+        novelty_level=novelty_level,
+        prepare=prepare,
+    )
+    ready = examples if prepare is None else prepare(examples)
+    wanted = _shown(predict(posterior, ready, likelihood, num_samples=num_samples, seed=seed, keep_draws=False))
     with torch.no_grad():
         found = program(examples)
-    difference = _require_equal(found, wanted)
-    notes = {
-        "batchbayes": __version__,
-        "posterior": repr(posterior),
-        "likelihood": repr(likelihood),
-        "draws": str(num_samples),
-        "seed": str(seed),
-    }
-    opset = None
+    difference, opset = _require_equal(found, wanted), None
+    notes = {"batchbayes": __version__, "posterior": repr(posterior), "likelihood": repr(likelihood)}
+    notes |= {"draws": str(num_samples), "seed": str(seed)}
     if target.suffix == ".onnx":
         model = build_model(program, examples[:EXAMPLES], notes)
         opset, content = model.opset_import[0].version, model.SerializeToString()
@@ -138,9 +129,10 @@ def export(
         content = _torch_file(program, examples[:EXAMPLES], notes)
     with atomic_path(target) as partial:
         partial.write_bytes(content)
+    network = program.step.network
     held = [*program.step.rows(), *([] if novelty is None else novelty.state()[1].values())]
-    weights = [*network.module.parameters(), *network.module.buffers()]
-    return Exported(target, tuple(found), opset, target.stat().st_size, _bytes(weights), _bytes(held), difference)
+    sizes = _bytes([*network.parameters(), *network.buffers()]), _bytes(held)
+    return Exported(target, tuple(found), opset, len(content), *sizes, difference)
 
 
 def _require_format(path: Path) -> None:
@@ -156,25 +148,6 @@ def _require_format(path: Path) -> None:
             got=f"no {' and no '.join(missing)}",
             fix="pip install 'batchbayes[export]', or write a .pt2 file",
         )
-
-
-def _copied(posterior: Posterior) -> Network:
-    """Return a copy of the posterior's network on the CPU, because torch's exporter works inside of modules."""
-    network = getattr(posterior, "network", None)
-    if not isinstance(network, Network):
-        raise BatchbayesError(
-            expected="a posterior of one network, as bb.mcbn(model, batches) returns it",
-            got=f"a {type(posterior).__name__}",
-            fix="fit first, or pass bb.deterministic(model)",
-        )
-    try:
-        return Network(copy.deepcopy(network.module).cpu().requires_grad_(False), network.output)
-    except Exception as error:
-        raise BatchbayesError(
-            expected="a network that can be copied",
-            got=f"{type(network.module).__name__}, and {type(error).__name__}: {error}"[:300],
-            fix="take locks, files and tensors with gradients out of its attributes",
-        ) from error
 
 
 def _examples(inputs: Tensor) -> Tensor:

@@ -11,12 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from batchbayes.deploy.bank import Bank, fill_bank
+from batchbayes.deploy.bank import Bank
 from batchbayes.deploy.summaries import Summary
-from batchbayes.deploy.views import BankedView, bank_views
-from batchbayes.methods.views.posterior import ViewsPosterior
+from batchbayes.deploy.views import BankedView
 from batchbayes.network import Network, pick_output
-from batchbayes.posterior import Posterior
 from batchbayes.shadow import workplace
 
 State = list[Tensor]
@@ -109,11 +107,11 @@ class Program(nn.Module):
     """The whole prediction: inputs (N, ...) in, outputs by name out."""
 
     def __init__(
-        self, prepare: nn.Module | None, step: Step, finish: Finish, detector: nn.Module | None, example: Tensor
+        self, prepare: nn.Module | None, step: Step, finish: Finish, detector: nn.Module | None, ready: Tensor
     ) -> None:
+        """`ready` are some inputs of the network, which say what shape its outputs have."""
         super().__init__()
         self.prepare, self.step, self.finish, self.detector = prepare, step, finish, detector
-        ready = example if prepare is None else prepare(example)
         with torch.no_grad():
             self.state = step.start(step._pass(ready, [bank[0] for bank in step.rows()]))
         self.passes = len(step.rows()[0]) if step.rows() else 1
@@ -125,15 +123,3 @@ class Program(nn.Module):
         for number in range(self.passes):
             state = self.step(ready, torch.tensor(number), [bank[number] for bank in rows], state)
         return self.finish(state, None if self.detector is None else self.detector(ready))
-
-
-def build_step(
-    posterior: Posterior, network: Network, example: Tensor, summary: Summary, count: int, seed: int
-) -> Step:
-    """Return the step of a posterior, on a network that is a copy of the posterior's own."""
-    if not isinstance(posterior, ViewsPosterior):
-        bank = fill_bank(posterior, example, 1 if posterior.is_point else count, seed)
-        return Step(network, bank, (), 1, summary)
-    passes = count * posterior.average
-    bank = fill_bank(posterior.posterior, example, passes, seed)
-    return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary)

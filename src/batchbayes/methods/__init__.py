@@ -85,6 +85,14 @@ _TABLE = [
            "batchbayes.methods.samples.weight_samples:weight_samples", *_WEIGHTS, is_compared=False),
     Method("deep_ensemble", "Deep ensemble", "networks that were trained from different starts",
            "batchbayes.methods.samples.deep_ensemble:deep_ensemble", *_WEIGHTS, is_compared=False),
+    Method("snapshots", "Snapshots", "weights at the ends of the cosine cycles of one training",
+           "batchbayes.methods.samples.trajectory:snapshots", *_WEIGHTS, is_compared=False),
+    Method("fast_geometric", "Fast geometric ensemble", "weights along short cycles after training",
+           "batchbayes.methods.samples.trajectory:fast_geometric", *_WEIGHTS, is_compared=False),
+    Method("swag", "SWAG", "draws from a Gaussian fitted to the weights along a training",
+           "batchbayes.methods.samples.trajectory:swag", *_WEIGHTS, is_compared=False),
+    Method("sg_mcmc", "SG-MCMC", "weights sampled from their posterior by training with noise",
+           "batchbayes.methods.samples.sg_mcmc:sg_mcmc", *_WEIGHTS, is_compared=False),
 ]  # fmt: skip
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 """All methods by name."""

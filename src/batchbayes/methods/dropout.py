@@ -143,15 +143,8 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
 
 def dropout_candidates(method: Method, setting: Setting) -> list[Candidate]:
     """Return what an assessment compares: the network with its dropout on."""
-    return [
-        Candidate(
-            name=method.label,
-            about="mean of draws, each with its own dropout masks",
-            posterior=mc_dropout(setting.model),
-            advice="Average draws with dropout on",
-            rank=1,
-        )
-    ]
+    about, advice = "mean of draws, each with its own dropout masks", "Average draws with dropout on"
+    return [Candidate(method.label, about, mc_dropout(setting.model), advice, rank=1)]
 
 
 def has_dropout(model: nn.Module) -> bool:

@@ -49,6 +49,33 @@ class LeNet5(nn.Sequential):
         )
 
 
+class NormalisedLeNet5(nn.Sequential):
+    """LeNet-5 with batch norm after each layer but the last, and no biases, as variance networks have it.
+
+    With `dropout`, a dropout layer stands before the hidden dense layer.
+    """
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(
+            OrderedDict(
+                conv1=nn.Conv2d(1, 20, 5, bias=False),
+                norm1=nn.BatchNorm2d(20),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(20, 50, 5, bias=False),
+                norm2=nn.BatchNorm2d(50),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                dropout=nn.Dropout(dropout),
+                dense1=nn.Linear(800, 500, bias=False),
+                norm3=nn.BatchNorm1d(500),
+                relu3=nn.ReLU(),
+                dense2=nn.Linear(500, 10, bias=False),
+            )
+        )
+
+
 def init_for_sparsity(network: nn.Module) -> None:
     """Draw initial weights as the code of sparse variational dropout does: small ones in dense layers, Glorot's in
     convolutions, and zero biases."""

@@ -13,6 +13,7 @@ from batchbayes.plots.normality import StatisticSweep, normality_sweep_figure
 from batchbayes.plots.novelty import novelty_figure
 from batchbayes.plots.price import price_figure
 from batchbayes.plots.regression import interval_coverage_figure, uncertainty_error_figure, uncertainty_error_grid
+from batchbayes.plots.seeds import seeds_figure
 from batchbayes.plots.segmentation import Triptych, segmentation_figure
 from batchbayes.plots.shift import shift_figure
 from batchbayes.plots.statistics import correlation_figure, marginals_figure, normality_figure
@@ -37,6 +38,7 @@ __all__ = [
     "reliability_figure",
     "risk_coverage_figure",
     "save_figure",
+    "seeds_figure",
     "segmentation_figure",
     "shift_figure",
     "uncertainty_error_figure",

@@ -26,8 +26,12 @@ EXPERIMENTS = {
     "mcbn-toy": "batchbayes.experiments.mcbn.toy",
     "mcbn-normality": "batchbayes.experiments.mcbn.normality",
     "batch-size-collapse": "batchbayes.experiments.batch_size_collapse",
+    "random-labels": "batchbayes.experiments.weights.random_labels",
+    "variance-networks": "batchbayes.experiments.weights.variance_networks",
+    "mean-propagation": "batchbayes.experiments.weights.mean_propagation",
     "gradient-variance": "batchbayes.experiments.weights.gradient_variance",
     "sparse-vd": "batchbayes.experiments.weights.sparse_vd",
+    "ensembles": "batchbayes.experiments.samples.ensembles",
 }
 """The modules of the experiments of this package. A module is imported only when its experiment is used."""
 

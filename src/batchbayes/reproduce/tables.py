@@ -6,7 +6,7 @@ CSV has all digits of each number. The other formats use the number format of th
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from batchbayes.errors import BatchbayesError
@@ -49,6 +49,12 @@ class ResultTable:
         """Return the cells of each row as texts. None becomes an empty text."""
         formats = self.formats or ("",) * len(self.columns)
         return [[cell_text(cell, form) for cell, form in zip(row, formats, strict=True)] for row in self.rows]
+
+
+def mean_of(rows: Iterable[object], name: str) -> float | None:
+    """Return the mean of an attribute over the rows that have it; None if no row does."""
+    values = [value for row in rows if (value := getattr(row, name)) is not None]
+    return sum(values) / len(values) if values else None
 
 
 def cell_text(cell: CellValue, form: str) -> str:

@@ -8,6 +8,7 @@ from helpers.integrals import expected_log_magnitude, gaussian_expectation
 from torch import nn
 
 import batchbayes as bb
+from batchbayes.methods.weights.mean_field import _Moments, moments
 from batchbayes.methods.weights.sites import find_sites
 from batchbayes.methods.weights.sparse import _Sparse, log_uniform_divergence, sparse_moments
 
@@ -39,6 +40,20 @@ def test_empirical_bayes_is_the_best_prior():
     at = {s: float(bb.MeanField(s * best).given(weight, own, site).divergence()) for s in (0.9, 1.0, 1.1)}
     assert found == pytest.approx(at[1.0])
     assert min(at[0.9], at[1.1]) > found
+
+
+@pytest.mark.parametrize("prior", [0.7, None])
+def test_the_gradient_in_closed_form_is_that_of_autograd(prior):
+    torch.manual_seed(0)
+    weight, log_std, by_variance = torch.randn(3, 6, 5, dtype=torch.float64)
+
+    def gradient(function):
+        own = [weight.clone().requires_grad_(), log_std.clone().requires_grad_()]
+        variance, kl = function(*own, prior)
+        return torch.autograd.grad((variance * by_variance).sum() + 1.7 * kl, own)
+
+    for found, expected in zip(gradient(_Moments.apply), gradient(moments), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_log_uniform_is_off_by_at_most_the_stated_error():

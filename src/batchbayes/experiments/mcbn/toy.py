@@ -33,7 +33,7 @@ from batchbayes.plots import Band, band_figure
 from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.reproduce.experiment import Results, Unit
-from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.reproduce.tables import CellValue, ResultTable, mean_of
 from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.train import train_together
 
@@ -235,9 +235,7 @@ def tables(config: ToyConfig, results: Results) -> list[ResultTable]:
     for method in (method for methods in METHODS.values() for method in methods):
         own = [row for row in rows if row.method == method]
         cells: list[CellValue] = [method, ", ".join(dict.fromkeys(row.setting for row in own))]
-        for name, _ in COLUMNS.values():
-            values = [getattr(row, name) for row in own]
-            cells.append(sum(values) / len(values) if values else None)
+        cells += [mean_of(own, name) for name, _ in COLUMNS.values()]
         ratios = sorted(row.std_outside / row.std_inside for row in own)
         cells.append(f"{ratios[0]:.1f} to {ratios[-1]:.1f}" if ratios else None)
         lines.append(tuple(cells))

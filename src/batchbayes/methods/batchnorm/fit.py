@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
-from batchbayes.batches import Batches, Picker, mini_batches, require_finite
+from batchbayes.batches import Batches, mini_batches
 from batchbayes.engines.linearity import known_linearity
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
+from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import collect_omegas
 from batchbayes.methods.batchnorm.condition import is_settled, warn_of_condition
 from batchbayes.methods.batchnorm.familiar import LOOSE, STRICT, difference

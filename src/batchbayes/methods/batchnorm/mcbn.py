@@ -14,8 +14,9 @@ from typing import Literal, Unpack, overload
 import torch
 from torch import nn
 
-from batchbayes.batches import Batches, Picker
+from batchbayes.batches import Batches
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import Picker
 from batchbayes.methods.batchnorm.fit import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.query import QueryInBatchPosterior

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt
-from batchbayes.batches import require_finite
+from batchbayes.inputs import require_finite
 from batchbayes.methods.batchnorm.collect import by_batch
 from batchbayes.methods.batchnorm.sites import (
     Site,

@@ -77,9 +77,7 @@ class CurvatureSum:
     """The curvature of a training set, batch by batch, in float64."""
 
     def __init__(self, outputs: int, features: int, *, full: bool) -> None:
-        self._shape = outputs, features
-        size = outputs * features
-        self._full = torch.zeros(size, size, dtype=torch.float64) if full else None
+        self._full = torch.zeros(outputs, features, outputs, features, dtype=torch.float64) if full else None
         self._of_features = torch.zeros(features, features, dtype=torch.float64)
         self._of_outputs = torch.zeros(outputs, outputs, dtype=torch.float64)
         self.count = 0
@@ -88,27 +86,23 @@ class CurvatureSum:
         """Add examples with features (n, P) and second derivatives (n, K, K)."""
         self.count += len(features)
         if self._full is not None:
-            root = _root(hessians)  # (n, K, K): hessian = root root^T
-            seen = torch.einsum("nkj,np->njkp", root, features).flatten(0, 1).flatten(1)  # (n K, K P)
-            self._full += seen.T @ seen
+            for k, j in torch.combinations(torch.arange(hessians.shape[1]), with_replacement=True).tolist():
+                block = (features * hessians[:, k, j, None]).T @ features
+                self._full[k, :, j] += block
+                if k != j:
+                    self._full[j, :, k] += block
         self._of_features += features.T @ features
         self._of_outputs += hessians.sum(0)
 
     def finish(self) -> FullCurvature | KroneckerCurvature:
         """Return the eigenvectors and eigenvalues."""
         if self._full is not None:
-            values, vectors = torch.linalg.eigh(self._full)
+            values, vectors = torch.linalg.eigh(self._full.flatten(2).flatten(0, 1))
             return FullCurvature(vectors, values.clamp_min(0))
         of_outputs, output_vectors = torch.linalg.eigh(self._of_outputs / self.count)
         of_features, feature_vectors = torch.linalg.eigh(self._of_features)
         products = of_outputs.clamp_min(0)[:, None] * of_features.clamp_min(0)
         return KroneckerCurvature(output_vectors, feature_vectors, products)
-
-
-def _root(matrices: Tensor) -> Tensor:
-    """Return R with R R^T = M for symmetric matrices (n, K, K) without negative eigenvalues."""
-    values, vectors = torch.linalg.eigh(matrices)
-    return vectors * values.clamp_min(0).sqrt()[:, None]
 
 
 def output_hessians(likelihood: object, outputs: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def deep_ensemble(
     WeightSamples(deep_ensemble on MLP: 3 members)
     """
     seeds = [member_seed(config.seed, number) for number in range(num_members)]
-    networks = [_made(make, seed) for seed in seeds]
+    networks = [made(make, seed) for seed in seeds]
     if together:
         _train_together(networks, data, loss, config, seeds)
     else:
@@ -85,7 +85,19 @@ def batches_of(data: Data, config: TrainingConfig) -> Batches:
     return data  # type: ignore[return-value]
 
 
-def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def steps_in_epoch(batches: Any) -> int:
+    """Return the number of batches, which schedules need to know."""
+    if not hasattr(batches, "__len__"):
+        raise BatchbayesError(
+            expected="batches with a length, because schedules need the number of steps",
+            got=f"a {type(batches).__name__}",
+            fix="pass two tensors, a list of batches or a DataLoader",
+        )
+    return len(batches)
+
+
+def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make a network whose random start depends on a seed alone."""
     with GlobalStream(stream_seed(seed, "start")):
         return make()
 

@@ -48,6 +48,10 @@ class WeightSamples(Posterior):
     method: str
     noise: tuple[State, ...] = ()
     """For each member the posterior inside it, if there is one."""
+    num_chains: int = 1
+    """Of MCMC. Members come chain by chain, each chain in its order."""
+    log_posterior: Tensor | None = None
+    """The trace of MCMC, (S,): up to a constant, the mean log posterior over the steps before each sample."""
 
     @property
     def device(self) -> torch.device:
@@ -62,7 +66,8 @@ class WeightSamples(Posterior):
 
     def __repr__(self) -> str:
         inside = f", {self.noise[0][0]['kind']} inside" if self.noise else ""
-        return f"{type(self).__name__}({self.method} on {self.network}: {len(self)} members{inside})"
+        chains = f" in {self.num_chains} chains" if self.num_chains > 1 else ""
+        return f"{type(self).__name__}({self.method} on {self.network}: {len(self)} members{chains}{inside})"
 
     def draw(self, seed: int, index: int) -> Function:
         """Return the network with the weights of the member whose turn it is."""
@@ -121,7 +126,10 @@ class WeightSamples(Posterior):
         for number, (_, own) in enumerate(self.noise):
             tensors |= {f"noise.{number}.{name}": tensor for name, tensor in own.items()}
         layout = [[name, str(t.dtype), list(t.shape)] for name, t in state_of(self.network.module).items()]
-        header = {"output": self.network.output, "method": self.method, "num_members": len(self), "layout": layout}
+        if self.log_posterior is not None:
+            tensors["log_posterior"] = self.log_posterior
+        header = {"output": self.network.output, "method": self.method, "layout": layout}
+        header |= {"num_members": len(self), "num_chains": self.num_chains}
         return header | {"noise": [own for own, _ in self.noise]}, tensors
 
     @classmethod
@@ -130,7 +138,11 @@ class WeightSamples(Posterior):
         own = [(name, str(t.dtype), list(t.shape)) for name, t in state_of(network.module).items()]
         require_layout(network.module, header["layout"], own, "weight", "tensor {} of {} and shape {}")
         noise = tuple((part, under(tensors, f"noise.{number}.")) for number, part in enumerate(header["noise"]))
-        return cls(network, under(tensors, "weights."), int(header["num_members"]), header["method"], noise)
+        counts = int(header["num_members"]), int(header["num_chains"])
+        return cls(
+            network, under(tensors, "weights."), counts[0], header["method"], noise, counts[1],
+            tensors.get("log_posterior"),
+        )  # fmt: skip
 
 
 def weight_samples(model: nn.Module, states: Iterable[Mapping[str, Tensor]], *, output: Output = None) -> WeightSamples:

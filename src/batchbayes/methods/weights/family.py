@@ -6,7 +6,8 @@ Axes: a weight W is (outputs, inputs) or (outputs, inputs, kernel ...).
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -70,9 +71,13 @@ class GaussianWeights(ABC):
     mean: Tensor
     variance: Tensor
 
+    @cached_property
+    def std(self) -> Tensor:
+        """The standard deviation of each weight. Many draws share it."""
+        return self.variance.sqrt()
+
     def sample(self, source: torch.Generator | None = None) -> Tensor:
-        noise = standard_normal(self.mean, source)
-        return torch.addcmul(self.mean, self.variance.sqrt(), noise)
+        return torch.addcmul(self.mean, self.std, standard_normal(self.mean, source))
 
     def log_density(self, weight: Tensor) -> Tensor:
         """Return log q(W)."""
@@ -93,7 +98,32 @@ class GaussianWeights(ABC):
         """
         mean = site.product(inputs, self.mean, site.bias)
         variance = site.product(inputs.square(), self.variance)
-        return torch.addcmul(mean, (variance + TINY).sqrt(), noise_like(variance))
+        return with_noise(mean, variance)
+
+
+def with_noise(mean: Tensor, variance: Tensor) -> Tensor:
+    """Draw N(mean, variance), elementwise, from the global generator."""
+    return _WithNoise.apply(mean, variance, noise_like(variance))[0]  # type: ignore[index]
+
+
+class _WithNoise(torch.autograd.Function):
+    """mean + sqrt(variance) noise, with few passes over the activations."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        std = (variance + TINY).sqrt_()
+        return torch.addcmul(mean, std, noise), noise / std.mul_(2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradients[0], gradients[0] * ctx.saved_tensors[0], None
 
 
 def noise_like(activations: Tensor) -> Tensor:
@@ -109,7 +139,7 @@ def standard_normal(like: Tensor, source: torch.Generator | None) -> Tensor:
     """Return standard normal numbers in the shape of a tensor. A generator draws them on the CPU, on every device."""
     if source is None:
         return torch.randn_like(like)
-    return torch.randn(like.shape, generator=source, dtype=like.dtype).to(like.device)
+    return torch.empty_like(like).copy_(torch.randn(like.shape, generator=source, dtype=like.dtype))
 
 
 def full(weight: Tensor, value: float) -> Tensor:

@@ -140,6 +140,7 @@ def variational(
 
     This is `noisy`, `fit_noisy` and `posterior` in one call. The network is copied and not changed.
 
+    >>> import torch
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> data = [(torch.randn(16, 2), torch.randint(0, 3, (16,)))]
     >>> variational(network, data, epochs=2)

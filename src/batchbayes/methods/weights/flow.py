@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.checks import whole_number
-from batchbayes.methods.weights.family import TINY, Family, full, noise_like, standard_normal
+from batchbayes.methods.weights.family import Family, full, standard_normal, with_noise
 from batchbayes.methods.weights.sites import Site
 
 HIDDEN = {"q": 50, "r": 100}
@@ -62,7 +62,7 @@ class FlowWeights:
             mean = mean if site.bias is None else mean + site.bias.view(-1, *axes)
         else:
             mean = site.product(inputs * z.view(len(z), *axes, -1), self.weight, site.bias)
-        return torch.addcmul(mean, (variance + TINY).sqrt(), noise_like(variance))
+        return with_noise(mean, variance)
 
     def divergence(self) -> Tensor:
         """Estimate the bound of the KL with one draw of z and W."""

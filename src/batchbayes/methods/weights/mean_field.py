@@ -11,8 +11,9 @@ Reference: Blundell et al., "Weight Uncertainty in Neural Networks", ICML 2015.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from batchbayes._common.checks import finite_number
@@ -22,17 +23,12 @@ from batchbayes.methods.weights.sites import Site
 
 @dataclass(frozen=True, eq=False)
 class MeanFieldWeights(GaussianWeights):
-    """Gaussian weights with a Gaussian prior."""
+    """Gaussian weights, and the KL between them and a Gaussian prior."""
 
-    log_std: Tensor
-    prior_std: float | None
+    kl: Tensor
 
     def divergence(self) -> Tensor:
-        count, power = self.mean.numel(), self.variance.sum() + self.mean.square().sum()
-        if self.prior_std is None:
-            return 0.5 * count * (power / count).log() - self.log_std.sum()
-        constant = count * (math.log(self.prior_std) - 0.5)
-        return constant - self.log_std.sum() + power / (2 * self.prior_std**2)
+        return self.kl
 
 
 @dataclass(frozen=True)
@@ -55,4 +51,39 @@ class MeanField(Family):
         return {"log_std": full(weight, math.log(self.initial_std))}
 
     def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> MeanFieldWeights:
-        return MeanFieldWeights(weight, (2 * own["log_std"]).exp(), own["log_std"], self.prior_std)
+        return MeanFieldWeights(weight, *_Moments.apply(weight, own["log_std"], self.prior_std))  # type: ignore[misc]
+
+
+def moments(mean: Tensor, log_std: Tensor, prior_std: float | None) -> tuple[Tensor, Tensor]:
+    """Return the variance of each weight, and the KL of all of them."""
+    variance, count = (2 * log_std).exp(), mean.numel()
+    power = variance.sum() + torch.linalg.vector_norm(mean).square()
+    if prior_std is None:
+        return variance, 0.5 * count * (power / count).log() - log_std.sum()
+    return variance, count * (math.log(prior_std) - 0.5) - log_std.sum() + power / (2 * prior_std**2)
+
+
+class _Moments(torch.autograd.Function):
+    """`moments` with its gradient in closed form, which takes few passes over the weights."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, log_std: Tensor, prior_std: float | None) -> tuple[Tensor, Tensor]:
+        return moments(mean, log_std, prior_std)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        mean, _, ctx.prior_std = inputs
+        ctx.save_for_backward(mean, output[0])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        by_variance, by_kl = gradients
+        mean, variance = ctx.saved_tensors
+        if ctx.prior_std is None:
+            by_power = 0.5 * by_kl * mean.numel() / (variance.sum() + mean.square().sum())
+        else:
+            by_power = by_kl / (2 * ctx.prior_std**2)
+        by_log_std = (by_variance + by_power).mul_(variance).mul_(2).sub_(by_kl)
+        return mean * (2 * by_power), by_log_std, None

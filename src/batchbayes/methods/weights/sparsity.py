@@ -1,5 +1,7 @@
 """How many weights a posterior needs: sparsity, the compression ratio, and sparse weights to export."""
 
+import warnings
+
 from torch import Tensor
 
 from batchbayes.methods.weights.posterior import WeightsPosterior
@@ -20,13 +22,16 @@ def compression(posterior: WeightsPosterior) -> float:
 def sparse_weights(posterior: WeightsPosterior) -> dict[str, Tensor]:
     """Return the means of all random weights as sparse CSR matrices (outputs, inputs and kernel), by name.
 
+    >>> from torch import nn
     >>> from batchbayes.methods.weights.noisy import noisy
     >>> from batchbayes.methods.weights.sparse import SparseVD
-    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    >>> network = nn.Sequential(nn.Linear(4, 2))
     >>> sparse_weights(noisy(network, SparseVD()).posterior())["0.weight"].layout
     torch.sparse_csr
     """
-    return {name: given.mean.flatten(1).to_sparse_csr() for name, given in posterior.distributions.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return {name: given.mean.flatten(1).to_sparse_csr() for name, given in posterior.distributions.items()}
 
 
 def silent_outputs(posterior: WeightsPosterior) -> dict[str, Tensor]:

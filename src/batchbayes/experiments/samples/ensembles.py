@@ -1,0 +1,320 @@
+"""What every method is worth in networks of a deep ensemble, and what it costs in forward passes.
+
+Ashukha, Lyzhov, Molchanov and Vetrov, "Pitfalls of In-Domain Uncertainty Estimation and Ensembling in Deep Learning"
+(ICLR 2020), compare methods by the calibrated log-likelihood: each method first gets its best temperature. The
+deep-ensemble equivalent of a method is the number of independently trained networks that reach the same value.
+
+Differences from the paper: Small networks and few images replace VGG and ResNets on CIFAR. The temperature is tuned on
+held-out images, and not by cross-validation on the test images, and it scales the logits of each draw.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from batchbayes.calibrate import tune_temperature
+from batchbayes.data.folder import DataFolder
+from batchbayes.experiments.samples.images import Images, Source, load_images
+from batchbayes.likelihoods import categorical
+from batchbayes.methods.batchnorm.mcbn import mcbn
+from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
+from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
+from batchbayes.methods.laplace.last_layer import last_layer_laplace
+from batchbayes.methods.point import deterministic
+from batchbayes.methods.samples.deep_ensemble import deep_ensemble, made
+from batchbayes.methods.samples.schedules import Cyclical
+from batchbayes.methods.samples.sg_mcmc import sg_mcmc
+from batchbayes.methods.samples.trajectory import fast_geometric, snapshots, swag
+from batchbayes.methods.samples.weight_samples import WeightSamples
+from batchbayes.methods.views.images import RandomCrop
+from batchbayes.methods.views.posterior import with_views
+from batchbayes.metrics import accuracy, negative_log_likelihood
+from batchbayes.models.vgg import SmallVGG
+from batchbayes.plots import seeds_figure
+from batchbayes.posterior import Posterior
+from batchbayes.prediction import predict
+from batchbayes.predictive import CategoricalPredictive
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import ResultTable
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, supervised, train
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEEP = "deep ensemble"
+
+
+@dataclass(frozen=True)
+class EnsemblesConfig:
+    """A configuration. The defaults are those of the preset `quick`."""
+
+    data: Source = "fashion_mnist"
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    num_train: int = 3000
+    """Few, so that a single network is too certain, as large networks are."""
+    num_held_out: int = 1000
+    num_test: int = 2000
+    epochs: int = 10
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+    num_members: int = 6
+    """Networks of the deep ensemble."""
+    passes: tuple[int, ...] = (1, 2, 4, 6, 12)
+
+
+PRESETS = {
+    "smoke": EnsemblesConfig("synthetic", (0,), 256, 100, 100, epochs=5, num_members=3, passes=(1, 2, 3)),
+    "quick": EnsemblesConfig(),
+    "paper": EnsemblesConfig(num_train=50_000, num_held_out=10_000, num_test=10_000, epochs=60, num_members=20),
+}
+FAMILIES = ("networks", "snapshots", "after training", "cyclical SGLD")
+"""One unit each: what is made from independent trainings, and from one training of a special kind."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How good a method is after so many forward passes."""
+
+    seed: int
+    method: str
+    passes: tuple[int, ...]
+    nll: tuple[float, ...]
+    calibrated_nll: tuple[float, ...]
+    """With the temperature that is best on held-out images."""
+    accuracy: tuple[float, ...]
+    trainings: float
+    """What its training costs, in trainings of one network."""
+
+
+def units(config: EnsemblesConfig) -> list[Unit]:
+    """Return one unit for each seed and family of methods."""
+    efforts = {FAMILIES[0]: config.num_members}
+    return [
+        Unit(f"seed {seed}, {family}", {"seed": seed, "family": family}, effort=efforts.get(family, 2.0))
+        for seed in config.seeds
+        for family in FAMILIES
+    ]
+
+
+def work(config: EnsemblesConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
+    """Return the curves of one family of methods."""
+    seed, family = unit.arguments["seed"], unit.arguments["family"]
+    images = load_images(config.data, (config.num_train, config.num_held_out, config.num_test), seed, data_folder)
+    made_by = {
+        "networks": _from_networks,
+        "snapshots": _from_snapshots,
+        "after training": _after_training,
+        "cyclical SGLD": _from_cycles,
+    }[family]
+    with warnings_ignored():
+        posteriors = made_by(config, seed, images)
+        return [asdict(curve(config, seed, images, name, *found)) for name, found in posteriors.items()]
+
+
+Found = dict[str, tuple[Posterior, float]]
+"""Posteriors by the names of their methods, with the cost of their training."""
+
+
+def _training(config: EnsemblesConfig, seed: int, **changes: Any) -> TrainingConfig:
+    return TrainingConfig(**{
+        "epochs": config.epochs, "batch_size": config.batch_size, "learning_rate": config.learning_rate, "seed": seed,
+        **changes,
+    })  # fmt: skip
+
+
+def _from_networks(config: EnsemblesConfig, seed: int, images: Images) -> Found:
+    """Independent trainings: one of them with every method that needs no other training, and all of them together."""
+    members = deep_ensemble(
+        SmallVGG, images.train, cross_entropy, _training(config, seed), num_members=config.num_members
+    )
+    network = members.member(0)
+    noisy = tuned_mcbn(config, seed, images, network)
+    views = RandomCrop(padding=2, fill=float(images.train[0].min()))
+    laplace = last_layer_laplace(network, images.train[0], categorical(), held_out=images.held_out)
+    gaussian = stochastic_bn(network, images.train[0], batch_size=config.batch_size, center="running", seed=seed)
+    cost = float(config.num_members)
+    return {
+        "network": (deterministic(network), 1.0),
+        "MCBN, tuned": (noisy, 1.0),
+        "stochastic BN": (gaussian, 1.0),
+        "last-layer Laplace": (laplace, 1.0),
+        "views": (with_views(deterministic(network), views), 1.0),
+        DEEP: (members, cost),
+        f"{DEEP} with MCBN": (with_mcbn(config, seed, images, members), cost),
+        f"{DEEP} with views": (with_views(members, views), cost),
+    }
+
+
+def tuned_mcbn(config: EnsemblesConfig, seed: int, images: Images, network: nn.Module) -> Posterior:
+    """Return MCBN around the running statistics, at the batch size that suits held-out images best."""
+    fitted = mcbn(network, images.train[0], batch_size=config.batch_size, center="running", seed=seed)
+    return tune_batch_size(fitted, [images.held_out], categorical(), num_samples=32, seed=seed).posterior
+
+
+def with_mcbn(config: EnsemblesConfig, seed: int, images: Images, members: WeightSamples) -> WeightSamples:
+    """Return the members with the noise of the training batches inside each of them."""
+
+    def fit(member: nn.Module) -> Posterior:
+        inputs, size = images.train[0], config.batch_size
+        return mcbn(member, inputs, batch_size=size, center="running", seed=seed, num_samples=16)
+
+    return members.with_noise(fit)
+
+
+def _from_snapshots(config: EnsemblesConfig, seed: int, images: Images) -> Found:
+    cycles = max(2, config.num_members // 2)
+    training = _training(config, seed, epochs=2 * config.epochs)
+    return {"snapshots": (snapshots(SmallVGG, images.train, cross_entropy, training, num_members=cycles), 2.0)}
+
+
+def _after_training(config: EnsemblesConfig, seed: int, images: Images) -> Found:
+    """Go on training one network for half as long again."""
+    training = _training(config, seed)
+    network = made(SmallVGG, seed)
+    train(network, shuffled(*images.train, config.batch_size, seed), supervised(cross_entropy), training)
+    further = max(2, config.epochs // 2)
+    cycling = _training(config, seed, epochs=further)
+    constant = _training(config, seed, epochs=further, optimiser="sgd", learning_rate=0.01)
+    statistics = shuffled(*images.train, 256, seed)(0)
+    geometric = fast_geometric(network, images.train, cross_entropy, cycling, num_members=further)
+    gaussian = swag(
+        network, images.train, cross_entropy, constant, num_members=max(config.passes), statistics=list(statistics)
+    )
+    return {"fast geometric ensemble": (geometric, 1.5), "SWAG": (gaussian, 1.5)}
+
+
+def _from_cycles(config: EnsemblesConfig, seed: int, images: Images) -> Found:
+    """Sample the posterior under a prior N(0, 0.1) in cosine cycles, at temperature 1 and much colder."""
+    cycles = max(2, config.num_members // 2)
+    found: Found = {}
+    for temperature, name in ((1.0, "cyclical SGLD"), (0.01, "cyclical SGLD, T = 0.01")):
+        training = _training(config, seed, epochs=2 * config.epochs, learning_rate=0.1)
+        samples = sg_mcmc(
+            SmallVGG, images.train, cross_entropy, training, schedule=Cyclical(cycles, exploring=0.7),
+            prior_precision=10.0, temperature=temperature, num_samples=min(4 * cycles, max(config.passes)),
+        )  # fmt: skip
+        found[name] = (samples, 2.0)
+    return found
+
+
+def curve(
+    config: EnsemblesConfig, seed: int, images: Images, name: str, posterior: Posterior, trainings: float
+) -> Curve:
+    """Score a method after 1, 2, 4, ... forward passes. Each pass is one draw."""
+    held_out, test = (
+        predict(posterior, part[0], categorical(), num_samples=max(config.passes), seed=seed, keep_draws=True).draws
+        for part in (images.held_out, images.test)
+    )
+    passes = sorted({*(count for count in config.passes if count < len(test)), len(test)})
+    if name == DEEP:
+        passes = list(range(1, len(test) + 1))  # what the others are measured by
+    scores = [_scores(held_out[:count], test[:count], images) for count in passes]
+    nll, calibrated, accuracies = zip(*scores, strict=True)
+    return Curve(seed, name, tuple(passes), nll, calibrated, accuracies, trainings)
+
+
+def _scores(held_out: Tensor, test: Tensor, images: Images) -> tuple[float, float, float]:
+    """Return NLL as it is, NLL at the best temperature, and accuracy, of draws (S, N, K)."""
+    labels = images.test[1]
+    plain = predictive_of(test)
+    best = tune_temperature(predictive_of(held_out), images.held_out[1])
+    tuned = predictive_of(test, best)
+    return (
+        negative_log_likelihood(plain.log_prob(labels)),
+        negative_log_likelihood(tuned.log_prob(labels)),
+        accuracy(plain.probs, labels),
+    )
+
+
+def predictive_of(draws: Tensor, temperature: float = 1.0) -> CategoricalPredictive:
+    """Return what draws of logits (S, N, K) predict together."""
+    summary = categorical(temperature=temperature).summary()
+    summary.add(draws)
+    return summary.finish(draws)
+
+
+def deep_ensemble_equivalent(value: float, ensemble: Sequence[float], members: Sequence[int]) -> float | None:
+    """Return how many networks of a deep ensemble reach a calibrated NLL, by linear interpolation.
+
+    None stands for more networks than there are.
+
+    >>> deep_ensemble_equivalent(0.35, ensemble=[0.5, 0.4, 0.3], members=[1, 2, 4])
+    3.0
+    """
+    if value >= ensemble[0]:
+        return float(members[0])
+    for (low, high), (few, many) in zip(pairwise(ensemble), pairwise(members), strict=True):
+        if high <= value <= low:
+            return few + (many - few) * (low - value) / (low - high) if low > high else float(few)
+    return None
+
+
+def curves(config: EnsemblesConfig, results: Results) -> dict[str, list[Curve]]:
+    """Return the curves of all finished units by method, one for each seed."""
+    found: dict[str, list[Curve]] = {}
+    for unit in units(config):
+        for record in results.get(unit.name, []):
+            fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+            found.setdefault(record["method"], []).append(Curve(**fields))
+    return found
+
+
+def tables(config: EnsemblesConfig, results: Results) -> list[ResultTable]:
+    """Return means over seeds with all passes of each method, and its deep-ensemble equivalent for each seed."""
+    found, lines = curves(config, results), []
+    ensembles = {own.seed: own for own in found.get(DEEP, [])}
+    for method, each in found.items():
+        equivalents = [
+            deep_ensemble_equivalent(
+                own.calibrated_nll[-1], ensembles[own.seed].calibrated_nll, ensembles[own.seed].passes
+            )
+            for own in each
+            if own.seed in ensembles
+        ]
+        shown = [value if value is not None else float(config.num_members) for value in equivalents]
+        more = "" if all(value is not None for value in equivalents) else f"{config.num_members} or more in some seeds"
+        lines.append((
+            method, each[0].trainings, each[0].passes[-1],
+            _mean([own.accuracy[-1] for own in each]), _mean([own.nll[-1] for own in each]),
+            _mean([own.calibrated_nll[-1] for own in each]),
+            _mean(shown) if shown else None, " ".join(f"{value:.1f}" for value in shown), more,
+        ))  # fmt: skip
+    return [
+        ResultTable(
+            "Every method with all its passes",
+            ("method", "trainings", "passes", "accuracy", "NLL", "calibrated NLL", "equivalent", "each seed", ""),
+            tuple(lines),
+            ("", ".1f", "", ".4f", ".4f", ".4f", ".1f", "", ""),
+            ("Calibrated NLL: with the temperature that is best on held-out images.",
+             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL."),
+        )
+    ]  # fmt: skip
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def figures(config: EnsemblesConfig, results: Results) -> "dict[str, Figure]":
+    """Show the calibrated NLL against forward passes."""
+    found = curves(config, results)
+    lines = {
+        method: (each[0].passes, torch.tensor([own.calibrated_nll for own in each]).numpy())
+        for method, each in found.items()
+    }
+    return {"passes": seeds_figure(lines, xlabel="forward passes", ylabel="calibrated NLL", xscale="log")}
+
+
+def notes(config: EnsemblesConfig) -> list[str]:
+    """Say how this differs from the paper."""
+    return [
+        f"A small network with batch norm and {config.num_train:,} training images, {config.epochs} epochs of Adam.",
+        f"Means over {len(config.seeds)} seeds, {config.num_test:,} test images.",
+        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
+    ]

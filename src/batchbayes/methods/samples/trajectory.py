@@ -1,0 +1,187 @@
+r"""Ensembles from one training: snapshots, fast geometric ensembles, and SWAG.
+
+What is random: all parameters; buffers belong to the weights, or are computed anew where weights are averaged.
+q(w): weights along a training whose learning rate goes up and down (snapshots, fast geometric ensembles), or a Gaussian
+with the mean and a low-rank covariance of the weights along a training at a constant rate (SWAG).
+Cost: one training. A draw is one forward pass.
+References: Huang et al., "Snapshot Ensembles", ICLR 2017; Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast
+Ensembling of DNNs", NeurIPS 2018; Maddox et al., "A Simple Baseline for Bayesian Uncertainty in Deep Learning",
+NeurIPS 2019. Where we differ: the draws of SWAG are made at the fit, so that their batch statistics are computed once.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.checks import whole_number
+from batchbayes._common.rng import generator
+from batchbayes.batches import Batches as InputBatches
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.samples.deep_ensemble import Data, batches_of, made, member_seed, steps_in_epoch
+from batchbayes.methods.samples.schedules import Cyclical, Schedule, Triangular, kept_steps
+from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
+from batchbayes.network import Output, as_network
+from batchbayes.training.loop import Loss, Step, TrainingConfig, supervised, train
+
+State = dict[str, Tensor]
+
+
+def snapshots(
+    make: Callable[[], nn.Module],
+    data: Data,
+    loss: Loss,
+    config: TrainingConfig,
+    *,
+    num_members: int = 5,
+    output: Output = None,
+) -> WeightSamples:
+    """Train one network in cosine cycles, and keep its weights at the end of each cycle.
+
+    Args:
+        make: returns a new network with random weights.
+        data: two tensors (inputs, targets), or any batches for `train`.
+        loss: what training makes small, such as `torch.nn.functional.cross_entropy`.
+        config: how to train; its epochs are shared out to the cycles.
+        num_members: the number of cycles.
+        output: which output counts, if the network returns several.
+
+    >>> from batchbayes.training.loop import half_squared_error
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> snapshots(lambda: nn.Linear(1, 1), (x, x), half_squared_error, TrainingConfig(10, 16, 0.1))
+    WeightSamples(snapshots on Linear: 5 members)
+    """
+    network = made(make, member_seed(config.seed, 0))
+    kept = _along(network, data, loss, config, Cyclical(whole_number("num_members", num_members)), num_members)
+    return stack_states(as_network(network, output), kept, "snapshots")
+
+
+def fast_geometric(
+    model: nn.Module,
+    data: Data,
+    loss: Loss,
+    config: TrainingConfig,
+    *,
+    num_members: int = 5,
+    output: Output = None,
+) -> WeightSamples:
+    """Go on training a trained network in short cycles, and keep its weights where the learning rate is lowest.
+
+    In each cycle the learning rate falls from `config.learning_rate` to a hundredth of it, and rises again.
+
+    Args:
+        model: a trained network. It is not changed.
+        data, loss, output: as for `snapshots`.
+        config: the epochs of all cycles together, and the highest learning rate.
+        num_members: the number of cycles.
+    """
+    network = copy.deepcopy(model)
+    kept = _along(network, data, loss, config, Triangular(whole_number("num_members", num_members)), num_members)
+    return stack_states(as_network(network, output), kept, "fast_geometric")
+
+
+def swag(
+    model: nn.Module,
+    data: Data,
+    loss: Loss,
+    config: TrainingConfig,
+    *,
+    num_members: int = 20,
+    rank: int = 20,
+    scale: float = 1.0,
+    statistics: InputBatches | None = None,
+    output: Output = None,
+) -> WeightSamples:
+    r"""Go on training a trained network at a constant rate, fit a Gaussian to its weights, and draw members from it.
+
+    With the mean and variances of the weights after each epoch and the last `rank` deviations D from the running mean,
+    a member is $\bar w + s\left(\sigma \odot z_1 / \sqrt 2 + D z_2 / \sqrt{2 (K - 1)}\right)$.
+
+    Args:
+        model: a trained network. It is not changed.
+        data, loss, output: as for `snapshots`.
+        config: the epochs, one state of each, and the constant learning rate.
+        num_members: how many members are drawn.
+        rank: K, the number of deviations that are kept.
+        scale: s. 0.5 or 1 are usual; 0 gives the mean of the weights for all members, which is refused.
+        statistics: training inputs to compute the running statistics of batch norm from, for each member. It is needed
+            if the network has batch norm.
+    """
+    network, found = copy.deepcopy(model), _Moments(rank=whole_number("rank", rank, least=2))
+    batches = batches_of(data, config)
+    each_epoch = steps_in_epoch(batches)
+
+    def after_step(step: Step) -> None:
+        if step.number % each_epoch == 0:
+            found.add({name: tensor.double().clone() for name, tensor in state_of(step.network).items()})
+
+    train(network, batches, supervised(loss), config, after_step=after_step)
+    members = [found.draw(scale, config.seed, number) for number in range(num_members)]
+    samples = stack_states(as_network(network, output), members, "swag")
+    if statistics is not None:
+        return samples.with_statistics(statistics)
+    if any(name.endswith("running_var") for name in samples.weights):
+        raise BatchbayesError(
+            expected="statistics=, because averaged weights need other batch statistics",
+            got="a network with batch norm and none",
+            fix="pass training inputs as statistics=",
+        )
+    return samples
+
+
+def _along(
+    network: nn.Module, data: Data, loss: Loss, config: TrainingConfig, schedule: Schedule, count: int
+) -> list[State]:
+    """Train with a schedule, and return the weights at the steps that it keeps."""
+    batches = batches_of(data, config)
+    steps = config.epochs * steps_in_epoch(batches)
+    wanted, kept = set(kept_steps(schedule, steps, count)), []
+
+    def after_step(step: Step) -> None:
+        if step.number - 1 in wanted:
+            kept.append(copy.deepcopy(state_of(step.network)))
+        for group in step.optimiser.param_groups:
+            group["lr"] = config.learning_rate * schedule.factor(step.number, steps)
+
+    train(network, batches, supervised(loss), config, after_step=after_step)
+    return kept
+
+
+@dataclass(eq=False)
+class _Moments:
+    """Mean, mean square and last deviations of the weights along a training, in float64."""
+
+    rank: int
+    count: int = 0
+    mean: State = field(default_factory=dict)
+    square: State = field(default_factory=dict)
+    deviations: deque[State] = field(default_factory=deque)
+
+    def add(self, state: State) -> None:
+        self.count += 1
+        for name, value in state.items():
+            self.mean[name] = self.mean.get(name, 0.0) + (value - self.mean.get(name, 0.0)) / self.count
+            old = self.square.get(name, 0.0)
+            self.square[name] = old + (value.square() - old) / self.count
+        self.deviations.append({name: value - self.mean[name] for name, value in state.items()})
+        if len(self.deviations) > self.rank:
+            self.deviations.popleft()
+
+    def draw(self, scale: float, seed: int, number: int) -> State:
+        """Return member `number`."""
+        if self.count < 2:
+            raise BatchbayesError(
+                expected="two epochs or more, to see how weights vary", got=f"{self.count}", fix="raise epochs"
+            )
+        random, count = generator(seed, "swag", number), len(self.deviations)
+        shared = torch.randn(count, generator=random, dtype=torch.float64) / (2 * (count - 1)) ** 0.5
+        drawn = {}
+        for name, mean in self.mean.items():
+            std = (self.square[name] - mean.square()).clamp_min(0).sqrt()
+            own = std * torch.randn(mean.shape, generator=random, dtype=torch.float64) / 2**0.5
+            low_rank = torch.einsum("k,k...->...", shared, torch.stack([d[name] for d in self.deviations]))
+            drawn[name] = mean + scale * (own + low_rank)
+        return drawn

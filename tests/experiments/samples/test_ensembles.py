@@ -1,0 +1,46 @@
+from typing import Any
+
+import pytest
+from helpers.experiments import run_experiment
+
+from batchbayes.experiments.samples import ensembles
+from batchbayes.experiments.samples.ensembles import DEEP, deep_ensemble_equivalent
+from batchbayes.reproduce.tables import to_markdown
+
+SMOKE = ensembles.PRESETS["smoke"]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    return run_experiment(ensembles, SMOKE)
+
+
+def test_every_method_has_a_curve(results: dict[str, Any]) -> None:
+    found = ensembles.curves(SMOKE, results)
+    assert len(found) == 13
+    assert found[DEEP][0].passes == (1, 2, 3)
+    assert found["network"][0].passes == (1,)
+    assert found[f"{DEEP} with views"][0].passes == (1, 2, 3)
+    assert all(0 < value < 20 for each in found.values() for value in each[0].calibrated_nll)
+
+
+def test_the_first_member_is_the_network_of_the_other_methods(results: dict[str, Any]) -> None:
+    found = ensembles.curves(SMOKE, results)
+    accuracies = {found[DEEP][0].accuracy[0], found["network"][0].accuracy[0]}
+    assert max(accuracies) - min(accuracies) < 0.3  # dealt like cards: the first may be another member
+    assert deep_ensemble_equivalent(found[DEEP][0].calibrated_nll[-1], [0.0], [3]) == 3
+
+
+def test_tables_and_figures(results: dict[str, Any]) -> None:
+    text = to_markdown(ensembles.tables(SMOKE, results)[0])
+    assert DEEP in text
+    assert "SWAG" in text
+    assert set(ensembles.figures(SMOKE, results)) == {"passes"}
+    assert ensembles.tables(SMOKE, {})[0].rows == ()
+    assert len(ensembles.notes(SMOKE)) == 3
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.9, 1.0), (0.45, 1.5), (0.4, 2.0), (0.3, 4.0), (0.2, None)])
+def test_equivalents_are_read_off_the_curve(value: float, expected: float | None) -> None:
+    found = deep_ensemble_equivalent(value, [0.5, 0.4, 0.3], [1, 2, 4])
+    assert found == pytest.approx(expected)
