@@ -89,7 +89,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BatchbayesError as error:
         if parsed.debug:
             raise
-        print(f"batchbayes {parsed.command}: {error}", file=sys.stderr)
+        print(f"batchbayes {parsed.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print(f"batchbayes {parsed.command}: interrupted", file=sys.stderr)
