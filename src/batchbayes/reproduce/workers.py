@@ -15,6 +15,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from batchbayes._common.threads import single_threaded
+
 T = TypeVar("T")
 
 _UNTIL_EXIT = ExitStack()
