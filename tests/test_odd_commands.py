@@ -599,7 +599,7 @@ def odd_assessment(source, bases, folder):
     """Options of `assess` that end it early."""
     base = bases[source.choice(["regression", "classification", "images"])]
     name = source.choice(["--draws", "--batch-size", "--threads", "--seed", "--task", "--class-names", "--mean", "--std", "--resize",
-                          "--method", "--center", "--engine", "--target", "--id", "--ood", "--validation", "--train", "--test",
+                          "--method", "--center", "--engine", "--target", "--id", "--ood", "--calibration", "--train", "--test",
                           "--ignore-label", "--device", "--standardise"])  # fmt: skip
     options = dict(zip(base.assess[::2], base.assess[1::2], strict=True))
     value = source.choice([*JUNK, "segmentation", "0,0,0", "1,1", "3x4x5", "6", "x" * 300])

@@ -128,8 +128,13 @@ class Settings:
             choices=get_args(EngineName),
         ),
     )
-    draws: int = field(
-        default=64, metadata=option("number of networks to average, without views (64)", type=positive, metavar="S")
+    draws: int | None = field(
+        default=None,
+        metadata=option(
+            "number of draws to average, without views (default: 64 by the linear approximation, 16 exact ones)",
+            type=positive,
+            metavar="S",
+        ),
     )
     seed: int = field(default=0, metadata=option("seed of the split and of the draws (0)", type=int))
 
