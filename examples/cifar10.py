@@ -19,7 +19,7 @@ from batchbayes.data.svhn import load_svhn
 from batchbayes.models.cifar_resnet import CifarResNet
 
 BATCH_SIZE = 128  # the script that trained the network used this one
-TEST_IMAGES, STRANGE_IMAGES = 3000, 1000  # assess takes one third of the former for calibration
+TEST_IMAGES, STRANGE_IMAGES = 3200, 1000  # assess takes one third of the former for calibration
 TRAINING_IMAGES = 10_000
 
 

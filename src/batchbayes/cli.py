@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batchbayes import __version__
-from batchbayes.assessment.options import AssessOptions, CommonOptions, PredictOptions, positive
+from batchbayes.assessment.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions, positive
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import resolve
 
@@ -89,7 +89,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BatchbayesError as error:
         if parsed.debug:
             raise
-        print(f"batchbayes {parsed.command}: {error}", file=sys.stderr)
+        print(f"batchbayes {parsed.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print(f"batchbayes {parsed.command}: interrupted", file=sys.stderr)
@@ -116,6 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     _add_assess(commands)
     _add_predict(commands)
+    _add_export(commands)
     _add_demo(commands)
     _add_reproduce(commands)
     _add_table(commands)
@@ -149,6 +150,21 @@ def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     _add_fields(command, PredictOptions)
     command.set_defaults(run="batchbayes.assessment.predict:predict_command", options=PredictOptions)
+
+
+def _add_export(commands: "argparse._SubParsersAction[Any]") -> None:
+    command = commands.add_parser(
+        "export",
+        help="write the posterior of an assessment to one ONNX file, which predicts without Python",
+        description="Write the recommended method of an assessment to one file that takes inputs and returns\n"
+        "predictions, their uncertainty and a flag. Standardisation, temperature, intervals and views are inside.\n"
+        "Images that an assessment resized must have that size. Draws are exact, also if the assessment made\n"
+        "them by the linear engine.",
+        epilog=f"{DATA_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_fields(command, ExportOptions)
+    command.set_defaults(run="batchbayes.deploy.command:export_command", options=ExportOptions)
 
 
 def _add_fields(command: argparse.ArgumentParser, options: type[CommonOptions]) -> None:

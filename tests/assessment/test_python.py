@@ -125,6 +125,7 @@ def test_calibration_data_takes_part_in_the_choice_and_test_data_does_not():
     ("options", "message"),
     [
         ({"drws": 3}, "an option of assess.*did you mean draws"),
+        ({"likelihood": bb.categorical(-1)}, "along axis 1"),
         ({"likelihood": bb.categorical}, "bb.categorical"),
         ({"likelihood": bb.heteroscedastic_gaussian()}, "bb.gaussian"),
         ({"method": "magic"}, "a method, one of"),

@@ -153,9 +153,8 @@ def test_the_file_holds_the_winner(name, kind, tmp_path, monkeypatch):
     network.load_state_dict(assess_cases.trained("classification"))
     posterior = bb.load(tmp_path / "out" / "posterior.safetensors", network)
     assert isinstance(posterior, kind)
-    drawn = kind is bb.BatchNormPosterior
-    assert not drawn or posterior.batch_size == 16
-    assert metrics["explorer"]["y"] == ("mutual_information" if drawn else "confidence")
+    assert metrics["recommended"] == name
+    assert kind is bb.PointPosterior or posterior.batch_size == 16
 
 
 def without_batch_norm(tmp_path, *more):

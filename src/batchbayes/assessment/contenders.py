@@ -114,9 +114,10 @@ ClassContender = Contender[Seen[CategoricalPredictive]]
 ValueContender = Contender[Seen[GaussianPredictive]]
 
 
-def drawing(case: Case, num_samples: int) -> dict[str, Any]:
-    """Return the arguments of `predict` that say how draws are made."""
-    return {"num_samples": num_samples, "seed": case.settings.seed, "engine": case.settings.engine}
+def drawing(case: Case, trial: Trial) -> dict[str, Any]:
+    """Return the arguments of `predict` that say how the draws of a contender are made."""
+    engine = case.settings.engine if is_linear(trial.engine) else "sample"
+    return {"num_samples": trial.num_samples, "seed": case.settings.seed, "engine": engine}
 
 
 def is_linear(engine: str) -> bool:

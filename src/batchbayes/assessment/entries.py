@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from batchbayes._common.progress import hidden_progress
@@ -22,12 +23,16 @@ from batchbayes.methods.point import deterministic
 from batchbayes.methods.samples.weight_samples import weight_samples
 from batchbayes.methods.views.posterior import with_views
 from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
+from batchbayes.prediction import Predicted, predict, predict_stream
 
 TUNING_EXAMPLES = 1000
 """This many examples are enough to find the minimum of one smooth curve."""
+DRAWS, EXACT_DRAWS = 64, 16
+"""Numbers of draws, unless the user says how many: by the linear approximation, where they cost nothing, and exact
+ones."""
 MOST_VIEWS, AVERAGED = 16, 4
 """So many views are as good as more, and a draw averages the logits of so many of them (docs/results/views.md)."""
+NOT_LINEAR = f"sample: not linear enough, so {EXACT_DRAWS} exact draws"
 MOST_SHOWN = 6
 """So many posteriors are predicted on the test data: the best on calibration data, beside the network."""
 
@@ -70,8 +75,8 @@ def compared_entries(
         train=case.train,
         calibration=list(first_examples(case.calibration, tuning_examples)),
         likelihood=likelihood,
-        num_samples=settings.draws,
-        tuning_samples=tuning_samples or settings.draws,
+        num_samples=settings.draws or DRAWS,
+        tuning_samples=tuning_samples or settings.draws or DRAWS,
         seed=settings.seed,
         batch_size=settings.batch_size,
         center=settings.center,
@@ -81,7 +86,7 @@ def compared_entries(
         "deterministic", "the network as it is", deterministic(case.network), "Take its own output", rank=0
     )
     alone = [network, *_ensemble(case), *find_candidates(case.methods, setting)]
-    entries = [Entry(each, (_most_draws(each.posterior, settings.draws),)) for each in alone]
+    entries = [Entry(each, (_most_draws(each.posterior, settings.draws or DRAWS),)) for each in alone]
     return entries + [seen for each in alone if (seen := _with_views(each, case, averaged)) is not None]
 
 
@@ -116,11 +121,35 @@ def _with_views(base: Candidate, case: Case, averaged: int) -> Entry | None:
     return Entry(candidate, tuple(size for size in sizes if size <= draws), average)
 
 
-def affordable(entry: Entry, engine: str, budget: int | None) -> tuple[int, ...]:
-    """Return the numbers of draws to compare: no more exact draws than the budget pays for."""
-    if entry.views or entry.posterior.is_point or is_linear(engine) or budget is None:
-        return entry.sizes
-    return (min(entry.sizes[-1], budget),)
+def calibration_draws(case: Case, entry: Entry) -> tuple[Tensor, str]:
+    """Return the draws of an entry on the calibration data, (S, N, ...), and the engine that made them."""
+    found, engine = [], ""
+    for predicted in _predicted(case, entry, entry.sizes[-1], case.settings.engine):
+        seen = predicted.predictives[0]
+        if too_dear(case, entry, seen.engine):
+            again = _predicted(case, entry, EXACT_DRAWS, "sample")
+            return torch.cat([each.predictives[0].draws for each in again], 1), NOT_LINEAR
+        found.append(seen.draws)
+        engine = seen.engine
+    return torch.cat(found, 1), engine
+
+
+def _predicted(case: Case, entry: Entry, size: int, engine: Any) -> Iterator[Predicted]:
+    options: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
+    return predict_stream(entry.posterior, case.calibration, [case.likelihood], keep_draws=True, **options)
+
+
+def too_dear(case: Case, entry: Entry, engine: str) -> bool:
+    """Return whether so many draws are meant for the linear approximation, but it does not hold."""
+    fixed = entry.views or entry.posterior.is_point or entry.posterior.num_functions or case.settings.draws
+    return not fixed and not is_linear(engine) and entry.sizes[-1] > EXACT_DRAWS
+
+
+def affordable(entry: Entry, count: int, engine: str, budget: int | None) -> list[int]:
+    """Return the numbers of draws to compare, of `count` that were made: the budget limits exact ones."""
+    if entry.views:
+        return [size for size in entry.sizes if size <= count]
+    return [count if is_linear(engine) or budget is None else min(count, budget)]
 
 
 def trial_of(

@@ -128,8 +128,13 @@ class Settings:
             choices=get_args(EngineName),
         ),
     )
-    draws: int = field(
-        default=64, metadata=option("number of networks to average, without views (64)", type=positive, metavar="S")
+    draws: int | None = field(
+        default=None,
+        metadata=option(
+            "number of draws to average, without views (default: 64 by the linear approximation, 16 exact ones)",
+            type=positive,
+            metavar="S",
+        ),
     )
     seed: int = field(default=0, metadata=option("seed of the split and of the draws (0)", type=int))
 
@@ -241,3 +246,18 @@ class PredictOptions(CommonOptions):
         default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
     )
     seed: int | None = field(default=None, metadata=option("seed of the draws (as in the assessment)", type=int))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(CommonOptions):
+    """The options of `batchbayes export`."""
+
+    posterior: Path = field(metadata=option("posterior.safetensors of an assessment", type=Path, metavar="P"))
+    input: str = field(metadata=option("inputs such as those to come; the file is compared on them", metavar="I"))
+    out: Path = field(metadata=option("a new file: .onnx or .pt2", type=Path, metavar="FILE"))
+    novelty: Path | None = field(
+        default=None, metadata=option("a detector that bb.save has written", type=Path, metavar="N.safetensors")
+    )
+    draws: int | None = field(
+        default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
+    )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from batchbayes._common.text import number
 from batchbayes.assessment.contenders import Contender, Trial
 
@@ -62,9 +64,18 @@ def recommend(trials: Sequence[Trial], budget: int | None = None) -> Picked:
 
 def _is_as_good(trial: Trial, best: Trial) -> bool:
     """Return whether the paired differences of losses leave a doubt that the best is better."""
-    difference = (trial.losses - best.losses).double()
-    error = float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5
-    return trial is best or float(difference.mean()) <= DOUBT * error
+    difference, error = paired_difference(trial.losses, best.losses)
+    return trial is best or difference <= DOUBT * error
+
+
+def paired_difference(losses: Tensor, others: Tensor) -> tuple[float, float]:
+    """Return the mean of the differences of losses of the same examples, and its standard error.
+
+    >>> paired_difference(Tensor([1.0, 3.0]), Tensor([0.0, 0.0]))
+    (2.0, 1.0)
+    """
+    difference = (losses - others).double()
+    return float(difference.mean()), float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5
 
 
 def as_choice(picked: Picked, contenders: Sequence[Contender[Any]]) -> Choice:

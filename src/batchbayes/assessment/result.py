@@ -74,7 +74,7 @@ class Assessment:
     terms: Mapping[str, str]
     """The same in the terms of statistics, by heading."""
     rows: Rows
-    """The rows of predictions.csv."""
+    """The rows of predictions.csv, as columns by name, so that `pandas.DataFrame(found.rows)` is a table."""
     figures: Figures
     explorer: Mapping[str, object] | None
     """What the interactive chart shows; None if the recommended method is equally certain about all inputs."""
@@ -109,7 +109,7 @@ class Assessment:
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """The metrics of each method on the test data, by its name."""
+        """The metrics of each method on the test data, by its name. `pandas.DataFrame(found.metrics).T` is a table."""
         return {contender.name: dict(contender.metrics) for contender in self.contenders}
 
     def predict(self, data: Any, **options: Any) -> Any:

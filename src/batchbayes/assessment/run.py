@@ -26,6 +26,7 @@ from batchbayes.assessment.sources import Reading, Training, training_of
 from batchbayes.assessment.write import require_extras, require_place
 from batchbayes.data.examples import from_object
 from batchbayes.errors import BatchbayesWarning, unknown_name, warn
+from batchbayes.likelihoods import Categorical
 from batchbayes.methods import resolve
 
 ASSESSORS = {
@@ -78,12 +79,15 @@ def assess(
     >>> sorted(found.metrics)[:2]
     ['MCBN + temperature', 'MCBN tuned + temperature']
     """
+    require_extras()
     place = None if out is None else Path(out)
     if place is not None:
-        require_extras()
         require_place(place, overwrite)
     given, start = _settings(settings), time.monotonic()
     networks = [model] if isinstance(model, nn.Module) else list(model)
+    wanted = None if likelihood is None else given_likelihood(likelihood)
+    if isinstance(wanted, Categorical) and given.ignore_label is None:
+        given = replace(given, ignore_label=wanted.ignore_index)
     with noted_warnings(shown=True) as caveats:
         case = make_case(
             networks[0],
@@ -93,7 +97,7 @@ def assess(
             ood=None if ood is None else from_object("ood", ood),
             settings=given,
             reading=Reading(),
-            likelihood=None if likelihood is None else given_likelihood(likelihood),
+            likelihood=wanted,
             members=[network.state_dict() for network in networks[1:]],
         )
         found = assessed(case)

@@ -20,6 +20,7 @@ import torch
 from batchbayes import __version__
 from batchbayes._common.atomic import atomic_path
 from batchbayes.assessment.options import AssessOptions, Settings
+from batchbayes.assessment.recommend import paired_difference
 from batchbayes.assessment.result import Assessment, Thumbnails
 from batchbayes.assessment.rows import Rows
 from batchbayes.errors import BatchbayesError
@@ -146,7 +147,13 @@ def document(found: Assessment) -> dict[str, Any]:
         "recommended": found.recommended.name,
         "caveats": list(found.caveats),
         "methods": [
-            {"name": c.name, "about": c.candidate.about, "metrics": dict(c.metrics), "settings": c.settings}
+            {
+                "name": c.name,
+                "about": c.candidate.about,
+                "metrics": dict(c.metrics),
+                "settings": c.settings,
+                "behind": paired_difference(c.losses, found.recommended.losses),
+            }
             for c in found.contenders
         ],
         "columns": [asdict(column) for column in found.columns],
@@ -165,7 +172,7 @@ def document(found: Assessment) -> dict[str, Any]:
         "made": {
             "command": settings.command if isinstance(settings, AssessOptions) else "",
             "seed": settings.seed,
-            "draws": settings.draws,
+            "draws": found.recommended.num_samples,
             "engine": settings.engine,
             "budget": settings.budget,
             "seconds": round(found.seconds, 1),

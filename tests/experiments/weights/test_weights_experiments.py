@@ -10,13 +10,14 @@ from batchbayes.experiments.weights import (
     gradient_variance,
     images,
     mean_propagation,
+    mnf_uci,
     random_labels,
     sparse_vd,
     variance_networks,
 )
 from batchbayes.reproduce.tables import to_markdown
 
-MODULES = [gradient_variance, mean_propagation, random_labels, sparse_vd, variance_networks]
+MODULES = [gradient_variance, mean_propagation, mnf_uci, random_labels, sparse_vd, variance_networks]
 
 
 @pytest.fixture(scope="module", params=MODULES, ids=lambda module: module.__name__.rpartition(".")[2])

@@ -205,3 +205,37 @@ def test_a_diverging_training_says_what_to_do():
 def test_the_number_of_examples_must_be_known():
     with pytest.raises(bb.BatchbayesError, match="num_examples="):
         bb.variational(network(), iter(data()))
+
+
+def test_batches_without_targets_are_refused():
+    with pytest.raises(bb.BatchbayesError, match=r"labelled batches \(x, y\)"):
+        bb.variational(network(), [data()[0][0]])
+
+
+def test_an_assessment_can_compare_it():
+    from batchbayes.methods import find_method, resolve
+    from batchbayes.methods.candidates import Setting
+
+    method = find_method("variational")
+    setting = Setting(network(), data(), data(2), bb.categorical(), num_samples=4, tuning_samples=4, seed=0)
+    (candidate,) = resolve(method.candidates)(method, setting)
+    assert isinstance(candidate.posterior, bb.WeightsPosterior)
+    assert candidate.name == "Variational"
+
+
+def test_parts_that_are_compiled_keep_their_names(tmp_path):
+    own = network()
+    own[4] = torch.compile(own[4], backend="eager")
+    posterior = bb.noisy(own, bb.MeanField(initial_std=0.2)).posterior()
+    own.load_state_dict(posterior.means())
+    bb.save(posterior, tmp_path / "posterior.safetensors")
+    x = data()[0][0]
+    assert torch.equal(bb.load(tmp_path / "posterior.safetensors", network()).draw(0, 1)(x), posterior.draw(0, 1)(x))
+
+
+def test_draws_keep_the_memory_format_of_the_network():
+    own = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last)
+    posterior = bb.noisy(own, bb.MeanField(initial_std=0.2)).posterior()
+    assert posterior.weights(0, 0)["weight"].stride() == own.weight.stride()
+    x = torch.randn(2, 1, 5, 5)
+    assert posterior.draw(0, 0)(x).is_contiguous(memory_format=torch.channels_last)

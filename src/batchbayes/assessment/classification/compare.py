@@ -10,7 +10,15 @@ from torch import Tensor
 from batchbayes.assessment.classification.figures import class_figures
 from batchbayes.assessment.classification.verdict import class_terms, class_verdict
 from batchbayes.assessment.contenders import ClassContender, Contender, Seen, Trial, drawing, notes_for_prediction
-from batchbayes.assessment.entries import Entry, affordable, compared_entries, pick_shown, price, trial_of
+from batchbayes.assessment.entries import (
+    Entry,
+    affordable,
+    calibration_draws,
+    compared_entries,
+    pick_shown,
+    price,
+    trial_of,
+)
 from batchbayes.assessment.explorer import class_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
@@ -37,7 +45,7 @@ from batchbayes.metrics import (
     false_positive_rate_at_recall,
     mean_score,
 )
-from batchbayes.prediction import predict, predict_stream
+from batchbayes.prediction import predict_stream
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.scores import brier, is_misclassified, max_probability
 
@@ -133,21 +141,16 @@ def assess_classification(case: Case) -> Assessment:
 
 def _try(case: Case, entry: Entry, labels: Tensor) -> tuple[list[Trial], Tensor]:
     """Predict the calibration data, without and with a temperature. Return what is known from that, and the draws."""
-    plain = predict(
-        entry.posterior, case.calibration, case.likelihood, keep_draws=True, **drawing(case, entry.sizes[-1])
-    )
-    draws, trials = plain.draws, []
-    for size in affordable(entry, plain.engine, case.settings.budget):
-        passes = price(case, entry, size, plain.engine)
+    (draws, engine), trials = calibration_draws(case, entry), []
+    for size in affordable(entry, len(draws), engine, case.settings.budget):
+        passes = price(case, entry, size, engine)
         some = summarised(draws[:size], case.likelihood, keep=True)
         grid = [-summarised(draws[:size], at(case, t)).log_prob(labels) for t in TEMPERATURES]
         curve = TemperatureCurve(TEMPERATURES, torch.stack(grid))
         tuned = {False: 1.0, True: tune_temperature(some, labels)}
         losses = {False: -some.log_prob(labels), True: curve.cross_fitted(case.settings.seed)}
         trials += [
-            trial_of(
-                entry, size, losses[t], plain.engine, passes=passes, tuned={"temperature": tuned[t]}, temperature=t
-            )
+            trial_of(entry, size, losses[t], engine, passes=passes, tuned={"temperature": tuned[t]}, temperature=t)
             for t in (False, True)
         ]
     return trials, draws
@@ -186,13 +189,13 @@ def _test(
 
 def _predict_each(case: Case, entry: Entry, data: Examples, trials: Sequence[Trial]) -> list[CategoricalPredictive]:
     """Return one predictive for each trial, from the same draws."""
-    sizes = sorted({trial.num_samples for trial in trials})
+    most = max(trials, key=lambda trial: trial.num_samples)
     likelihoods = [at(case, trial.tuned["temperature"]) for trial in trials]
-    if len(sizes) == 1:
-        stream = predict_stream(entry.posterior, data, likelihoods, **drawing(case, sizes[0]))
+    if all(trial.num_samples == most.num_samples for trial in trials):
+        stream = predict_stream(entry.posterior, data, likelihoods, **drawing(case, most))
         pieces = [predicted.predictives for predicted in stream]
     else:
-        stream = predict_stream(entry.posterior, data, [case.likelihood], keep_draws=True, **drawing(case, sizes[-1]))
+        stream = predict_stream(entry.posterior, data, [case.likelihood], keep_draws=True, **drawing(case, most))
         pieces = [
             [
                 summarised(predicted.predictives[0].draws[: trial.num_samples], likelihood)

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from batchbayes._common.text import number
 from batchbayes.assessment.contenders import Contender, Seen, Trial, ValueContender, drawing, notes_for_prediction
-from batchbayes.assessment.entries import Entry, affordable, compared_entries, pick_shown, price, trial_of
+from batchbayes.assessment.entries import (
+    Entry,
+    affordable,
+    calibration_draws,
+    compared_entries,
+    pick_shown,
+    price,
+    trial_of,
+)
 from batchbayes.assessment.explorer import value_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.load import Case
@@ -164,10 +172,9 @@ def _try(case: Case, entry: Entry, targets: Tensor) -> tuple[list[Trial], Tensor
 
     The noise of the losses was tuned on other examples.
     """
-    kept = drawing(case, entry.sizes[-1])
-    plain = predict(entry.posterior, case.calibration, gaussian(1.0), keep_draws=True, **kept)
-    draws, shaped, trials = plain.draws, targets.reshape(plain.mean.shape), []
-    for size in affordable(entry, plain.engine, case.settings.budget):
+    (draws, engine), trials = calibration_draws(case, entry), []
+    shaped = targets.reshape(draws.shape[1:])
+    for size in affordable(entry, len(draws), engine, case.settings.budget):
         some = draws[:size]
         losses = cross_fitted(
             len(shaped),
@@ -176,8 +183,8 @@ def _try(case: Case, entry: Entry, targets: Tensor) -> tuple[list[Trial], Tensor
             seed=case.settings.seed,
         )
         tuned = {"precision": _precision(some, shaped)}
-        passes = price(case, entry, size, plain.engine)
-        found = trial_of(entry, size, losses, plain.engine, passes=passes, tuned=tuned)
+        passes = price(case, entry, size, engine)
+        found = trial_of(entry, size, losses, engine, passes=passes, tuned=tuned)
         trials.append(replace(found, candidate=_with_noise(found.candidate, tuned["precision"])))
     return trials, draws
 
@@ -213,7 +220,7 @@ def _losses(draws: Tensor, precision: float | tuple[float, ...], targets: Tensor
 
 def _test(case: Case, entry: Entry, trial: Trial, draws: Tensor, held_out: Tensor, targets: Tensor) -> ValueContender:
     """Predict the test data and the strange data."""
-    precision, kept = trial.tuned["precision"], {"keep_draws": True, **drawing(case, trial.num_samples)}
+    precision, kept = trial.tuned["precision"], {"keep_draws": True, **drawing(case, trial)}
     test = predict(entry.posterior, case.test, gaussian(precision), **kept)
     strange = predict(entry.posterior, case.ood, gaussian(precision), **kept) if case.ood else None
     seen = Seen(summarised(draws[: trial.num_samples], precision), test, strange)

@@ -1,12 +1,22 @@
 """Assessment of a segmentation. Images are predicted one at a time, and only sums over their pixels are kept."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from batchbayes.assessment.contenders import Contender, Trial, drawing, notes_for_prediction
-from batchbayes.assessment.entries import Entry, affordable, compared_entries, pick_shown, price, trial_of
+from batchbayes.assessment.contenders import Contender, Trial, notes_for_prediction
+from batchbayes.assessment.entries import (
+    EXACT_DRAWS,
+    Entry,
+    affordable,
+    compared_entries,
+    pick_shown,
+    price,
+    too_dear,
+    trial_of,
+)
 from batchbayes.assessment.explorer import image_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
@@ -106,21 +116,35 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
 
 def _try(case: Case, entry: Entry) -> list[Trial]:
     """Predict the calibration images at each temperature of a grid, and find the best one between them."""
-    size = affordable(entry, "sample", case.settings.budget)[-1]
-    likelihoods = [at(case, temperature) for temperature in (1.0, *TEMPERATURES)]
-    losses, engine = [], ""
-    for predicted in predict_stream(
-        entry.posterior, single_images(case.calibration), likelihoods, **drawing(case, size)
-    ):
-        labels, engine = predicted.batch[1], predicted.predictives[0].engine
-        losses.append(torch.stack([_loss(case, seen.log_probs, labels) for seen in predicted.predictives]))
-    plain, *others = torch.stack(losses, 1)  # (N,) each
+    size = affordable(entry, entry.sizes[-1], "sample", case.settings.budget)[-1]
+    tried = _losses(case, entry, size, case.settings.engine)
+    if tried is None:
+        size = min(size, EXACT_DRAWS)
+        tried = _losses(case, entry, size, "sample")
+    assert tried is not None, "exact draws are never too dear"
+    (plain, *others), engine = tried
     curve = TemperatureCurve(TEMPERATURES, torch.stack(others))
     best, passes = curve.best(torch.arange(len(plain))), price(case, entry, size, engine)
     return [
         trial_of(entry, size, of_images, engine, passes=passes, tuned={"temperature": t}, temperature=t is best)
         for t, of_images in ((1.0, plain), (best, curve.cross_fitted(case.settings.seed)))
     ]
+
+
+def _losses(case: Case, entry: Entry, size: int, engine: Any) -> tuple[Tensor, str] | None:
+    """Return the loss of each calibration image at temperature 1 and at those of the grid, (G, N), and the engine.
+
+    Return None as soon as so many draws turn out to be exact, if they were meant for the linear approximation.
+    """
+    likelihoods = [at(case, temperature) for temperature in (1.0, *TEMPERATURES)]
+    options: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
+    losses, name = [], ""
+    for predicted in predict_stream(entry.posterior, single_images(case.calibration), likelihoods, **options):
+        labels, name = predicted.batch[1], predicted.predictives[0].engine
+        if size > EXACT_DRAWS and too_dear(case, entry, name):
+            return None
+        losses.append(torch.stack([_loss(case, seen.log_probs, labels) for seen in predicted.predictives]))
+    return torch.stack(losses, 1), name
 
 
 def _loss(case: Case, log_probs: Tensor, labels: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def _triptychs(case: Case, chosen: Contender[PixelSums]) -> "Figure":
     likelihoods = [at(case, chosen.tuned["temperature"])]
     panels = []
     for picture, predicted in zip(
-        pictures, predict_stream(chosen.posterior, some, likelihoods, **drawing(case, chosen.num_samples)), strict=True
+        pictures, predict_stream(chosen.posterior, some, likelihoods, **drawing(case, chosen.trial)), strict=True
     ):
         seen, truth = predicted.predictives[0], predicted.batch[1][0]
         classes = seen.log_probs[0].argmax(-1)

@@ -112,9 +112,7 @@ def sums_over(case: Case, data: Examples, trials: Sequence[Trial]) -> list[Pixel
     """Predict labelled images in one pass, and return the sums for trials that share their draws."""
     totals = [PixelSums(case.num_outputs, case.settings.ignore_label) for _ in trials]
     likelihoods, first = [at(case, trial.tuned["temperature"]) for trial in trials], trials[0]
-    stream = predict_stream(
-        first.candidate.posterior, single_images(data), likelihoods, **drawing(case, first.num_samples)
-    )
+    stream = predict_stream(first.candidate.posterior, single_images(data), likelihoods, **drawing(case, first))
     for predicted in stream:
         for sums, seen in zip(totals, predicted.predictives, strict=True):
             sums.add(seen, predicted.batch[1])

@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from batchbayes.batches import pick_inputs
+from batchbayes.batches import as_batches, pick_inputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import TargetLikelihood, categorical, require_likelihood
+from batchbayes.methods import Method
+from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.weights.family import Family
 from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy
@@ -57,13 +59,24 @@ def negative_elbo(likelihood: TargetLikelihood[Any], num_examples: int) -> Objec
 
     def objective(network: nn.Module, batch: Any) -> Tensor:
         assert isinstance(network, Noisy)
-        inputs, targets = pick_inputs(batch), batch[1]
+        inputs, targets = pick_inputs(batch), targets_of(batch)
         device = network.kl_weight.device
         outputs, divergence = network.outputs_and_divergence(inputs.to(device))
         log_likelihood = log_probability(likelihood, outputs, targets)
         return network.kl_weight * divergence - log_likelihood * (num_examples / len(inputs))
 
     return objective
+
+
+def targets_of(batch: Any) -> Tensor:
+    """Return the targets of a labelled batch (x, y)."""
+    if isinstance(batch, list | tuple) and len(batch) > 1 and isinstance(batch[1], Tensor):
+        return batch[1]
+    raise BatchbayesError(
+        expected="labelled batches (x, y), to train random weights",
+        got=f"a batch that is a {type(batch).__name__} without targets",
+        fix="pass a DataLoader of inputs and targets, or [(x, y)]",
+    )
 
 
 def log_probability(likelihood: TargetLikelihood[Any], outputs: Tensor, targets: Tensor) -> Tensor:
@@ -149,8 +162,23 @@ def variational(
     random = noisy(model, family, layers=layers, start=start, estimator=estimator, output=output, seed=seed)
     config = TrainingConfig(epochs, batch_size=1, learning_rate=learning_rate, seed=seed)
     count = num_examples if num_examples is not None else count_examples(batches)
-    fit_noisy(random, batches, likelihood, config, num_examples=count, schedule=schedule, checkpoint=checkpoint)
+    read = batches if callable(batches) else as_batches(batches)
+    fit_noisy(random, read, likelihood, config, num_examples=count, schedule=schedule, checkpoint=checkpoint)
     return random.posterior()
+
+
+def variational_candidates(method: Method, setting: Setting) -> list[Candidate]:
+    """Return what an assessment compares: the network after ten epochs with mean-field weights."""
+    return [
+        Candidate(
+            name=method.label,
+            about=f"mean of {setting.num_samples} draws of all weights, which were trained further to be random",
+            posterior=method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed),
+            advice=f"Average {setting.num_samples} draws of the weights",
+            rank=3,
+            short_name=method.label,
+        )
+    ]
 
 
 def count_examples(batches: Any) -> int:

@@ -18,7 +18,7 @@ from batchbayes._common.rng import generator
 from batchbayes.batches import pick_inputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import TargetLikelihood
-from batchbayes.methods.weights.fit import log_probability
+from batchbayes.methods.weights.fit import log_probability, targets_of
 from batchbayes.methods.weights.posterior import WeightsPosterior
 
 LARGEST_EXACT = 5000
@@ -57,7 +57,7 @@ def curvatures(
     source = generator(seed, "probes")
     for batch in batches:
         outputs = posterior.network(pick_inputs(batch).to(posterior.device), tensors=means)
-        loss = -log_probability(likelihood, outputs, batch[1])
+        loss = -log_probability(likelihood, outputs, targets_of(batch))
         gradients = torch.autograd.grad(loss, list(means.values()), create_graph=True)
         for (name, mean), gradient in zip(means.items(), gradients, strict=True):
             if method == "exact":

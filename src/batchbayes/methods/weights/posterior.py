@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import generator
+from batchbayes.copying import plain_name
 from batchbayes.methods.weights.family import Family, WeightDistribution
 from batchbayes.methods.weights.sites import Site, find_sites
 from batchbayes.network import Function, Network, as_network, require_layout
@@ -51,13 +52,17 @@ class WeightsPosterior(Posterior):
 
     def weights(self, seed: int, index: int) -> dict[str, Tensor]:
         """Return the random weights of draw `index`, by name."""
-        sampled = self.distributions.items()
-        return {name: given.sample(generator(seed, "weights", index, name)) for name, given in sampled}
+        sources = {site: generator(seed, "weights", index, site.name) for site in self.sites}
+        given = self.distributions
+        return {site.name: site.in_format(given[site.name].sample(source)) for site, source in sources.items()}
 
     def means(self) -> dict[str, Tensor]:
         """Return a state dict for the user's network, in which each random weight is its mean."""
-        means = {name: given.mean.clone() for name, given in self.distributions.items()}
-        return {**self.network.module.state_dict(), **means}
+        state = {name: tensor.clone() for name, tensor in self.network.module.state_dict().items()}
+        for name in state:
+            if given := self.distributions.get(plain_name(name)):
+                state[name] = given.mean.clone()
+        return state
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         header = {
@@ -66,7 +71,7 @@ class WeightsPosterior(Posterior):
             "layers": list(dict.fromkeys(site.module_name for site in self.sites)),
             "layout": _layout(self.network.module),
         }
-        tensors = {f"network {name}": tensor for name, tensor in self.network.module.state_dict().items()}
+        tensors = {f"network {plain_name(name)}": t for name, t in self.network.module.state_dict().items()}
         own = {f"own {name} {key}": tensor for name, each in self.own.items() for key, tensor in each.items()}
         return header, tensors | own
 
@@ -79,8 +84,7 @@ class WeightsPosterior(Posterior):
         require_layout(network.module, header["layout"], _layout(network.module), "weighted", "tensor {} of shape {}")
         module = own_copy(network.module).eval().requires_grad_(False)
         device = network.device
-        named = {key.removeprefix("network "): t for key, t in tensors.items() if key.startswith("network ")}
-        module.load_state_dict(named)
+        module.load_state_dict({name: tensors[f"network {plain_name(name)}"] for name in module.state_dict()})
         sites = find_sites(module, header["layers"])
         own: dict[str, dict[str, Tensor]] = {site.name: {} for site in sites}
         for key, tensor in tensors.items():
@@ -92,4 +96,4 @@ class WeightsPosterior(Posterior):
 
 def _layout(module: nn.Module) -> list[list[object]]:
     """Describe all tensors of a network, without the parts of names that torch.compile adds."""
-    return [[name, list(tensor.shape)] for name, tensor in module.state_dict().items()]
+    return [[plain_name(name), list(tensor.shape)] for name, tensor in module.state_dict().items()]

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.weights.family import GaussianWeights
 from batchbayes.methods.weights.posterior import WeightsPosterior
@@ -27,11 +28,12 @@ def bits_needed(posterior: WeightsPosterior) -> dict[str, int]:
 
 def rounded_means(posterior: WeightsPosterior) -> dict[str, Tensor]:
     """Return a state dict for the user's network, with random weights rounded to as many bits as they need."""
-    rounded = {}
-    for name, given in posterior.distributions.items():
-        step = _grid(given, name)[1]
-        rounded[name] = torch.round(given.mean / step) * step
-    return {**posterior.means(), **rounded}
+    steps = {name: _grid(given, name)[1] for name, given in posterior.distributions.items()}
+    state = posterior.means()
+    for name in state:
+        if step := steps.get(plain_name(name)):
+            state[name] = torch.round(state[name] / step) * step
+    return state
 
 
 def _grid(given: object, name: str) -> tuple[int, float]:

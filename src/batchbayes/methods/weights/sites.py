@@ -44,8 +44,19 @@ class Site:
     def product(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Do what the layer does, with another weight and bias."""
         if isinstance(self.module, CONVOLUTIONS):
-            return self.module._conv_forward(inputs, weight, bias)  # which pads as the layer does
+            return self.module._conv_forward(inputs, self.in_format(weight), bias)  # which pads as the layer does
         return F.linear(inputs, weight, bias)
+
+    def in_format(self, weight: Tensor) -> Tensor:
+        """Return another weight with the strides of the layer's own, if they differ only in axes of length one.
+
+        Operations lose these strides, and convolutions choose their memory format by them.
+        """
+        own = self.weight
+        pairs = zip(own.shape, own.stride(), weight.stride(), strict=True)
+        if own.stride() == weight.stride() or any(length > 1 and a != b for length, a, b in pairs):
+            return weight
+        return weight.as_strided(own.shape, own.stride())
 
 
 def find_sites(module: nn.Module, layers: Iterable[str] | None = None) -> tuple[Site, ...]:
