@@ -1,18 +1,22 @@
 """How often the check of the data is wrong: false alarms on data that is right, and mistakes that it finds.
 
-    python benchmarks/data_check.py DATA_FOLDER [--fits 30]
+    python benchmarks/data_check.py DATA_FOLDER [--fits 30] [--keep FILE]
 
 A fit is a network that was trained here on its own random split of a data set, with its own seed, and the test part of
-that split. UCI networks have two layers of 50 units and batch norm. Image networks have four convolutions with batch
+that split. UCI networks have two layers of 50 units and batch norm. Image networks have three convolutions with batch
 norm. Those for CIFAR-10 are trained with random crops and flips in every second fit; test images never have them. Two
 public residual networks are judged too, on disjoint parts of the CIFAR-10 test set: these are draws of data, not fits.
+
+With --keep, counts are kept in a file, so that a run that was stopped continues with the next data set.
 """
 
 import argparse
+import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +27,7 @@ from torch.nn.functional import cross_entropy
 import batchbayes as bb
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream, generator
-from batchbayes.assess.familiar import unfamiliar
+from batchbayes.assessment.familiar import unfamiliar
 from batchbayes.data.cifar10 import MEAN, STD, crop_and_flip, load_cifar10, standardise
 from batchbayes.data.examples import from_tensors
 from batchbayes.data.mnist import load_mnist
@@ -34,7 +38,7 @@ from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.train import train_together
 
 TABLES = ("boston", "concrete", "energy", "power", "wine")
-IMAGES, TEST_IMAGES, EPOCHS, BATCH_SIZE = 4000, 300, 4, 64
+IMAGES, TEST_IMAGES, EPOCHS, BATCH_SIZE, PARTS = 3000, 300, 4, 64, 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +85,8 @@ def tables(name: str, folder: Path, count: int) -> Iterable[Fit]:
 
 
 def image_network(channels: int) -> nn.Module:
-    blocks = [conv_block(a, b, s) for a, b, s in ((channels, 16, 1), (16, 32, 2), (32, 64, 2), (64, 64, 1))]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    blocks = [conv_block(a, b, s) for a, b, s in ((channels, 12, 1), (12, 24, 2), (24, 48, 2))]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
 
 
 def trained(images: Tensor, labels: Tensor, seed: int, prepare: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -153,7 +157,7 @@ def public(depth: int, folder: Path) -> Iterable[Fit]:
     """Judge disjoint parts of the test set by a public network."""
     network = cifar_resnet(depth, folder / "weights" / f"resnet{depth}_cifar10_akamaster.safetensors")
     unseen, _ = load_cifar10("test", folder)
-    for part in progress(unseen.split(TEST_IMAGES)[:30], f"ResNet-{depth}", 30):
+    for part in progress(unseen.split(TEST_IMAGES)[:PARTS], f"ResNet-{depth}", PARTS):
         yield Fit(network, True, colour_mistakes(part), {})
 
 
@@ -192,17 +196,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fits", type=int, default=30, help="for each data set")
+    parser.add_argument("--keep", type=Path, help="a .json file for the counts")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("Draws of test data for public networks:\n")
-    show({f"ResNet-{depth}": count_alarms(public(depth, given.folder)) for depth in (20, 32)})
-    print("\nFits of networks that were trained here:\n")
-    counted = {name: count_alarms(tables(name, given.folder, given.fits)) for name in TABLES}
-    show(counted)
-    images = {"Fashion-MNIST": fashion(given.folder, given.fits), "CIFAR-10": cifar10(given.folder, given.fits)}
-    counted |= {name: count_alarms(fits) for name, fits in images.items()}
-    print()
-    show(counted)
+    folder, fits = given.folder, given.fits
+    parts: dict[str, Callable[[], Iterable[Fit]]] = {name: partial(tables, name, folder, fits) for name in TABLES}
+    parts |= {"Fashion-MNIST": partial(fashion, folder, fits), "CIFAR-10": partial(cifar10, folder, fits)}
+    networks = {f"ResNet-{depth}": partial(public, depth, folder) for depth in (20, 32)}
+    counted = json.loads(given.keep.read_text()) if given.keep and given.keep.exists() else {}
+    for name, make in (parts | networks).items():
+        if name not in counted:
+            counted[name] = count_alarms(make())
+        if given.keep:
+            given.keep.write_text(json.dumps(counted))
+    print("Fits of networks that were trained here:\n")
+    show({name: counted[name] for name in parts})
+    print("\nDraws of test data for public networks:\n")
+    show({name: counted[name] for name in networks})
 
 
 if __name__ == "__main__":

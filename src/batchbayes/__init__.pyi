@@ -61,5 +61,9 @@ from batchbayes.methods.samples.sg_mcmc import sg_mcmc as sg_mcmc
 from batchbayes.methods.samples.trajectory import fast_geometric as fast_geometric
 from batchbayes.methods.samples.trajectory import snapshots as snapshots
 from batchbayes.methods.samples.trajectory import swag as swag
+from batchbayes import attacks as attacks
+from batchbayes import decisions as decisions
+from batchbayes import distill as distill
+from batchbayes import online as online
 
 __version__: str

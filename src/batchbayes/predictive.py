@@ -22,7 +22,7 @@ from batchbayes._common.checks import (
     without_ignored,
 )
 from batchbayes._common.frames import to_array, to_frame
-from batchbayes.engines.linear_draws import Kept, formed, join_draws
+from batchbayes.engines.linear_draws import Kept, LinearDraws, LinearPieces, formed, join_draws
 from batchbayes.errors import BatchbayesError
 
 
@@ -196,8 +196,23 @@ class GaussianPredictive(_Summary):
     def log_prob(self, targets: Tensor) -> Tensor:
         r"""Return the log-density of the mixture, $\log \frac1S \sum_s N(y; f_s, \sigma_s^2)$, shaped like targets."""
         shaped = shaped_like(targets, self.mean.shape).to(torch.float64)
-        total = self.components().log_prob(shaped).logsumexp(0) - math.log(self.num_samples)
+        kept = self._draws if isinstance(self._draws, LinearDraws | LinearPieces) else self.draws
+        total = self._log_density(kept, shaped) - math.log(self.num_samples)
         return total.reshape(targets.shape).to(self.mean.dtype)
+
+    def _log_density(self, draws: Kept, targets: Tensor) -> Tensor:
+        """Return the log of the sum of the components' densities, (N, ...). Linear draws are formed block by block."""
+        if isinstance(draws, LinearPieces):
+            parts = targets.split([len(piece.middle) for piece in draws.pieces])
+            return torch.cat([self._log_density(piece, part) for piece, part in zip(draws.pieces, parts, strict=True)])
+        if isinstance(draws, Tensor):
+            return self.likelihood(draws.double()).log_prob(targets).logsumexp(0)
+        total = torch.full_like(targets, -math.inf)
+        for outputs, counts in draws.blocks():
+            each = self.likelihood(outputs.double()).log_prob(targets)  # (u, N, ...)
+            weights = counts.log().view(-1, *[1] * targets.ndim)
+            total = torch.logaddexp(total, (each + weights).logsumexp(0))
+        return total
 
     def cdf(self, values: Tensor) -> Tensor:
         """Return P(y <= values) under the mixture, in the shape of the values."""

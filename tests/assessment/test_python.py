@@ -10,11 +10,13 @@ import pytest
 import torch
 from helpers import assess_cases
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
 from batchbayes import cli
+from batchbayes.assessment import recommend
 
 FEW = {"batch_size": 16, "draws": 12, "method": "none"}
 
@@ -37,15 +39,22 @@ def network(task="classification"):
     return found.eval()
 
 
+def rows_in(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def test_python_says_what_the_command_says(tmp_path):
     arguments = [*assess_cases.write_case("classification", tmp_path), "--views", "jitter:0.05"]
     assert cli.main(["assess", *arguments, "--out", str(tmp_path / "command")]) == 0
     train, test, ood = (assess_cases.blobs(count, seed) for count, seed in ((300, 0), (240, 1), (60, 2)))
+    strange = TensorDataset(ood[0] + 6)
+    strange.name = "ood.npz"  # type: ignore[attr-defined]
     found = bb.assess(
         network(),
         TensorDataset(*train),
         TensorDataset(*test),
-        ood=TensorDataset(ood[0] + 6),
+        ood=strange,
         class_names=assess_cases.CLASS_NAMES,
         views="jitter:0.05",
         batch_size=16,
@@ -116,6 +125,7 @@ def test_calibration_data_takes_part_in_the_choice_and_test_data_does_not():
     ("options", "message"),
     [
         ({"drws": 3}, "an option of assess.*did you mean draws"),
+        ({"likelihood": bb.categorical(-1)}, "along axis 1"),
         ({"likelihood": bb.categorical}, "bb.categorical"),
         ({"likelihood": bb.heteroscedastic_gaussian()}, "bb.gaussian"),
         ({"method": "magic"}, "a method, one of"),
@@ -172,8 +182,7 @@ def test_maps_of_a_segmentation(tmp_path):
     arguments = assess_cases.write_case("segmentation", tmp_path)
     given = [*arguments, "--method", "none", "--maps", str(tmp_path / "maps")]
     assert cli.main(["assess", *given, "--out", str(tmp_path / "out")]) == 0
-    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_in(tmp_path / "out" / "predictions.csv")
     assert len(list((tmp_path / "maps").iterdir())) == 2 * len(rows)
     options = dict(zip(arguments[::2], arguments[1::2], strict=False))
     given = ["--model", options["--model"], "--weights", options["--weights"], "--input", options["--test"], "--quiet"]
@@ -189,3 +198,58 @@ def test_maps_of_a_segmentation(tmp_path):
             logits = model(images[row : row + 1])[0]
         assert (classes == logits.argmax(0).numpy()).mean() > 0.9  # views may win
         assert np.corrcoef(entropy.ravel(), (-(logits.softmax(0) * logits.log_softmax(0)).sum(0)).ravel())[0, 1] > 0.8
+
+
+def test_several_weights_are_compared_as_an_ensemble(tmp_path, monkeypatch):
+    monkeypatch.setattr(recommend, "_is_as_good", lambda each, best: each.name == "ensemble of 2 + temperature")
+    arguments = assess_cases.write_case("classification", tmp_path)
+    options = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    other = network()
+    with torch.no_grad():
+        for tensor in other.parameters():
+            tensor.mul_(1.1)
+    save_file(other.state_dict(), tmp_path / "other.safetensors")
+    files = ["--weights", options["--weights"], str(tmp_path / "other.safetensors")]
+    common = ["--model", options["--model"], "--quiet"]
+    given = [*common, *files, "--train", options["--train"], "--test", options["--test"], "--method", "none"]
+    assert cli.main(["assess", *given, "--out", str(tmp_path / "out")]) == 0
+    new = ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--input", options["--test"]]
+    assert cli.main(["predict", *common, *files[:2], *new, "--out", str(tmp_path / "new.csv")]) == 0
+    told, again = rows_in(tmp_path / "out" / "predictions.csv"), rows_in(tmp_path / "new.csv")
+    for row in told:
+        same = again[int(row["row"])]
+        assert all(row[key] == same[key] for key in row.keys() - {"source", "target"})
+    x, y = assess_cases.blobs(240, 1)
+    found = bb.assess([network(), other], x, (x, y), **FEW)
+    kept = found.rows["row"]
+    with torch.no_grad():
+        probs = (network()(x).softmax(1) + other(x).softmax(1)) / 2
+    expected = nn.functional.nll_loss(probs.log()[kept], y[kept])
+    assert found.metrics["ensemble of 2"]["nll"] == pytest.approx(float(expected), abs=1e-5)
+    assert found.metrics["ensemble of 2"]["passes"] == 2
+
+
+def test_one_image_file_is_enough_for_predict(tmp_path, capsys):
+    random = np.random.default_rng(0)
+    for part, count in (("train", 30), ("test", 30)):
+        for k in range(3):
+            (tmp_path / part / "abc"[k]).mkdir(parents=True)
+            for i in range(count):
+                image = random.integers(0, 150, (8, 8, 3))
+                image[..., k] += 80
+                Image.fromarray(image.astype(np.uint8)).save(tmp_path / part / "abc"[k] / f"{i}.png")
+    common = ["--model", "helpers.assess_cases:picture_classifier", "--quiet"]
+    given = [*common, "--train", str(tmp_path / "train"), "--test", str(tmp_path / "test"), "--method", "none"]
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", bb.BatchbayesWarning)  # the network is not trained
+        made = assess_cases.picture_classifier()
+        patch.setattr(assess_cases, "picture_classifier", lambda: made)
+        assert cli.main(["assess", *given, "--out", str(tmp_path / "out")]) == 0
+        told = rows_in(tmp_path / "out" / "predictions.csv")[0]
+        new = ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--json"]
+        capsys.readouterr()
+        assert cli.main(["predict", *common, *new, "--input", str(tmp_path / "test" / told["id"])]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert row["id"] == told["id"].split("/")[1]
+    assert row["prediction"] == told["prediction"]
+    assert row["confidence"] == pytest.approx(float(told["confidence"]), abs=1e-5)

@@ -194,7 +194,7 @@ def test_equal_targets_have_no_variance(tmp_path):
     files = {name: write_table(tmp_path / f"{name}.csv", each) for name, each in columns.items()}
     given, options = arguments_for(tmp_path, "regression", **files, target="height")
     metrics, _ = assess(given, options)
-    assert "All test targets are equal" in metrics["verdict"]["How good"]
+    assert "All test targets are equal" in metrics["verdict"]["How good is it?"]
 
 
 def test_formulas_are_written_as_text(tmp_path, capsys):

@@ -80,6 +80,7 @@ def test_marks_that_find_no_errors_are_called_useless():
         "not marked, all are right."
     )
     assert "no error" in marked_sentence(wrong, wrong & False)
+    assert "1 error on" in marked_sentence(wrong, torch.arange(100) == 3)
 
 
 def test_guessing_is_called_guessing():
@@ -105,7 +106,7 @@ def test_strange_inputs_that_are_missed_are_named():
 def values(outputs, *, scale=1.0, width=1.645):
     targets = 10 * torch.randn(500, outputs, generator=generator(0, "targets"))
     errors = scale * torch.randn(500, outputs, generator=generator(0, "errors"))
-    rows = {"source": ["test"] * 500, "flag": [0] * 500}
+    rows = {"source": ["test"] * 500, "flag": [0] * 500, "novelty": [0.5] * 500}
     found = quantities("load (kN)", None, outputs) if outputs == 1 else quantities("load", ("kN", "mm"), outputs)
     ends = (targets + errors - width, targets + errors + width)
     return value_verdict(rows, NETWORK, errors, targets, ends, found, ood=None, calibration_count=300)
@@ -116,7 +117,9 @@ def test_values_keep_their_unit_in_every_sentence():
     assert verdict["headline"].startswith("90 % of true values fall within ±1.79 kN")
     for heading in ("headline", "How good is it?", "Can its intervals be believed?"):
         assert " kN" in verdict[heading]
-    assert verdict["Can its intervals be believed?"].startswith("Yes. All predictions have the same interval, ±1.6")
+    assert verdict["Can its intervals be believed?"].startswith(
+        "Yes, as far as 500 examples can tell. All predictions have the same interval, ±1.6"
+    )
 
 
 def test_several_outputs_have_sentences_of_their_own():

@@ -51,7 +51,7 @@ def pictures(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Images of 12 x 12 pixels whose class is the strongest of three noisy colours."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 3, (count,), generator=random)
-    colours = 0.3 * nn.functional.one_hot(labels, 3)[:, :, None, None]
+    colours = 0.15 * nn.functional.one_hot(labels, 3)[:, :, None, None]
     return colours + torch.randn(count, 3, 12, 12, generator=random), labels
 
 

@@ -15,7 +15,7 @@ def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float, *, has_
         "x": "entropy",
         "y": "novelty" if has_novelty else "doubt",
         "x_label": "uncertainty of the answer (entropy, nats)",
-        "y_label": "novelty of the input (p-value)" if has_novelty else "1 − confidence",
+        "y_label": "novelty of the input (p-value; novel at the top)" if has_novelty else "1 − confidence",
         "x_scale": "root",
         "y_scale": "log",
         "y_down": has_novelty,

@@ -55,21 +55,23 @@ def unfamiliar(network: nn.Module, data: Examples, *, classes: bool) -> str | No
     own, *others = (Sight(*map(torch.cat, zip(*seen, strict=True))) for seen in parts)
     if len(own.means) < FEWEST:
         return None
-    channels = sites[0].channels
-    how = difference(own.means[:, :channels], own.squares[:, :channels], LOOSE)
-    if how:
-        return (
-            "WARNING: this data does not look like the training data. Probably it is not scaled or prepared as in "
-            f"training. At {sites[0].name}, the first batch-norm layer, its values {how} in training. Check the "
-            "preprocessing first: all other numbers depend on it."
-        )
-    if any(is_closer(other, own) for other in others):
+    how, *others_how = (_difference(sight, sites[0].channels) for sight in (own, *others))
+    if any(is_closer(other, own) and other_how is None for other, other_how in zip(others, others_how, strict=True)):
         return (
             "WARNING: this data does not look like the training data. Probably the colour channels are in the wrong "
-            "order (RGB or BGR): with the other order the images look more like those of training, and the network is "
-            "surer of them. Check the preprocessing first: all other numbers depend on it."
+            "order (RGB or BGR): with the other order the images look more like those of training. Check the "
+            "preprocessing first: all other numbers depend on it."
         )
-    return None
+    return how and (
+        "WARNING: this data does not look like the training data. Probably it is not scaled or prepared as in "
+        f"training. At {sites[0].name}, the first batch-norm layer, its values {how} in training. Check the "
+        "preprocessing first: all other numbers depend on it."
+    )
+
+
+def _difference(sight: Sight, channels: int) -> str | None:
+    """Say how the inputs of the first site, which has so many channels, differ from those of training."""
+    return difference(sight.means[:, :channels], sight.squares[:, :channels], LOOSE)
 
 
 def is_closer(other: Sight, own: Sight) -> bool:
@@ -136,7 +138,11 @@ def _sight(network: Network, sites: Sequence[Site], inputs: Tensor, classes: boo
     if len(seen) < len(sites) or any(len(means) != len(inputs) for means, _ in seen.values()):
         return None
     means, squares = (torch.cat(parts, 1) for parts in zip(*(seen[site.name] for site in sites), strict=True))
-    return Sight(means, squares, _entropy(outputs) if classes else torch.zeros(len(outputs), dtype=torch.float64))
+    return Sight(
+        means,
+        squares,
+        _entropy(outputs) if classes and outputs.ndim > 1 else torch.zeros(len(outputs), dtype=torch.float64),
+    )
 
 
 def _entropy(logits: Tensor) -> Tensor:

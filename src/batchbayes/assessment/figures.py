@@ -1,7 +1,7 @@
 """The figures that all tasks have: quality against price, novelty, and how methods were tuned."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from batchbayes import plots
 from batchbayes.assessment.contenders import Contender
@@ -9,6 +9,9 @@ from batchbayes.assessment.result import Figures, MetricColumn
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.words import numbers
 
+C = TypeVar("C", bound=Contender[Any])
+SHOWN = 6
+"""Methods in a figure with a line or a panel for each."""
 PRICED = ("nll", "accuracy", "ece", "rmse", "crps")
 """Metrics that are drawn against their price, as far as a task has them."""
 
@@ -37,6 +40,13 @@ def shared_figures(
         **_novelty(rows, level, strange),
         **_tuning(contenders),
     }
+
+
+def most_telling(contenders: Sequence[C], chosen: Contender[Any]) -> list[C]:
+    """Return the network, the recommended contender and the best others, as many as a figure can show, in order."""
+    first = [contenders[0], chosen, *sorted(contenders, key=lambda contender: contender.mean_loss)]
+    kept = list(dict.fromkeys(first))[:SHOWN]
+    return [contender for contender in contenders if contender in kept]
 
 
 def _price(contenders: Sequence[Contender[Any]], chosen: Contender[Any], columns: Sequence[MetricColumn]) -> Figures:

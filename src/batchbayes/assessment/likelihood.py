@@ -52,14 +52,16 @@ def class_likelihood(outputs: Tensor, ignore_label: int | None) -> Categorical |
 
 
 def given_likelihood(likelihood: Any) -> Categorical | OneLogit | Gaussian:
-    """Return the likelihood that a user passed, in the form that an assessment needs."""
+    """Return the likelihood that a user passed, in the form that an assessment needs: with nothing tuned."""
     if isinstance(likelihood, Bernoulli):
         return OneLogit(probabilities=likelihood.probabilities)
-    if isinstance(likelihood, Categorical | Gaussian):
-        return likelihood
+    if isinstance(likelihood, Categorical) and likelihood.class_axis == 1:
+        return replace(likelihood, temperature=1.0)
+    if isinstance(likelihood, Gaussian):
+        return Gaussian(1.0)
     raise BatchbayesError(
-        expected="bb.categorical(), bb.bernoulli() for one logit, or bb.gaussian(1.0)",
-        got=getattr(likelihood, "__name__", None) or type(likelihood).__name__,
+        expected="bb.categorical() with classes along axis 1, bb.bernoulli() for one logit, or bb.gaussian(1.0)",
+        got=getattr(likelihood, "__name__", None) or repr(likelihood),
         fix="call one of these, or leave likelihood= out",
     )
 

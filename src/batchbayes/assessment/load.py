@@ -1,5 +1,6 @@
 """From options to a network and data that fit together, or to a message that says what does not fit."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,15 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.assessment.likelihood import OneLogit, class_likelihood
-from batchbayes.assessment.named import build_network, call_named, named_methods
+from batchbayes.assessment.named import build_network, call_named, fitting_weights, named_methods
 from batchbayes.assessment.options import AssessOptions, Settings, Task
 from batchbayes.assessment.sources import Reading, Training, first_reading, is_function, read_training, training_of
-from batchbayes.assessment.views import named_views, some_inputs
+from batchbayes.assessment.views import named_views, some_inputs, words
 from batchbayes.batches import pick_inputs
 from batchbayes.data.examples import Examples
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian
 from batchbayes.methods import Method
+from batchbayes.methods.batchnorm.candidates import has_batch_norm
+from batchbayes.methods.dropout import has_dropout
 from batchbayes.methods.views.transform import Transform
 from batchbayes.network import as_network
 
@@ -48,6 +51,8 @@ class Case:
     num_outputs: int
     """The number of classes, or of values."""
     class_names: tuple[str, ...] | None
+    members: Sequence[Mapping[str, Tensor]]
+    """Other weights of the network, which make an ensemble with its own."""
     split_off: bool
     """Whether the calibration data is a part of the test data."""
     reading: Reading
@@ -68,6 +73,7 @@ def load_case(options: AssessOptions) -> Case:
         ood=others.read(options.ood, "the out-of-distribution data", inputs_only=True) if options.ood else None,
         settings=options,
         reading=reading,
+        members=[fitting_weights(network, path) for path in (options.weights or ())[1:]],
     )
 
 
@@ -81,6 +87,7 @@ def make_case(
     settings: Settings,
     reading: Reading,
     likelihood: Any = None,
+    members: Sequence[Mapping[str, Tensor]] = (),
 ) -> Case:
     """Check that network and data fit together, and find out what the task is."""
     outputs = trial(network, test)
@@ -109,11 +116,25 @@ def make_case(
         views=named_views(settings.views, inputs, task),
         num_outputs=2 if isinstance(likelihood, OneLogit) else outputs.shape[1] if outputs.ndim > 1 else 1,
         class_names=settings.class_names or reading.class_names,
+        members=members,
         split_off=split_off,
         reading=reading,
     )
     _require_fitting(case, outputs)
     return case
+
+
+def found_in(case: Case) -> str:
+    """Say which layers of the network methods can use, and what was therefore compared."""
+    layers = [text for text, has in (("batch norm", has_batch_norm), ("dropout", has_dropout)) if has(case.network)]
+    compared = [method.label for method in case.methods]
+    compared += ["the ensemble of all its weights"] if case.members else []
+    compared += [f"views ({words(case.views)})"] if case.views else []
+    return (
+        f"The network has {' and '.join(layers) or 'neither batch norm nor dropout'}. Beside the network as it is, "
+        f"{'; '.join(compared) or 'no other method'} was tried"
+        + ("." if case.task == "regression" else ", each also with a temperature.")
+    )
 
 
 def _read_reference(source: str, reading: Reading) -> Any:

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchbayes.data.weights import read_weights
 from batchbayes.errors import BatchbayesError, unknown_name
@@ -100,8 +100,8 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300].rstrip(". ") or type(error).__name__
 
 
-def build_network(name: str, weights: Path | None, device: str) -> nn.Module:
-    """Return the network that a factory makes, with its weights, in evaluation mode."""
+def build_network(name: str, weights: Sequence[Path] | None, device: str) -> nn.Module:
+    """Return the network that a factory makes, with the first of its weights, in evaluation mode."""
     network = call_named(name, "a model factory")
     if not isinstance(network, nn.Module):
         raise BatchbayesError(
@@ -109,8 +109,8 @@ def build_network(name: str, weights: Path | None, device: str) -> nn.Module:
             got=f"a {type(network).__name__}",
             fix="let the factory return the network itself",
         )
-    if weights is not None:
-        _load_weights(network, weights)
+    if weights:
+        network.load_state_dict(fitting_weights(network, weights[0]), strict=False)
     try:
         network = network.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
@@ -120,8 +120,8 @@ def build_network(name: str, weights: Path | None, device: str) -> nn.Module:
     return network.eval()
 
 
-def _load_weights(network: nn.Module, path: Path) -> None:
-    """Load weights into a network. Raise an error that says which of them do not fit."""
+def fitting_weights(network: nn.Module, path: Path) -> dict[str, Tensor]:
+    """Read weights for a network. Raise an error that says which of them do not fit."""
     tensors = read_weights(path)
     own = network.state_dict()
     counters = {key for key in own if key.endswith("num_batches_tracked")}
@@ -138,4 +138,4 @@ def _load_weights(network: nn.Module, path: Path) -> None:
             got=f"{path.name} with {'; '.join(parts)}",
             fix="build the network that was trained, with the same options",
         )
-    network.load_state_dict(tensors, strict=False)
+    return tensors

@@ -4,7 +4,7 @@ This module does not import torch, so that `batchbayes --help` is quick.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -141,9 +141,15 @@ class CommonOptions:
     model: str = field(
         metadata=option("a function that builds the network; it is EXECUTED", metavar="pkg.module:factory")
     )
-    weights: Path | None = field(
+    weights: Sequence[Path] | None = field(
         default=None,
-        metadata=option("the weights, unless the factory loads them", type=Path, metavar="W.safetensors|.pt|.pth"),
+        metadata=option(
+            "the weights (.safetensors, .pt, .pth), unless the factory loads them; with several files, their ensemble "
+            "is compared with the network of the first",
+            type=Path,
+            nargs="+",
+            metavar="W",
+        ),
     )
     target: str | None = field(
         default=None, metadata=option("target column of tables, or target array of .npz files", metavar="NAME")
@@ -235,3 +241,18 @@ class PredictOptions(CommonOptions):
         default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
     )
     seed: int | None = field(default=None, metadata=option("seed of the draws (as in the assessment)", type=int))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(CommonOptions):
+    """The options of `batchbayes export`."""
+
+    posterior: Path = field(metadata=option("posterior.safetensors of an assessment", type=Path, metavar="P"))
+    input: str = field(metadata=option("inputs such as those to come; the file is compared on them", metavar="I"))
+    out: Path = field(metadata=option("a new file: .onnx or .pt2", type=Path, metavar="FILE"))
+    novelty: Path | None = field(
+        default=None, metadata=option("a detector that bb.save has written", type=Path, metavar="N.safetensors")
+    )
+    draws: int | None = field(
+        default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
+    )

@@ -12,6 +12,7 @@ from batchbayes.assessment.familiar import unfamiliar
 from batchbayes.assessment.load import trial
 from batchbayes.assessment.maps import map_writer
 from batchbayes.assessment.named import build_network, named_method
+from batchbayes.assessment.notes import checked_notes, require_outputs
 from batchbayes.assessment.options import PredictOptions
 from batchbayes.assessment.rows import Rows, predict_rows
 from batchbayes.assessment.run import noted_warnings, running
@@ -27,16 +28,10 @@ def predict_new(options: PredictOptions) -> Rows:
     if options.method:
         named_method(options.method)
     network = build_network(options.model, options.weights, options.device)
-    posterior, notes = load(options.posterior, network), load_notes(options.posterior)
-    if "task" not in notes:
-        raise BatchbayesError(
-            expected="a posterior written by batchbayes assess",
-            got="one without its notes",
-            fix="use bb.load and bb.predict",
-        )
-    reading = Reading.from_json(notes.get("reading", {}), options.target, options.id)
+    posterior, notes = load(options.posterior, network), checked_notes(load_notes(options.posterior))
+    reading = Reading.from_json(notes["reading"], options.target, options.id)
     data = reading.read(options.input, "the inputs", inputs_only=True)
-    trial(network, data)
+    require_outputs(notes, trial(network, data))
     problem = unfamiliar(network, data, classes=notes["task"] != "regression")
     if problem:
         warn(problem)

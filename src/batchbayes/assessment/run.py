@@ -5,7 +5,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import nn
 from batchbayes._common.progress import hidden_progress
 from batchbayes.assessment.familiar import unfamiliar
 from batchbayes.assessment.likelihood import given_likelihood
-from batchbayes.assessment.load import Case, load_case, make_case
+from batchbayes.assessment.load import Case, found_in, load_case, make_case
 from batchbayes.assessment.maps import map_writer
 from batchbayes.assessment.options import AssessOptions, CommonOptions, Settings
 from batchbayes.assessment.result import Assessment
@@ -26,6 +26,7 @@ from batchbayes.assessment.sources import Reading, Training, training_of
 from batchbayes.assessment.write import require_extras, require_place
 from batchbayes.data.examples import from_object
 from batchbayes.errors import BatchbayesWarning, unknown_name, warn
+from batchbayes.likelihoods import Categorical
 from batchbayes.methods import resolve
 
 ASSESSORS = {
@@ -38,7 +39,7 @@ PREPARE = "Compare how this data and the training data were prepared. Then asses
 
 
 def assess(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     train: Any,
     test: Any,
     *,
@@ -56,7 +57,7 @@ def assess(
     shuffled. This is what `batchbayes assess` does with files.
 
     Args:
-        model: the trained network. It is not changed.
+        model: the trained network. It is not changed. Several networks of one shape are compared with their ensemble.
         train: training data, with the training-time transforms. Targets are not needed.
         test: test data, with targets.
         calibration: data for tuning and choosing, with targets. By default it is a random third of the test data, which
@@ -83,16 +84,21 @@ def assess(
         require_extras()
         require_place(place, overwrite)
     given, start = _settings(settings), time.monotonic()
+    networks = [model] if isinstance(model, nn.Module) else list(model)
+    wanted = None if likelihood is None else given_likelihood(likelihood)
+    if isinstance(wanted, Categorical) and given.ignore_label is None:
+        given = replace(given, ignore_label=wanted.ignore_index)
     with noted_warnings(shown=True) as caveats:
         case = make_case(
-            model,
+            networks[0],
             _training(train, reference, given.batch_size),
             from_object("test", test),
             calibration=None if calibration is None else from_object("calibration", calibration),
             ood=None if ood is None else from_object("ood", ood),
             settings=given,
             reading=Reading(),
-            likelihood=None if likelihood is None else given_likelihood(likelihood),
+            likelihood=wanted,
+            members=[network.state_dict() for network in networks[1:]],
         )
         found = assessed(case)
     found = replace(found, caveats=tuple(caveats), seconds=time.monotonic() - start)
@@ -124,13 +130,15 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     """Assess a network on data that fits it. `show` takes the predictions of test images, for maps."""
     more = {} if show is None else {"show": show}
     found: Assessment = resolve(ASSESSORS[case.task])(case, **more)
+    found = replace(found, terms={**found.terms, "What was tried": found_in(case)})
     test = case.test.whole() if case.split_off else case.test
     problem = unfamiliar(case.network, test, classes=case.task != "regression")
     if not problem:
         return found
     warn(problem)
-    first = {"headline": f"{problem} {found.verdict['headline']}", "What to do next": PREPARE}
-    return replace(found, verdict={**found.verdict, **first})
+    headline, _, reason = problem.partition(". ")
+    first = {"headline": f"{headline}.", "What to do next": PREPARE, "What is strange about it": reason}
+    return replace(found, verdict={**first, **{key: text for key, text in found.verdict.items() if key not in first}})
 
 
 def assess_command(options: AssessOptions) -> None:
@@ -143,7 +151,8 @@ def assess_command(options: AssessOptions) -> None:
     elif not options.quiet:
         found = json.loads(document)
         verdict = found["verdict"]
-        verdict["What to do next"] += f"\n  {found['call']}"
+        if verdict["What to do next"].endswith(":"):
+            verdict["What to do next"] += f"\n  {found['call']}"
         print(verdict.pop("headline"), *(f"\n{heading}: {text}" for heading, text in verdict.items()), sep="")
         print(f"\nReport: {report}")
 

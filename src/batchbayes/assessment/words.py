@@ -6,14 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchbayes._common.text import count, percent
 from batchbayes.assessment.recommend import Choice
 from batchbayes.assessment.rows import Rows
+from batchbayes.metrics import area_under_roc, count_by_score
 
 DOUBT = 2.0
 """A difference is real if it is larger than this many standard errors."""
 SMALL, LARGE = 0.01, 0.03
 """Differences of shares below the first do not matter to anybody. Those below the second are called little."""
-NO_ERROR = "It made no error on the test data, so nothing is known about when it is wrong."
+FEW = 5
+"""With fewer errors nothing is said about when a network is wrong."""
 
 
 def column(rows: Rows, key: str, source: str = "test") -> list[Any]:
@@ -38,13 +41,18 @@ def of_100(share: float) -> str:
     return "more than 99" if rounded == 100 else "fewer than 1" if rounded == 0 else str(rounded)
 
 
-def give_or_take(share: float, count: int) -> str:
-    """Say how far the true share may be from one that was counted on so many examples.
+def share_error(share: float, examples: int) -> float:
+    """Return the standard error of a share of independent examples. It is not zero if the share is 0 or 1."""
+    return (max(share * (1 - share), 1 / (examples + 4)) / examples) ** 0.5
 
-    >>> give_or_take(0.9, 150), give_or_take(0.9, 100_000)
+
+def give_or_take(error: float) -> str:
+    """Say how far the true share may be from one that was counted with this standard error.
+
+    >>> give_or_take(share_error(0.9, 150)), give_or_take(share_error(0.9, 100_000))
     (', give or take 5', '')
     """
-    points = round(100 * DOUBT * (max(share * (1 - share), 1 / (count + 4)) / count) ** 0.5)
+    points = round(100 * DOUBT * error)
     return f", give or take {points}" if points else ""
 
 
@@ -66,8 +74,8 @@ def binomial_error(confidence: Tensor) -> float:
 
 def marked_sentence(flagged: Tensor, wrong: Tensor) -> str:
     """Say whether the answers that are marked, (N,) bool, are wrong, (N,) bool, more often than others."""
-    if not bool(wrong.any()):
-        return NO_ERROR
+    if int(wrong.sum()) < FEW:
+        return few_errors(int(wrong.sum()))
     marked = f"predictions.csv marks {of_100(_mean(flagged))} of 100 answers (flag = 1)"
     if not bool(flagged.any()) or bool(flagged.all()):
         return f"{marked}, so the marks do not tell answers apart."
@@ -82,6 +90,12 @@ def marked_sentence(flagged: Tensor, wrong: Tensor) -> str:
     )
 
 
+def few_errors(errors: int) -> str:
+    """Say that there is nothing to learn from so few errors."""
+    made = count(errors, "error") if errors else "no error"
+    return f"It made {made} on the test data: too few to know when it is wrong."
+
+
 def strange_sentence(rows: Rows, name: str) -> str:
     """Say how many inputs from elsewhere are marked."""
     strange, usual = (_mean(numbers(rows, "flag", source)) for source in ("ood", "test"))
@@ -89,16 +103,29 @@ def strange_sentence(rows: Rows, name: str) -> str:
     return f"Of 100 inputs of {name} {of_100(strange)} are marked, and of 100 test inputs {of_100(usual)}.{quality}"
 
 
+def novelty_terms(rows: Rows) -> str:
+    """Say how well novelty tells inputs from elsewhere from test inputs."""
+    if "" in rows["novelty"]:
+        return "Novelty is not known here."
+    p_values = torch.cat([numbers(rows, "novelty", source) for source in ("test", "ood")])
+    is_strange = torch.arange(len(p_values)) >= rows["source"].count("test")
+    found = area_under_roc(count_by_score(-p_values, is_strange))
+    return (
+        f"Novelty, the statistics of the input inside the network, tells them apart in {percent(found)} of all pairs."
+    )
+
+
 def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
     """Say in two sentences what to do next. The call stands below them.
 
     Args:
         choice: what is recommended.
-        gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92".
+        gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92". If that is
+            recommended, what would help.
         marks: whether some answers are marked.
     """
     if choice.is_network:
-        use = "Use the network as it is: nothing else that was tried is clearly better."
+        use = "; ".join(["Use the network as it is: nothing else that was tried is clearly better", *gains]) + "."
     else:
         passes = choice.recommended.passes
         price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""

@@ -183,7 +183,7 @@ def predict_call(options: Settings) -> str:
     """Return what predicts new data with the recommended method: a command, or a line of Python."""
     if not isinstance(options, AssessOptions):
         return "found.predict(new_inputs)"
-    weights = ["--weights", str(options.weights)] if options.weights else []
+    weights = ["--weights", *map(str, options.weights[:1])] if options.weights else []
     saved = ["--posterior", str(options.out / "posterior.safetensors")]
     return (
         shlex.join(["batchbayes", "predict", "--model", options.model, *weights, *saved]) + " --input NEW --out new.csv"

@@ -27,7 +27,7 @@ def novelty_figure(p_values: Mapping[str, ArrayLike], *, level: float, ax: "Axes
             values = np.asarray(values, dtype=float)
             look = line_look(number)
             shares = {"bins": BINS, "range": (0, 1), "weights": np.full(len(values), 1 / max(1, len(values)))}
-            flagged = f"{name.replace('$', chr(92) + '$')}: {100 * np.mean(values <= level):.1f} % with p ≤ {level:g}"
+            flagged = f"{name.replace('$', chr(92) + '$')}: {100 * np.mean(values <= level):.1f} % with p ≤ {level:.2g}"
             panel.hist(values, alpha=0.2, color=look["color"], **shares)
             panel.hist(values, histtype="step", label=flagged, **look, **shares)
         panel.set(xlabel="p-value: share of ordinary inputs that are as unusual", ylabel="share of inputs", xlim=(0, 1))

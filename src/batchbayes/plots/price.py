@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from batchbayes.plots.style import GREY, PALETTE, house_style, new_figure
@@ -43,7 +44,11 @@ def price_figure(
             ticks = [tick for tick in (1, 2, 4, 8, 16, 32, 64, 128, 256) if tick <= 1.5 * max(passes)]
             panel.set_xticks(ticks, map(str, ticks))
             panel.minorticks_off()
-            panel.margins(x=0.12, y=0.12)
+            panel.margins(x=0.12)
+            low, high = float(np.min(values)), float(np.max(values))
+            room = max(0.12 * (high - low), 0.005 * abs(high))  # differences that do not matter look small
+            panel.set_ylim(low - room, high + room)
+            panel.ticklabel_format(axis="y", useOffset=False)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure.figure

@@ -33,6 +33,11 @@ EXPERIMENTS = {
     "gradient-variance": "batchbayes.experiments.weights.gradient_variance",
     "sparse-vd": "batchbayes.experiments.weights.sparse_vd",
     "ensembles": "batchbayes.experiments.samples.ensembles",
+    "distillation": "batchbayes.experiments.samples.distillation",
+    "active-learning": "batchbayes.experiments.samples.active_learning",
+    "attack": "batchbayes.experiments.samples.attack",
+    "online": "batchbayes.experiments.samples.online",
+    "sg-mcmc": "batchbayes.experiments.samples.sg_mcmc",
 }
 """The modules of the experiments of this package. A module is imported only when its experiment is used."""
 

@@ -50,10 +50,10 @@ def test_nothing_from_the_data_is_markup():
         },
         "data": {
             "test": EVIL, "train": EVIL, "ood": EVIL, "calibration": EVIL, "split_off": True, "test_count": 1,
-            "calibration_count": 1,
+            "calibration_count": 1, "no_novelty": EVIL,
         },
         "made": {
-            "command": EVIL, "seed": 0, "draws": 1, "engine": EVIL, "seconds": 0, "network": EVIL,
+            "command": EVIL, "budget": None, "seed": 0, "draws": 1, "engine": EVIL, "seconds": 0, "network": EVIL,
             "versions": {EVIL: EVIL},
         },
     }  # fmt: skip

@@ -9,19 +9,8 @@ from torch import Tensor
 
 from batchbayes.assessment.classification.figures import class_figures
 from batchbayes.assessment.classification.verdict import class_terms, class_verdict
-from batchbayes.assessment.contenders import (
-    ClassContender,
-    Contender,
-    Entry,
-    Seen,
-    Trial,
-    affordable,
-    compared_entries,
-    drawing,
-    notes_for_prediction,
-    pick_shown,
-    trial_of,
-)
+from batchbayes.assessment.contenders import ClassContender, Contender, Seen, Trial, drawing, notes_for_prediction
+from batchbayes.assessment.entries import Entry, affordable, compared_entries, pick_shown, price, trial_of
 from batchbayes.assessment.explorer import class_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
@@ -116,17 +105,17 @@ def assess_classification(case: Case) -> Assessment:
         contenders=contenders,
         choice=choice,
         verdict=class_verdict(rows, contenders, choice, case),
-        terms=class_terms(contenders, choice, wrong, case),
+        terms=class_terms(rows, contenders, choice, wrong, case),
         rows=rows,
-        figures=class_figures(case, contenders, chosen, labels)
-        | shared_figures(
+        figures=shared_figures(
             contenders,
             chosen,
             COLUMNS,
             rows,
             level=novelty_level(novelty),
             strange=case.ood.name if case.ood else None,
-        ),
+        )
+        | class_figures(case, contenders, chosen, labels),
         explorer=class_explorer(chosen.seen.test.entropy, wrong, threshold, has_novelty=novelty is not None),
         thumbnails=pick_thumbnails(case, rows, "entropy"),
         details=pick_details(case, rows, "entropy"),
@@ -149,13 +138,16 @@ def _try(case: Case, entry: Entry, labels: Tensor) -> tuple[list[Trial], Tensor]
     )
     draws, trials = plain.draws, []
     for size in affordable(entry, plain.engine, case.settings.budget):
+        passes = price(case, entry, size, plain.engine)
         some = summarised(draws[:size], case.likelihood, keep=True)
         grid = [-summarised(draws[:size], at(case, t)).log_prob(labels) for t in TEMPERATURES]
         curve = TemperatureCurve(TEMPERATURES, torch.stack(grid))
         tuned = {False: 1.0, True: tune_temperature(some, labels)}
         losses = {False: -some.log_prob(labels), True: curve.cross_fitted(case.settings.seed)}
         trials += [
-            trial_of(case, entry, size, losses[t], plain.engine, tuned={"temperature": tuned[t]}, temperature=t)
+            trial_of(
+                entry, size, losses[t], plain.engine, passes=passes, tuned={"temperature": tuned[t]}, temperature=t
+            )
             for t in (False, True)
         ]
     return trials, draws

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from batchbayes import plots
 from batchbayes.assessment.contenders import ClassContender
+from batchbayes.assessment.figures import most_telling
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.thumbnails import displayable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: ClassContender, labels: Tensor) -> Figures:
     """Draw the figures of a classifier. Those of one method show the recommended one."""
     bins, curves = {}, {}
-    for contender in contenders:
+    for contender in most_telling(contenders, chosen):
         test = contender.seen.test
         wrong = is_misclassified(test.probs, labels)
         bins[contender.name] = equal_width_reliability(max_probability(test.probs), ~wrong)

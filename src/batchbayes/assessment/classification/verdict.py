@@ -20,8 +20,10 @@ from batchbayes.assessment.words import (
     honesty,
     marked_sentence,
     next_step,
+    novelty_terms,
     numbers,
     of_100,
+    share_error,
     strange_sentence,
 )
 
@@ -39,14 +41,13 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     accuracy, gap = float(right.double().mean()), float((confidence - right.double()).mean())
     word = honesty(gap, binomial_error(confidence))
     own = contenders[0].metrics
-    alone = honesty(
-        own["mean_confidence"] - own["accuracy"], (own["accuracy"] * (1 - own["accuracy"]) / len(right)) ** 0.5
-    )
+    alone = honesty(own["mean_confidence"] - own["accuracy"], share_error(own["accuracy"], len(right)))
     verdict = {
-        **class_sentences(choice, accuracy, own, word, alone, len(right), "answer"),
+        **class_sentences(choice, accuracy, own, word, alone, error=share_error(accuracy, len(right)), noun="answer"),
         "Can its percentages be believed?": believed(confidence, right, word) + told_alone(choice, own, word, alone),
         "When to look twice": marked_sentence(numbers(rows, "flag") > 0, ~right),
     }
+    verdict["How good is it?"] += f" This was counted on {count(len(right), 'test example')}."
     if case.ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, case.ood.name)
     if guess := no_better_than_guessing(targets, right, choice.recommended.metrics["nll"]):
@@ -55,7 +56,7 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
 
 
 def class_sentences(
-    choice: Choice, accuracy: float, own: Any, word: str, alone: str, examples: int, noun: str
+    choice: Choice, accuracy: float, own: Any, word: str, alone: str, *, error: float, noun: str
 ) -> dict[str, str]:
     """Return the headline, what to do next, and how good it is.
 
@@ -65,7 +66,7 @@ def class_sentences(
         own: the metrics of the network as it is.
         word: how honest the recommended method is.
         alone: how honest the network is as it is.
-        examples: the number of test examples.
+        error: the standard error of the accuracy.
         noun: what is counted, in the singular.
     """
     trust = "and its percentages can be believed" if word == "honest" else f"but it is {word}"
@@ -75,11 +76,12 @@ def class_sentences(
         gains.append(f"{of_100(accuracy)} of 100 {noun}s are right instead of {network}")
     if alone != "honest" and word != alone:
         gains.append(f"the network is {'no longer' if word == 'honest' else 'less'} {alone.removeprefix('a little ')}")
+    if choice.is_network and word != "honest":
+        gains.append("more calibration data would tell what corrects its percentages")
     return {
         "headline": f"{good}, {trust}.",
         "What to do next": next_step(choice, gains, marks=True),
-        "How good is it?": f"{good}{give_or_take(accuracy, examples)}. This was counted on "
-        f"{count(examples, 'test ' + ('image' if noun == 'pixel' else 'example'))}.",
+        "How good is it?": f"{good}{give_or_take(error)}.",
     }
 
 
@@ -121,12 +123,14 @@ def no_better_than_guessing(targets: Sequence[Any], right: Tensor, nll: float) -
     )
 
 
-def class_terms(contenders: Sequence[Contender[Any]], choice: Choice, wrong: Tensor, case: Case) -> dict[str, str]:
+def class_terms(
+    rows: Rows, contenders: Sequence[Contender[Any]], choice: Choice, wrong: Tensor, case: Case
+) -> dict[str, str]:
     """Return the verdict in the terms of statistics. `wrong` says which answers of the recommended method are wrong."""
     terms = shared_terms(contenders, choice)
     terms["Setting the uncertain ones aside"] = rejection_sentence(choice.recommended.seen.test.entropy, wrong)
     if case.ood is not None:
-        terms["Strange inputs"] = strange_terms(contenders, choice, case.ood.name)
+        terms["Strange inputs"] = strange_terms(rows, choice, case.ood.name)
     return terms
 
 
@@ -156,14 +160,10 @@ def rejection_sentence(uncertainty: Tensor, wrong: Tensor, aside: float = 0.1) -
     )
 
 
-def strange_terms(contenders: Sequence[Contender[Any]], choice: Choice, name: str) -> str:
+def strange_terms(rows: Rows, choice: Choice, name: str) -> str:
     """Say how well inputs from elsewhere are noticed."""
-    own = choice.recommended.metrics["ood_auroc"]
-    text = (
-        f"Of one input of {name} and one test input, the strange one has the higher entropy in {percent(own)} of all "
-        "pairs (AUROC; 50 % is guessing)."
+    share = percent(choice.recommended.metrics["ood_auroc"])
+    return (
+        f"Of one input of {name} and one test input, the strange one has the higher entropy in {share} of all pairs "
+        f"(AUROC; 50 % is guessing). {novelty_terms(rows)}"
     )
-    scores = {"ood_auroc": "entropy", "ood_auroc_mi": "mutual information"}
-    found = [(c.metrics[key], c.name, score) for c in contenders for key, score in scores.items() if key in c.metrics]
-    value, method, score = max(found)
-    return text + (f" The {score} of {method} does better: {percent(value)}." if value > own + 0.005 else "")

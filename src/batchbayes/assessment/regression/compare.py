@@ -8,19 +8,8 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.text import number
-from batchbayes.assessment.contenders import (
-    Contender,
-    Entry,
-    Seen,
-    Trial,
-    ValueContender,
-    affordable,
-    compared_entries,
-    drawing,
-    notes_for_prediction,
-    pick_shown,
-    trial_of,
-)
+from batchbayes.assessment.contenders import Contender, Seen, Trial, ValueContender, drawing, notes_for_prediction
+from batchbayes.assessment.entries import Entry, affordable, compared_entries, pick_shown, price, trial_of
 from batchbayes.assessment.explorer import value_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.load import Case
@@ -129,17 +118,17 @@ def assess_regression(case: Case) -> Assessment:
             ood=case.ood,
             calibration_count=len(held_out),
         ),
-        terms=value_terms(contenders, choice, spread, errors, truth, predicted, case.ood),
+        terms=value_terms(rows, contenders, choice, spread, errors, truth, predicted, case.ood),
         rows=rows,
-        figures=value_figures(contenders, chosen, targets, held_out, predicted[0].label)
-        | shared_figures(
+        figures=shared_figures(
             contenders,
             chosen,
             COLUMNS,
             rows,
             level=novelty_level(novelty),
             strange=case.ood.name if case.ood else None,
-        ),
+        )
+        | value_figures(contenders, chosen, targets, held_out, predicted[0].label),
         explorer=None if spread is None else value_explorer(spread, errors[:, 0], thresholds[0], predicted[0].label),
         thumbnails=pick_thumbnails(case, rows, None if spread is None else "epistemic_std"),
         details=pick_details(case, rows, None if spread is None else "epistemic_std"),
@@ -187,7 +176,8 @@ def _try(case: Case, entry: Entry, targets: Tensor) -> tuple[list[Trial], Tensor
             seed=case.settings.seed,
         )
         tuned = {"precision": _precision(some, shaped)}
-        found = trial_of(case, entry, size, losses, plain.engine, tuned=tuned, temperature=False)
+        passes = price(case, entry, size, plain.engine)
+        found = trial_of(entry, size, losses, plain.engine, passes=passes, tuned=tuned)
         trials.append(replace(found, candidate=_with_noise(found.candidate, tuned["precision"])))
     return trials, draws
 

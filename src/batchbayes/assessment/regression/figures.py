@@ -6,6 +6,7 @@ from torch import Tensor
 
 from batchbayes import plots
 from batchbayes.assessment.contenders import ValueContender
+from batchbayes.assessment.figures import most_telling
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.rows import first_output
 from batchbayes.metrics import best_constant_precision, interval_summary
@@ -29,7 +30,7 @@ def value_figures(
     """Draw the figures of a regression. Those of one method show the recommended one."""
     shaped = targets.reshape(chosen.seen.test.mean.shape)
     coverages = {}
-    for contender in contenders:
+    for contender in most_telling(contenders, chosen):
         ends = [central(contender.seen.test, level) for level in LEVELS]
         coverages[contender.name] = [interval_summary(low, high, shaped).coverage for low, high in ends]
     figures: Figures = {

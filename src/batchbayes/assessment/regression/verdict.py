@@ -11,7 +11,7 @@ from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.regression.quantities import Quantity
 from batchbayes.assessment.rows import CONFORMAL_LEVEL, Rows
-from batchbayes.assessment.words import DOUBT, SMALL, next_step, numbers, of_100, strange_sentence
+from batchbayes.assessment.words import DOUBT, LARGE, SMALL, next_step, novelty_terms, numbers, of_100, strange_sentence
 from batchbayes.data.examples import Examples
 from batchbayes.metrics import rank_correlation
 
@@ -44,19 +44,18 @@ def value_verdict(
         ood: the strange data.
         calibration_count: the number of examples that the intervals were calibrated on.
     """
-    flagged = numbers(rows, "flag") > 0
     each = list(zip(quantities, errors.T, targets.T, *(end.T for end in ends), strict=True))
     good = [_within(quantity, error) for quantity, error, *_ in each]
     verdict = {
         "headline": f"90 % of true values fall within {_listed(good, quantities)} of the prediction.",
-        "What to do next": next_step(choice, [], marks=bool(flagged.any())),
+        "What to do next": next_step(choice, [], marks=any(rows["flag"])),
         "How good is it?": " ".join(_good(*every[:3], named=len(each) > 1) for every in each)
         + f" This was counted on {count(len(targets), 'test example')}.",
         "Can its intervals be believed?": " ".join(
             _believed(quantity, low, high, target, calibration_count, named=len(each) > 1)
             for quantity, _, target, low, high in each
         ),
-        "When to look twice": _marked(flagged, errors[:, 0], quantities[0]),
+        "When to look twice": _marked(rows, errors[:, 0], quantities[0]),
     }
     if ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, ood.name)
@@ -107,7 +106,8 @@ def _believed(
     variance = CONFORMAL_LEVEL * (1 - CONFORMAL_LEVEL)
     slack = max(SMALL, DOUBT * (variance / max(1, len(targets)) + variance / max(1, calibration_count)) ** 0.5)
     gap = held - CONFORMAL_LEVEL
-    word = "Yes." if abs(gap) <= slack else "No, they are too narrow." if gap < 0 else "Yes, but they are too wide."
+    so_far = "Yes." if abs(gap) < LARGE else f"Yes, as far as {len(targets)} examples can tell."
+    word = so_far if abs(gap) <= slack else "No, they are too narrow." if gap < 0 else "Yes, but they are too wide."
     half = (upper - lower).double() / 2
     narrow, wide = float(half.min()), float(half.max())
     about = f" of {quantity.name}" if named else ""
@@ -120,12 +120,14 @@ def _believed(
     return f"{word} {kind}. Of 100 true values {of_100(held)} fell into theirs, and {should} should."
 
 
-def _marked(flagged: Tensor, errors: Tensor, quantity: Quantity) -> str:
+def _marked(rows: Rows, errors: Tensor, quantity: Quantity) -> str:
     """Say how much larger the errors are of what is marked."""
+    flagged = numbers(rows, "flag") > 0
     if not bool(flagged.any()):
+        novel = "" if "" in rows["novelty"] else ", but would mark inputs unlike the training data"
         return (
             "It is equally certain about all inputs, so it does not tell which predictions are worse than others. "
-            "predictions.csv marks none."
+            f"predictions.csv marks none{novel}."
         )
     inside, outside = (_within(quantity, errors[part]) for part in (flagged, ~flagged))
     return (
@@ -141,6 +143,7 @@ def _explained(errors: Tensor, targets: Tensor) -> float:
 
 
 def value_terms(
+    rows: Rows,
     contenders: Sequence[Contender[Any]],
     choice: Choice,
     spread: Tensor | None,
@@ -152,6 +155,7 @@ def value_terms(
     """Return the verdict in the terms of statistics.
 
     Args:
+        rows: the rows of predictions.csv.
         contenders: all that was compared.
         choice: what is recommended.
         spread: how far its draws of the first output scatter, (N,); None if it makes no draws.
@@ -172,7 +176,7 @@ def value_terms(
     if spread is not None:
         terms["Setting the uncertain ones aside"] = _rejection(spread, errors[:, 0], quantities[0])
     if ood is not None:
-        terms["Strange inputs"] = _strange(contenders, ood.name)
+        terms["Strange inputs"] = f"{_strange(contenders, ood.name)} {novelty_terms(rows)}"
     return terms
 
 

@@ -4,7 +4,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-MOST_POINTS = 900
+MOST_POINTS = 400
+"""Of each source, if none of its rows has a picture or details."""
 LEAST_CERTAIN = 24
 ALIKE = 100
 """An answer is compared with so many test answers whose confidence is nearest to its own, or with a fifth of all."""
@@ -25,10 +26,12 @@ def points(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str,
     if explorer is None:
         return []
     card = cards(metrics, rows)
-    known = [row for row in rows if card(row)["picture"] is not None or _key(row) in metrics["details"]]
-    chosen = known or rows[:: max(1, -(-len(rows) // MOST_POINTS))]
-    if explorer["y"] in ("error", "error_rate"):
-        chosen = [row for row in chosen if row["source"] == "test"]
+    has_truth = explorer["y"] in ("error", "error_rate")
+    chosen = []
+    for source in ("test",) if has_truth else ("test", "ood"):
+        own = [row for row in rows if row["source"] == source]
+        known = [row for row in own if card(row)["picture"] is not None or _key(row) in metrics["details"]]
+        chosen += known or own[:: max(1, -(-len(own) // MOST_POINTS))]
     return [
         card(row) | {"x": float(row[explorer["x"]]), "y": _height(row, explorer["y"])}
         for row in sorted(chosen, key=lambda row: float(row[explorer["x"]]))
@@ -132,6 +135,6 @@ def lines(row: CsvRow) -> list[str]:
 
 def _short(text: str) -> str:
     try:
-        return f"{float(text):.4g}"
+        return f"{float(text):.3g}"
     except ValueError:
         return text

@@ -5,17 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from batchbayes.assessment.contenders import (
-    Contender,
-    Entry,
-    Trial,
-    affordable,
-    compared_entries,
-    drawing,
-    notes_for_prediction,
-    pick_shown,
-    trial_of,
-)
+from batchbayes.assessment.contenders import Contender, Trial, drawing, notes_for_prediction
+from batchbayes.assessment.entries import Entry, affordable, compared_entries, pick_shown, price, trial_of
 from batchbayes.assessment.explorer import image_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
@@ -89,15 +80,15 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
         verdict=image_verdict(rows, contenders, choice),
         terms=image_terms(contenders, choice),
         rows=rows,
-        figures=image_figures(case, contenders, chosen)
-        | shared_figures(
+        figures=shared_figures(
             contenders,
             chosen,
             COLUMNS,
             rows,
             level=novelty_level(novelty),
             strange=case.ood.name if case.ood else None,
-        ),
+        )
+        | image_figures(case, contenders, chosen),
         explorer=image_explorer(chosen.seen.entropy.counts()),
         thumbnails=pick_thumbnails(case, rows, "entropy"),
         details={},
@@ -125,9 +116,9 @@ def _try(case: Case, entry: Entry) -> list[Trial]:
         losses.append(torch.stack([_loss(case, seen.log_probs, labels) for seen in predicted.predictives]))
     plain, *others = torch.stack(losses, 1)  # (N,) each
     curve = TemperatureCurve(TEMPERATURES, torch.stack(others))
-    best = curve.best(torch.arange(len(plain)))
+    best, passes = curve.best(torch.arange(len(plain))), price(case, entry, size, engine)
     return [
-        trial_of(case, entry, size, of_images, engine, tuned={"temperature": t}, temperature=t is best)
+        trial_of(entry, size, of_images, engine, passes=passes, tuned={"temperature": t}, temperature=t is best)
         for t, of_images in ((1.0, plain), (best, curve.cross_fitted(case.settings.seed)))
     ]
 

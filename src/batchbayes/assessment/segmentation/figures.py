@@ -7,6 +7,7 @@ import torch
 
 from batchbayes import plots
 from batchbayes.assessment.contenders import Contender, drawing
+from batchbayes.assessment.figures import most_telling
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.rows import single_images
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 def image_figures(case: Case, contenders: Sequence[Contender[PixelSums]], chosen: Contender[PixelSums]) -> Figures:
     """Draw the figures of a segmentation. Those of one method show the recommended one."""
-    curves = {}
-    for contender in contenders:
+    curves, shown = {}, most_telling(contenders, chosen)
+    for contender in shown:
         curve = risk_coverage(contender.seen.entropy.counts())
         curves[contender.name] = curve.coverage, curve.risk
     return {
@@ -33,7 +34,7 @@ def image_figures(case: Case, contenders: Sequence[Contender[PixelSums]], chosen
             f"({chosen.name}).",
         ),
         "reliability": (
-            plots.reliability_figure({c.name: c.seen.reliability.reliability() for c in contenders}),
+            plots.reliability_figure({c.name: c.seen.reliability.reliability() for c in shown}),
             "Accuracy of pixels against confidence. Below the diagonal a method is too sure of itself.",
         ),
         "risk-coverage": (

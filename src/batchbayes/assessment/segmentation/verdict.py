@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from batchbayes._common.text import number, percent
+from batchbayes._common.text import count, number, percent
 from batchbayes.assessment.classification.verdict import class_sentences, shared_terms, told_alone
 from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.segmentation.pixels import PixelSums
-from batchbayes.assessment.words import NO_ERROR, honesty, numbers, of_100
+from batchbayes.assessment.words import few_errors, honesty, numbers, of_100
 from batchbayes.metrics import RiskCoverage, risk_coverage
 
 
@@ -20,8 +20,12 @@ def image_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     accuracy, said = chosen.metrics["accuracy"], percent(chosen.metrics["mean_confidence"], 0)
     text = "Yes." if word == "honest" else f"Not quite: it is {word}."
     text += f" It says {said} on average, and {of_100(accuracy)} of 100 pixels are right."
+    wrong = chosen.seen.per_image("wrong")
+    error = float(wrong.std()) / len(wrong) ** 0.5 if len(wrong) > 1 else 0.5
+    good = class_sentences(choice, accuracy, own.metrics, word, alone, error=error, noun="pixel")
+    good["How good is it?"] += f" This was counted on {count(len(wrong), 'test image')}."
     return {
-        **class_sentences(choice, accuracy, own.metrics, word, alone, len(chosen.seen.cells), "pixel"),
+        **good,
         "Can its percentages be believed?": text + told_alone(choice, own.metrics, word, alone),
         "When to look twice": _marked(rows) + pixel_sentence(risk_coverage(chosen.seen.entropy.counts())),
     }
@@ -50,7 +54,7 @@ def pixel_sentence(curve: RiskCoverage, aside: float = 0.1) -> str:
     position = int((curve.coverage <= 1 - aside).sum().clamp(min=1)) - 1
     kept, after, before = float(curve.coverage[position]), float(curve.risk[position]), float(curve.risk[-1])
     if before == 0:
-        return NO_ERROR
+        return few_errors(0)
     return (
         f"Of 100 pixels take the {of_100(1 - kept)} that it is least sure of: {of_100(1 - kept * after / before)} of "
         "100 wrong pixels are among them."

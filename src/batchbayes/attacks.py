@@ -1,0 +1,143 @@
+r"""Adversarial attacks by gradient signs, through any posterior.
+
+An attack moves each input by at most $\epsilon$ in every coordinate, so that the prediction becomes wrong. Its gradient
+is that of the log of the mean probability over draws, so it fools the average and not one draw.
+
+References: Goodfellow, Shlens, Szegedy, "Explaining and Harnessing Adversarial Examples", ICLR 2015; Kurakin,
+Goodfellow, Bengio, "Adversarial Machine Learning at Scale", ICLR 2017; Madry et al., "Towards Deep Learning Models
+Resistant to Adversarial Attacks", ICLR 2018.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.checks import check_labels, finite_number, whole_number
+from batchbayes._common.rng import generator, stream_seed
+from batchbayes.batches import require_finite
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Categorical
+from batchbayes.posterior import Posterior
+
+
+def input_gradient(
+    posterior: Posterior,
+    inputs: Tensor,
+    labels: Tensor,
+    likelihood: Categorical,
+    *,
+    num_samples: int = 8,
+    seed: int = 0,
+) -> Tensor:
+    r"""Return the gradient of $-\log\frac1S\sum_s p_s(y\mid x)$ by the inputs x, in their shape.
+
+    Draws are run one by one and their gradients are averaged with the weights $p_s / \sum_s p_s$, so that memory does
+    not grow with S.
+    """
+    count = 1 if posterior.is_point else min(num_samples, posterior.num_functions or num_samples)
+    logs, gradients = [], []
+    for index in range(count):
+        leaf = inputs.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            outputs = posterior.draw(seed, index)(leaf)
+            log_prob = likelihood(outputs[None]).log_prob(likelihood.fitting(outputs[None], labels))[0]
+        if not log_prob.requires_grad:
+            raise BatchbayesError(
+                expected="a posterior whose draws pass gradients to their inputs",
+                got=f"{posterior!r}, which does not",
+                fix="remove torch.no_grad() or .detach() from the network",
+            )
+        gradients.append(torch.autograd.grad(log_prob.sum(), leaf)[0])
+        logs.append(log_prob.detach())
+    weights = torch.stack(logs).softmax(0)  # (S, N)
+    each = torch.stack(gradients)
+    return -(weights.view(*weights.shape, *[1] * (each.ndim - 2)) * each).sum(0)
+
+
+def fast_gradient_sign(
+    posterior: Posterior,
+    inputs: Tensor,
+    labels: Tensor,
+    likelihood: Categorical,
+    *,
+    epsilon: float,
+    num_samples: int = 8,
+    seed: int = 0,
+    bounds: tuple[float, float] | None = None,
+) -> Tensor:
+    r"""Return inputs moved by $\epsilon$ along the sign of the gradient: one step.
+
+    Args:
+        posterior: whose predictions shall become wrong.
+        inputs: what is moved, (N, ...).
+        labels: the right classes, (N,).
+        likelihood: `categorical()`.
+        epsilon: how far each coordinate moves, in the unit of the inputs.
+        num_samples: draws whose gradients are averaged.
+        seed: of the draws.
+        bounds: the least and the largest value that an input may have.
+    """
+    options: Any = {"epsilon": epsilon, "num_samples": num_samples, "seed": seed, "bounds": bounds}
+    return next(gradient_sign_steps(posterior, inputs, labels, likelihood, step=epsilon, **options))
+
+
+def projected_gradient(
+    posterior: Posterior,
+    inputs: Tensor,
+    labels: Tensor,
+    likelihood: Categorical,
+    *,
+    epsilon: float,
+    steps: int = 10,
+    step: float | None = None,
+    random_start: bool = True,
+    num_samples: int = 8,
+    seed: int = 0,
+    bounds: tuple[float, float] | None = None,
+) -> Tensor:
+    r"""Return inputs after several steps along gradient signs, each projected back to within $\epsilon$.
+
+    The step is by default 2.5 epsilon / steps. With a random start this is PGD, without it the iterated gradient sign.
+    The other arguments are those of `fast_gradient_sign`. Each step has its own draws.
+    """
+    size = 2.5 * epsilon / whole_number("steps", steps) if step is None else step
+    options: Any = {"epsilon": epsilon, "step": size, "num_samples": num_samples, "seed": seed, "bounds": bounds}
+    path = gradient_sign_steps(posterior, inputs, labels, likelihood, random_start=random_start, **options)
+    return next(islice(path, steps - 1, None))
+
+
+def gradient_sign_steps(
+    posterior: Posterior,
+    inputs: Tensor,
+    labels: Tensor,
+    likelihood: Categorical,
+    *,
+    epsilon: float,
+    step: float,
+    random_start: bool = False,
+    num_samples: int = 8,
+    seed: int = 0,
+    bounds: tuple[float, float] | None = None,
+) -> Iterator[Tensor]:
+    """Yield the inputs after one, two, three, ... steps without end, to see success against the number of updates."""
+    finite_number("epsilon", epsilon, above=0, fix="pass for example 0.1 in the unit of the inputs")
+    finite_number("the step", step, above=0, fix="pass for example epsilon / 4")
+    require_finite(inputs, "the inputs")
+    check_labels(labels, inputs.shape[:1], int(labels.max()) + 1 if labels.numel() else 1)
+    low, high = bounds or (-math.inf, math.inf)
+    if not low < high:
+        raise BatchbayesError(expected="bounds (low, high) with low below high", got=f"{bounds}", fix="swap them")
+    moved, number = inputs, 0
+    if random_start:
+        uniform = torch.rand(inputs.shape, generator=generator(seed, "attack")).to(inputs)
+        moved = (inputs + epsilon * (2 * uniform - 1)).clamp(low, high)
+    while True:
+        own = seed if number == 0 else stream_seed(seed, "attack", number)  # each step has its own draws
+        gradient = input_gradient(posterior, moved, labels, likelihood, num_samples=num_samples, seed=own)
+        moved = (moved + step * gradient.sign()).clamp(inputs - epsilon, inputs + epsilon).clamp(low, high)
+        number += 1
+        yield moved

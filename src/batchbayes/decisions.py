@@ -1,0 +1,182 @@
+r"""What uncertainty is for: when to refuse an answer, which inputs to distrust, and which examples to label next.
+
+Each function takes scores or predictives of any posterior.
+
+References: Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks", NeurIPS 2017; Houlsby et al.,
+"Bayesian Active Learning for Classification and Preference Learning", 2011 (BALD); Kirsch, van Amersfoort, Gal,
+"BatchBALD", NeurIPS 2019.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.checks import (
+    check_bool,
+    check_finite,
+    check_not_empty,
+    check_same_shape,
+    finite_number,
+    whole_number,
+)
+from batchbayes._common.rng import generator
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Categorical
+from batchbayes.metrics import area_under_roc, count_by_score
+from batchbayes.predictive import CategoricalPredictive
+
+Acquisition = Literal["mutual_information", "entropy", "random"]
+MOST_CONFIGURATIONS = 4096
+"""Joint choices go over all combinations of labels up to this many; beyond, examples are chosen one by one."""
+
+
+def rejection_threshold(uncertainty: Tensor, wrong: Tensor, *, risk: float, confidence: float = 0.95) -> float | None:
+    r"""Return the largest uncertainty at which an answer may be given, so that the promised risk holds.
+
+    Among answers with an uncertainty up to the threshold, the share of wrong ones is at most `risk`. This holds with
+    probability `confidence` over the choice of the held-out examples: for each of the candidate thresholds the number
+    of errors is compared with the binomial bound of Clopper and Pearson, with
+    $\delta = (1 - c) / \lceil\log_2 N\rceil$, because that many thresholds are tried.
+
+    Args:
+        uncertainty: of held-out examples (N,), such as `predictive.entropy`.
+        wrong: whether the prediction of each was wrong, bool (N,).
+        risk: the promised share of wrong answers among those that are given.
+        confidence: how sure the promise is.
+
+    Returns:
+        The threshold, or None if no threshold keeps the promise.
+
+    >>> uncertainty = torch.linspace(0, 1, 1000)
+    >>> threshold = rejection_threshold(uncertainty, uncertainty > 0.8, risk=0.01)
+    >>> 0.75 < threshold < 0.81
+    True
+    """
+    check_not_empty("uncertainty", uncertainty)
+    check_finite("uncertainty", uncertainty)
+    check_bool("wrong", wrong, "uncertainty", uncertainty)
+    for name, value in (("the risk", risk), ("the confidence", confidence)):
+        finite_number(name, value, above=0, below=1, fix="it is a share")
+    order = uncertainty.argsort()
+    errors, levels = wrong[order].cumsum(0), uncertainty[order]
+    tries = max(1, math.ceil(math.log2(len(levels))))
+    low, high, found = 1, len(levels), None
+    for _ in range(tries):  # bisection over the number of accepted examples, as in the reference
+        middle = (low + high) // 2
+        if binomial_bound(int(errors[middle - 1]), middle, (1 - confidence) / tries) <= risk:
+            found, low = float(levels[middle - 1]), middle + 1
+        else:
+            high = middle - 1
+        if low > high:
+            break
+    return found
+
+
+def binomial_bound(errors: int, count: int, delta: float) -> float:
+    r"""Return the upper bound of Clopper and Pearson on a rate: the p with $P(\mathrm{Bin}(n, p) \le k) = \delta$.
+
+    >>> round(binomial_bound(0, 100, 0.05), 4)  # 1 - 0.05^(1/100)
+    0.0295
+    """
+    if errors >= count:
+        return 1.0
+    number = torch.arange(errors + 1, dtype=torch.float64)
+    n = torch.tensor(float(count), dtype=torch.float64)
+    choose = torch.lgamma(n + 1) - torch.lgamma(number + 1) - torch.lgamma(n - number + 1)
+    low, high = errors / count, 1 - 1e-12
+    for _ in range(60):
+        p = (low + high) / 2
+        tail = (choose + number * math.log(p) + (n - number) * math.log1p(-p)).logsumexp(0)
+        low, high = (p, high) if tail > math.log(delta) else (low, p)
+    return high
+
+
+def detection_auroc(clean: Tensor, attacked: Tensor) -> float:
+    """Return how well a score separates attacked from clean inputs: the share of pairs in which it is higher.
+
+    >>> detection_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
+    0.75
+    """
+    is_attacked = torch.arange(len(clean) + len(attacked)) >= len(clean)
+    return area_under_roc(count_by_score(torch.cat([clean, attacked]), is_attacked))
+
+
+def choose_to_label(
+    predictive: CategoricalPredictive,
+    count: int,
+    *,
+    by: Acquisition = "mutual_information",
+    jointly: bool = False,
+    seed: int = 0,
+) -> Tensor:
+    """Return the positions of the examples to label next, the best first, (count,).
+
+    Args:
+        predictive: of the unlabelled examples (N, K). For a joint choice it must have kept its draws.
+        count: how many to choose.
+        by: "mutual_information" (BALD: where draws disagree), "entropy" (where the mean is unsure), or "random".
+        jointly: choose examples whose labels together say most about the function (BatchBALD), so that they do not
+            repeat each other.
+        seed: of a random choice, and of ties.
+    """
+    total = len(predictive.entropy)
+    if predictive.entropy.ndim != 1 or not 1 <= whole_number("count", count) <= total:
+        raise BatchbayesError(
+            expected=f"between 1 and {total} examples to choose, each with one label",
+            got=f"{count} of examples of shape {tuple(predictive.entropy.shape)}",
+            fix="choose fewer, or pass predictions of shape (N, K)",
+        )
+    if by == "random":
+        return torch.randperm(total, generator=generator(seed, "choice"))[:count]
+    if by not in ("mutual_information", "entropy") or (jointly and by != "mutual_information"):
+        raise BatchbayesError(
+            expected='by="mutual_information", "entropy" or "random"; jointly= with the first of them',
+            got=f"by={by!r}, jointly={jointly}",
+            fix="choose one of these",
+        )
+    if not jointly:
+        return getattr(predictive, by).argsort(descending=True, stable=True)[:count]
+    return _joint_choice(predictive, count)
+
+
+def _joint_choice(predictive: CategoricalPredictive, count: int) -> Tensor:
+    r"""Add one example after another, each time the one that raises $I(y_{1..b}; f)$ most.
+
+    $I = H(y_{1..b}) - \sum_i E_s H(y_i \mid f_s)$, because labels are independent given the function. Probabilities of
+    all combinations of labels so far, (C, S), are kept while they are few. When they would be too many, those of the
+    latest example are left out of the joint entropy, and its choice is by single scores.
+    """
+    likelihood = predictive.likelihood if isinstance(predictive.likelihood, Categorical) else Categorical()
+    probs = likelihood.logits(predictive.draws.double()).softmax(-1)  # (S, N, K)
+    samples, _, classes = probs.shape
+    given = -torch.xlogy(probs, probs).sum(-1).mean(0)  # (N,): expected entropy of each label
+    joint = torch.ones(1, samples, dtype=torch.float64)
+    chosen: list[int] = []
+    for _ in range(count):
+        each = torch.einsum("cs,snk->cnk", joint, probs) / samples
+        gains = -torch.xlogy(each, each).sum((0, 2)) - given
+        gains[chosen] = -math.inf
+        chosen.append(int(gains.argmax()))
+        if len(joint) * classes <= MOST_CONFIGURATIONS:
+            joint = torch.einsum("cs,sk->cks", joint, probs[:, chosen[-1]]).flatten(0, 1)
+    return torch.tensor(chosen)
+
+
+def labels_needed(counts: Tensor, accuracies: Tensor, target: float) -> float | None:
+    """Return with how many labels a learning curve first reaches an accuracy, by linear interpolation.
+
+    >>> labels_needed(torch.tensor([10, 20, 30]), torch.tensor([0.5, 0.9, 0.96]), 0.93)
+    25.0
+    """
+    check_same_shape("counts", counts, "the accuracies", accuracies)
+    reached = (accuracies >= target).nonzero()
+    if not len(reached):
+        return None
+    place = int(reached[0])
+    if place == 0:
+        return float(counts[0])
+    low, high = accuracies[place - 1 : place + 1].double()
+    few, many = counts[place - 1 : place + 1].double()
+    return round(float(few + (many - few) * (target - low) / (high - low)), 6)

@@ -1,0 +1,177 @@
+"""How many steps of an attack a prediction withstands: one network, MCBN, MC dropout and a deep ensemble.
+
+Neklyudov, Molchanov, Ashukha and Vetrov, "Variance Networks" (ICLR 2019), show the share of successful attacks against
+the number of gradient updates for five kinds of networks. The paper states neither the attack nor its step nor the
+data; here it is the iterated gradient sign, with gradients averaged over the draws that predict. The step is chosen so
+that half of the attacks on the deterministic network succeed after about 11 updates, as in the figure. An attack
+succeeds when the averaged prediction changes from right to wrong.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from batchbayes.attacks import gradient_sign_steps
+from batchbayes.data.folder import DataFolder
+from batchbayes.decisions import detection_auroc
+from batchbayes.experiments.samples.images import Images, Source, load_images
+from batchbayes.likelihoods import categorical
+from batchbayes.methods.batchnorm.mcbn import mcbn
+from batchbayes.methods.dropout import mc_dropout
+from batchbayes.methods.point import deterministic
+from batchbayes.methods.samples.deep_ensemble import deep_ensemble, made
+from batchbayes.models.vgg import SmallVGG
+from batchbayes.plots import seeds_figure
+from batchbayes.posterior import Posterior
+from batchbayes.prediction import predict
+from batchbayes.predictive import CategoricalPredictive
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import ResultTable
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, supervised, train
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PUBLISHED_UPDATES = (10, 25, 50, 75, 100, 125, 150, 175, 198)
+PUBLISHED = {
+    "network": (46.7, 73.0, 87.3, 92.8, 95.5, 97.0, 97.9, 98.4, 98.7),
+    "MC dropout": (27.3, 59.8, 80.1, 88.3, 92.7, 94.7, 95.9, 96.7, 97.1),
+    "deep ensemble": (16.9, 46.7, 71.2, 82.5, 88.3, 91.8, 93.9, 95.3, 96.4),
+}
+"""Successful attacks in percent, read off the published figure."""
+METHODS = ("network", "MCBN", "MC dropout", "deep ensemble")
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    """A configuration. The defaults are those of the preset `quick`."""
+
+    data: Source = "mnist"
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    num_train: int = 3000
+    num_attacked: int = 200
+    epochs: int = 8
+    step: float = 0.02
+    """In the unit of standardised pixels."""
+    epsilon: float = 3.0
+    """So large that it does not stop the attack, as in the figure, where almost all attacks succeed in the end."""
+    updates: tuple[int, ...] = (1, 2, 5, 10, 15, 20, 30, 40)
+    num_samples: int = 5
+    """Draws that predict, and whose gradients are averaged; also the networks of the ensemble."""
+
+
+PRESETS = {
+    "smoke": AttackConfig("synthetic", (0,), 128, 20, epochs=3, updates=(1, 3), num_samples=2),
+    "quick": AttackConfig(),
+    "paper": AttackConfig(num_train=50_000, num_attacked=1000, epochs=40, updates=(10, 25, 50, 75, 100, 150, 200)),
+}
+
+
+class WithDropout(nn.Module):
+    """The same network, with dropout before the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = SmallVGG(num_classes=128)
+        self.dropout, self.output = nn.Dropout(0.5), nn.Linear(128, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.output(self.dropout(self.body(images).relu()))
+
+
+def units(config: AttackConfig) -> list[Unit]:
+    """Return one unit for each seed and method."""
+    return [Unit(f"seed {seed}, {m}", {"seed": seed, "method": m}) for seed in config.seeds for m in METHODS]
+
+
+def work(config: AttackConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> dict[str, Any]:
+    """Attack one method, and return the share of successful attacks after each number of updates."""
+    seed = unit.arguments["seed"]
+    images = load_images(config.data, (config.num_train, 0, config.num_attacked), seed, data_folder)
+    inputs, labels = images.test
+    options: Any = {"num_samples": config.num_samples, "seed": seed}
+    with warnings_ignored():
+        posterior = _posterior(config, seed, unit.arguments["method"], images)
+        clean = predict(posterior, inputs, categorical(), **options)
+        right = _classes(clean) == labels
+        success, path = [], gradient_sign_steps(
+            posterior, inputs, labels, categorical(), epsilon=config.epsilon, step=config.step, **options
+        )  # fmt: skip
+        attacked = clean
+        for number in range(1, max(config.updates) + 1):
+            moved = next(path)
+            if number in config.updates:
+                attacked = predict(posterior, moved, categorical(), **options)
+                success.append(float(((_classes(attacked) != labels) & right).sum() / right.sum()))
+    return {
+        "accuracy": float(right.double().mean()),
+        "success": success,
+        "detection_by_entropy": detection_auroc(clean.entropy, attacked.entropy),
+        "detection_by_information": detection_auroc(clean.mutual_information, attacked.mutual_information),
+    }
+
+
+def _classes(predictive: CategoricalPredictive) -> Tensor:
+    return predictive.log_probs.argmax(-1)
+
+
+def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> Posterior:
+    training = TrainingConfig(config.epochs, 64, 2e-3, seed=seed)
+    if method == "deep ensemble":
+        return deep_ensemble(SmallVGG, images.train, cross_entropy, training, num_members=config.num_samples)
+    network = made(WithDropout if method == "MC dropout" else SmallVGG, seed)
+    train(network, shuffled(*images.train, 64, seed), supervised(cross_entropy), training)
+    if method == "MC dropout":
+        return mc_dropout(network)
+    return deterministic(network) if method == "network" else mcbn(network, images.train[0], batch_size=64, seed=seed)
+
+
+def tables(config: AttackConfig, results: Results) -> list[ResultTable]:
+    """Return means over seeds of the share of successful attacks, and how well attacks are detected."""
+    lines = []
+    for method in METHODS:
+        own = [results[name] for seed in config.seeds if (name := f"seed {seed}, {method}") in results]
+        if own:
+            shares = [_mean([each["success"][i] for each in own]) for i in range(len(config.updates))]
+            names = ("accuracy", "detection_by_entropy", "detection_by_information")
+            lines.append((method, *shares, *(_mean([each[name] for each in own]) for name in names)))
+    columns = [f"{count} updates" for count in config.updates]
+    return [
+        ResultTable(
+            "Successful attacks",
+            ("method", *columns, "accuracy", "AUROC by entropy", "AUROC by MI"),
+            tuple(lines),
+            ("", *[".0%"] * len(columns), ".3f", ".2f", ".2f"),
+            ("AUROC: how well a score separates clean images from those after all updates.",),
+        )
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def figures(config: AttackConfig, results: Results) -> "dict[str, Figure]":
+    """Show the share of successful attacks against the number of updates, beside the published readings."""
+    lines = {m: (config.updates, [results[f"seed {seed}, {m}"]["success"] for seed in config.seeds]) for m in METHODS}
+    most = max(config.updates)
+    near = [i for i, count in enumerate(PUBLISHED_UPDATES) if count <= most]
+    shown = {
+        m: ([PUBLISHED_UPDATES[i] for i in near], [shares[i] / 100 for i in near]) for m, shares in PUBLISHED.items()
+    }
+    labels: Any = {"xlabel": "gradient updates", "ylabel": "share of successful attacks"}
+    return {"attack": seeds_figure(lines, published=shown, **labels)}
+
+
+def notes(config: AttackConfig) -> list[str]:
+    """Say how this differs from the paper."""
+    return [
+        "The paper does not state attack, step and data. Here: iterated gradient sign with a step of "
+        f"{config.step:g} standard deviations of a pixel, gradients averaged over {config.num_samples} draws.",
+        f"A small network with batch norm, {config.num_train:,} training images; no variance layers here.",
+        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
+    ]

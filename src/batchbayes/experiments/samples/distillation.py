@@ -1,0 +1,171 @@
+"""A deep ensemble distilled into one network: how much of its gain a student keeps, at the cost of one pass.
+
+A student learns the mean prediction of the ensemble, and another one also its uncertainty, on the training images and
+on shifted views of them. The expected order is single network, student, ensemble.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.functional import cross_entropy
+
+from batchbayes.data.folder import DataFolder
+from batchbayes.distill import dirichlet_predictive, train_student
+from batchbayes.experiments.samples.images import Source, load_images
+from batchbayes.likelihoods import categorical
+from batchbayes.methods.point import deterministic
+from batchbayes.methods.samples.deep_ensemble import deep_ensemble, made
+from batchbayes.methods.views.images import RandomCrop
+from batchbayes.metrics import accuracy, negative_log_likelihood, rank_correlation
+from batchbayes.models.vgg import SmallVGG
+from batchbayes.plots import seeds_figure
+from batchbayes.prediction import predict
+from batchbayes.predictive import CategoricalPredictive
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import ResultTable
+from batchbayes.training.loop import TrainingConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SINGLE, STUDENT, DIRICHLET, ENSEMBLE = "single network", "student", "Dirichlet student", "ensemble"
+METHODS = SINGLE, STUDENT, DIRICHLET, ENSEMBLE
+
+
+@dataclass(frozen=True)
+class DistillationConfig:
+    """A configuration. The defaults are those of the preset `quick`."""
+
+    data: Source = "fashion_mnist"
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    num_train: int = 3000
+    num_test: int = 2000
+    epochs: int = 10
+    """Of each member. A student sees as many images in its training as two members."""
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+    num_members: int = 6
+    num_views: int = 3
+
+
+PRESETS = {
+    "smoke": DistillationConfig("synthetic", (0,), 256, 100, epochs=4, num_members=3, num_views=1),
+    "quick": DistillationConfig(),
+    "paper": DistillationConfig(num_train=50_000, num_test=10_000, epochs=60, num_members=10),
+}
+
+
+@dataclass(frozen=True)
+class StudentRow:
+    """The scores of one method."""
+
+    seed: int
+    method: str
+    passes: int
+    accuracy: float
+    nll: float
+    information_agreement: float | None
+    """The rank correlation of mutual information with that of the ensemble."""
+
+
+def units(config: DistillationConfig) -> list[Unit]:
+    """Return one unit for each seed."""
+    return [Unit(f"seed {seed}", {"seed": seed}) for seed in config.seeds]
+
+
+def work(
+    config: DistillationConfig, unit: Unit, needed: Results, data_folder: DataFolder = None
+) -> list[dict[str, Any]]:
+    """Train the ensemble and both students, and return their rows."""
+    seed = unit.arguments["seed"]
+    images = load_images(config.data, (config.num_train, 0, config.num_test), seed, data_folder)
+    training = TrainingConfig(config.epochs, config.batch_size, config.learning_rate, seed=seed)
+    inputs, labels = images.test
+    with warnings_ignored():
+        teacher = deep_ensemble(SmallVGG, images.train, cross_entropy, training, num_members=config.num_members)
+        students = {}
+        for head in ("mean", "dirichlet"):
+            students[head] = made(SmallVGG, seed)
+            epochs = max(1, 2 * config.epochs // (1 + config.num_views))
+            own = TrainingConfig(epochs, config.batch_size, config.learning_rate, seed=seed)
+            views = RandomCrop(padding=2, fill=float(images.train[0].min()))
+            options: Any = {"head": head, "transform": views, "num_views": config.num_views, "seed": seed}
+            train_student(teacher, students[head], images.train[0], categorical(), own, **options)
+        found = {
+            SINGLE: predict(deterministic(teacher.member(0)), inputs, categorical()),
+            STUDENT: predict(deterministic(students["mean"]), inputs, categorical()),
+            DIRICHLET: dirichlet_predictive(students["dirichlet"], inputs),
+            ENSEMBLE: predict(teacher, inputs, categorical()),
+        }
+    return [asdict(_row(seed, method, found[method], found[ENSEMBLE], labels, config)) for method in METHODS]
+
+
+def _row(
+    seed: int,
+    method: str,
+    own: CategoricalPredictive,
+    ensemble: CategoricalPredictive,
+    labels: Any,
+    config: DistillationConfig,
+) -> StudentRow:
+    agreement = None
+    if method == DIRICHLET:
+        agreement = rank_correlation(own.mutual_information, ensemble.mutual_information)
+    passes = config.num_members if method == ENSEMBLE else 1
+    nll = negative_log_likelihood(own.log_prob(labels))
+    return StudentRow(seed, method, passes, accuracy(own.probs, labels), nll, agreement)
+
+
+def rows(config: DistillationConfig, results: Results) -> list[StudentRow]:
+    """Return the rows of all finished units."""
+    return [StudentRow(**record) for unit in units(config) for record in results.get(unit.name, [])]
+
+
+def kept_gain(found: Sequence[StudentRow], method: str) -> list[float]:
+    """Return for each seed the share of the ensemble's gain in NLL over a single network that a student keeps."""
+    nll = {(row.seed, row.method): row.nll for row in found}
+    seeds = dict.fromkeys(row.seed for row in found)
+    return [(nll[seed, SINGLE] - nll[seed, method]) / (nll[seed, SINGLE] - nll[seed, ENSEMBLE]) for seed in seeds]
+
+
+def tables(config: DistillationConfig, results: Results) -> list[ResultTable]:
+    """Return means over seeds, and the share of the gain that students keep."""
+    found, lines = rows(config, results), []
+    for method in METHODS if found else ():
+        own = [row for row in found if row.method == method]
+        shares = kept_gain(found, method)
+        agreements = [row.information_agreement for row in own if row.information_agreement is not None]
+        lines.append((
+            method, own[0].passes, _mean([row.accuracy for row in own]), _mean([row.nll for row in own]),
+            _mean(shares), " ".join(f"{share:.0%}" for share in shares), _mean(agreements) if agreements else None,
+        ))  # fmt: skip
+    return [
+        ResultTable(
+            "A student of a deep ensemble",
+            ("method", "passes", "accuracy", "NLL", "gain kept", "each seed", "agreement on MI"),
+            tuple(lines),
+            ("", "", ".4f", ".4f", ".0%", "", ".2f"),
+            ("Gain kept: the share of the ensemble's gain in NLL over a single network.",),
+        )
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def figures(config: DistillationConfig, results: Results) -> "dict[str, Figure]":
+    """Show the NLL of each method, seed by seed."""
+    found = rows(config, results)
+    lines = {m: (config.seeds, [row.nll for row in found if row.method == m]) for m in METHODS}
+    return {"students": seeds_figure(lines, xlabel="seed", ylabel="NLL on test images")}
+
+
+def notes(config: DistillationConfig) -> list[str]:
+    """Say what was trained."""
+    return [
+        f"{config.num_members} small networks with batch norm, {config.num_train:,} training images.",
+        f"Students see the training images and {config.num_views} shifted views of each.",
+        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
+    ]

@@ -1,0 +1,263 @@
+"""Data in five parts: the posterior after one part is the prior for the next.
+
+Compared on the test set after each part: online mean field, online last layer on features of the first part, joint
+training of a mean field on all parts so far, and fine-tuning, which goes on training one network on each part alone.
+All of them have the same network and the same noise precision, which is measured on a fifth of the first part.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from batchbayes._common.rng import generator
+from batchbayes.data.folder import DataFolder
+from batchbayes.data.uci import SETS, load_regression, published_split
+from batchbayes.experiments.samples.images import load_images
+from batchbayes.likelihoods import TargetLikelihood, categorical, gaussian
+from batchbayes.methods.point import deterministic
+from batchbayes.methods.samples.deep_ensemble import made
+from batchbayes.models.mlp import MLP
+from batchbayes.online import LastLayer, MeanField, Part
+from batchbayes.plots import seeds_figure
+from batchbayes.prediction import predict
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import ResultTable
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DATASETS = (*SETS, "mnist", "synthetic")
+JOINT, ONLINE, LAST, TUNED = "joint", "online mean field", "online last layer", "fine-tuning"
+METHODS = JOINT, ONLINE, LAST, TUNED
+
+
+@dataclass(frozen=True)
+class OnlineConfig:
+    """A configuration. The defaults are those of the preset `quick`."""
+
+    datasets: tuple[str, ...] = ("boston", "concrete", "energy", "wine", "mnist")
+    seeds: tuple[int, ...] = (0, 1, 2)
+    num_parts: int = 5
+    width: int = 50
+    steps: int = 1500
+    """Training steps for each part, and for joint training with as many parts in proportion."""
+    batch_size: int = 32
+    learning_rate: float = 5e-3
+    prior_std: float = 0.5
+    num_images: int = 2500
+    """Training images of MNIST, in all parts together."""
+    num_members: int = 50
+    """Draws of the mean field."""
+
+
+PRESETS = {
+    "smoke": OnlineConfig(("synthetic",), (0,), 2, width=8, steps=20, num_members=5),
+    "quick": OnlineConfig(),
+    "paper": OnlineConfig(
+        (*SETS, "mnist"), tuple(range(5)), width=100, steps=10_000, batch_size=100, num_images=60_000
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The parts and the test data of one data set and seed."""
+
+    parts: list[Part]
+    test: Part
+    outputs: int
+    likelihood: TargetLikelihood[Any] | None
+    """None if it is a regression, whose noise is not known yet."""
+
+
+def units(config: OnlineConfig) -> list[Unit]:
+    """Return one unit for each data set, seed and method."""
+    return [
+        Unit(f"{name}, seed {seed}, {method}", {"dataset": name, "seed": seed, "method": method})
+        for name in config.datasets
+        for seed in config.seeds
+        for method in METHODS
+    ]
+
+
+def load_task(config: OnlineConfig, name: str, seed: int, folder: DataFolder = None) -> Task:
+    """Load a data set, standardised by its first part, and cut the training set into random parts."""
+    likelihood, outputs = None, 1
+    if name == "mnist":
+        images = load_images("mnist", (config.num_images, 0, 2000), seed, folder)
+        inputs, targets = images.train
+        test = F.avg_pool2d(images.test[0], 2).flatten(1), images.test[1]
+        inputs, likelihood, outputs = F.avg_pool2d(inputs, 2).flatten(1), categorical(), 10
+    else:
+        inputs, targets, test = _regression(name, seed, folder)
+    order = torch.randperm(len(inputs), generator=generator(seed, "parts")).chunk(config.num_parts)
+    parts = [(inputs[rows], targets[rows]) for rows in order]
+    if likelihood is None:
+        scales = [(part.mean(0), part.std(0).clamp_min(1e-6)) for part in parts[0]]
+        parts = [_scaled(part, scales) for part in parts]
+        test = _scaled(test, scales)
+    return Task(parts, test, outputs, likelihood)
+
+
+def _regression(name: str, seed: int, folder: DataFolder) -> tuple[Tensor, Tensor, Part]:
+    if name == "synthetic":
+        x = torch.randn(120, 3, generator=generator(seed, "x"))
+        y = x.sum(1, keepdim=True).sin() + 0.3 * torch.randn(120, 1, generator=generator(seed, "noise"))
+        return x[:90], y[:90], (x[90:], y[90:])
+    data = load_regression(name, folder)
+    inputs, targets = torch.tensor(data.inputs).float(), torch.tensor(data.targets).float()[:, None]
+    train_rows, test_rows = (torch.as_tensor(rows) for rows in published_split(len(inputs), seed))
+    return inputs[train_rows], targets[train_rows], (inputs[test_rows], targets[test_rows])
+
+
+def _scaled(part: Part, scales: Sequence[tuple[Tensor, Tensor]]) -> Part:
+    inputs, targets = ((values - mean) / std for values, (mean, std) in zip(part, scales, strict=True))
+    return inputs, targets
+
+
+def work(config: OnlineConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[float]:
+    """Return the NLL on test data after each part, for one method."""
+    seed = unit.arguments["seed"]
+    task = load_task(config, unit.arguments["dataset"], seed, data_folder)
+    with warnings_ignored():
+        if task.likelihood is None:
+            task = replace(task, likelihood=gaussian(_precision(config, task, seed)))
+        method = {JOINT: _joint, ONLINE: _online, LAST: _last_layer, TUNED: _fine_tuned}[unit.arguments["method"]]
+        return method(config, task, seed)
+
+
+def _network(config: OnlineConfig, task: Task, seed: int) -> MLP:
+    return made(lambda: MLP(task.parts[0][0].shape[1], [config.width], task.outputs, norm=False), seed)  # type: ignore[return-value]
+
+
+def _training(config: OnlineConfig, part: Part, seed: int, parts: int = 1) -> TrainingConfig:
+    """Return a training of as many steps for each part, whatever its size."""
+    size = min(config.batch_size, len(part[0]))
+    epochs = max(1, round(parts * config.steps / (len(part[0]) // size)))
+    return TrainingConfig(epochs, size, config.learning_rate, seed=seed)
+
+
+def _fit(config: OnlineConfig, network: MLP, part: Part, seed: int, task: Task) -> None:
+    """Train a network on one part without any prior."""
+    training = _training(config, part, seed)
+    loss = half_squared_error if task.outputs == 1 else F.cross_entropy
+    train(network, shuffled(*part, training.batch_size, seed), supervised(loss), training)
+
+
+def _precision(config: OnlineConfig, task: Task, seed: int) -> float:
+    """Return 1 over the mean squared error on the last fifth of the first part, by a mean field of the other four."""
+    inputs, targets = task.parts[0]
+    count = 4 * len(inputs) // 5
+    part = inputs[:count], targets[:count]
+    state = MeanField.start(_network(config, task, seed), gaussian(4.0), config.prior_std)
+    state = state.update(part, _training(config, part, seed))
+    found = predict(state.posterior(config.num_members), inputs[count:], gaussian(4.0))
+    return 1 / float((found.mean - targets[count:]).square().mean())
+
+
+def _nll(config: OnlineConfig, state: MeanField, task: Task) -> float:
+    assert task.likelihood is not None
+    posterior = state.posterior(config.num_members)
+    found: Any = predict(posterior, task.test[0], task.likelihood, num_samples=config.num_members)
+    return -float(found.log_prob(task.test[1]).mean())
+
+
+def _start(config: OnlineConfig, task: Task, seed: int) -> MeanField:
+    assert task.likelihood is not None
+    return MeanField.start(_network(config, task, seed), task.likelihood, config.prior_std)
+
+
+def _online(config: OnlineConfig, task: Task, seed: int) -> list[float]:
+    state, found = _start(config, task, seed), []
+    for part in task.parts:
+        state = state.update(part, _training(config, part, seed))
+        found.append(_nll(config, state, task))
+    return found
+
+
+def _joint(config: OnlineConfig, task: Task, seed: int) -> list[float]:
+    """Train anew on the first part, and on all parts; the points between are not needed."""
+    found = []
+    for count in (1, len(task.parts)):
+        columns = zip(*task.parts[:count], strict=True)
+        inputs, targets = (torch.cat(column) for column in columns)
+        state = _start(config, task, seed).update((inputs, targets), _training(config, (inputs, targets), seed, count))
+        found.append(_nll(config, state, task))
+    return [found[0], *[found[1]] * (len(task.parts) - 1)]
+
+
+def _fine_tuned(config: OnlineConfig, task: Task, seed: int) -> list[float]:
+    assert task.likelihood is not None
+    network, found = _network(config, task, seed), []
+    for part in task.parts:
+        _fit(config, network, part, seed, task)
+        predicted: Any = predict(deterministic(network), task.test[0], task.likelihood)
+        found.append(-float(predicted.log_prob(task.test[1]).mean()))
+    return found
+
+
+def _last_layer(config: OnlineConfig, task: Task, seed: int) -> list[float]:
+    assert task.likelihood is not None
+    network, found = _network(config, task, seed), []
+    _fit(config, network, task.parts[0], seed, task)
+
+    def features(inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return F.pad(network.hidden(inputs), (0, 1), value=1.0)
+
+    state = LastLayer.start(task.outputs, config.width + 1, task.likelihood, prior_precision=1.0)
+    for inputs, targets in task.parts:
+        state = state.update((features(inputs), targets))
+        found.append(-float(state.log_prob(features(task.test[0]), task.test[1]).mean()))
+    return found
+
+
+def _curves(config: OnlineConfig, results: Results, dataset: str, method: str) -> list[list[float]]:
+    names = [f"{dataset}, seed {seed}, {method}" for seed in config.seeds]
+    return [results[name] for name in names if name in results]
+
+
+def tables(config: OnlineConfig, results: Results) -> list[ResultTable]:
+    """Return the NLL after all parts, as means over seeds."""
+    lines = []
+    for name in config.datasets:
+        last = {m: [curve[-1] for curve in _curves(config, results, name, m)] for m in METHODS}
+        means = {m: sum(values) / len(values) if values else None for m, values in last.items()}
+        joint, online = means[JOINT], means[ONLINE]
+        worse = (online - joint) / abs(joint) if joint is not None and online is not None else None
+        lines.append((name, *(means[m] for m in METHODS), worse))
+    return [
+        ResultTable(
+            f"NLL after {config.num_parts} parts",
+            ("data", *METHODS, "online against joint"),
+            tuple(lines),
+            ("", *[".3f"] * len(METHODS), "+.1%"),
+        )
+    ]
+
+
+def figures(config: OnlineConfig, results: Results) -> "dict[str, Figure]":
+    """Show the NLL after each part, for each data set."""
+    parts = range(1, config.num_parts + 1)
+    return {
+        f"online-{name}": seeds_figure(
+            {m: (list(parts), _curves(config, results, name, m)) for m in METHODS},
+            xlabel="parts", ylabel=f"NLL on {name}",
+        )
+        for name in config.datasets
+    }  # fmt: skip
+
+
+def notes(config: OnlineConfig) -> list[str]:
+    """Say what was trained."""
+    return [
+        f"One hidden layer of {config.width} units; {config.steps:,} steps of Adam for each part; mean over "
+        f"{len(config.seeds)} seeds.",
+        "Real targets are in standard deviations of the first part. MNIST images are averaged to 14 x 14 pixels.",
+    ]

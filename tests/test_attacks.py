@@ -1,0 +1,94 @@
+"""Attacks against gradients by hand."""
+
+import pytest
+import torch
+from helpers.cases import CASES, moved
+from helpers.references import left_alone
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.attacks import fast_gradient_sign, gradient_sign_steps, input_gradient, projected_gradient
+
+CASE = CASES["BatchNorm2d"]
+
+
+@pytest.fixture
+def x():
+    return CASE.batches(1, size=6, seed=5)[0]
+
+
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+@pytest.mark.parametrize("kind", ["deterministic", "ensemble", "mcbn", "views"])
+def test_the_gradient_is_that_of_the_mean_prediction(kind, x):
+    network, batches = CASE.network(), CASE.batches(6)
+    posterior = {
+        "deterministic": lambda: bb.deterministic(network),
+        "ensemble": lambda: bb.weight_samples(network, moved(network, 4)),
+        "mcbn": lambda: bb.mcbn(network, batches),
+        "views": lambda: bb.with_views(bb.mcbn(network, batches), bb.RandomFlip()),
+    }[kind]()
+    count = 1 if kind == "deterministic" else 4
+    leaf = x.clone().requires_grad_()
+    mean = torch.stack([posterior.draw(3, index)(leaf).softmax(-1) for index in range(count)]).mean(0)
+    expected = torch.autograd.grad(-mean.gather(1, LABELS[:, None]).log().sum(), leaf)[0]
+    with left_alone(network):
+        found = input_gradient(posterior, x, LABELS, bb.categorical(), num_samples=4, seed=3)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_steps_stay_within_epsilon_and_bounds_and_lower_the_probability(x):
+    posterior = bb.mcbn(CASE.network(), CASE.batches(6))
+    options = {"epsilon": 0.2, "bounds": (-1.0, 1.0)}
+    inside = x.clamp(-1, 1)
+
+    def probability(inputs):
+        return bb.predict(posterior, inputs, bb.categorical(), num_samples=6).log_prob(LABELS).mean()
+
+    single = fast_gradient_sign(posterior, inside, LABELS, bb.categorical(), **options)
+    several = projected_gradient(posterior, inside, LABELS, bb.categorical(), steps=5, **options)
+    for attacked in (single, several):
+        assert (attacked - inside).abs().max() <= 0.2 + 1e-6
+        assert attacked.abs().max() <= 1
+        assert probability(attacked) < probability(inside)
+    assert probability(several) < probability(single) + 0.05
+
+
+def test_one_step_is_the_sign_of_the_gradient_and_steps_go_on():
+    network = nn.Linear(3, 2)
+    x, labels = torch.zeros(2, 3), torch.tensor([0, 1])
+    direction = (network.weight[1] - network.weight[0]).sign()
+    found = fast_gradient_sign(bb.deterministic(network), x, labels, bb.categorical(), epsilon=0.5)
+    torch.testing.assert_close(found, 0.5 * torch.stack([direction, -direction]))
+    path = gradient_sign_steps(bb.deterministic(network), x, labels, bb.categorical(), epsilon=0.5, step=0.2)
+    assert [round(float(next(path).abs().max()), 4) for _ in range(4)] == [0.2, 0.4, 0.5, 0.5]
+
+
+BAD = {
+    "epsilon": ({"epsilon": 0.0}, "epsilon above 0"),
+    "bounds": ({"epsilon": 0.1, "bounds": (1.0, 0.0)}, "low below high"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), BAD.values(), ids=BAD)
+def test_bad_options_are_refused(options, words, x):
+    with pytest.raises(bb.BatchbayesError, match=words):
+        fast_gradient_sign(bb.deterministic(CASE.network()), x, LABELS, bb.categorical(), **options)
+
+
+def test_bad_labels_steps_and_networks_are_refused(x):
+    posterior = bb.deterministic(CASE.network())
+    with pytest.raises(bb.BatchbayesError, match="labels"):
+        fast_gradient_sign(posterior, x, LABELS[:3], bb.categorical(), epsilon=0.1)
+    with pytest.raises(bb.BatchbayesError, match="steps as a whole number"):
+        projected_gradient(posterior, x, LABELS, bb.categorical(), epsilon=0.1, steps=0)
+
+    class Closed(nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs).detach()
+
+    with pytest.raises(bb.BatchbayesError, match="pass gradients to their inputs"):
+        fast_gradient_sign(
+            bb.deterministic(Closed(3, 2)), torch.zeros(1, 3), torch.tensor([1]), bb.categorical(), epsilon=0.1
+        )

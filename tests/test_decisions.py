@@ -1,0 +1,113 @@
+"""Decisions against scipy, brute force, and the promise that they make."""
+
+from itertools import combinations, product
+
+import pytest
+import torch
+from scipy.stats import beta
+
+import batchbayes as bb
+from batchbayes.decisions import (
+    binomial_bound,
+    choose_to_label,
+    detection_auroc,
+    labels_needed,
+    rejection_threshold,
+)
+
+
+@pytest.mark.parametrize(("errors", "count", "delta"), [(0, 10, 0.05), (3, 50, 0.01), (49, 50, 0.1), (5, 2000, 0.001)])
+def test_the_bound_is_that_of_clopper_and_pearson(errors, count, delta):
+    assert binomial_bound(errors, count, delta) == pytest.approx(beta.ppf(1 - delta, errors + 1, count - errors))
+
+
+def test_the_promised_risk_is_kept():
+    """Errors with a probability that grows with the score: over 60 held-out sets the promise fails in at most 5 %."""
+    torch.manual_seed(0)
+    broken, given = 0, 0
+    for _ in range(60):
+        score = torch.rand(2000)
+        threshold = rejection_threshold(score, torch.rand(2000) < 0.3 * score**2, risk=0.05, confidence=0.95)
+        if threshold is not None:
+            given += 1
+            broken += 0.1 * threshold**2 > 0.05  # the mean of 0.3 s^2 below the threshold
+    assert given > 50
+    assert broken / 60 <= 0.05
+
+
+def test_no_threshold_keeps_an_impossible_promise():
+    assert rejection_threshold(torch.rand(50), torch.ones(50, dtype=torch.bool), risk=0.01) is None
+    sure = torch.linspace(0, 1, 2000)
+    assert rejection_threshold(sure, torch.zeros(2000, dtype=torch.bool), risk=0.01) == pytest.approx(1.0, abs=0.01)
+
+
+def predictive(draws):
+    summary = bb.categorical().summary()
+    summary.add(draws)
+    return summary.finish(draws)
+
+
+DRAWS = 2 * torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(0))
+
+
+def joint_information(chosen):
+    """Mutual information of the labels of some examples and the draw, over all combinations of labels."""
+    probs = DRAWS.double().softmax(-1)
+    total, given = 0.0, 0.0
+    for labels in product(range(3), repeat=len(chosen)):
+        each = torch.stack([probs[:, i, y] for i, y in zip(chosen, labels, strict=True)]).prod(0)
+        total -= float(each.mean() * each.mean().log())
+        given -= float((each * each.log()).mean())
+    return total - given
+
+
+def test_choices_are_the_best_by_brute_force():
+    found = predictive(DRAWS)
+    scores = [joint_information([i]) for i in range(7)]
+    torch.testing.assert_close(found.mutual_information, torch.tensor(scores).float(), rtol=1e-4, atol=1e-5)
+    single = choose_to_label(found, 3)
+    assert single.tolist() == torch.tensor(scores).argsort(descending=True)[:3].tolist()
+    joint = choose_to_label(found, 3, jointly=True).tolist()
+    assert joint[0] == single[0]
+    for size in (2, 3):  # greedy: each step is the best that can be added
+        options = [[*joint[: size - 1], other] for other in range(7) if other not in joint[: size - 1]]
+        assert max(options, key=joint_information) == joint[:size]
+    best = max(combinations(range(7), 3), key=joint_information)
+    assert joint_information(joint) >= (1 - 1 / 2.72) * joint_information(best)  # submodular
+    assert choose_to_label(found, 2, by="entropy").tolist() == found.entropy.argsort(descending=True)[:2].tolist()
+
+
+def test_joint_choices_do_not_repeat_an_example():
+    copies = torch.cat([DRAWS[:, :1].expand(-1, 4, -1), 0.5 * DRAWS[:, 1:3]], 1)  # four copies, then two others
+    found = predictive(copies)
+    assert set(choose_to_label(found, 3, jointly=True).tolist()) & {4, 5}
+    many = choose_to_label(predictive(DRAWS.repeat(1, 8, 1)), 12, jointly=True)
+    assert len(set(many.tolist())) == 12
+    random = choose_to_label(found, 6, by="random", seed=1)
+    assert sorted(random.tolist()) == list(range(6))
+    assert not torch.equal(random, choose_to_label(found, 6, by="random", seed=2))
+
+
+def test_labels_needed_and_detection():
+    counts, accuracies = torch.tensor([10, 20, 40]), torch.tensor([0.5, 0.7, 0.9])
+    assert labels_needed(counts, accuracies, 0.8) == pytest.approx(30.0)
+    assert labels_needed(counts, accuracies, 0.4) == 10
+    assert labels_needed(counts, accuracies, 0.95) is None
+    assert detection_auroc(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0])) == 1
+
+
+BAD = {
+    "too many": (lambda: choose_to_label(predictive(DRAWS), 8), "between 1 and 7 examples"),
+    "name": (lambda: choose_to_label(predictive(DRAWS), 2, by="variance"), 'by="mutual_information"'),
+    "jointly": (lambda: choose_to_label(predictive(DRAWS), 2, by="entropy", jointly=True), "jointly= with the first"),
+    "risk": (lambda: rejection_threshold(torch.rand(3), torch.rand(3) > 0.5, risk=2.0), "the risk between 0 and 1"),
+    "bool": (lambda: rejection_threshold(torch.rand(3), torch.rand(3), risk=0.1), "wrong as torch.bool"),
+    "shape": (lambda: rejection_threshold(torch.rand(3), torch.rand(4) > 0, risk=0.1), "wrong in the shape of"),
+    "empty": (lambda: rejection_threshold(torch.rand(0), torch.rand(0) > 0, risk=0.1), "at least one example"),
+}
+
+
+@pytest.mark.parametrize(("decide", "words"), BAD.values(), ids=BAD)
+def test_bad_input_is_refused(decide, words):
+    with pytest.raises(bb.BatchbayesError, match=words):
+        decide()

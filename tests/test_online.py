@@ -1,0 +1,132 @@
+"""Online learning against posteriors of all data at once that are known exactly."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.online import LastLayer, MeanField, gaussian_kl, learn_parts
+from batchbayes.training.loop import TrainingConfig
+
+TAU = 4.0
+RANDOM = torch.Generator().manual_seed(0)
+X = torch.cat([torch.linalg.qr(torch.randn(12, 3, generator=RANDOM).double())[0] * 12**0.5 for _ in range(5)])
+Y = (X @ torch.tensor([1.0, -2.0, 0.5]).double() + 0.5 * torch.randn(60, generator=RANDOM))[:, None]
+PARTS = [(X[start : start + 12], Y[start : start + 12]) for start in range(0, 60, 12)]
+
+
+def test_the_last_layer_of_a_regression_is_exact():
+    likelihood = bb.gaussian(precision=TAU)
+    state = learn_parts(LastLayer.start(1, 3, likelihood, prior_precision=2.0), PARTS)
+    precision = TAU * X.T @ X + 2 * torch.eye(3)
+    torch.testing.assert_close(state.precision, precision)
+    torch.testing.assert_close(state.mean[0], torch.linalg.solve(precision, TAU * X.T @ Y)[:, 0])
+    mean, covariance = state.outputs(X[:4])
+    torch.testing.assert_close(covariance[:, 0, 0], torch.einsum("np,pq,nq->n", X[:4], precision.inverse(), X[:4]))
+    exact = torch.distributions.Normal(mean, (covariance[:, 0] + 1 / TAU).sqrt()).log_prob(Y[:4])
+    torch.testing.assert_close(state.log_prob(X[:4], Y[:4], 4000), exact, rtol=0.1, atol=0.05)
+
+
+def test_the_last_layer_of_a_classification_is_the_mode_and_its_curvature():
+    labels = (X[:, 0] > X[:, 1]).long() + (X[:, 2] > 1)
+    state = LastLayer.start(3, 3, bb.categorical(), prior_precision=0.5).update((X, labels))
+
+    def loss(weights):
+        return F.cross_entropy(X @ weights.view(3, 3).T, labels, reduction="sum") + 0.25 * weights.square().sum()
+
+    flat = state.mean.flatten().requires_grad_()
+    assert torch.autograd.grad(loss(flat), flat)[0].abs().max() < 1e-6
+    torch.testing.assert_close(
+        state.precision, torch.autograd.functional.hessian(loss, flat.detach()), rtol=1e-5, atol=1e-8
+    )
+    parts = [(X[start::5], labels[start::5]) for start in range(5)]
+    online = learn_parts(LastLayer.start(3, 3, bb.categorical(), prior_precision=0.5), parts)
+    joint, found = (s.log_prob(X, labels).mean() for s in (state, online))
+    assert abs(found - joint) < 0.05 * abs(joint)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(3, 1, bias=False).double()
+
+
+def test_mean_field_in_parts_is_exact_where_weights_are_independent():
+    """The columns are orthogonal in each part, so all posteriors factorise."""
+    config = TrainingConfig(epochs=300, batch_size=12, learning_rate=0.05)
+    state = MeanField.start(linear(), bb.gaussian(precision=TAU), prior_std=0.7)
+    state = learn_parts(state, PARTS, config)
+    precision = TAU * 60 + 1 / 0.7**2
+    exact = TAU * X.T @ Y / precision
+    assert state.num_parts == 5
+    assert (state.mean["weight"][0] - exact[:, 0]).abs().max() < 0.5 * precision**-0.5
+    assert ((state.std["weight"] * precision**0.5 - 1).abs() < 0.15).all()
+
+
+def test_divergence_and_draws_are_those_of_torch():
+    mean, std, mean0, std0 = ({"w": torch.rand(4, 3) + 0.1, "b": torch.rand(2) + 0.1} for _ in range(4))
+    expected = sum(
+        torch.distributions.kl_divergence(
+            torch.distributions.Normal(mean[n], std[n]), torch.distributions.Normal(mean0[n], std0[n])
+        ).sum()
+        for n in mean
+    )
+    torch.testing.assert_close(gaussian_kl(mean, std, mean0, std0), expected)
+    state = MeanField.start(linear(), bb.gaussian(precision=TAU))
+    drawn = state.posterior(2000).weights["weight"]
+    assert ((drawn.mean(0) - state.mean["weight"]).abs() < 5 * 0.03 / 2000**0.5).all()
+    assert ((drawn.std(0) / 0.03 - 1).abs() < 0.1).all()
+
+
+@pytest.mark.parametrize("kind", ["mean field", "last layer"])
+def test_a_killed_run_goes_on_with_the_same_numbers(kind, tmp_path):
+    likelihood, path = bb.gaussian(precision=TAU), tmp_path / "state.safetensors"
+    config = (TrainingConfig(epochs=2, batch_size=12, learning_rate=0.02),) if kind == "mean field" else ()
+
+    def start():
+        return MeanField.start(linear(), likelihood) if config else LastLayer.start(1, 3, likelihood)
+
+    def parts(most):
+        for number, part in enumerate(PARTS):
+            if number == most:
+                raise KeyboardInterrupt
+            yield part
+
+    whole = learn_parts(start(), PARTS, *config)
+    with pytest.raises(KeyboardInterrupt):
+        learn_parts(start(), parts(3), *config, checkpoint=path)
+    assert start().restored(path).num_parts == 3
+    again = learn_parts(start(), PARTS, *config, checkpoint=path)
+    for name in ("weight",) if config else ():
+        assert torch.equal(again.mean[name], whole.mean[name])
+        assert torch.equal(again.std[name], whole.std[name])
+    if not config:
+        assert torch.equal(again.mean, whole.mean)
+    assert again.num_parts == 5
+
+
+def test_bad_parts_and_files_are_refused(tmp_path):
+    config = TrainingConfig(epochs=1, batch_size=12)
+    classes = MeanField.start(nn.Linear(3, 2).double(), bb.categorical())
+    unseen = torch.full((60,), 2)
+    with pytest.raises(bb.BatchbayesError, match="0 to 1"):
+        classes.update((X, unseen), config)
+    with pytest.raises(bb.BatchbayesError, match=r"labels of a part|0 to 1"):
+        LastLayer.start(2, 3, bb.categorical()).update((X, unseen))
+    with pytest.raises(bb.BatchbayesError, match="no weight decay"):
+        classes.update((X, unseen), TrainingConfig(epochs=1, batch_size=12, weight_decay=0.1))
+    with pytest.raises(bb.BatchbayesError, match="as many targets as inputs"):
+        classes.update((X, unseen[:3]), config)
+    with pytest.raises(bb.BatchbayesError, match="prior_std above 0"):
+        MeanField.start(linear(), bb.gaussian(precision=1.0), prior_std=0.0)
+    with pytest.raises(bb.BatchbayesError, match="finite weights after a part"):
+        MeanField.start(linear(), bb.gaussian(precision=TAU)).update(
+            (X, 1e150 * Y), TrainingConfig(epochs=30, batch_size=12, learning_rate=1e150)
+        )
+    path = tmp_path / "state.safetensors"
+    classes.save(path)
+    with pytest.raises(bb.BatchbayesError, match="other names or shapes"):
+        MeanField.start(linear(), bb.gaussian(precision=1.0)).restored(path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(bb.BatchbayesError, match="a state of online learning"):
+        classes.restored(path)
