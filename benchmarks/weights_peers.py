@@ -3,9 +3,12 @@
     python benchmarks/weights_peers.py DATA_FOLDER [--seconds 20]
 
 In an environment of its own with `pip install bayesian-torch torch-uncertainty`. LeNet-300-100 on 10,000 MNIST images,
-a prior N(0, 1), batches of 100 and Adam at 1e-3; each library trains for the same CPU time on one thread. The NLL is
-that of the mean over 30 draws on the 10,000 test images. Lines of code are those of the functions `train_*` and
-`predict_*` below.
+batches of 100 and Adam at 1e-3; each library trains for the same CPU time on one thread. The NLL is that of the mean
+over 30 draws on the 10,000 test images. Lines of code are those of the functions `train_*` and `predict_*` below.
+
+The libraries do not have one objective by default. torch-uncertainty has the ELBO with a prior N(0, 0.1^2).
+bayesian-torch has a prior N(0, 1) and divides the KL of each layer by its number of weights. batchbayes is run with
+each of the two.
 """
 
 import argparse
@@ -31,14 +34,19 @@ def lenet(linear: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), linear(784, 300), nn.ReLU(), linear(300, 100), nn.ReLU(), linear(100, 10))
 
 
-def train_batchbayes(batches: Batches) -> nn.Module:
-    network = bb.noisy(lenet(), bb.MeanField(initial_std=0.05)).train()
+def train_batchbayes(batches: Batches, prior_std: float = 0.1, temperature: float = 1.0) -> nn.Module:
+    network = bb.noisy(lenet(), bb.MeanField(prior_std, initial_std=0.05)).train()
+    network.kl_weight.fill_(temperature)
     optimiser, objective = torch.optim.Adam(network.parameters()), negative_elbo(bb.categorical(), COUNT)
     for batch in batches:
         optimiser.zero_grad()
         objective(network, batch).backward()
         optimiser.step()
     return network
+
+
+def train_averaged(batches: Batches) -> nn.Module:
+    return train_batchbayes(batches, prior_std=1.0, temperature=3 / 266_200)
 
 
 def predict_batchbayes(network: nn.Module, images: Tensor) -> Tensor:
@@ -82,9 +90,10 @@ def predict_by_calls(network: nn.Module, images: Tensor) -> Tensor:
 
 
 PEERS = {
-    "batchbayes": (train_batchbayes, predict_batchbayes),
-    "bayesian-torch": (train_bayesian_torch, predict_by_calls),
-    "torch-uncertainty": (train_torch_uncertainty, predict_by_calls),
+    "batchbayes, ELBO": (train_batchbayes, predict_batchbayes),
+    "torch-uncertainty, ELBO": (train_torch_uncertainty, predict_by_calls),
+    "batchbayes, averaged KL": (train_averaged, predict_batchbayes),
+    "bayesian-torch, averaged KL": (train_bayesian_torch, predict_by_calls),
 }
 
 

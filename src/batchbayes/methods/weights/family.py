@@ -102,8 +102,8 @@ class GaussianWeights(ABC):
 
 
 def with_noise(mean: Tensor, variance: Tensor) -> Tensor:
-    """Draw N(mean, variance), elementwise, from the global generator."""
-    return _WithNoise.apply(mean, variance, noise_like(variance))[0]  # type: ignore[index]
+    """Draw N(mean, variance), elementwise, from the global generator. The variance is changed in place."""
+    return _WithNoise.apply(mean, variance.add_(TINY), noise_like(variance))[0]  # type: ignore[index]
 
 
 class _WithNoise(torch.autograd.Function):
@@ -113,7 +113,7 @@ class _WithNoise(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        std = (variance + TINY).sqrt_()
+        std = variance.sqrt()
         return torch.addcmul(mean, std, noise), noise / std.mul_(2)
 
     @staticmethod
