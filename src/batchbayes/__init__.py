@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from batchbayes.methods.samples.deep_ensemble import deep_ensemble
     from batchbayes.methods.samples.ensemble import EnsemblePosterior, ensemble
     from batchbayes.methods.samples.sg_mcmc import sg_mcmc
+    from batchbayes.methods.samples.svgd import svgd
     from batchbayes.methods.samples.trajectory import fast_geometric, snapshots, swag
     from batchbayes.methods.samples.weight_samples import WeightSamples, weight_samples
     from batchbayes.methods.views.images import RandomCrop, RandomFlip, RandomShiftScale
@@ -99,6 +100,7 @@ __all__ = [
     "sg_mcmc",
     "snapshots",
     "stochastic_bn",
+    "svgd",
     "swag",
     "torchvision_transform",
     "tune_batch_size",
