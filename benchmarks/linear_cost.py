@@ -1,10 +1,10 @@
 """What draws cost, as ratios to a plain forward pass of the same inputs on the same thread (CPU time, medians).
 
     python benchmarks/linear_cost.py DATA_FOLDER > docs/results/linear-cost.md
-    python benchmarks/linear_cost.py DATA_FOLDER --part segmentation
+    python benchmarks/linear_cost.py DATA_FOLDER --part many_classes --weights WEIGHTS_FILE
 
-ResNet-20 with ten outputs and with one, a regression MLP, and ESPNet with 12 classes for every pixel. What is measured
-is interleaved with plain forward passes, in chunks of 64 images or 2,048 rows.
+ResNet-20 with ten outputs, with one and with 1,000 (see many_classes.py), a regression MLP, and ESPNet with 12 classes
+for every pixel. What is measured is interleaved with plain forward passes, in chunks of 64 images or 2,048 rows.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import many_classes as many
 import torch
 from torch import Tensor, nn
 
@@ -55,16 +56,18 @@ def classification(folder: str) -> None:
     network = cifar_resnet(20, data_file("weights/resnet20_cifar10_akamaster.safetensors", folder))
     posterior = bb.mcbn(network, cifar10.augmented_batches(train, 128), center="running")
 
-    def cost(posterior, likelihood, repeats=3, **options) -> float:
+    def cost(posterior, likelihood, repeats=3, images=images, **options) -> float:
         work = lambda: bb.predict(posterior, images, likelihood, **options)  # noqa: E731
         return ratio(work, posterior.network.module, images, 64, repeats)
 
     name, linear = "ResNet-20, 512 images", {"num_samples": 1000, "engine": "linear"}
-    row(f"{name}, 10 outputs, linear, S=1000", cost(posterior, bb.categorical(), **linear), "16", "nine contrasts")
+    row(f"{name}, 10 outputs, linear, S=1000", cost(posterior, bb.categorical(), **linear), "5", "chosen contrasts")
+    few = cost(posterior, bb.categorical(), 9, images=images[:64], **linear)
+    row("ResNet-20, 64 images, 10 outputs, linear, S=1000", few, "7", "chosen contrasts")
     kept = cost(posterior, bb.categorical(), keep_draws=True, **linear)
     row(f"{name}, 10 outputs, linear, S=1000, draws kept", kept, "16", "ten logits")
     gaussian = replace(posterior, noise="correlated")
-    row(f"{name}, 10 outputs, linear, S=1000, Gaussian rows", cost(gaussian, bb.categorical(), **linear), "16")
+    row(f"{name}, 10 outputs, linear, S=1000, Gaussian rows", cost(gaussian, bb.categorical(), **linear), "")
     for rank in (4, 6, 8):
         plan = forward_plan(posterior, rank, 1000, seed=0)
 
@@ -79,6 +82,18 @@ def classification(folder: str) -> None:
         nn.Sequential(network, nn.Linear(10, 1)).eval(), cifar10.augmented_batches(train, 128), num_samples=32
     )
     row(f"{name}, 1 output, linear, S=1000", cost(one, bb.gaussian(1.0), 5, **linear), "5", "regression on images")
+
+
+def many_classes(folder: str, weights: str) -> None:
+    network = many.many_classes(folder, weights)
+    images, _ = many.test_images(folder, 512)
+    batches = (images for images, _ in many.training_batches(folder, 128))
+    posterior = bb.mcbn(network, batches, num_samples=48, center="running")
+
+    def linear() -> None:
+        bb.predict(posterior, images, bb.categorical(), num_samples=1000, engine="linear")
+
+    row("ResNet-20, 512 images, 1,000 outputs, linear, S=1000", ratio(linear, network, images, 64, 3), "10")
 
 
 def regression() -> None:
@@ -130,7 +145,8 @@ def segmentation(folder: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
-    parser.add_argument("--part", choices=["classification", "regression", "segmentation"])
+    parser.add_argument("--part", choices=["classification", "many_classes", "regression", "segmentation"])
+    parser.add_argument("--weights", help="the file of many_classes.py, for that part")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("# What draws cost\n\n`python benchmarks/linear_cost.py DATA_FOLDER`; in plain forward passes of the same")
@@ -138,6 +154,7 @@ def main() -> None:
     print("| case | passes | limit | |\n|---|---|---|---|")
     parts = {
         "classification": lambda: classification(options.folder),
+        **({"many_classes": lambda: many_classes(options.folder, options.weights)} if options.weights else {}),
         "regression": regression,
         "segmentation": lambda: segmentation(options.folder),
     }

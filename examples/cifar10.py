@@ -4,8 +4,8 @@ Set BATCHBAYES_DATA to the folder with the data sets. Then run in the top folder
 
     batchbayes assess --model examples.cifar10:network \
         --weights $BATCHBAYES_DATA/weights/resnet32_cifar10_akamaster.safetensors \
-        --train examples.cifar10:train --test examples.cifar10:test --ood examples.cifar10:ood \
-        --draws 32 --out cifar10-report
+        --train examples.cifar10:train --reference examples.cifar10:reference \
+        --test examples.cifar10:test --ood examples.cifar10:ood --out cifar10-report
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,8 @@ from batchbayes.data.svhn import load_svhn
 from batchbayes.models.cifar_resnet import CifarResNet
 
 BATCH_SIZE = 128  # the script that trained the network used this one
-TEST_IMAGES, STRANGE_IMAGES = 2000, 1000
+TEST_IMAGES, STRANGE_IMAGES = 3000, 1000  # assess takes one third of the former for calibration
+TRAINING_IMAGES = 10_000
 
 
 def network() -> nn.Module:
@@ -28,7 +29,12 @@ def network() -> nn.Module:
 
 def train() -> Iterator[Tensor]:
     """Yield mini-batches with the random crops and flips that the network was trained with."""
-    return augmented_batches(load_cifar10("train", limit=10_000)[0], BATCH_SIZE)
+    return augmented_batches(load_cifar10("train", limit=TRAINING_IMAGES)[0], BATCH_SIZE)
+
+
+def reference() -> Tensor:
+    """Return training images as they look at prediction time."""
+    return standardise(load_cifar10("train", limit=TRAINING_IMAGES)[0])
 
 
 def test() -> TensorDataset:

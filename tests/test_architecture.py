@@ -15,12 +15,23 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
 LAYERS = [
     {"errors", "_common"},
     {"scores", "metrics"},
-    {"copying", "shadow", "network", "batches", "posterior", "predictive", "likelihoods", "engines", "prediction"},
+    {
+        "copying",
+        "shadow",
+        "network",
+        "batches",
+        "posterior",
+        "predictive",
+        "running",
+        "likelihoods",
+        "engines",
+        "prediction",
+    },
     {"training", "models", "data"},
     {"methods"},
     {"saving", "plots", "calibrate", "detection", "distill", "online", "attacks", "decisions"},
     {"reproduce"},
-    {"demo", "assess", "experiments"},
+    {"demo", "assessment", "experiments", "deploy", "sklearn"},
     {"cli"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from batchbayes import BatchbayesError, demo
+from batchbayes._common import checks
 from batchbayes.demo import DemoConfig, Row, format_table, ood_auroc, run_demo
 from batchbayes.training.loop import TrainingConfig
 
@@ -14,35 +15,39 @@ SMOKE = DemoConfig(
     digits=TrainingConfig(epochs=1, batch_size=32),
     toy_draws=8,
     digits_draws=4,
+    seeds=2,
 )
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Row]]]:
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     return out, run_demo(out, seed=1, config=SMOKE)
 
 
-def test_every_task_has_a_row_for_each_method(smoke: tuple[Path, list[Row]]) -> None:
+def test_every_task_has_a_row_for_each_method(smoke: tuple[Path, list[list[Row]]]) -> None:
     tasks = ("toy, near the data", "toy, gap and beyond", "digits")
-    assert [(row.task, row.method) for row in smoke[1]] == [
-        (task, method) for task in tasks for method in ("deterministic", "MCBN")
-    ]
-    assert all(math.isfinite(row.nll) for row in smoke[1])
+    assert len(smoke[1]) == 2
+    for rows in smoke[1]:
+        assert [(row.task, row.method) for row in rows] == [
+            (task, method) for task in tasks for method in ("deterministic", "MCBN")
+        ]
+        assert all(math.isfinite(row.nll) for row in rows)
+    assert smoke[1][0] != smoke[1][1]
 
 
-def test_auroc_stands_where_it_makes_sense(smoke: tuple[Path, list[Row]]) -> None:
-    columns = [sorted(row.auroc) for row in smoke[1]]
+def test_auroc_stands_where_it_makes_sense(smoke: tuple[Path, list[list[Row]]]) -> None:
+    columns = [sorted(row.auroc) for row in smoke[1][0]]
     assert columns == [[]] * 4 + [["inverted H", "shuffled H"], sorted(demo.OOD_COLUMNS)]
-    assert all(0 <= value <= 1 for row in smoke[1] for value in row.auroc.values())
+    assert all(0 <= value <= 1 for row in smoke[1][0] for value in row.auroc.values())
 
 
-def test_one_epoch_of_digits_beats_guessing(smoke: tuple[Path, list[Row]]) -> None:
-    for row in smoke[1][-2:]:
+def test_one_epoch_of_digits_beats_guessing(smoke: tuple[Path, list[list[Row]]]) -> None:
+    for row in smoke[1][0][-2:]:
         assert row.nll < math.log(10)
 
 
-def test_figures_are_written(smoke: tuple[Path, list[Row]]) -> None:
+def test_figures_are_written(smoke: tuple[Path, list[list[Row]]]) -> None:
     assert sorted(path.name for path in smoke[0].iterdir()) == ["digits.png", "toy.png"]
     for path in smoke[0].iterdir():
         with Image.open(path) as image:
@@ -50,7 +55,9 @@ def test_figures_are_written(smoke: tuple[Path, list[Row]]) -> None:
             assert min(image.size) > 300
 
 
-def test_the_same_seed_prints_the_same_table(smoke: tuple[Path, list[Row]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_seed_prints_the_same_table(
+    smoke: tuple[Path, list[list[Row]]], capsys: pytest.CaptureFixture[str]
+) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     again = run_demo(smoke[0], seed=1, config=SMOKE)
     assert again == smoke[1]
@@ -71,6 +78,6 @@ def test_a_file_in_place_of_the_folder_is_refused_before_any_work(tmp_path: Path
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == "sklearn" else object())
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "sklearn" else object())
     with pytest.raises(BatchbayesError, match=r"no sklearn.*pip install 'batchbayes\[demo\]'"):
         run_demo(tmp_path)

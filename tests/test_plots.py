@@ -10,20 +10,25 @@ from matplotlib.patches import Polygon
 from PIL import Image
 from torch.distributions import LogNormal, Normal
 
+from batchbayes import BatchbayesError
 from batchbayes.methods.batchnorm.diagnostics.normality import CorrelationMap, Marginal
 from batchbayes.metrics import equal_width_reliability
 from batchbayes.plots import (
     Band,
+    BatchSizeSweep,
     StatisticSweep,
     Triptych,
     band_figure,
     batch_size_figure,
     certainty_figure,
+    collapse_figure,
     correlation_figure,
     interval_coverage_figure,
     marginals_figure,
     normality_figure,
     normality_sweep_figure,
+    novelty_figure,
+    price_figure,
     reliability_figure,
     risk_coverage_figure,
     save_figure,
@@ -282,6 +287,7 @@ def test_coloured_images_and_names() -> None:
         lambda ax: risk_coverage_figure({"a": ([0.5, 1.0], [0.0, 0.25])}, ax=ax),
         lambda ax: uncertainty_error_figure([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0], constant_std=2.0, ax=ax),
         lambda ax: interval_coverage_figure([0.5, 0.9], {"a": [0.4, 0.8]}, ax=ax),
+        lambda ax: novelty_figure({"test": [0.2, 0.4]}, level=0.01, ax=ax),
         lambda ax: correlation_figure(CorrelationMap(("a", "b"), torch.tensor([[0.4, 0.1], [0.1, 0.3]]), 0.08), ax=ax),
     ],
 )
@@ -295,3 +301,71 @@ def test_a_single_panel_is_drawn_into_given_axes(draw) -> None:
     alone = draw(None)
     assert alone is not figure
     assert alone.axes[0].has_data()
+
+
+def prices(ax=None) -> Figure:
+    qualities = {"NLL (lower is better)": [0.4, 0.3], "right answers": [0.9, 0.92]}
+    return price_figure(["network", "views $"], [1, 16], qualities, recommended="views $", ax=ax)
+
+
+def test_price_shows_each_quality_and_rings_the_recommended() -> None:
+    figure = prices()
+    assert [panel.get_title() for panel in figure.axes] == ["NLL (lower is better)", "right answers"]
+    for panel, values in zip(figure.axes, ([0.4, 0.3], [0.9, 0.92]), strict=True):
+        network, views, ring = (line.get_xydata().tolist() for line in panel.get_lines())
+        assert [network, views] == [[[1, values[0]]], [[16, values[1]]]]
+        assert ring == views
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["network", r"views \$", "recommended"]
+
+
+def test_novelty_counts_what_is_flagged() -> None:
+    figure = novelty_figure({"test": [0.2, 0.4, 0.6, 0.8], "strange": [0.001, 0.9]}, level=0.01)
+    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]  # type: ignore[union-attr]
+    assert texts[1:] == ["test: 0.0 % with p ≤ 0.01", "strange: 50.0 % with p ≤ 0.01"]
+
+
+def test_a_best_batch_size_at_the_end_means_no_noise() -> None:
+    figure = batch_size_figure([4, 64, 4096], [3.0, 2.0, 1.0], best=4090, trained_with=64, score="NLL")
+    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]  # type: ignore[union-attr]
+    assert texts == ["as trained, M = 64", "no noise helps"]
+
+
+STD_AND_ERROR = ([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        prices,
+        lambda ax: band_figure(X, [Band("a", X, X)] * 2, data=(X, X), truth=X, support=((-3, 3),), ax=ax),
+        lambda ax: certainty_figure(
+            np.zeros((2, 1, 4, 4)), [0, 1], [0, 0], entropy=[0, 1], mutual_information=[0, 1], count=1, ax=ax
+        ),
+        lambda ax: reliability_figure({"a": equal_width_reliability(torch.ones(3), torch.ones(3) > 0)}, ax=ax),
+        lambda ax: collapse_figure([4, 8], [BatchSizeSweep("a", [[1.0, 2.0]], [[1.0, 2.0]], [[0.5, 0.6]])], ax=ax),
+        lambda ax: normality_sweep_figure(
+            [4, 8], [StatisticSweep("mean", {"a": [[0.1, 0.2]]}, [[1.0, 1.0]], [1.0, 1.0])], ax=ax
+        ),
+        lambda ax: uncertainty_error_grid({"a": (*STD_AND_ERROR, 2.0)}, ax=ax),
+        lambda ax: segmentation_figure([Triptych(np.zeros((4, 4, 3)), *[np.zeros((4, 4))] * 3)], num_classes=2, ax=ax),
+        lambda ax: shift_figure({"entropy": ([0.1], [0.9])}, ax=ax),
+        lambda ax: normality_figure({"a": [marginal("mean", 0.5)]}, ax=ax),
+        lambda ax: marginals_figure([marginal("mean", 0.5)], ax=ax),
+    ],
+)
+@pytest.mark.parametrize("layout", ["constrained", None])
+def test_several_panels_take_the_place_of_given_axes(draw, layout) -> None:
+    figure = Figure(layout=layout)
+    other, given = figure.subplots(1, 2)
+    assert draw(given) is figure
+    figure.canvas.draw()
+    assert given not in figure.axes
+    panels = [panel for panel in figure.axes if panel is not other]
+    assert any(panel.has_data() for panel in panels)
+    assert not other.has_data()
+    assert all(panel.get_window_extent().x0 >= 0.4 * figure.bbox.width for panel in panels)
+
+
+def test_axes_outside_a_grid_have_no_place_for_panels() -> None:
+    with pytest.raises(BatchbayesError, match="axes of a grid"):
+        prices(Figure().add_axes((0, 0, 1, 1)))

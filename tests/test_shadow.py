@@ -213,7 +213,7 @@ def test_an_interrupt_while_things_are_put_back_harms_nothing(monkeypatch):
     with torch.no_grad():
         expected = wrapped(x)
         with workplace(network) as place:
-            place.prepare({"1.running_mean": torch.ones(4)}, {"0": lambda h: h + 1}, {}, False)
+            place.prepare({"tensors": {"1.running_mean": torch.ones(4)}, "before": {"0": lambda h: h + 1}})
             place._put_back = lambda: None  # cut off
         del place._put_back
         assert torch.equal(wrapped(x), expected)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from batchbayes._common.checks import as_tensor, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError, warn
+from batchbayes.inputs import Inputs, Picker, are_arrays, each_tensor, pick_inputs, require_finite, tensors_of
 
 Batches = Any
 """A tensor or array of examples, a Dataset, or an iterable of batches such as a DataLoader.
@@ -19,158 +20,8 @@ Batches = Any
 A batch is x, (x, y, ...), or anything that a picker can read. A tuple or a dict of tensors is one batch: (x, y) is a
 pair of inputs and targets. A list holds batches, unless it looks like such a pair."""
 
-Picker = str | int | Sequence[str | int] | Callable[[Any], Any] | None
-"""Where the inputs are in a batch: a key or a position, several of them for a network with several inputs, a function
-of the batch, or None for x and (x, y)."""
-
 DATASET_BATCH = 64
 """Examples that are read from a Dataset at a time."""
-
-
-class Inputs:
-    """Several input tensors of a network, by position and by name. Each has one row for each example.
-
-    It has the few methods of a tensor that are needed to pass examples on: length, rows, `to`, `split`, `torch.cat`.
-
-    >>> both = Inputs([torch.zeros(5, 2)], {"mask": torch.ones(5)})
-    >>> len(both), len(both[:3]), len(torch.cat([both, both]))
-    (5, 3, 10)
-    """
-
-    def __init__(self, args: Sequence[Any] = (), named: Mapping[str, Any] | None = None) -> None:
-        self.args = tuple(as_tensor(value, "an input") for value in args)
-        self.named = {name: as_tensor(value, f"the input {name}") for name, value in (named or {}).items()}
-        lengths = {len(tensor) if tensor.ndim else 0 for tensor in self.tensors()}
-        if len(lengths) != 1:
-            raise BatchbayesError(
-                expected="input tensors with one row for each example",
-                got=f"{self}",
-                fix="pass tensors of the same length, and other arguments by a wrapper around the network",
-            )
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return all tensors."""
-        return (*self.args, *self.named.values())
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the inputs with a function applied to each tensor."""
-        return type(self)([change(t) for t in self.args], {name: change(t) for name, t in self.named.items()})
-
-    def __len__(self) -> int:
-        return len(self.tensors()[0])
-
-    def __getitem__(self, rows: Any) -> Any:
-        if isinstance(rows, int):  # one example: only its size is ever asked for
-            return torch.cat([t[rows].flatten().to(torch.float32) for t in self.tensors()])
-        return self.map(lambda tensor: tensor[rows])
-
-    def numel(self) -> int:
-        return sum(tensor.numel() for tensor in self.tensors())
-
-    def to(self, device: torch.device) -> Self:
-        return self.map(lambda tensor: tensor.to(device))
-
-    def split(self, size: int) -> tuple[Self, ...]:
-        return tuple(self[start : start + size] for start in range(0, len(self), size)) or (self,)
-
-    def __repr__(self) -> str:
-        shapes = [str(tuple(t.shape)) for t in self.args] + [f"{n} {tuple(t.shape)}" for n, t in self.named.items()]
-        return f"Inputs({', '.join(shapes)})"
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.cat:
-            raise BatchbayesError(
-                expected="one input tensor here", got="several inputs", fix="wrap the network so that it takes one"
-            )
-        parts = args[0]
-        joined = [torch.cat(each) for each in zip(*(part.tensors() for part in parts), strict=True)]
-        count = len(parts[0].args)
-        return cls(joined[:count], dict(zip(parts[0].named, joined[count:], strict=True)))
-
-
-def each_tensor(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to a tensor, or to each tensor of several inputs."""
-    return inputs.map(change) if isinstance(inputs, Inputs) else change(inputs)
-
-
-def pick_inputs(batch: Any, picker: Picker = None) -> Any:
-    """Return the inputs of one batch: a tensor, or `Inputs` if there are several.
-
-    >>> pick_inputs((torch.zeros(2, 3), torch.ones(2))).shape
-    torch.Size([2, 3])
-    >>> pick_inputs({"image": torch.zeros(2, 3), "age": torch.ones(2)}, ("image", "age"))
-    Inputs((2, 3), (2,))
-    """
-    if callable(picker):
-        found = _called(picker, batch)
-    elif isinstance(picker, list | tuple) and picker:
-        found = tuple(_at(batch, each) for each in picker)
-    elif picker is not None:
-        found = _at(batch, picker)
-    elif isinstance(batch, list | tuple) and batch:
-        found = batch[0]
-    else:
-        found = batch
-    inputs = _as_inputs(found, named=picker is not None or found is not batch)
-    if inputs is None or (isinstance(inputs, Tensor) and inputs.ndim == 0):
-        raise BatchbayesError(
-            expected="a batch that is a tensor (N, ...), or a tuple that starts with one",
-            got=_describe(batch),
-            fix='say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x',
-        )
-    return inputs
-
-
-def _as_inputs(found: Any, *, named: bool) -> Any:
-    """Return a tensor or several inputs; None for anything else. A dict counts only where it was picked."""
-    if isinstance(found, Tensor | np.ndarray):
-        return as_tensor(found, "the inputs")
-    if isinstance(found, Inputs):
-        return found
-    if isinstance(found, Mapping) and found and named and _are_arrays(found.values()):
-        return Inputs((), found)
-    if isinstance(found, list | tuple) and len(found) and _are_arrays(found):
-        several = Inputs(found)
-        return several if len(found) > 1 else several.args[0]
-    return None
-
-
-def _are_arrays(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, Tensor | np.ndarray) and value.ndim for value in values)
-
-
-def _at(batch: Any, key: Any) -> Any:
-    """Return what is at a key or position of a batch. A position in a tensor would be an example, not the inputs."""
-    try:
-        if isinstance(batch, Tensor | np.ndarray):
-            raise TypeError("a tensor has no parts")
-        return batch[key]
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise BatchbayesError(
-            expected=f"a batch with inputs at {key!r}"[:200],
-            got=_describe(batch),
-            fix="pass a key or a position that the batch has as inputs=, or leave it out",
-        ) from error
-
-
-def _called(picker: Callable[[Any], Any], batch: Any) -> Any:
-    try:
-        return picker(batch)
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise BatchbayesError(
-            expected="a function inputs= that takes a batch and returns its inputs",
-            got=f"{_describe(batch)}, and {type(error).__name__}: {error}"[:300],
-            fix="call it with one batch of the data, and look what it does",
-        ) from error
-
-
-def _describe(batch: object) -> str:
-    if isinstance(batch, Mapping):
-        return f"a {type(batch).__name__} with keys {sorted(map(str, batch))}"
-    if isinstance(batch, Tensor | np.ndarray):
-        return f"a tensor of shape {tuple(batch.shape)}"
-    return f"a {type(batch).__name__}"
 
 
 def is_examples(data: object) -> bool:
@@ -198,7 +49,7 @@ def as_batches(data: Batches, batch_size: int = DATASET_BATCH) -> Iterable[Any]:
 def _is_one_batch(data: object) -> bool:
     """Whether a tuple or list is one batch (x, y, ...). Two tensors of the same kind in a tuple may be either."""
     most = 2 if isinstance(data, list) else 100  # a longer list holds batches
-    if not isinstance(data, list | tuple) or not 2 <= len(data) <= most or not _are_arrays(data):
+    if not isinstance(data, list | tuple) or not 2 <= len(data) <= most or not are_arrays(data):
         return False
     if len({len(part) for part in data}) > 1:
         return False
@@ -238,22 +89,6 @@ def warn_if_shuffled(data: object) -> None:
         f"the DataLoader reads its data set by a {type(order).__name__}, so the predictions come in another order than "
         "the data set. Use shuffle=False, or predict_stream, which gives each batch with its targets."
     )
-
-
-def require_finite(values: Any, what: str) -> Any:
-    """Return the values if they are real and finite. NaN or infinity would get into every statistic without a sign."""
-    for tensor in values.tensors() if isinstance(values, Inputs) else (values,):
-        if tensor.is_complex():
-            raise BatchbayesError(f"real numbers in {what}", f"{tensor.dtype}", "pass real and imaginary part as two")
-        # A sum is much faster than a test of each number.
-        suspect = tensor.is_floating_point() and not tensor.sum().isfinite()
-        if suspect and (bad := int((~torch.isfinite(tensor)).sum())):
-            raise BatchbayesError(
-                expected=f"finite numbers in {what}",
-                got=f"{bad} of {tensor.numel()} that are NaN or infinite",
-                fix="drop or fill those rows; if the inputs are fine, look for NaN in the weights of the network",
-            )
-    return values
 
 
 def mini_batches(
@@ -348,8 +183,7 @@ def _regrouped(passes: Iterator[Iterator[Any]], batch_size: int) -> Iterator[Any
 
 def _require_same_form(held: Sequence[Any]) -> None:
     """Raise an error if batches that have to be joined differ in more than their number of examples."""
-    each = [part.tensors() if isinstance(part, Inputs) else (part,) for part in held]
-    forms = {tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors) for tensors in each}
+    forms = {tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors_of(part)) for part in held}
     if len(forms) > 1:
         raise BatchbayesError(
             expected="batches of one shape and dtype, which can be cut and joined",

@@ -1,8 +1,8 @@
 """Calibration on held-out data: observation noise, temperature, conformal intervals and conformal sets.
 
 Each function takes the predictive of held-out examples and their targets. It does not run the network. The functions
-that tune need a predictive that kept its draws. The batch size of a batch-norm posterior is tuned elsewhere, by
-`batchbayes.tune_batch_size` (`methods/batchnorm/tuning`).
+that tune need a predictive that kept its draws. The exception is `tune_batch_size`, which takes a batch-norm posterior
+and data; its home is `methods/batchnorm/tuning/batch_size.py`.
 """
 
 import math
@@ -14,17 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from batchbayes._common.checks import check_finite, check_not_empty, finite_number
+from batchbayes._common.checks import check_finite, check_not_empty, finite_number, shaped_like
 from batchbayes._common.minimise import minimise
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.likelihoods import Bernoulli, Categorical
+from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size as tune_batch_size
 from batchbayes.metrics import mean_score
-from batchbayes.predictive import (
-    BernoulliPredictive,
-    CategoricalPredictive,
-    GaussianPredictive,
-    shaped_like,
-)
+from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from batchbayes.scores import mixture_crps, mixture_log_likelihood
 
 Objective = Literal["log_likelihood", "crps"]
@@ -76,21 +72,24 @@ def tune_precision(
 
 
 def _best_precision(draws: Tensor, mean: Tensor, targets: Tensor, objective: Objective) -> float:
-    error = float((mean - targets).square().mean())
-    if not 0 < error < float("inf"):
+    def cost(precision: float) -> float:
+        if objective == "crps":
+            return mean_score(mixture_crps(draws, precision, targets))
+        return -mean_score(mixture_log_likelihood(draws, precision, targets))
+
+    return search_precision(cost, float((mean - targets).square().mean()))
+
+
+def search_precision(cost: Callable[[float], float], error: float) -> float:
+    """Return the precision of lowest cost from 0.1 / `error` to 10,000 / `error`, a mean squared error."""
+    if not 0 < error < math.inf:
         raise BatchbayesError(
             expected="finite errors that are not all zero",
             got=f"a mean squared error of {error}",
             fix="use held-out points, which the network has not seen in training",
         )
-
-    def cost(log_precision: float) -> float:
-        precision = math.exp(log_precision)
-        if objective == "crps":
-            return mean_score(mixture_crps(draws, precision, targets))
-        return -mean_score(mixture_log_likelihood(draws, precision, targets))
-
-    return math.exp(minimise(cost, -math.log(error) - math.log(10), -math.log(error) + math.log(1e4))[0])
+    middle = -math.log(error)
+    return math.exp(minimise(lambda u: cost(math.exp(u)), middle - math.log(10), middle + math.log(1e4))[0])
 
 
 def tune_temperature(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from batchbayes import __version__
-from batchbayes.assess.options import AssessOptions, CommonOptions, PredictOptions, positive
+from batchbayes.assessment.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions, positive
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import resolve
 
@@ -35,8 +35,9 @@ A model factory and a data function are code: they are imported from the current
 Files are only read: code in a file of weights (.safetensors, .pt, .pth) is never executed.
 """
 COLUMNS_HELP = """\
-columns: prediction, confidence and entropy of classes; mean, std and a 90 % interval of values; flag is 1 if the
-uncertainty is above the threshold of the assessment. mutual_information, epistemic_std and the std of a class say how
+columns: prediction, confidence and entropy of classes; mean, std and a 90 % interval of values. novelty is the share of
+ordinary inputs that are at least as unusual; it is empty if this could not be measured. flag is 1 if the answer is
+uncertain or the input is novel, and why says which. mutual_information, epistemic_std and the std of a class say how
 far the draws differ; they are empty if the recommended method makes no draws.
 """
 EXIT_CODES = "exit codes: 0 done; 2 bad input, with one line that says what to do; 130 interrupted, nothing written"
@@ -88,7 +89,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BatchbayesError as error:
         if parsed.debug:
             raise
-        print(f"batchbayes {parsed.command}: {error}", file=sys.stderr)
+        print(f"batchbayes {parsed.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print(f"batchbayes {parsed.command}: interrupted", file=sys.stderr)
@@ -115,6 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     _add_assess(commands)
     _add_predict(commands)
+    _add_export(commands)
     _add_demo(commands)
     _add_reproduce(commands)
     _add_table(commands)
@@ -128,12 +130,13 @@ def _add_assess(commands: "argparse._SubParsersAction[Any]") -> None:
         "assess",
         help="a trained network and its data in, a report on its uncertainty out",
         description="Say how good a trained network is, how honest it is, when not to trust it, and which method\n"
-        "to use. Writes report.html, metrics.json, predictions.csv, posterior.safetensors and figures/*.png to DIR.",
+        "to use. Writes report.html, metrics.json, predictions.csv, posterior.safetensors, novelty.safetensors\n"
+        "and figures/*.png to DIR.",
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(command, AssessOptions)
-    command.set_defaults(run="batchbayes.assess.run:assess_command", options=AssessOptions)
+    command.set_defaults(run="batchbayes.assessment.run:assess_command", options=AssessOptions)
 
 
 def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -146,7 +149,22 @@ def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(command, PredictOptions)
-    command.set_defaults(run="batchbayes.assess.predict:predict_command", options=PredictOptions)
+    command.set_defaults(run="batchbayes.assessment.predict:predict_command", options=PredictOptions)
+
+
+def _add_export(commands: "argparse._SubParsersAction[Any]") -> None:
+    command = commands.add_parser(
+        "export",
+        help="write the posterior of an assessment to one ONNX file, which predicts without Python",
+        description="Write the recommended method of an assessment to one file that takes inputs and returns\n"
+        "predictions, their uncertainty and a flag. Standardisation, temperature, intervals and views are inside.\n"
+        "Images that an assessment resized must have that size. Draws are exact, also if the assessment made\n"
+        "them by the linear engine.",
+        epilog=f"{DATA_HELP}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_fields(command, ExportOptions)
+    command.set_defaults(run="batchbayes.deploy.command:export_command", options=ExportOptions)
 
 
 def _add_fields(command: argparse.ArgumentParser, options: type[CommonOptions]) -> None:
@@ -170,7 +188,9 @@ def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
     about = "train two small networks, fit MCBN to both, print a table and write two figures"
     command = commands.add_parser("demo", help=about, description=about.capitalize() + ".")
     command.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where the figures go (demo)")
-    command.add_argument("--seed", type=int, default=0, help="of the data, the training and the draws (0)")
+    command.add_argument(
+        "--seed", type=int, default=0, help="the first of five seeds, of the data, the training and the draws (0)"
+    )
     command.set_defaults(run=lambda parsed: resolve("batchbayes.demo:run_demo")(parsed.out, parsed.seed), options=None)
 
 

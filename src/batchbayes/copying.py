@@ -52,16 +52,13 @@ def _copies_plainly(kind: type[nn.Module]) -> bool:
 def _copied(name: str, value: Any, memo: dict[int, Any]) -> Any:
     if name in TENSORS:
         return dict(value)
-    if name in _HOOKS and not any(isinstance(hook, MethodType) for hook in _values(value)):
+    hooks = value.values() if name in _HOOKS and isinstance(value, dict) else ()
+    if name in _HOOKS and not any(isinstance(hook, MethodType) for hook in hooks):
         return value  # shared, so that hooks which the user adds later run too
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # a lock, a file or the like
         return value
-
-
-def _values(registry: Any) -> Iterable[Any]:
-    return registry.values() if isinstance(registry, dict) else ()
 
 
 def reachable(start: Iterable[object]) -> Iterator[object]:

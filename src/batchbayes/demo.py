@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from batchbayes._common.checks import require_packages
+from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.calibrate import tune_precision
 from batchbayes.data import toy
@@ -17,21 +19,16 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, categorical, gaussian
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.point import deterministic
-from batchbayes.metrics import (
-    accuracy,
-    area_under_roc,
-    count_by_score,
-    negative_log_likelihood,
-    root_mean_squared_error,
-)
+from batchbayes.metrics import accuracy, negative_log_likelihood, ood_auroc, root_mean_squared_error
 from batchbayes.models.convnet import ConvNet
 from batchbayes.models.mlp import MLP
 from batchbayes.plots import Band, band_figure, certainty_figure, save_figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.reproduce.workers import single_threaded
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Loss, TrainingConfig, one_thread, supervised, train
+from batchbayes.training.loop import Loss, TrainingConfig, supervised, train
 
 # The batches are small because the spread of batch statistics is proportional to one over the square root of the batch
 # size. With 600 epochs the toy network predicts new points near the data better than with 300: an RMSE of 0.15 instead
@@ -49,15 +46,18 @@ class DemoConfig:
     digits: TrainingConfig = DIGITS_TRAINING
     toy_draws: int = 500  # as many as in the MCBN paper, for a smooth band
     digits_draws: int = 64
+    seeds: int = 5
+    """Each seed trains new networks. Another machine rounds otherwise, which acts like another seed."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `auroc` has only the columns that exist for this task and method."""
+    """One line of the table for one seed. `auroc` has only the columns that exist for this task and method."""
 
     task: str
     method: str
-    error: str
+    error: float
+    """The RMSE, or the share of wrong answers in percent."""
     nll: float
     auroc: dict[str, float] = field(default_factory=dict)
 
@@ -82,16 +82,23 @@ class Method:
         return predict(self.posterior, images, categorical(), num_samples=self.num_samples, seed=self.seed)
 
 
-def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list[Row]:
-    """Train, fit and compare on both tasks, print the table, and write `toy.png` and `digits.png` to `out`."""
+def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list[list[Row]]:
+    """Train, fit and compare on both tasks for some seeds, print the table, and write figures of the first seed.
+
+    Returns:
+        The rows of each seed. The figures are `toy.png` and `digits.png` in the folder `out`.
+    """
     config = config or DemoConfig()
-    _require_extras()
+    require_packages("the demo", "demo", matplotlib="matplotlib", sklearn="scikit-learn")
     _require_folder(out)
-    with one_thread():
-        rows = toy_rows(out / "toy.png", seed, config) + digits_rows(out / "digits.png", seed, config)
-    print(format_table(rows))
+    with single_threaded():  # networks as small as these run slower on several threads
+        runs = []
+        for each in progress(range(seed, seed + config.seeds), "demo", config.seeds):
+            toy_figure, digits_figure = (out / "toy.png", out / "digits.png") if each == seed else (None, None)
+            runs.append(toy_rows(toy_figure, each, config) + digits_rows(digits_figure, each, config))
+    print(format_table(runs))
     print(f"\nFigures: {out / 'toy.png'} and {out / 'digits.png'}")
-    return rows
+    return runs
 
 
 def both_methods(network: nn.Module, inputs: Tensor, batch_size: int, num_samples: int, seed: int) -> list[Method]:
@@ -104,7 +111,7 @@ def _train(network: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, conf
     train(network, shuffled(inputs, targets, config.batch_size, config.seed), supervised(loss), config)
 
 
-def toy_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
+def toy_rows(figure_path: Path | None, seed: int, config: DemoConfig) -> list[Row]:
     """Compare on one-dimensional regression: near the training data, and in the gap and beyond."""
     inputs, targets = toy.noisy_points(100, seed, "train")
     with GlobalStream(seed):
@@ -120,9 +127,10 @@ def toy_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
         test_inputs, test_targets = toy.noisy_points(500, seed, "test", intervals)
         for method, likelihood in zip(methods, likelihoods, strict=True):
             seen = method.regress(test_inputs, likelihood)
-            error = f"RMSE {root_mean_squared_error(seen.mean, test_targets):.3f}"
+            error = root_mean_squared_error(seen.mean, test_targets)
             rows.append(Row(task, method.name, error, negative_log_likelihood(seen.log_prob(test_targets))))
-    _save_toy_figure(figure_path, methods, likelihoods, (inputs, targets))
+    if figure_path is not None:
+        _save_toy_figure(figure_path, methods, likelihoods, (inputs, targets))
     return rows
 
 
@@ -139,7 +147,7 @@ def _save_toy_figure(
     save_figure(band_figure(grid[:, 0], bands[::-1], data=data, truth=truth, support=toy.SUPPORT), path)
 
 
-def digits_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
+def digits_rows(figure_path: Path | None, seed: int, config: DemoConfig) -> list[Row]:
     """Compare on handwritten digits; inverted digits and digits with shuffled pixels are out of distribution."""
     data = load_digits(seed)
     with GlobalStream(seed):
@@ -147,19 +155,20 @@ def digits_rows(figure_path: Path, seed: int, config: DemoConfig) -> list[Row]:
     _train(network, data.train_images, data.train_labels, cross_entropy, replace(config.digits, seed=seed))
     own, bayesian = both_methods(network, data.train_images, config.digits.batch_size, config.digits_draws, seed)
     seen = bayesian.classify(data.test_images)
-    figure = certainty_figure(
-        data.test_images,
-        data.test_labels,
-        seen.probs.argmax(-1),
-        entropy=seen.entropy,
-        mutual_information=seen.mutual_information,
-    )
-    save_figure(figure, figure_path)
+    if figure_path is not None:
+        figure = certainty_figure(
+            data.test_images,
+            data.test_labels,
+            seen.probs.argmax(-1),
+            entropy=seen.entropy,
+            mutual_information=seen.mutual_information,
+        )
+        save_figure(figure, figure_path)
     return [_digits_row(own, own.classify(data.test_images), data), _digits_row(bayesian, seen, data)]
 
 
 def _digits_row(method: Method, familiar: CategoricalPredictive, data: Digits) -> Row:
-    error = f"{100 - 100 * accuracy(familiar.probs, data.test_labels):.1f} %"
+    error = 100 - 100 * accuracy(familiar.probs, data.test_labels)
     auroc = {}
     for name, images in (
         ("inverted", inverted(data.test_images)),
@@ -172,46 +181,37 @@ def _digits_row(method: Method, familiar: CategoricalPredictive, data: Digits) -
     return Row("digits", method.name, error, negative_log_likelihood(familiar.log_prob(data.test_labels)), auroc)
 
 
-def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
-    """Return how often a strange input scores higher than a familiar one: 0.5 is guessing, 1 is perfect.
+def format_table(runs: Sequence[Sequence[Row]]) -> str:
+    """Return the means of the runs, and their standard deviations, as a table of aligned text.
 
-    >>> ood_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
-    0.75
+    >>> print(format_table([[Row("digits", "MCBN", 1.0, 0.03, {"inverted MI": 0.97})] for _ in range(2)]))
+                                          AUROC of strange digits, by mutual information or entropy H
+    task    method      error        NLL  inverted MI  inverted H  shuffled MI  shuffled H
+    digits  MCBN    1.0±0.0 %  0.03±0.00    0.97±0.00         n/a          n/a         n/a
     """
-    is_strange = torch.arange(len(familiar) + len(strange)) >= len(familiar)
-    return area_under_roc(count_by_score(torch.cat([familiar, strange]), is_strange))
-
-
-def format_table(rows: Sequence[Row]) -> str:
-    """Return the rows as a table of aligned text.
-
-    >>> print(format_table([Row("digits", "MCBN", "1.0 %", 0.031, {"inverted MI": 0.97})]))
-                                  out-of-distribution AUROC, by mutual information (MI) or entropy (H)
-    task    method  error    NLL  inverted MI  inverted H  shuffled MI  shuffled H
-    digits  MCBN    1.0 %  0.031        0.970         n/a          n/a         n/a
-    """
-    header = ["task", "method", "error", "NLL", *OOD_COLUMNS]
-    cells = [header]
-    for row in rows:
-        auroc = [f"{row.auroc[name]:.3f}" if name in row.auroc else "n/a" for name in OOD_COLUMNS]
-        cells.append([row.task, row.method, row.error, f"{row.nll:.3f}", *auroc])
+    cells = [["task", "method", "error", "NLL", *OOD_COLUMNS]]
+    for rows in zip(*runs, strict=True):
+        first, errors = rows[0], [row.error for row in rows]
+        error = f"{_spread(errors, 1)} %" if first.task == "digits" else f"RMSE {_spread(errors, 2)}"
+        columns = [[row.auroc[name] for row in rows if name in row.auroc] for name in OOD_COLUMNS]
+        auroc = [_spread(values, 2) if values else "n/a" for values in columns]
+        cells.append([first.task, first.method, error, _spread([row.nll for row in rows], 2), *auroc])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for line in cells:
         words = [w.ljust(n) if i < 2 else w.rjust(n) for i, (w, n) in enumerate(zip(line, widths, strict=True))]
         lines.append("  ".join(words))
-    above = " " * (sum(widths[:4]) + 8) + "out-of-distribution AUROC, by mutual information (MI) or entropy (H)"
+    above = " " * (sum(widths[:4]) + 8) + "AUROC of strange digits, by mutual information or entropy H"
     return "\n".join([above, *lines])
 
 
-def _require_extras() -> None:
-    missing = [name for name in ("matplotlib", "sklearn") if find_spec(name) is None]
-    if missing:
-        raise BatchbayesError(
-            expected="matplotlib and scikit-learn for the demo",
-            got=f"no {' and no '.join(missing)}",
-            fix="pip install 'batchbayes[demo]'",
-        )
+def _spread(values: Sequence[float], digits: int) -> str:
+    """Write the mean and the standard deviation of some values.
+
+    >>> _spread([1.0, 2.0, 3.0], 1)
+    '2.0±1.0'
+    """
+    return f"{mean(values):.{digits}f}±{stdev(values) if len(values) > 1 else 0:.{digits}f}"
 
 
 def _require_folder(out: Path) -> None:

@@ -11,20 +11,18 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, distributions
 
-from batchbayes._common.checks import as_tensor, check_probabilities, finite_number, whole_number
-from batchbayes.errors import BatchbayesError
-from batchbayes.predictive import (
-    BernoulliPredictive,
-    CategoricalPredictive,
-    GaussianPredictive,
-    RunningBernoulli,
-    RunningCategorical,
-    RunningGaussian,
-    RunningSummary,
+from batchbayes._common.checks import (
+    as_tensor,
+    check_probabilities,
+    finite_number,
     fitting_labels,
     fitting_yes_or_no,
     shaped_like,
+    whole_number,
 )
+from batchbayes.errors import BatchbayesError
+from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+from batchbayes.running import RunningBernoulli, RunningCategorical, RunningGaussian, RunningSummary
 
 P_co = TypeVar("P_co", covariant=True)
 
@@ -38,7 +36,7 @@ class Likelihood(Protocol[P_co]):
     @property
     def shift_invariant(self) -> bool:
         """Whether it changes nothing to add one number to all outputs of an example. This saves an output."""
-        ...
+        return False
 
     def __call__(self, outputs: Tensor) -> distributions.Distribution: ...
 
@@ -56,16 +54,19 @@ class TargetLikelihood(Likelihood[P_co], Protocol[P_co]):
 def require_likelihood(likelihood: object) -> None:
     """Raise an error unless the object is a likelihood: a common slip is to forget the brackets of `categorical()`."""
     if isinstance(likelihood, type) or not callable(getattr(likelihood, "summary", None)):
-        name = getattr(likelihood, "__name__", None)
+        name, makers = (
+            getattr(likelihood, "__name__", None),
+            (categorical, bernoulli, gaussian, heteroscedastic_gaussian),
+        )
         raise BatchbayesError(
             expected="a likelihood: bb.categorical(), bb.bernoulli(), bb.gaussian(precision=...) or the like",
             got=f"the function {name}, not called" if name else f"a {type(likelihood).__name__}",
-            fix=f"call it, as in bb.{name}()" if name in _MAKERS else "pass one of these",
+            fix=f"call it, as in bb.{name}()" if likelihood in makers else "pass one of these",
         )
 
 
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(TargetLikelihood[CategoricalPredictive]):
     """Classes: the outputs are logits along `class_axis` of (N, K, ...), as in torch's cross-entropy.
 
     The logits are divided by the `temperature`. A temperature above one makes each draw less certain.
@@ -95,7 +96,7 @@ class Categorical:
         return moved if self.temperature == 1 else moved / self.temperature
 
     def _classes_last(self, outputs: Tensor) -> Tensor:
-        axis = self.class_axis + 1 if self.class_axis >= 0 else self.class_axis + outputs.ndim
+        axis = _with_draws(self.class_axis, outputs)
         if not 2 <= axis < outputs.ndim:
             raise BatchbayesError(
                 expected=f"a network output (N, K, ...) with classes along axis {self.class_axis}",
@@ -134,7 +135,7 @@ class Categorical:
         labels = fitting_labels(targets.where(kept, 0), logits.shape[1:-1], logits.shape[-1])
         return torch.where(kept, labels, targets.long())
 
-    def summary(self) -> RunningSummary[CategoricalPredictive]:
+    def summary(self) -> RunningCategorical:
         return RunningCategorical(self)
 
 
@@ -151,7 +152,7 @@ class _Ignoring(distributions.Categorical):
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(TargetLikelihood[BernoulliPredictive]):
     """Yes or no: each output is the logit of yes. One logit (N,) or (N, 1), several labels (N, K), or pixels.
 
     The logits are divided by the `temperature`. A temperature above one makes each draw less certain.
@@ -160,10 +161,6 @@ class Bernoulli:
     temperature: float = 1.0
     probabilities: bool | None = None
     """Whether the outputs are probabilities already; None refuses outputs that look so."""
-
-    @property
-    def shift_invariant(self) -> bool:
-        return False
 
     def __call__(self, outputs: Tensor) -> distributions.Bernoulli:
         return distributions.Bernoulli(logits=self._logit(outputs), validate_args=False)
@@ -194,8 +191,13 @@ class Bernoulli:
         self.check_outputs(outputs[0])
         return fitting_yes_or_no(targets, outputs.shape[1:]).to(outputs.dtype)
 
-    def summary(self) -> RunningSummary[BernoulliPredictive]:
+    def summary(self) -> RunningBernoulli:
         return RunningBernoulli(self)
+
+
+def _with_draws(axis: int, outputs: Tensor) -> int:
+    """Return where an axis of the network's output is in outputs with a leading axis of draws."""
+    return axis + 1 if axis >= 0 else axis + outputs.ndim
 
 
 def _log(probabilities: Tensor) -> Tensor:
@@ -212,17 +214,13 @@ def _already_probabilities(name: str, got: str) -> BatchbayesError:
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(TargetLikelihood[GaussianPredictive]):
     """Real targets with noise of precision tau: y ~ N(f, 1/tau), in the unit of the outputs.
 
     Tau is one number, or one for each of the D outputs (N, D, ...).
     """
 
     precision: float | tuple[float, ...]
-
-    @property
-    def shift_invariant(self) -> bool:
-        return False
 
     def __call__(self, outputs: Tensor) -> distributions.Normal:
         if isinstance(self.precision, tuple):
@@ -245,12 +243,12 @@ class Gaussian:
     def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return shaped_like(targets, outputs.shape[1:]).to(outputs.dtype)
 
-    def summary(self) -> RunningSummary[GaussianPredictive]:
+    def summary(self) -> RunningGaussian:
         return RunningGaussian(self, same_noise=True)
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian:
+class HeteroscedasticGaussian(TargetLikelihood[GaussianPredictive]):
     """Real targets with noise that the network predicts.
 
     The outputs (N, 2 D, ...) hold D means and then D log variances along `axis`.
@@ -258,12 +256,8 @@ class HeteroscedasticGaussian:
 
     axis: int = 1
 
-    @property
-    def shift_invariant(self) -> bool:
-        return False
-
     def __call__(self, outputs: Tensor) -> distributions.Normal:
-        axis = self.axis + 1 if self.axis >= 0 else self.axis + outputs.ndim
+        axis = _with_draws(self.axis, outputs)
         if not 2 <= axis < outputs.ndim or outputs.shape[axis] % 2:
             raise BatchbayesError(
                 expected="an even number of outputs: means, then log variances",
@@ -276,7 +270,7 @@ class HeteroscedasticGaussian:
     def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return shaped_like(targets, self(outputs).mean.shape[1:]).to(outputs.dtype)
 
-    def summary(self) -> RunningSummary[GaussianPredictive]:
+    def summary(self) -> RunningGaussian:
         return RunningGaussian(self, same_noise=False)
 
 
@@ -299,10 +293,9 @@ def categorical(
     >>> categorical(temperature=2.0)(torch.tensor([[[0.0, 2.0]]])).logits
     tensor([[[-1.3133, -0.3133]]])
     """
-    if ignore_index is not None:
-        ignore_index = whole_number("ignore_index", ignore_index, least=None)
     axis = whole_number("class_axis", class_axis, least=None)
-    return Categorical(axis, _temperature(temperature), ignore_index, _flag(probabilities))
+    ignored = None if ignore_index is None else whole_number("ignore_index", ignore_index, least=None)
+    return Categorical(axis, _temperature(temperature), ignored, _flag(probabilities))
 
 
 def bernoulli(temperature: float = 1.0, *, probabilities: bool | None = None) -> Bernoulli:
@@ -330,7 +323,7 @@ def gaussian(precision: float | Sequence[float]) -> Gaussian:
     tensor([0.5000, 1.0000])
     """
     if hasattr(precision, "__len__") and not isinstance(precision, str):
-        each = as_tensor(precision if not isinstance(precision, tuple) else list(precision), "the precision")
+        each = as_tensor(list(precision) if isinstance(precision, tuple) else precision, "the precision")
         if each.ndim == 1 and len(each):
             return Gaussian(tuple(_precision(value) for value in each.tolist()))
     return Gaussian(_precision(precision))
@@ -356,6 +349,3 @@ def _flag(value: bool | None) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     raise BatchbayesError(expected="probabilities=True, False or None", got=repr(value), fix="choose one of them")
-
-
-_MAKERS = ("categorical", "bernoulli", "gaussian", "heteroscedastic_gaussian")

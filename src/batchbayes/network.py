@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from batchbayes.batches import Inputs
 from batchbayes.copying import is_wrapper, plain_name
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.shadow import input_of, why_in_place, workplace
+from batchbayes.inputs import Inputs, tensors_of
+from batchbayes.shadow import Changes, input_of, why_in_place, workplace
 
 Function = Callable[[Any], Tensor]
 """One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor, or
@@ -35,52 +35,26 @@ class Network:
     module: nn.Module
     output: Output = None
 
-    def __call__(
-        self,
-        inputs: Tensor | Inputs,
-        *,
-        tensors: Mapping[str, Tensor | None] | None = None,
-        before: Mapping[str, Callable[[Tensor], Tensor | None]] | None = None,
-        instead: Mapping[str, Function] | None = None,
-        dropout: bool = False,
-    ) -> Tensor:
-        """Run the network on inputs (N, ...), and return its outputs (N, ...).
-
-        Args:
-            inputs: the inputs.
-            tensors: parameters or buffers to use instead of the network's own, by their full names. A batch-norm layer
-                whose running statistics are None normalises by the statistics of its batch.
-            before: functions by name of module. Each gets the input of its module before the module runs. If it
-                returns a tensor, the module gets that tensor instead.
-            instead: functions by name of module. Each gets the input of its module, and its result replaces the
-                module's output. The module itself runs too. The user's own hooks see the new output.
-            dropout: whether dropout modules are active, as in training.
-        """
-        with self.running(inputs, tensors=tensors, before=before, instead=instead, dropout=dropout) as outputs:
+    def __call__(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Tensor:
+        """Run the network on inputs (N, ...), and return its outputs (N, ...). `Changes` lists the options."""
+        with self.running(inputs, **changes) as outputs:
             return outputs
 
     @contextmanager
-    def running(
-        self,
-        inputs: Tensor | Inputs,
-        *,
-        tensors: Mapping[str, Tensor | None] | None = None,
-        before: Mapping[str, Callable[[Tensor], Tensor | None]] | None = None,
-        instead: Mapping[str, Function] | None = None,
-        dropout: bool = False,
-    ) -> Iterator[Tensor]:
+    def running(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Iterator[Tensor]:
         """Run the network as in a call, and keep everything in place inside the block.
 
         A backward pass belongs inside the block: a network with activation checkpoints runs parts of itself again.
         """
-        with workplace(self.module) as place:
-            place.prepare(tensors or {}, before or {}, instead or {}, dropout)
+        with workplace(self.module, own_modes=changes.get("own_modes", False)) as place:
+            place.prepare(changes)
             try:
-                found = _run(place.module, inputs)
+                many = isinstance(inputs, Inputs)
+                found = place.module(*inputs.args, **inputs.named) if many else place.module(inputs)
             except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
                 if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
                     raise
-                raise _failed(self.module, inputs, tensors or {}, error) from error
+                raise _failed(self.module, inputs, changes.get("tensors", {}), error) from error
             yield _checked_outputs(pick_output(found, self.output), len(inputs))
 
     @property
@@ -90,10 +64,6 @@ class Network:
 
     def __repr__(self) -> str:
         return type(self.module).__name__ + (" (in place)" if why_in_place(self.module) else "")
-
-
-def _run(module: nn.Module, inputs: Tensor | Inputs) -> object:
-    return module(*inputs.args, **inputs.named) if isinstance(inputs, Inputs) else module(inputs)
 
 
 def _checked_outputs(outputs: Tensor, count: int) -> Tensor:
@@ -116,8 +86,8 @@ def _failed(
     module: nn.Module, inputs: Tensor | Inputs, tensors: Mapping[str, Tensor | None], error: Exception
 ) -> BatchbayesError:
     """Return what to say when the network raises an error."""
-    given = inputs.tensors() if isinstance(inputs, Inputs) else (inputs,)
-    shapes = " and ".join(f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}" for tensor in given)
+    forms = [(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors_of(inputs)]
+    shapes = " and ".join(f"{shape} of {dtype}" for shape, dtype in forms)
     own = str(reference_tensor(module).dtype).removeprefix("torch.")
     fix = f"check shape and dtype of the inputs (the weights are {own}): model(inputs) should run by itself"
     if None in tensors.values() and "NoneType" in str(error):

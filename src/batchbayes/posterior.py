@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from batchbayes.network import Function
+from batchbayes.network import Function, Network
 
 Header = dict[str, Any]
 """What a file says about a posterior, as JSON values."""
@@ -33,10 +33,13 @@ class Posterior(ABC):
     """Whether it belongs to the weights of its `network`, so that a file keeps their fingerprint. False if its own
     state holds all weights."""
 
+    network: Network
+    """The user's network, if there is one behind all draws."""
+
     @property
-    @abstractmethod
     def device(self) -> torch.device:
         """The device that inputs are moved to."""
+        return self.network.device
 
     @abstractmethod
     def draw(self, seed: int, index: int) -> Function:

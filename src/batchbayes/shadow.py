@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +40,39 @@ _LOCAL = threading.local()
 _LOCK = threading.RLock()
 
 
+class Changes(TypedDict, total=False):
+    """What is different in one pass through a network."""
+
+    tensors: Mapping[str, Tensor | None]
+    """Parameters or buffers to use instead of the network's own, by their full names. A batch-norm layer whose running
+    statistics are None normalises by the statistics of its batch."""
+    before: Mapping[str, Callable[[Tensor], Tensor | None]]
+    """Functions by name of module. Each gets the input of its module before the module runs. If it returns a tensor,
+    the module gets that tensor instead."""
+    instead: Mapping[str, Callable[[Tensor], Tensor]]
+    """Functions by name of module. Each runs in the place of its module's `forward`: it gets the input and returns the
+    output. The user's own hooks run around it."""
+    dropout: bool
+    """Whether dropout modules are active, as in training."""
+    own_modes: bool
+    """Whether each module runs in its own mode, as for training. Batch norm then normalises by its batch and updates
+    its statistics, which change in the network itself."""
+
+
 @contextmanager
-def workplace(module: nn.Module) -> "Iterator[Workplace]":
+def workplace(module: nn.Module, *, own_modes: bool = False) -> "Iterator[Workplace]":
     """Give the calling thread a place to run the network: its own shadow, or the network itself under a lock."""
     shadow = _shadow_of(module)
     if isinstance(shadow, Workplace):
+        shadow.own_modes = own_modes
         with shadow:
             yield shadow
+    elif own_modes:
+        raise BatchbayesError(
+            expected="a network that can be copied, to train it with noise",
+            got=f"{type(module).__name__}: {shadow}",
+            fix="train a network of plain modules",
+        )
     else:
         with _LOCK, _evaluating_scripted(module), Workplace({id(m): m for m in module.modules()}, module) as place:
             yield place
@@ -109,6 +135,8 @@ class Workplace:
         self._hooked: list[tuple[dict[str, Any], str, Any]] = []
         """Hook registries replaced in this pass: attributes of the module, name of the registry, old registry."""
         self._first, self._in_use = True, False
+        self.own_modes = False
+        """Whether modules run in the modes of the user's, and changes of buffers stay."""
 
     def is_outdated(self) -> bool:
         """Whether the user has changed modules or containers of the network since the copy was made."""
@@ -119,11 +147,14 @@ class Workplace:
             self._put_back()
         self._in_use = True
         for part in self._parts:
-            part.begin(first=self._first)
+            if self.own_modes:
+                part.begin_training()
+            else:
+                part.begin(first=self._first)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._first and kind is None:
+        if self._first and kind is None and not self.own_modes:
             for part in self._parts:
                 part.find_changing_buffers()
             self._first = False
@@ -137,15 +168,9 @@ class Workplace:
             part.put_back()
         self._in_use = False
 
-    def prepare(
-        self,
-        tensors: Mapping[str, Tensor | None],
-        before: Mapping[str, Callable[[Tensor], Tensor | None]],
-        instead: Mapping[str, Callable[[Tensor], Tensor]],
-        dropout: bool,
-    ) -> None:
-        """Make the changes of one pass; the arguments are those of `Network.__call__`."""
-        for name, tensor in tensors.items():
+    def prepare(self, changes: Changes) -> None:
+        """Make the changes of one pass."""
+        for name, tensor in changes.get("tensors", {}).items():
             path, _, key = name.rpartition(".")
             attributes = vars(self._find(path))
             kind = attributes["_parameters" if key in attributes["_parameters"] else "_buffers"]
@@ -156,13 +181,16 @@ class Workplace:
                     fix="fit again after you change the network",
                 )
             kind[key] = tensor
-        for name, see in before.items():
+        for name, see in changes.get("before", {}).items():
             self._with_own_hooks(name).register_forward_pre_hook(partial(_before, see), with_kwargs=True)
-        for name, replace in instead.items():
-            hook = partial(_instead, replace)
-            self._with_own_hooks(name).register_forward_hook(hook, prepend=True, with_kwargs=True)
+        for name, replace in changes.get("instead", {}).items():
+            found = self._with_own_hooks(name)
+            found.register_forward_pre_hook(
+                _do_nothing
+            )  # torch's short cut for transformers skips modules without hooks
+            vars(found)["forward"] = partial(_instead, replace)
         for part in self._parts:
-            part.adapt(dropout)
+            part.adapt(changes.get("dropout", False))
 
     def _find(self, name: str) -> nn.Module:
         """Return the module of a name, as `plain_name` writes it."""
@@ -220,6 +248,16 @@ class _Part:
         if first:
             self._changing = buffers.copy()
         ours["training"], ours["_parameters"], ours["_buffers"] = False, self._theirs["_parameters"].copy(), buffers
+
+    def begin_training(self) -> None:
+        """Take over the user's present tensors, attributes and mode. Changes of buffers reach the user's module."""
+        self.put_back()
+        ours, theirs = vars(self._module), self._theirs
+        ours["training"], ours["_parameters"], ours["_buffers"] = (
+            theirs["training"],
+            theirs["_parameters"].copy(),
+            theirs["_buffers"],
+        )
 
     def adapt(self, dropout: bool) -> None:
         """Make the changes that depend on the kind of module."""
@@ -305,9 +343,11 @@ def _before(
     return ((other, *args[1:]), named) if args else (args, {**named, "input": other})
 
 
-def _instead(
-    replace: Callable[[Tensor], Tensor], _: nn.Module, args: tuple[Any, ...], named: dict[str, Any], __: object
-) -> Tensor:
+def _do_nothing(*_: object) -> None:
+    """A hook without effect."""
+
+
+def _instead(replace: Callable[[Tensor], Tensor], *args: Any, **named: Any) -> Tensor:
     return replace(input_of(args, named))
 
 

@@ -296,7 +296,7 @@ def test_affine_batch_norm_is_batch_norm(affine, shape):
     x = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
     with affine_batch_norm():
         found = layer(x)
-    assert "Addcmul" in type(found.grad_fn).__name__
+    assert "Add" in type(found.grad_fn).__name__
     torch.testing.assert_close(found, layer(x))
     g = torch.randn(*shape, dtype=torch.float64)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, g)[0] for y in (found, layer(x))))

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchbayes as bb
+from batchbayes.engines import linear_draws
 from batchbayes.engines.linear_draws import LinearDraws, formed, join_draws
 
 
@@ -30,7 +31,6 @@ def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, sh
     mixing = torch.eye(distinct, dtype=torch.float64) if weights is None else weights
     naive = torch.stack([middle + sum(w * t for w, t in zip(mixing[i], moves, strict=True)) for i in index])
     torch.testing.assert_close(draws.outputs(), naive)
-    torch.testing.assert_close(draws.first(2).outputs(), naive[:2])
     torch.testing.assert_close(draws.at(slice(0, 4, 2)).outputs(), naive[:, ::2])
     for found, expected in zip(draws.moments(), naive_moments(naive), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
@@ -41,11 +41,38 @@ def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, sh
         for name in ("epistemic_variance", "entropy", "mutual_information", "mean", "noise_variance"):
             one, other = (getattr(summary.finish(None), name, torch.zeros(1)) for summary in (compact, plain))
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+    summary, targets = bb.gaussian(3.0).summary(), shift + torch.zeros(4, 3, dtype=torch.float64)
+    summary.add(draws)
+    expected = summary.finish(naive).log_prob(targets)
+    torch.testing.assert_close(summary.finish(draws).log_prob(targets), expected)
+    torch.testing.assert_close(
+        summary.finish(join_draws([draws.at(slice(0, 1)), draws.at(slice(1, 4))])).log_prob(targets), expected
+    )
     parts = [draws.at(slice(0, 1)), draws.at(slice(1, 4))]
     torch.testing.assert_close(formed(join_draws(parts)), naive)
     torch.testing.assert_close(formed(join_draws([parts[0], naive[:, 1:]])), naive)
     torch.testing.assert_close(formed(join_draws([join_draws(parts), draws])), torch.cat([naive, naive], 1))
     assert join_draws([*parts, None]) is None
+
+
+def test_the_density_of_many_linear_draws_needs_little_memory(monkeypatch):
+    """Draws are formed in blocks, and no block holds all of them."""
+    sizes = []
+    blocks = LinearDraws.blocks
+
+    def watched(self):
+        for outputs, counts in blocks(self):
+            sizes.append(outputs.numel())
+            yield outputs, counts
+
+    monkeypatch.setattr(LinearDraws, "blocks", watched)
+    monkeypatch.setattr(linear_draws, "BLOCK", 100)
+    draws = LinearDraws(torch.zeros(10, 1), torch.randn(2, 10, 1), torch.randn(500, 2), torch.arange(500))
+    summary = bb.gaussian(1.0).summary()
+    summary.add(draws)
+    summary.finish(draws).log_prob(torch.zeros(10))
+    assert sum(sizes) == 5000
+    assert max(sizes) <= 100
 
 
 def test_predicted_noise_is_averaged_over_linear_draws():

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import batchbayes as bb
 from batchbayes.engines import linear_draws as drawn
+from batchbayes.engines import linearity
 from batchbayes.engines.linearity import Linearity, spread_evenly
 
 X = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
@@ -69,6 +70,18 @@ class TimeSteps(nn.Module):
         return self.out(rows).view(len(x), -1).mean(1, keepdim=True)
 
 
+class Curved(nn.Module):
+    """Linear for ordinary inputs, and far from it for large ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return self.last(h + (h.abs() > 20) * 30 * torch.sin(8 * h))
+
+
 def test_outputs_without_an_axis():
     network = settled(Squeezed(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
     posterior = bb.mcbn(network, X, batch_size=200)
@@ -100,6 +113,26 @@ def test_what_the_fit_measured_is_kept_in_the_file(tmp_path):
     assert set(loaded.state()[0]["linearity"]) == {"values", "contrasts"}
 
 
+def test_contrasts_that_are_left_out_do_not_count_against_the_linear_engine():
+    """Sure examples move one contrast alone. The other logits move in exact draws, but no probability depends on it."""
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))
+    with torch.no_grad():
+        network[2].weight.mul_(0.3)
+        network[2].bias.copy_(torch.tensor([30.0, *[0.0] * 9]))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    assert bb.predict(posterior, X, bb.categorical(), engine="auto").engine.startswith("linear")
+
+
+def test_what_is_not_trusted_is_measured_once(monkeypatch):
+    posterior = bb.mcbn(settled(Curved()), X, batch_size=16)
+    noisy = {"data": X[:40] * 40, "likelihood": bb.categorical(), "num_samples": 32, "engine": "auto"}
+    before = bb.predict(posterior, **noisy)
+    monkeypatch.setattr(linearity, "measure_linearity", None)
+    after = bb.predict(posterior, **noisy)
+    assert "exact draws" in before.engine
+    assert torch.equal(before.probs, after.probs)
+
+
 def test_a_ranking_that_is_wrong_is_not_trusted():
     assert Linearity(0.95, 1.0, 0.1).trusted
     assert not Linearity(0.778, 1.0, 0.1).trusted
@@ -109,16 +142,6 @@ def test_a_ranking_that_is_wrong_is_not_trusted():
 
 def test_examples_with_more_noise_than_was_checked_are_checked_themselves():
     """The noise of such examples is far larger than where the check was made, and not linear there."""
-
-    class Curved(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.last = nn.BatchNorm1d(3), nn.Linear(3, 2)
-
-        def forward(self, x):
-            h = self.norm(x)
-            return self.last(h + (h.abs() > 20) * 30 * torch.sin(8 * h))
-
     posterior = bb.mcbn(settled(Curved()), X, batch_size=16)
     easy, hard = X[:40], X[:40] * 40
     assert bb.predict(posterior, easy, bb.categorical(), engine="auto").engine.startswith("linear")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as binary_loss
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -46,12 +47,50 @@ def scenes(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
+def pictures(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Images of 12 x 12 pixels whose class is the strongest of three noisy colours."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (count,), generator=random)
+    colours = 0.15 * nn.functional.one_hot(labels, 3)[:, :, None, None]
+    return colours + torch.randn(count, 3, 12, 12, generator=random), labels
+
+
+def halves(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two classes that overlap."""
+    x, labels = blobs(count, seed)
+    return x, (labels > 0).long()
+
+
 def classifier() -> nn.Module:
     return MLP(2, [16, 16], 3)
 
 
 def regressor() -> nn.Module:
     return MLP(2, [16, 16], 1)
+
+
+def two_outputs() -> nn.Module:
+    return MLP(2, [16, 16], 2)
+
+
+def two_waves(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two targets in units of their own."""
+    x, y = wave(count, seed)
+    return x, torch.stack([y, 100 * y.square()], 1)
+
+
+def picture_classifier() -> nn.Module:
+    body = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+def one_logit() -> nn.Module:
+    return MLP(2, [16, 16], 1)
+
+
+def plain() -> nn.Module:
+    """A network without batch norm and without dropout."""
+    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
 
 
 def segmenter() -> nn.Module:
@@ -120,7 +159,11 @@ def trained(task: str) -> dict[str, Tensor]:
     build, data, loss, epochs = {
         "classification": (classifier, blobs(300, 0), cross_entropy, 15),
         "regression": (regressor, (wave(300, 0)[0], wave(300, 0)[1][:, None]), mse_loss, 60),
+        "pictures": (picture_classifier, pictures(300, 0), cross_entropy, 10),
+        "binary": (one_logit, halves(300, 0), lambda a, b: binary_loss(a[:, 0], b.float()), 15),
+        "plain": (plain, blobs(300, 0), cross_entropy, 15),
         "segmentation": (segmenter, scenes(32, 0), lambda a, b: cross_entropy(a, b, ignore_index=255), 40),
+        "two outputs": (two_outputs, two_waves(300, 0), lambda a, b: mse_loss(a, b / torch.tensor([1.0, 100.0])), 15),
     }[task]
     with GlobalStream(0):
         network = build()
@@ -139,6 +182,16 @@ def write_case(task: str, folder: Path) -> list[str]:
             "--model", "helpers.assess_cases:segmenter", "--train", "helpers.assess_cases:scene_training",
             "--test", "helpers.assess_cases:scene_test", "--ignore-label", "255", *shared,
         ]  # fmt: skip
+    if task in ("pictures", "binary", "plain", "two outputs"):
+        data, build = {
+            "pictures": (pictures, picture_classifier), "binary": (halves, one_logit), "plain": (blobs, plain),
+            "two outputs": (two_waves, two_outputs),
+        }[task]  # fmt: skip
+        for name, count, seed in (("train", 300, 0), ("test", 240, 1)):
+            x, y = data(count, seed)
+            np.savez(folder / f"{name}.npz", X=x.numpy(), y=y.numpy())
+        files = ["--train", str(folder / "train.npz"), "--test", str(folder / "test.npz")]
+        return ["--model", f"helpers.assess_cases:{build.__name__}", *files, "--batch-size", "16", *shared]
     if task == "classification":
         for name, count, seed in (("train", 300, 0), ("test", 240, 1), ("ood", 60, 2)):
             x, y = blobs(count, seed)

@@ -10,6 +10,7 @@ from own.jitter import jitter
 from torch import Tensor, nn
 
 import batchbayes as bb
+from batchbayes.methods.weights.family import Family
 from batchbayes.training.loop import TrainingConfig
 
 
@@ -205,6 +206,16 @@ def stein(network: nn.Module, batches: list[Tensor]) -> bb.Posterior:
     return bb.svgd(lambda: restarted(network), (x, labels), F.cross_entropy, config, num_members=8)
 
 
+def variational(family: Family) -> Fit:
+    """Two epochs on labelled batches, from more noise than usual, so that draws differ visibly."""
+    return lambda network, batches: bb.variational(network, labelled(batches), family, epochs=2)
+
+
+def labelled(batches: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Give each input one of three labels."""
+    return [(batch, batch.flatten(1).sum(1).abs().long() % 3) for batch in batches]
+
+
 POSTERIORS: dict[str, Fit] = {
     "mcbn": lambda network, batches: bb.mcbn(network, batches),
     "mcbn, centre running": lambda network, batches: bb.mcbn(network, batches, center="running"),
@@ -218,6 +229,13 @@ POSTERIORS: dict[str, Fit] = {
     "population": lambda network, batches: bb.population(network, batches),
     "mc_dropout": lambda network, batches: bb.mc_dropout(network),
     "jitter": lambda network, batches: jitter(network),
+    "variational, mean field": variational(bb.MeanField(initial_std=0.1)),
+    "variational, sparse": variational(bb.SparseVD(initial_log_var=-5.0)),
+    "variational, dropout": variational(bb.VariationalDropout("neuron", initial_log_alpha=-2.0)),
+    "variational, gaussian dropout": variational(bb.GaussianDropout(0.5)),
+    "variational, binary dropout": variational(bb.BinaryDropout(initial_rate=0.3)),
+    "variational, variance": variational(bb.Variance()),
+    "variational, flow": variational(bb.MultiplicativeFlow(initial_std=0.1)),
     "with_views, mcbn": lambda network, batches: bb.with_views(bb.mcbn(network, batches), CROP_AND_FLIP),
     "with_views, deterministic": lambda network, batches: bb.with_views(bb.deterministic(network), SHIFT_AND_SCALE),
     "with_views, averaged": lambda n, b: bb.with_views(bb.deterministic(n), CROP_AND_FLIP, average=3),

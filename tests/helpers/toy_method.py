@@ -22,10 +22,6 @@ class WobblePosterior(Posterior):
     network: Network
     scale: Tensor
 
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
-
     def draw(self, seed: int, index: int) -> Function:
         noise = self.scale * torch.randn(len(self.scale), generator=generator(seed, "wobble", index))
         return lambda inputs: self.network(inputs) + noise

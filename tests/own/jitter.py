@@ -16,10 +16,6 @@ class JitterPosterior(bb.Posterior):
     network: Network
     scale: float
 
-    @property
-    def device(self):
-        return self.network.device
-
     def draw(self, seed, index):
         random = torch.Generator().manual_seed(1_000_003 * seed + index)
         weights = {name: p.detach() for name, p in self.network.module.named_parameters() if p.ndim > 1}

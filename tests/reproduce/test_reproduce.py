@@ -17,9 +17,10 @@ import pytest
 import torch
 from own import tiny
 
-from batchbayes import __version__, cli, plots
+from batchbayes import __version__, cli
 from batchbayes._common.progress import UnitProgress
 from batchbayes.reproduce import experiment as experiments
+from batchbayes.reproduce import outputs
 from batchbayes.reproduce.experiment import Unit
 from batchbayes.reproduce.leases import ProcessIdentity
 from batchbayes.reproduce.plan import make_plan
@@ -190,7 +191,7 @@ def test_tables_in_every_format(out: Path, capsys: Printed) -> None:
     assert "first, sum" in table(out, capsys)[0]
     assert table(out, capsys, "csv")[0].startswith('# Parts & <sums>\nunit,value\n"first, sum",')
     assert "## Sums\n\n| unit | value |\n|---|---:|\n" in table(out, capsys, "markdown")[0]
-    assert "\\caption{Parts \\& \\textless{}sums\\textgreater{} A" in table(out, capsys, "latex")[0]
+    assert "\\caption{Parts \\& \\textless{}sums\\textgreater{}. A" in table(out, capsys, "latex")[0]
 
 
 @pytest.mark.parametrize(
@@ -365,7 +366,7 @@ def test_a_disk_that_is_full_at_the_end_loses_no_result(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr(plots, "save_figure", full)
+        disk.setattr(outputs, "save_figure", full)
         assert reproduce(out) == 2
     assert "got No space left on device. Do this: free some space" in capsys.readouterr().err
     assert reproduce(out) == 0

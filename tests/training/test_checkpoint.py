@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from batchbayes import BatchbayesError
-from batchbayes.training.loop import TrainingConfig, one_thread, supervised, train
+from batchbayes.reproduce.workers import single_threaded
+from batchbayes.training.loop import TrainingConfig, supervised, train
 
 TESTS = Path(__file__).resolve().parents[1]
 STEPS = EPOCHS * STEPS_IN_EPOCH
@@ -88,7 +89,7 @@ def test_a_killed_process_continues_with_the_same_bits(optimiser: str, data: str
         assert process.returncode == (-9 if last else 0)
         first_steps.append(steps[0])
     assert first_steps == [1, 1, 13]
-    with one_thread():
+    with single_threaded():
         build(optimiser, data).train(whole)
     assert file.read_bytes() == whole.read_bytes()
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.suffix != ".partial") == [file.name, whole.name]

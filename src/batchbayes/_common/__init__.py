@@ -1,0 +1,1 @@
+"""Small things that all other folders share: random streams, progress, checks, search, files, text, pages."""

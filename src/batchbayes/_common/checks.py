@@ -5,6 +5,7 @@ import numbers
 import operator
 from collections.abc import Callable, Sequence
 from functools import wraps
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
@@ -61,6 +62,17 @@ def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
         return function(*given, *args[len(names) :], **named)  # type: ignore[arg-type]
 
     return taking
+
+
+def require_packages(purpose: str, extra: str, **packages: str) -> None:
+    """Raise an error before the work if a package is missing. `packages` maps names of modules to names of packages."""
+    missing = [module for module in packages if find_spec(module) is None]
+    if missing:
+        raise BatchbayesError(
+            expected=f"{' and '.join(packages.values())} for {purpose}",
+            got=f"no {' and no '.join(missing)}",
+            fix=f"pip install 'batchbayes[{extra}]'",
+        )
 
 
 def real(values: Tensor) -> Tensor:
@@ -211,3 +223,38 @@ def without_ignored(predictions: Tensor, labels: Tensor, ignore_index: int | Non
         return predictions, labels
     kept = labels != ignore_index
     return predictions[kept.to(predictions.device)], labels[kept]
+
+
+def fitting_labels(targets: Tensor, shape: torch.Size, num_classes: int) -> Tensor:
+    """Return labels as int64 on the CPU, or raise an error if they do not fit. Bool labels are classes 0 and 1."""
+    labels = as_tensor(targets, "labels")
+    check_labels(labels.long() if labels.dtype == torch.bool else labels, shape, num_classes)
+    return labels.long().cpu()
+
+
+def shaped_like(values: Tensor, shape: torch.Size) -> Tensor:
+    """Return values in the given shape. Values (N,) fit (N, 1); any other shape is an error, as it would broadcast."""
+    values = as_tensor(values, "targets")
+    check_no_nan("targets", values)
+    if values.shape == shape:
+        return values.cpu()
+    if values.shape == shape[:-1] and shape[-1] == 1:
+        return values.cpu().unsqueeze(-1)
+    raise BatchbayesError(
+        expected=f"targets of shape {tuple(shape)}",
+        got=f"shape {tuple(values.shape)}",
+        fix="reshape the targets like the network's output",
+    )
+
+
+def fitting_yes_or_no(targets: Tensor, shape: torch.Size) -> Tensor:
+    """Return targets 0 and 1 in the given shape, on the CPU. Targets (N, ...) also fit outputs (N, 1, ...)."""
+    targets = as_tensor(targets, "targets")
+    if len(shape) > 1 and shape[1] == 1 and targets.shape == (shape[0], *shape[2:]):
+        targets = targets.unsqueeze(1)
+    targets = shaped_like(targets, shape)
+    if bad := int(((targets != 0) & (targets != 1)).sum()):
+        raise BatchbayesError(
+            expected="targets of 0 and 1", got=f"{bad} others", fix="use bb.categorical() for more than two classes"
+        )
+    return targets

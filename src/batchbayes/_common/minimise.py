@@ -37,9 +37,3 @@ def minimise(
             right = low + GOLDEN * (high - low)
             at_right = function(right)
     return (left, at_left) if at_left < at_right else (right, at_right)
-
-
-def maximise(function: Callable[[float], float], low: float, high: float, steps: int = 40) -> tuple[float, float]:
-    """Return the point between `low` and `high` where a function with one maximum is highest, and its value there."""
-    x, value = minimise(lambda x: -function(x), low, high, grid=0, steps=steps)
-    return x, -value

@@ -116,8 +116,9 @@ def dealt(seed: int, index: int, cards: int) -> int:
     return int(_deck(seed, deck, cards)[position])
 
 
+@lru_cache(maxsize=16)
 def dealt_first(seed: int, count: int, cards: int) -> torch.Tensor:
-    """Return the cards that the first `count` draws get, (count,).
+    """Return the cards that the first `count` draws get, (count,). The tensor is kept: do not change it.
 
     >>> dealt_first(0, 9, 4).tolist() == [dealt(0, index, 4) for index in range(9)]
     True
@@ -136,6 +137,15 @@ def even_numbers(seed: int, index: int, size: int) -> torch.Tensor:
     """
     block, position = divmod(index, _BLOCK)
     return _even_block(seed, block, size)[position].clone()
+
+
+def fold_numbers(count: int, folds: int, seed: int) -> torch.Tensor:
+    """Return for each of `count` examples the number of its fold, (count,). Folds are random and of equal size.
+
+    >>> sorted(fold_numbers(7, 3, seed=0).tolist())
+    [0, 0, 0, 1, 1, 2, 2]
+    """
+    return (torch.arange(count) % folds)[torch.randperm(count, generator=generator(seed, "folds"))]
 
 
 _BLOCK = 64

@@ -28,15 +28,8 @@ def read_arrays(
     """Read the inputs and the targets of an .npz file.
 
     The inputs are an array `X` (or inputs, images, data), the targets an array `y` (or targets, labels, target). There
-    may be texts beside them: `class_names`, `features` (the names of the columns of X) and `ids`.
-
-    Args:
-        path: an .npz file.
-        target: the array of targets. Integers and names become class numbers, other numbers become real targets.
-        id_array: the array with a name for each example.
-        schema: the schema of the training table. Columns are put in its order if the file has `features`.
-        class_names: the names of the classes in the order of training.
-        inputs_only: whether targets and names of classes in the file are ignored.
+    may be texts beside them: `class_names`, `features` (the names of the columns of X) and `ids`. With `features`, the
+    columns are put in the order of the schema. `read_examples` explains the arguments.
     """
     arrays = read_npz(path)
     inputs = _wanted(path, arrays, None, INPUT_KEYS, "an array X of inputs")

@@ -6,8 +6,7 @@ import io
 import re
 from pathlib import Path
 
-from batchbayes.data.numerals import as_numbers
-from batchbayes.data.table import Table
+from batchbayes.data.table import Table, as_numbers
 from batchbayes.errors import BatchbayesError
 
 DELIMITERS = ",;\t"
@@ -54,7 +53,7 @@ def _records(path: Path, text: str) -> list[tuple[int, list[str]]]:
     try:
         first = re.sub(r'"[^"]*"', "", text).partition("\n")[0]  # marks inside quotation marks do not count
         delimiter = max(DELIMITERS, key=first.count)  # a comma if they tie
-        reader, records = _reader(text, delimiter, strict=True), []
+        reader, records = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), []
         for cells in reader:
             records.append((line, cells))
             line = reader.line_num + 1
@@ -63,10 +62,6 @@ def _records(path: Path, text: str) -> list[tuple[int, list[str]]]:
         fix = "look for a quotation mark that is not closed, and for cells longer than 131,072 characters"
         raise _refused(path, got, fix) from error
     return records
-
-
-def _reader(text: str, delimiter: str, strict: bool = False):
-    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
 
 
 def _require_header(path: Path, header: list[str]) -> None:

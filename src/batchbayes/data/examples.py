@@ -1,7 +1,8 @@
 """Examples with or without targets. They can be read in batches several times, always in the same order."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +14,13 @@ from torch.utils.data import (
     Dataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
 from batchbayes._common.rng import generator
-from batchbayes.data.datasets import attribute_of, ids_of
 from batchbayes.data.preprocess import Preprocessing
 from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
@@ -68,6 +69,16 @@ class Examples:
                 rows, inputs, targets = rows[keep], inputs[keep], None if targets is None else targets[keep]
             if len(inputs):
                 yield rows, self.preprocessing(inputs) if self.preprocessing else inputs, targets
+
+    @property
+    def size(self) -> int | None:
+        """The number of examples in the whole source, if it is known without reading them."""
+        dataset = self.batches.dataset if isinstance(self.batches, DataLoader) else None
+        return len(dataset) if isinstance(dataset, Sized) else None
+
+    def whole(self) -> "Examples":
+        """Return all examples of the source, whichever part of it these are."""
+        return replace(self, part=None)
 
     def rows(self) -> Tensor:
         """Return the number of each example in the whole source, (N,)."""
@@ -219,3 +230,28 @@ def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
         )
     in_order = isinstance(made, DataLoader) and isinstance(sampler, SequentialSampler) and made.batch_size is not None
     return Examples(name, made, source_ids=ids_of(dataset) if in_order else None, **known)
+
+
+def ids_of(dataset: Any) -> tuple[str, ...] | None:
+    """Return the names of the examples of a data set, if it has one for each.
+
+    They are in one of the attributes `ids`, `paths`, `files`, or `samples` with (path, label), as torchvision has it.
+    """
+    if isinstance(dataset, Subset):
+        whole = ids_of(dataset.dataset)
+        return None if whole is None else tuple(whole[index] for index in dataset.indices)
+    for name in ("ids", "paths", "files", "samples") if hasattr(dataset, "__len__") else ():
+        found = getattr(dataset, name, None)
+        if isinstance(found, Sequence | np.ndarray) and len(found) == len(dataset):
+            names = [item[0] if name == "samples" and isinstance(item, tuple) else item for item in found]
+            if all(isinstance(item, str | os.PathLike | int | np.integer) for item in names):
+                return tuple(map(str, names))
+    return None
+
+
+def attribute_of(dataset: Any, name: str, kind: Any) -> Any:
+    """Return an attribute of this kind of a data set, or of the data set that it is a part of."""
+    while isinstance(dataset, Subset) and not hasattr(dataset, name):
+        dataset = dataset.dataset
+    found: Any = getattr(dataset, name, None)
+    return found if isinstance(found, kind) and len(found) else None

@@ -33,7 +33,8 @@ def read_examples(
     Args:
         path: a table (.csv, .parquet), arrays (.npz), an image, a folder of images, a folder with a sub-folder of
             images for each class, or a folder with the sub-folders `images` and `masks`.
-        target: the target column of a table, or the target array of an .npz file.
+        target: the target column of a table, or the target array of an .npz file. Integers and names become class
+            numbers, other numbers become real targets.
         id_column: the column or array with a name for each example. Images have their file names.
         schema: `Examples.schema` of the training table. Columns are found by name.
         class_names: `Examples.class_names` of the training data, so that classes keep their numbers.

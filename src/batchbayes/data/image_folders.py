@@ -57,18 +57,14 @@ def read_images(
     *,
     inputs_only: bool = False,
 ) -> Examples:
-    """Read one image, or the images in a folder. Sub-folders are classes.
+    """Read one image, or the images in a folder. Sub-folders are classes, unless `inputs_only`.
 
-    Args:
-        path: an image file or a folder.
-        class_names: the classes of the training folder, in their order. A folder that lacks one of them keeps the
-            numbers of the others, and a folder with another class is refused. Without `class_names`, the classes are
-            the sub-folders in the order of their names, and each must have images.
-        resize: the height and the width of the images. Without it, all images must have the same size.
-        inputs_only: whether sub-folders are no classes, but parts of the folder.
+    A folder that lacks one of `class_names` keeps the numbers of the others. A folder with another class is refused.
+    Without `class_names`, the classes are the sub-folders in the order of their names, and each must have images.
+    Without `resize` (height and width), all images must have the same size.
     """
+    labels, names = None, None if class_names is None else tuple(class_names)
     if path.is_file():
-        names = None if class_names is None else tuple(class_names)
         return from_dataset(path.name, ImageFiles([path], None, resize), class_names=names, source_ids=(path.name,))
     folders = {child.name: image_files(child) for child in visible(path) if child.is_dir()}
     loose = image_files(path, deep=False)
@@ -85,7 +81,6 @@ def read_images(
             got="none",
             fix=f"use one of {', '.join(sorted(IMAGES))}",
         )
-    labels, names = None, None if class_names is None else tuple(class_names)
     if not loose and not inputs_only:
         names = names or _classes(path, folders)
         used = [folder for folder, images in folders.items() for _ in images]

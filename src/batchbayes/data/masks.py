@@ -69,12 +69,9 @@ def read_masked_images(
 ) -> Examples:
     """Read a folder of images, and a folder of masks with the same names (the suffixes may be different).
 
-    Args:
-        images: the folder of images.
-        masks: the folder of masks: lossless grey or palette images, whose numbers are classes.
-        class_names: the names of the classes. Larger class numbers are refused.
-        ignored_label: the number of pixels that do not count. It stays in the targets.
-        resize: the height and the width of the images. Masks take the nearest pixel.
+    Masks are lossless grey or palette images, whose numbers are classes. If the classes have names, larger numbers are
+    refused. `ignored_label`, the number of pixels that do not count, stays in the targets. If images are resized (to a
+    height and a width), masks take the nearest pixel.
     """
     found, answers = _by_name(images), _by_name(masks)
     if found.keys() != answers.keys() or not found:

@@ -75,7 +75,8 @@ class Preprocessing:
     standardise: Standardise | None = None
 
     def __post_init__(self) -> None:
-        if self.resize is not None and not (len(self.resize) == 2 and all(_is_size(side) for side in self.resize)):
+        sides = (1, 1) if self.resize is None else self.resize
+        if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
             raise _refused("a height and a width in pixels", f"{self.resize}")
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -117,10 +118,6 @@ def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
     if tuple(images.shape[2:]) == tuple(size):
         return images
     return interpolate(images, size, mode="bilinear", antialias=True)
-
-
-def _is_size(side: Any) -> bool:
-    return isinstance(side, int) and not isinstance(side, bool) and side > 0
 
 
 def _refused(expected: str, got: str) -> BatchbayesError:

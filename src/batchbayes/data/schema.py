@@ -3,6 +3,7 @@
 A schema can be kept with a posterior, so that a new table is read as the training table was: by name, not by position.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -89,11 +90,7 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as dicts, lists, texts and numbers, which `json` can write."""
-        fields = asdict(self)
-        return fields | {
-            "columns": list(fields["columns"]),
-            "class_names": None if self.class_names is None else list(self.class_names),
-        }
+        return json.loads(json.dumps(asdict(self)))
 
     @classmethod
     def from_json(cls, fields: Any) -> "Schema":

@@ -48,17 +48,11 @@ def read_table(
     class_names: Sequence[str] | None = None,
     inputs_only: bool = False,
 ) -> Examples:
-    """Read a table. All columns are inputs, except the target and the ids.
+    """Read a table. All columns are inputs, except the target and the ids. `read_examples` explains the arguments.
 
-    Args:
-        path: a .csv or .parquet file.
-        target: the target column. Integers and names become class numbers, other numbers become real targets.
-        id_column: a column that names the rows. It may hold any text.
-        schema: the schema of the training table. If it is given, the inputs are the columns of training in their order,
-            and its target and its ids are used if the table has them. A target column without any value is left out.
-        class_names: the names of the classes in the order of training, for a target column with names. Those of the
-            schema are used first. Without any, the order is that of the alphabet.
-        inputs_only: whether the values of the target column are ignored.
+    With a schema, the inputs are the columns of training in their order, and its target and its ids are used if the
+    table has them. A target column without any value is then left out. The names of the classes are those of the
+    schema, those that are given, or those in the column in the order of the alphabet.
     """
     table = TABLES[path.suffix.lower()](path)
     target, id_column = _special_columns(table, target, id_column, schema)

@@ -97,7 +97,8 @@ def load_regression(name: str, folder: DataFolder = None) -> RegressionData:
     if name not in SETS:
         raise unknown_name("the name of a regression set", str(name).lower(), SETS)
     known = SETS[name]
-    places = _places(name, folder)
+    named = [Path(base) for base in (folder, os.environ.get(VARIABLE)) if base]
+    places = [path for base in named for path in (base / "uci" / f"{name}.npz", base / f"{name}.npz")] + [_cached(name)]
     path = next((path for path in places if os.path.exists(path)), None)  # False for a folder without permission
     inputs, targets = _read(name, path) if path else _download(name, places)
     return RegressionData(name, inputs, targets, known.feature_names, known.target)
@@ -141,11 +142,6 @@ def content_digest(inputs: np.ndarray, targets: np.ndarray) -> str:
         values = np.asarray(array, dtype="<f8") + 0.0  # turns a negative zero into zero
         digest.update(repr(values.shape).encode() + values.astype("<f8").tobytes(order="C"))
     return digest.hexdigest()
-
-
-def _places(name: str, folder: DataFolder) -> list[Path]:
-    named = [Path(base) for base in (folder, os.environ.get(VARIABLE)) if base]
-    return [path for base in named for path in (base / "uci" / f"{name}.npz", base / f"{name}.npz")] + [_cached(name)]
 
 
 def _cached(name: str) -> Path:

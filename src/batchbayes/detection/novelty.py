@@ -24,11 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import generator
-from batchbayes.batches import Batches, Picker, chunks, require_finite
+from batchbayes.batches import Batches, chunks
 from batchbayes.detection.gaussian import ClassGaussian, fit_gaussian
 from batchbayes.detection.ranks import conformal_p_value, surprise
 from batchbayes.detection.statistics import Sight, watch
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import Picker, require_finite
 from batchbayes.network import Network, as_network
 
 CHUNK = 2**18

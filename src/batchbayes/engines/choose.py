@@ -1,18 +1,19 @@
 """The choice of an engine: the one that was asked for, or the cheaper one that can be trusted."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from batchbayes.engines.linear import LinearPlan, linear_draws, plan_linear, require_linearisable
 from batchbayes.engines.linear_draws import Block, LinearDraws
 from batchbayes.engines.linearity import (
     Linearity,
+    known_beyond,
     known_linearity,
-    measure_linearity,
-    note_larger_spread,
     warn_unless_trusted,
 )
 from batchbayes.engines.sample import sampled_outputs
@@ -66,7 +67,7 @@ def _linear_engine(
 
     If there is no fallback, warn where it is not to be trusted.
     """
-    num_outputs = posterior.draw(seed, 0)(inputs[:1])[0].numel()
+    num_outputs = _num_outputs(posterior, inputs)
     plan = plan_linear(posterior, num_outputs, num_samples, seed, contrasts=contrasts)
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
@@ -74,9 +75,23 @@ def _linear_engine(
     if fallback and not found.trusted:
         return replace(fallback, name=f"sample: not linear enough ({found})")
     warn_unless_trusted(found)
-    checked = _Checked(posterior, plan, num_samples, found, fallback)
+    checked = _Checked(posterior, plan, found, fallback)
     checked.engine = Engine(f"{plan} ({found})", checked.blocks)
     return checked.engine
+
+
+_NUM_OUTPUTS: "weakref.WeakKeyDictionary[Linearisable, dict[torch.Size, int]]" = weakref.WeakKeyDictionary()
+"""How many outputs an example has, for each posterior and shape of an input."""
+
+
+def _num_outputs(posterior: Linearisable, inputs: Any) -> int:
+    """Return how many outputs the network has for each example."""
+    if not isinstance(inputs, Tensor):
+        return posterior.function(posterior.center)(inputs[:1])[0].numel()
+    known, shape = _NUM_OUTPUTS.setdefault(posterior, {}), inputs.shape[1:]
+    if shape not in known:
+        known[shape] = posterior.function(posterior.center)(inputs[:1])[0].numel()
+    return known[shape]
 
 
 class _Checked:
@@ -86,18 +101,17 @@ class _Checked:
         self,
         posterior: Linearisable,
         plan: LinearPlan,
-        num_samples: int,
         found: Linearity,
         fallback: Engine | None,
     ) -> None:
-        self._posterior, self._plan, self._num_samples, self._fallback = posterior, plan, num_samples, fallback
+        self._posterior, self._plan, self._fallback = posterior, plan, fallback
         self._limit = BEYOND * found.largest_spread
         self.engine: Engine | None = None
 
     def blocks(self, inputs: Tensor) -> Iterator[Block]:
         draws = linear_draws(self._posterior, inputs, self._plan)
         if self._is_trusted(inputs, draws) or self._fallback is None:
-            yield draws.first(self._num_samples)
+            yield draws
         else:
             if self.engine and EXACT_TOO not in self.engine.name:
                 self.engine.name += EXACT_TOO
@@ -108,10 +122,9 @@ class _Checked:
         beyond = (spread > self._limit).nonzero()[:, 0]
         if len(beyond) < 3:  # too few for a check
             return True
-        found = measure_linearity(self._posterior, inputs[beyond], contrasts=self._plan.contrasts)
+        found = known_beyond(self._posterior, inputs[beyond], contrasts=self._plan.contrasts)
         if found.trusted:
             self._limit = max(self._limit, BEYOND * found.largest_spread)
-            note_larger_spread(self._posterior, found.largest_spread, contrasts=self._plan.contrasts)
         elif self._fallback is None:
             warn_unless_trusted(found)
         return found.trusted

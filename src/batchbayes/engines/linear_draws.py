@@ -6,6 +6,7 @@ are formed only when they are asked for.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 BLOCK = 2**20
 """Numbers in one block of draws, so that it stays in a processor's cache."""
+CACHED = 2**16
+"""Numbers that are squared at once: new memory costs more time than arithmetic."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +43,6 @@ class LinearDraws:
         """Return how many numbers are kept."""
         return self.tangents.numel()
 
-    def first(self, count: int) -> Self:
-        """Return the first draws alone."""
-        used, index = self.index[:count].unique(return_inverse=True)
-        if self.weights is not None:
-            return replace(self, weights=self.weights[used], index=index)
-        tangents = self.tangents if len(used) == len(self.tangents) else self.tangents[used]
-        return replace(self, tangents=tangents, index=index)
-
     def at(self, examples: Tensor) -> Self:
         """Return the draws of some of the examples."""
         return replace(self, middle=self.middle[examples], tangents=self.tangents[:, examples])
@@ -67,12 +62,17 @@ class LinearDraws:
 
     def moments(self) -> tuple[Tensor, Tensor]:
         r"""Return mean and variance over draws, (n, ...) each: $f + \bar w T$ and $T^\top \mathrm{Cov}(w)\, T$."""
+        return self._moments
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
         flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
         shares = self._counts() / len(self)
         if self.weights is None:
             shares = shares.to(flat)
             shift = shares @ flat
-            variance = (shares @ flat.square() - shift.square()).clamp_min_(0)
+            squares = [shares @ part.square() for part in flat.split(max(1, CACHED // len(flat)), 1)]
+            variance = (torch.cat(squares) - shift.square()).clamp_min_(0)
         else:
             weights = self.weights.double()
             mean = shares @ weights  # (Q,)

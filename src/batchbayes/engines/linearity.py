@@ -10,7 +10,6 @@ from torch import Tensor
 from batchbayes.engines.linear import linear_draws, plan_linear, require_linearisable
 from batchbayes.engines.linear_draws import LinearDraws, LinearPieces
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.metrics.ranking import rank_correlation
 from batchbayes.posterior import Linearisable, Posterior
 
 MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT = 0.15, (0.7, 1.4), 0.9, 0.01
@@ -99,6 +98,8 @@ def measure_linearity(
 
 _KNOWN: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
 """What was measured for each posterior, with and without contrasts."""
+_REFUSED: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
+"""The same, measured on noisier examples, where the linear engine was not trusted."""
 
 
 def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) -> Linearity:
@@ -113,11 +114,19 @@ def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool)
     return found
 
 
-def note_larger_spread(posterior: Linearisable, spread: float, *, contrasts: bool) -> None:
-    """Remember that the linear engine was trusted up to this variance of an example."""
-    known = _KNOWN.get(posterior, {})
-    if contrasts in known:
-        known[contrasts] = replace(known[contrasts], largest_spread=max(known[contrasts].largest_spread, spread))
+def known_beyond(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) -> Linearity:
+    """Return what is known about examples that are noisier than those of `known_linearity`, or measure it now.
+
+    Where the linear engine is trusted on them, the largest spread that it is trusted up to grows.
+    """
+    refused, known = _REFUSED.setdefault(posterior, {}), _KNOWN.get(posterior, {})
+    found = refused.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
+    if not found.trusted:
+        refused[contrasts] = found
+    elif contrasts in known:
+        spread = max(known[contrasts].largest_spread, found.largest_spread)
+        known[contrasts] = replace(known[contrasts], largest_spread=spread)
+    return found
 
 
 def linearity_to_json(posterior: Linearisable) -> dict[str, dict[str, float]]:
@@ -164,19 +173,35 @@ def _rounding(outputs: Tensor) -> Tensor:
 def compare_with_exact(
     draws: LinearDraws | LinearPieces, exact: Tensor, *, contrasts: bool = False, left_out: float = 0.0
 ) -> Linearity:
-    """Compare linear draws with the same draws made exactly, (S, n, ...). Contrasts ignore the mean of the logits."""
+    """Compare linear draws with the same draws made exactly, (S, n, ...).
+
+    With contrasts, what counts is how the logits of likely classes move relative to the best class.
+    """
+    from batchbayes.metrics.ranking import rank_correlation
+
     middle, drawn = draws.middle, draws.outputs()
     middle, drawn, exact = (part.reshape(-1, exact.shape[1], exact[0, 0].numel()) for part in (middle, drawn, exact))
     if contrasts:
-        middle, drawn, exact = (logits - logits.mean(-1, keepdim=True) for logits in (middle, drawn, exact))
+        best = middle.argmax(-1, keepdim=True)  # (1, n, 1)
+        middle, drawn, exact = (
+            part - part.gather(-1, best.expand(len(part), -1, -1)) for part in (middle, drawn, exact)
+        )
     if torch.equal(drawn, middle.expand_as(drawn)) and (exact - exact[0]).abs().max() <= _rounding(exact):  # no noise
         return Linearity(1.0, 1.0, 0.0)
+    if contrasts:
+        exact = torch.where(_counted(middle[0], drawn), exact, middle)
     spread, linear_spread = exact.var(0).mean(-1), drawn.var(0).mean(-1)  # (n,)
     ranked = min(len(spread.unique()), len(linear_spread.unique())) > 2
     correlation = rank_correlation(spread, linear_spread) if ranked else float("nan")
     missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
     ratio, largest = float(linear_spread.mean() / spread.mean()), float(linear_spread.max())
     return Linearity(correlation, ratio, float(missed), left_out, largest)
+
+
+def _counted(middle: Tensor, drawn: Tensor) -> Tensor:
+    """Return which classes count, (n, K): the two best, and all others that the linear draws move."""
+    two = middle.topk(min(2, middle.shape[-1]), dim=-1).indices
+    return (drawn != middle).any(0).scatter(-1, two, True)
 
 
 def warn_unless_trusted(

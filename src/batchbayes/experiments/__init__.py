@@ -1,1 +1,1 @@
-"""The experiments of `batchbayes reproduce`. Each one is a module as `batchbayes.reproduce.experiment` describes it."""
+"""The published experiments themselves: what is trained, measured and compared with a paper. `reproduce/` runs them."""

@@ -1,4 +1,4 @@
-"""The published failure of MCBN after training with large batches, and how tuning repairs it.
+"""MCBN loses its uncertainty in networks trained with large batches, and tuning restores it.
 
 Mukhoti, Dokania, Torr and Gal, "On Batch Normalisation for Approximate Bayesian Inference" (2021), train networks at
 several batch sizes M. The mutual information of MCBN vanishes as M grows, both in and out of distribution. Here the
@@ -17,7 +17,7 @@ table says how well this holds at the batch size that it finds.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +33,16 @@ from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
 from batchbayes.methods.point import deterministic
-from batchbayes.metrics import accuracy, area_under_roc, count_by_score, mean_score, negative_log_likelihood
+from batchbayes.metrics import accuracy, mean_score, negative_log_likelihood, ood_auroc
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import BatchSizeSweep, collapse_figure
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
-from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.reproduce.tables import CellValue, ResultTable, mean_of
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
 METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED
@@ -113,10 +111,6 @@ class CollapseRow:
     auroc_information: float | None
     """How well mutual information separates the two kinds."""
     auroc_entropy: float
-
-
-Measures = tuple[float, float, float | None, float | None, float | None, float]
-"""The last six fields of a row, from accuracy on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +193,7 @@ def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: Colla
 
     as_trained, smallest = fitted(batch_size), min(config.batch_sizes)
     own = measure(deterministic(network), 1, seed, data)
-    rows = [CollapseRow(seed, batch_size, loss, DETERMINISTIC, None, None, *own)]
+    rows = [CollapseRow(seed, batch_size, loss, DETERMINISTIC, None, None, **own)]
     posteriors = {AS_TRAINED: as_trained, TUNED: tuned(as_trained)}
     if batch_size > smallest:
         posteriors[REFITTED] = tuned(fitted(smallest))
@@ -207,7 +201,7 @@ def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: Colla
         seen = measure(posterior, config.num_samples, seed, data)
         both = torch.cat([data.test[0][:32], data.strange[:32]])
         linearity = measure_linearity(posterior, both, num_draws=16, max_examples=len(both), seed=seed)
-        rows.append(CollapseRow(seed, batch_size, loss, method, posterior.batch_size, linearity.unexplained, *seen))
+        rows.append(CollapseRow(seed, batch_size, loss, method, posterior.batch_size, linearity.unexplained, **seen))
     return rows if batch_size > smallest else [*rows, replace(rows[-1], method=REFITTED)]
 
 
@@ -221,8 +215,8 @@ def trained_network(config: CollapseConfig, seed: int, batch_size: int, data: Co
     return network, train(network, batches, supervised(cross_entropy), training)[-1]
 
 
-def measure(posterior: Posterior, num_samples: int, seed: int, data: CollapseData) -> Measures:
-    """Compare familiar with strange images by exact draws."""
+def measure(posterior: Posterior, num_samples: int, seed: int, data: CollapseData) -> dict[str, Any]:
+    """Compare familiar with strange images by exact draws. Return the fields of a row from accuracy on."""
     images, labels = data.test
     familiar, strange = (
         predict(posterior, inputs, categorical(), num_samples=num_samples, seed=seed)
@@ -230,24 +224,14 @@ def measure(posterior: Posterior, num_samples: int, seed: int, data: CollapseDat
     )
     inside, outside = familiar.mutual_information, strange.mutual_information
     informed = num_samples > 1  # one function cannot disagree with itself
-    return (
-        accuracy(familiar.probs, labels),
-        negative_log_likelihood(familiar.log_prob(labels)),
-        mean_score(inside) if informed else None,
-        mean_score(outside) if informed else None,
-        ood_auroc(inside, outside) if informed else None,
-        ood_auroc(familiar.entropy, strange.entropy),
-    )
-
-
-def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
-    """Return the share of pairs in which the strange input scores higher than the familiar one.
-
-    >>> ood_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
-    0.75
-    """
-    is_strange = torch.arange(len(familiar) + len(strange)) >= len(familiar)
-    return area_under_roc(count_by_score(torch.cat([familiar, strange]), is_strange))
+    return {
+        "accuracy": accuracy(familiar.probs, labels),
+        "nll": negative_log_likelihood(familiar.log_prob(labels)),
+        "information_in": mean_score(inside) if informed else None,
+        "information_out": mean_score(outside) if informed else None,
+        "auroc_information": ood_auroc(inside, outside) if informed else None,
+        "auroc_entropy": ood_auroc(familiar.entropy, strange.entropy),
+    }
 
 
 COLUMNS = {
@@ -268,8 +252,8 @@ def tables(config: CollapseConfig, results: Results) -> list[ResultTable]:
     for size, method in product(config.batch_sizes, METHODS):
         group = [row for row in rows if (row.batch_size, row.method) == (size, method)]
         cells: list[CellValue] = [size, method, " ".join(dict.fromkeys(_each(group, "noise_batch_size", ".4g")))]
-        cells += [_mean(group, name) for name, _ in COLUMNS.values()]
-        cells += [" ".join(_each(group, "auroc_information", ".3f")), _mean(group, "unexplained")]
+        cells += [mean_of(group, name) for name, _ in COLUMNS.values()]
+        cells += [" ".join(_each(group, "auroc_information", ".3f")), mean_of(group, "unexplained")]
         lines.append(tuple(cells))
     return [
         ResultTable(
@@ -311,13 +295,7 @@ def _each(rows: Sequence[CollapseRow], name: str, form: str) -> list[str]:
     return [format(value, form) for row in rows if (value := getattr(row, name)) is not None]
 
 
-def _mean(rows: Sequence[CollapseRow], name: str) -> float | None:
-    """Return the mean, or None if the method has no such number."""
-    values = [value for row in rows if (value := getattr(row, name)) is not None]
-    return sum(values) / len(values) if values else None
-
-
-def figures(config: CollapseConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: CollapseConfig, results: Results) -> dict[str, Figure]:
     """Show mutual information against M, as trained and tuned, and how well it detects strange images."""
     sizes, rows = sorted(config.batch_sizes), collapse_rows(config, results)
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from batchbayes.errors import BatchbayesError, unknown_name
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from batchbayes.methods.candidates import Candidate, Setting
     from batchbayes.posterior import Posterior
 
@@ -36,6 +38,8 @@ class Method:
     """Class of its posterior."""
     candidates: "str | Callable[[Method, Setting], list[Candidate]] | None" = None
     """Makes the variants that an assessment compares. By default there is one: `fit(model, batches)`."""
+    applies: "str | Callable[[nn.Module], bool] | None" = None
+    """Says of a network whether an assessment compares the method without being asked. None: only if it is named."""
     is_compared: bool = True
     """Whether `batchbayes assess --method` offers it."""
 
@@ -45,7 +49,7 @@ class Method:
 
 
 _BATCH_NORM = ("batchnorm", "batchbayes.methods.batchnorm.posterior:BatchNormPosterior")
-_WEIGHTS = ("weights", "batchbayes.methods.samples.weight_samples:WeightSamples")
+_WEIGHTS = ("weight-samples", "batchbayes.methods.samples.weight_samples:WeightSamples")
 _BATCH_NORM_CANDIDATES = "batchbayes.methods.batchnorm.candidates:batch_norm_candidates"
 _TABLE = [
     Method("deterministic", "Network", "the network as it is", "batchbayes.methods.point:deterministic",
@@ -53,7 +57,8 @@ _TABLE = [
     Method("population", "Population BN", "the network with the batch statistics of the whole training set",
            "batchbayes.methods.batchnorm.population:population", *_BATCH_NORM, is_compared=False),
     Method("mcbn", "MCBN", "noise in the batch statistics, as training mini-batches show it",
-           "batchbayes.methods.batchnorm.mcbn:mcbn", *_BATCH_NORM, _BATCH_NORM_CANDIDATES),
+           "batchbayes.methods.batchnorm.mcbn:mcbn", *_BATCH_NORM, _BATCH_NORM_CANDIDATES,
+           "batchbayes.methods.batchnorm.candidates:has_batch_norm"),
     Method("stochastic_bn", "Stochastic BN", "independent Gaussian noise in each batch statistic",
            "batchbayes.methods.batchnorm.stochastic_bn:stochastic_bn", *_BATCH_NORM, _BATCH_NORM_CANDIDATES),
     Method("correlated_bn", "Correlated BN", "Gaussian noise in the batch statistics, correlated across layers",
@@ -61,7 +66,12 @@ _TABLE = [
     Method("clt_bn", "CLT BN", "Gaussian noise in the batch statistics by the central limit theorem",
            "batchbayes.methods.batchnorm.clt_bn:clt_bn", *_BATCH_NORM, is_compared=False),
     Method("mc_dropout", "MC dropout", "random masks of the dropout layers", "batchbayes.methods.dropout:mc_dropout",
-           "dropout", "batchbayes.methods.dropout:DropoutPosterior", "batchbayes.methods.dropout:dropout_candidates"),
+           "dropout", "batchbayes.methods.dropout:DropoutPosterior", "batchbayes.methods.dropout:dropout_candidates",
+           "batchbayes.methods.dropout:has_dropout"),
+    Method("variational", "Variational", "random weights that are trained by the evidence lower bound",
+           "batchbayes.methods.weights.fit:variational", "weights",
+           "batchbayes.methods.weights.posterior:WeightsPosterior",
+           "batchbayes.methods.weights.fit:variational_candidates"),
     Method("with_views", "Views", "each draw sees its own random view of the input",
            "batchbayes.methods.views.posterior:with_views", "views",
            "batchbayes.methods.views.posterior:ViewsPosterior", is_compared=False),
@@ -143,6 +153,11 @@ def compared_names() -> list[str]:
     """Return the methods that an assessment can compare, as the command line writes them."""
     found = [name for name, method in METHODS.items() if method.is_compared]
     return [name.replace("_", "-") for name in dict.fromkeys([*found, *plugin_names()])]
+
+
+def applicable(model: "nn.Module") -> list[Method]:
+    """Return the methods that an assessment of a network compares without being asked."""
+    return [method for method in METHODS.values() if method.applies and resolve(method.applies)(model)]
 
 
 def plugin_names() -> list[str]:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from batchbayes._common.rng import fold_numbers
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods import Method, resolve
 from batchbayes.posterior import Posterior
@@ -19,7 +21,7 @@ class Setting:
     train: Any
     """Training batches, with the training-time transforms."""
     calibration: list[tuple[Tensor, Tensor]]
-    """Labelled batches for tuning: some held-out examples that are not used for the comparison."""
+    """Labelled batches for tuning: the first of the held-out examples by which methods are chosen."""
     likelihood: TargetLikelihood[Any]
     num_samples: int
     """Number of draws for prediction."""
@@ -30,6 +32,8 @@ class Setting:
     """Batch size of the training, if the training data does not tell."""
     center: str = "running"
     """Where the draws of batch-norm methods scatter around."""
+    folds: int = 5
+    """What is tuned is judged on examples that took no part: in this many folds, one after the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +54,24 @@ class Candidate:
     """A posterior that is compared with others, and what a report says about it."""
 
     name: str
-    """Short and unique: "MCBN tuned, M = 12.8"."""
+    """Unique: "MCBN tuned, M = 12.8"."""
     about: str
     """What it is, for somebody who has never heard of it: "mean of 64 draws, with ..."."""
     posterior: Posterior
     advice: str
     """How it is used, without a full stop: "Average draws at an effective batch size of 12.8"."""
-    rank: int = 4
+    rank: int = 3
     """The lower, the simpler. Among candidates that are equally good the simplest is recommended."""
-    short_name: str | None = None
-    """If given, the same draws with a temperature are compared too, under the name "SHORT_NAME + temperature"."""
+    short_name: str = ""
+    """The name without numbers, as in "SHORT_NAME with 16 views"; by default the whole name."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What the report notes down about it, as JSON values."""
     curve: TuningCurve | None = None
+    tuning_gain: Tensor | None = None
+    """By how much the loss of each calibration example is lower because it took part in the tuning, (n,)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "short_name", self.short_name or self.name)
 
 
 def find_candidates(methods: Sequence[Method], setting: Setting) -> list[Candidate]:
@@ -75,4 +84,26 @@ def find_candidates(methods: Sequence[Method], setting: Setting) -> list[Candida
 
 def _as_it_is(method: Method, setting: Setting) -> Candidate:
     posterior = method(setting.model, setting.train)
-    return Candidate(method.label, method.about, posterior, f"Average {setting.num_samples} draws of {method.label}")
+    return Candidate(method.label, method.about, posterior, f"Average draws of {method.label}")
+
+
+def cross_fitted_gain(scores: Tensor, folds: int, seed: int) -> Tensor:
+    """Return how much better each example does at the best setting for all than at the best for the other folds.
+
+    If a setting is chosen by the examples that then judge it, it looks too good. This is by how much.
+
+    Args:
+        scores: of each example at each setting, (G, n). Higher is better.
+        folds: the number of folds. The examples of one fold take no part in the choice of their setting.
+        seed: which example is in which fold.
+
+    >>> cross_fitted_gain(torch.tensor([[1.0, 0.0], [0.0, 0.9]]), folds=2, seed=0)
+    tensor([1., 0.])
+    """
+    best, gain = int(scores.mean(1).argmax()), torch.zeros_like(scores[0])
+    fold = fold_numbers(scores.shape[1], folds, seed)
+    for number in fold.unique():
+        rest = fold == number
+        chosen = int(scores[:, ~rest].mean(1).argmax()) if not rest.all() else best
+        gain[rest] = scores[best, rest] - scores[chosen, rest]
+    return gain

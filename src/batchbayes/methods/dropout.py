@@ -71,10 +71,6 @@ class DropoutPosterior(Posterior):
     sites: tuple[DropoutSite, ...]
     """The dropout layers that drop anything, in the order in which the modules were registered."""
 
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
-
     def __repr__(self) -> str:
         low, high = min(site.probability for site in self.sites), max(site.probability for site in self.sites)
         spread = f"{low:g}" if low == high else f"{low:g} to {high:g}"
@@ -134,8 +130,8 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
     DropoutPosterior(mc_dropout on Sequential: 1 sites, p 0.2)
     """
     network = as_network(model, output)
-    every = modules_by_name(network.module, _DropoutNd)
-    if not any(0 < layer.p < 1 for layer in every.values()):
+    if not has_dropout(model):
+        every = modules_by_name(network.module, _DropoutNd)
         found = ", ".join(f"{name} with p={layer.p:g}" for name, layer in list(every.items())[:6])
         raise BatchbayesError(
             expected="a network with dropout modules of a probability between 0 and 1",
@@ -147,16 +143,13 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
 
 def dropout_candidates(method: Method, setting: Setting) -> list[Candidate]:
     """Return what an assessment compares: the network with its dropout on."""
-    return [
-        Candidate(
-            name=method.label,
-            about=f"mean of {setting.num_samples} draws, each with its own dropout masks",
-            posterior=mc_dropout(setting.model),
-            advice=f"Average {setting.num_samples} draws with dropout on",
-            rank=2,
-            short_name=method.label,
-        )
-    ]
+    about, advice = "mean of draws, each with its own dropout masks", "Average draws with dropout on"
+    return [Candidate(method.label, about, mc_dropout(setting.model), advice, rank=1)]
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Return whether a network has dropout layers that drop something."""
+    return any(0 < layer.p < 1 for layer in modules_by_name(as_network(model).module, _DropoutNd).values())
 
 
 def _sites(module: nn.Module) -> tuple[DropoutSite, ...]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -25,10 +24,6 @@ class PointPosterior(Posterior):
     is_point: ClassVar[bool] = True  # type: ignore[misc]
 
     network: Network
-
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(deterministic on {self.network})"
@@ -47,6 +42,7 @@ class PointPosterior(Posterior):
 def deterministic(model: nn.Module, *, output: Output = None) -> PointPosterior:
     """Return the network as it predicts by itself, with its running statistics. Any network will do.
 
+    >>> import torch
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).eval()
     >>> x = torch.randn(4, 2)
     >>> bool((deterministic(network).draw(seed=0, index=0)(x) == network(x)).all())

@@ -4,65 +4,50 @@ Some summaries need counts first. `count_by_score` and the reliability functions
 `batchbayes.metrics.streaming` count data that comes in pieces, and return the same objects for the summaries.
 """
 
+from batchbayes.metrics.calibrated import (
+    calibrated_log_likelihood as calibrated_log_likelihood,
+    deep_ensemble_equivalent as deep_ensemble_equivalent,
+)
 from batchbayes.metrics.classification import (
-    Reliability,
-    accuracy,
-    classwise_calibration_error,
-    equal_mass_reliability,
-    equal_width_reliability,
-    expected_calibration_error,
+    Reliability as Reliability,
+    accuracy as accuracy,
+    classwise_calibration_error as classwise_calibration_error,
+    equal_mass_reliability as equal_mass_reliability,
+    equal_width_reliability as equal_width_reliability,
+    expected_calibration_error as expected_calibration_error,
 )
 from batchbayes.metrics.ranking import (
-    RiskCoverage,
-    ScoreCounts,
-    area_under_risk_coverage,
-    area_under_roc,
-    average_precision,
-    count_by_score,
-    false_positive_rate_at_recall,
-    rank_correlation,
-    risk_coverage,
+    RiskCoverage as RiskCoverage,
+    ScoreCounts as ScoreCounts,
+    area_under_risk_coverage as area_under_risk_coverage,
+    area_under_roc as area_under_roc,
+    average_precision as average_precision,
+    count_by_score as count_by_score,
+    false_positive_rate_at_recall as false_positive_rate_at_recall,
+    ood_auroc as ood_auroc,
+    rank_correlation as rank_correlation,
+    risk_coverage as risk_coverage,
 )
 from batchbayes.metrics.regression import (
-    Intervals,
-    best_constant_precision,
-    interval_summary,
-    root_mean_squared_error,
-    sharpness,
+    Intervals as Intervals,
+    best_constant_precision as best_constant_precision,
+    interval_summary as interval_summary,
+    root_mean_squared_error as root_mean_squared_error,
+    sharpness as sharpness,
 )
-from batchbayes.metrics.significance import TTest, one_sample_t_test, stars, student_t_two_sided
-from batchbayes.metrics.streaming import ConfusionMatrix, ReliabilityHistogram, ScoreHistogram
-from batchbayes.metrics.summary import mean_score, negative_log_likelihood, normalised_score
-
-__all__ = [
-    "ConfusionMatrix",
-    "Intervals",
-    "Reliability",
-    "ReliabilityHistogram",
-    "RiskCoverage",
-    "ScoreCounts",
-    "ScoreHistogram",
-    "TTest",
-    "accuracy",
-    "area_under_risk_coverage",
-    "area_under_roc",
-    "average_precision",
-    "best_constant_precision",
-    "classwise_calibration_error",
-    "count_by_score",
-    "equal_mass_reliability",
-    "equal_width_reliability",
-    "expected_calibration_error",
-    "false_positive_rate_at_recall",
-    "interval_summary",
-    "mean_score",
-    "negative_log_likelihood",
-    "normalised_score",
-    "one_sample_t_test",
-    "rank_correlation",
-    "risk_coverage",
-    "root_mean_squared_error",
-    "sharpness",
-    "stars",
-    "student_t_two_sided",
-]
+from batchbayes.metrics.significance import (
+    TTest as TTest,
+    one_sample_t_test as one_sample_t_test,
+    stars as stars,
+    student_t_two_sided as student_t_two_sided,
+)
+from batchbayes.metrics.streaming import (
+    ConfusionMatrix as ConfusionMatrix,
+    ReliabilityHistogram as ReliabilityHistogram,
+    ScoreHistogram as ScoreHistogram,
+)
+from batchbayes.metrics.summary import (
+    mean_score as mean_score,
+    negative_log_likelihood as negative_log_likelihood,
+    normalised_score as normalised_score,
+)

@@ -65,6 +65,19 @@ def area_under_roc(counts: ScoreCounts) -> float:
     return float(won / (positives.sum() * negatives.sum()))
 
 
+@takes_arrays
+def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
+    """Return how often a strange input scores higher than a familiar one: 0.5 is guessing, 1 is perfect.
+
+    Shapes: (N, ...), (M, ...) -> number.
+
+    >>> ood_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
+    0.75
+    """
+    both = torch.cat([familiar.flatten(), strange.flatten()])
+    return area_under_roc(count_by_score(both, torch.arange(len(both), device=both.device) >= familiar.numel()))
+
+
 def average_precision(counts: ScoreCounts) -> float:
     r"""Return the area under the precision-recall curve (AUPR) as a sum of steps, $\sum_g (R_g - R_{g-1}) P_g$.
 

@@ -1,6 +1,7 @@
 """Figures: each function draws arrays into a matplotlib Figure that is readable in print and by the colour-blind.
 
-A function that draws one panel takes `ax=` to draw into axes of your own; it then returns their figure.
+Each takes `ax=` to draw into axes of your own, and then returns their figure. Several panels take the place of these
+axes.
 """
 
 from batchbayes.plots.band import Band, band_figure
@@ -9,6 +10,8 @@ from batchbayes.plots.certainty import certainty_figure
 from batchbayes.plots.classification import reliability_figure, risk_coverage_figure
 from batchbayes.plots.collapse import BatchSizeSweep, collapse_figure
 from batchbayes.plots.normality import StatisticSweep, normality_sweep_figure
+from batchbayes.plots.novelty import novelty_figure
+from batchbayes.plots.price import price_figure
 from batchbayes.plots.regression import interval_coverage_figure, uncertainty_error_figure, uncertainty_error_grid
 from batchbayes.plots.seeds import seeds_figure
 from batchbayes.plots.segmentation import Triptych, segmentation_figure
@@ -30,6 +33,8 @@ __all__ = [
     "marginals_figure",
     "normality_figure",
     "normality_sweep_figure",
+    "novelty_figure",
+    "price_figure",
     "reliability_figure",
     "risk_coverage_figure",
     "save_figure",

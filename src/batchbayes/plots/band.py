@@ -32,6 +32,7 @@ def band_figure(
     support: Sequence[tuple[float, float]],
     levels: Sequence[float] = (1, 2),
     columns: int | None = None,
+    ax: "Axes | None" = None,
 ) -> "Figure":
     """Draw predictions along one input with bands of uncertainty: one panel for each prediction, with shared axes.
 
@@ -43,11 +44,12 @@ def band_figure(
         support: the intervals with training data; the rest is shaded.
         levels: the half widths of the bands in standard deviations.
         columns: the number of panels side by side, by default all.
+        ax: axes of a grid, whose place the panels take.
     """
     columns = columns or len(bands)
     rows = -(-len(bands) // columns)
     with house_style():
-        figure, panels = new_figure(rows, columns, (4.4 * columns, 3.0 * rows + 0.5))
+        figure, panels = new_figure(rows, columns, (4.4 * columns, 3.0 * rows + 0.5), ax=ax)
         for panel, band in zip(panels.flat, bands, strict=False):
             _band_panel(panel, np.asarray(inputs), band, data, np.asarray(truth), support, sorted(levels))
         for empty in panels.flat[len(bands) :]:
@@ -58,7 +60,7 @@ def band_figure(
             panel.set_xlabel("x")
         handles, labels = panels[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, columnspacing=1.2)
-    return figure
+    return figure.figure
 
 
 def _band_panel(

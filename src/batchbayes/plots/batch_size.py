@@ -32,7 +32,8 @@ def batch_size_figure(
         panel.plot(batch_sizes, scores, "o-", color=BLUE, ms=3)
         panel.axvline(trained_with, color=GREY, ls="--", lw=1, label=f"as trained, M = {trained_with:g}")
         lowest = float(np.interp(np.log(best), np.log(batch_sizes), scores))
-        panel.plot([best], [lowest], "D", color=VERMILION, ms=7, label=f"best, M = {best:.3g}")
+        label = "no noise helps" if best >= 0.95 * batch_sizes[-1] else f"best, M = {best:.3g}"
+        panel.plot([best], [lowest], "D", color=VERMILION, ms=7, label=label)
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         panel.set(xlabel="effective batch size M (more noise to the left)", ylabel=score)

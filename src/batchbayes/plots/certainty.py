@@ -22,18 +22,19 @@ def certainty_figure(
     mutual_information: ArrayLike,
     count: int = 8,
     names: Sequence[str] | None = None,
+    ax: "Axes | None" = None,
 ) -> "Figure":
     """Draw the images with the lowest mutual information above those with the highest. Wrong answers are marked.
 
     Shapes: images (N, 1, H, W), or (N, 3, H, W) with colours from 0 to 1; all others (N,). Both uncertainties are in
-    nats. Without `names`, classes are shown as numbers.
+    nats. Without `names`, classes are shown as numbers. With `ax`, the images take the place of these axes.
     """
     images, labels, predicted = np.asarray(images), np.asarray(labels), np.asarray(predicted)
     entropy, mutual_information = np.asarray(entropy), np.asarray(mutual_information)
     order = np.argsort(mutual_information, kind="stable")
     count = min(count, len(order))
     with house_style():
-        figure, cells = new_figure(2, count, (1.12 * count, 3.6))
+        figure, cells = new_figure(2, count, (1.12 * count, 3.6), ax=ax)
         for cells_of_row, chosen in zip(cells, (order[:count], order[::-1][:count]), strict=True):
             for cell, i in zip(cells_of_row, chosen, strict=True):
                 _image_cell(cell, images[i], int(predicted[i]), int(labels[i]), names)
@@ -42,7 +43,7 @@ def certainty_figure(
         cells[0, 0].set_ylabel("most certain")
         cells[1, 0].set_ylabel("least certain")
         figure.supxlabel("MI: mutual information, by which they are ordered; H: entropy; both in nats", fontsize=8)
-    return figure
+    return figure.figure
 
 
 def _image_cell(

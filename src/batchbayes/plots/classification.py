@@ -17,14 +17,14 @@ FEW = 10
 """With fewer answers in a bin its accuracy is mostly chance."""
 
 
-def reliability_figure(bins: Mapping[str, Reliability]) -> "Figure":
+def reliability_figure(bins: Mapping[str, Reliability], *, ax: "Axes | None" = None) -> "Figure":
     """Draw accuracy against confidence for each method, and below it the share of answers with that confidence.
 
-    Dots on the diagonal are calibrated. Dots below it are over-confident. A hollow dot has fewer than ten answers.
+    Dots on the diagonal are calibrated. Dots below it are over-confident. A hollow dot has fewer than ten answers. With
+    `ax`, the panels take the place of these axes.
     """
     with house_style():
-        figure, panels = new_figure(2, len(bins), (2.5 * len(bins) + 0.4, 3.4), share=False)
-        figure.set_layout_engine("constrained", h_pad=0.03)
+        figure, panels = new_figure(2, len(bins), (2.5 * len(bins) + 0.4, 3.4), share=False, ax=ax)
         for column, (name, reliability) in enumerate(bins.items()):
             _reliability_panel(panels[0, column], name, reliability)
             _count_panel(panels[1, column], reliability)
@@ -33,7 +33,7 @@ def reliability_figure(bins: Mapping[str, Reliability]) -> "Figure":
         for panel in panels[:, 1:].flat:
             panel.set_yticklabels([])
         panels[0, 0].get_gridspec().set_height_ratios([3, 1])
-    return figure
+    return figure.figure
 
 
 def _reliability_panel(panel: "Axes", name: str, bins: Reliability) -> None:

@@ -24,14 +24,16 @@ class BatchSizeSweep:
     auroc: ArrayLike
 
 
-def collapse_figure(batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep]) -> "Figure":
+def collapse_figure(
+    batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep], *, ax: "Axes | None" = None
+) -> "Figure":
     """Draw mutual information in and out of distribution by training batch size, for each method; then the AUROC.
 
-    Lines are means over seeds. Dots are single seeds.
+    Lines are means over seeds. Dots are single seeds. With `ax`, the panels take the place of these axes.
     """
     with house_style():
         count = len(sweeps) + 1
-        figure, (panels,) = new_figure(1, count, (3.3 * count, 3.2), share=False)
+        figure, (panels,) = new_figure(1, count, (3.3 * count, 3.2), share=False, ax=ax)
         for panel, sweep in zip(panels, sweeps, strict=False):
             panel.sharey(panels[0])
             _seeds_line(panel, batch_sizes, sweep.information_out, "out of distribution", VERMILION, "o")
@@ -47,7 +49,7 @@ def collapse_figure(batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep]
             panel.set(xlabel="training batch size M", xscale="log")
             panel.set_xticks(batch_sizes, map(str, batch_sizes))
             panel.minorticks_off()
-    return figure
+    return figure.figure
 
 
 def _seeds_line(

@@ -30,14 +30,15 @@ class StatisticSweep:
 
 
 def normality_sweep_figure(
-    batch_sizes: Sequence[int], sweeps: Sequence[StatisticSweep], *, level: float = 0.05
+    batch_sizes: Sequence[int], sweeps: Sequence[StatisticSweep], *, level: float = 0.05, ax: "Axes | None" = None
 ) -> "Figure":
     """Draw the share of units that pass each test, by batch size; below, observed divided by claimed variance.
 
     Lines are means over epochs. Dots are single epochs. An exact claim passes in a share `1 - level` of the units.
+    With `ax`, the panels take the place of these axes.
     """
     with house_style():
-        figure, panels = new_figure(2, len(sweeps), (2.7 * len(sweeps) + 0.4, 4.8), share=False)
+        figure, panels = new_figure(2, len(sweeps), (2.7 * len(sweeps) + 0.4, 4.8), share=False, ax=ax)
         for (above, below), sweep in zip(panels.T, sweeps, strict=True):
             above.set_title(sweep.title)
             above.axhline(1 - level, color=GREY, lw=0.8, ls=(0, (1, 2)), label="if the claim is exact")
@@ -55,7 +56,7 @@ def normality_sweep_figure(
         entries = [panel.get_legend_handles_labels() for panel in panels[:, 0]]
         handles, labels = (first + second for first, second in zip(*entries, strict=True))
         figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(sweeps)), frameon=False)
-    return figure
+    return figure.figure
 
 
 def _epochs_line(

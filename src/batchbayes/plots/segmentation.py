@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from batchbayes.plots.style import house_style, new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -24,13 +25,23 @@ class Triptych:
     """Whether the prediction is wrong, (H, W) bool; false for ignored pixels."""
 
 
-def segmentation_figure(rows: Sequence[Triptych], *, num_classes: int, names: Sequence[str] | None = None) -> "Figure":
-    """Draw a row for each image: the image, the prediction, the uncertainty and the errors."""
+def segmentation_figure(
+    rows: Sequence[Triptych],
+    *,
+    num_classes: int,
+    names: Sequence[str] | None = None,
+    ax: "Axes | None" = None,
+) -> "Figure":
+    """Draw a row for each image: the image, the prediction, the uncertainty and the errors.
+
+    With `ax`, the panels take the place of these axes.
+    """
     from matplotlib import colormaps
 
     shape = np.asarray(rows[0].image).shape
     with house_style():
-        figure, panels = new_figure(len(rows), 4, (9.6, 2.4 * shape[0] / shape[1] * len(rows) + 0.9), share=False)
+        size = (9.6, 2.4 * shape[0] / shape[1] * len(rows) + 0.9)
+        figure, panels = new_figure(len(rows), 4, size, share=False, ax=ax)
         highest = max(float(np.max(np.asarray(row.uncertainty))) for row in rows) or 1.0
         palette = colormaps["tab20"]
         shown = None
@@ -47,7 +58,7 @@ def segmentation_figure(rows: Sequence[Triptych], *, num_classes: int, names: Se
         figure.colorbar(shown, ax=panels[:, 2].tolist(), location="bottom", shrink=0.9, pad=0.02)
         if names:
             _class_legend(figure, names[:num_classes], palette)
-    return figure
+    return figure.figure
 
 
 def _class_legend(figure: "Figure", names: Sequence[str], palette) -> None:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 BINS = 30
 
 
-def shift_figure(scores: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> "Figure":
+def shift_figure(scores: Mapping[str, tuple[ArrayLike, ArrayLike]], *, ax: "Axes | None" = None) -> "Figure":
     """Draw histograms and cumulative shares of scores in and out of distribution, a column for each score.
 
     Args:
         scores: the values in distribution (N,) and out of distribution (N',) of each score, such as entropies in nats.
+        ax: axes of a grid, whose place the panels take.
     """
     with house_style():
-        figure, panels = new_figure(2, len(scores), (3.7 * len(scores), 4.6), share=False)
+        figure, panels = new_figure(2, len(scores), (3.7 * len(scores), 4.6), share=False, ax=ax)
         for column, (name, (inside, outside)) in enumerate(scores.items()):
             both = {"test data": np.asarray(inside), "out of distribution": np.asarray(outside)}
             _histogram(panels[0, column], both)
@@ -31,7 +32,7 @@ def shift_figure(scores: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> "Figure":
         panels[0, 0].set_ylabel("share of examples")
         panels[1, 0].set_ylabel("share at or below")
         figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    return figure
+    return figure.figure
 
 
 def _histogram(panel: "Axes", both: Mapping[str, np.ndarray]) -> None:

@@ -17,15 +17,17 @@ LINES = ((VERMILION, "-"), ("black", (0, (4, 2))), (GREEN, (0, (1, 1))), (BLUE, 
 """Colour and dashes of the curves of a panel. Each alone is enough to distinguish the curves."""
 
 
-def normality_figure(fits: "Mapping[str, Sequence[Marginal]]") -> "Figure":
+def normality_figure(fits: "Mapping[str, Sequence[Marginal]]", *, ax: "Axes | None" = None) -> "Figure":
     """Draw histograms of the batch statistics of single units, the fitted Gaussian, and the p-value of its test.
 
     Args:
         fits: `marginals(posterior)` for each row of panels, by its label, such as an epoch or a batch size.
+        ax: axes of a grid, whose place the panels take.
     """
     columns = len(next(iter(fits.values())))
     with house_style():
-        figure, panels = new_figure(len(fits), columns, (2.5 * columns + 0.5, 1.9 * len(fits) + 0.9), share=False)
+        size = (2.5 * columns + 0.5, 1.9 * len(fits) + 0.9)
+        figure, panels = new_figure(len(fits), columns, size, share=False, ax=ax)
         for row, (label, shown) in zip(panels, fits.items(), strict=True):
             row[0].set_ylabel(label)
             for panel, marginal in zip(row, shown, strict=True):
@@ -37,17 +39,18 @@ def normality_figure(fits: "Mapping[str, Sequence[Marginal]]") -> "Figure":
         test = "p: Kolmogorov-Smirnov test that allows for fitted parameters (Lilliefors)"
         options: dict[str, Any] = {"ncols": 6, "frameon": False, "title": test, "title_fontsize": 8}
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", **options)
-    return figure
+    return figure.figure
 
 
-def marginals_figure(shown: "Sequence[Marginal]") -> "Figure":
+def marginals_figure(shown: "Sequence[Marginal]", *, ax: "Axes | None" = None) -> "Figure":
     """Draw batch statistics and the densities that claim to describe them; below, the errors of these claims.
 
     The lower panels show the observed minus the claimed share of values below x. The largest gap is the
     Kolmogorov-Smirnov distance. An exact claim stays inside the grey band in 95 of 100 figures.
+    With `ax`, the panels take the place of these axes.
     """
     with house_style():
-        figure, panels = new_figure(2, len(shown), (2.9 * len(shown) + 0.4, 4.6), share=False)
+        figure, panels = new_figure(2, len(shown), (2.9 * len(shown) + 0.4, 4.6), share=False, ax=ax)
         for (above, below), marginal in zip(panels.T, shown, strict=True):
             _histogram(above, marginal)
             above.set_title(_title(marginal))
@@ -63,7 +66,7 @@ def marginals_figure(shown: "Sequence[Marginal]") -> "Figure":
         panels[1, 0].set_ylabel("observed − claimed\nshare below x")
         entries = {**_legend(panels[0, 0]), **_legend(panels[1, 0])}
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=6, frameon=False)
-    return figure
+    return figure.figure
 
 
 def correlation_figure(shown: "CorrelationMap", *, ax: "Axes | None" = None) -> "Figure":

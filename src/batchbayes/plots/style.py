@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from batchbayes._common.atomic import atomic_path
+from batchbayes.errors import BatchbayesError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
+else:
+    Axes = Figure = Any  # matplotlib is imported when a figure is drawn
 
 # Colours of the palette by Okabe and Ito, in the order in which the lines of a panel use them.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
@@ -31,13 +34,30 @@ def house_style() -> "AbstractContextManager[None]":
 
 
 def new_figure(
-    rows: int, columns: int, size: tuple[float, float], *, share: bool = True
-) -> "tuple[Figure, np.ndarray[Any, Any]]":
-    """Make a figure and its panels (rows, columns), without pyplot: no window and no global state."""
+    rows: int, columns: int, size: tuple[float, float], *, share: bool = True, ax: "Axes | None" = None
+) -> "tuple[Any, np.ndarray[Any, Any]]":
+    """Make a figure and its panels (rows, columns), without pyplot: no window and no global state.
+
+    With `ax`, the panels take the place of these axes in their figure, and `size` is not used.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained") if ax is None else _in_place_of(ax)
     return figure, figure.subplots(rows, columns, sharex=share, sharey=share, squeeze=False)
+
+
+def _in_place_of(ax: "Axes") -> "SubFigure":
+    """Remove axes, and return a part of their figure with the same place."""
+    place = ax.get_subplotspec()
+    if place is None:
+        raise BatchbayesError(
+            expected="axes of a grid, for several panels in their place",
+            got="axes with a place of their own",
+            fix="make the axes with figure.subplots or figure.add_subplot",
+        )
+    figure = ax.figure
+    ax.remove()
+    return figure.add_subfigure(place)
 
 
 @contextmanager

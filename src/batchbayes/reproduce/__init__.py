@@ -1,1 +1,1 @@
-"""Run published experiments again: a plan lists units of work, workers do them, and their results become tables."""
+"""How experiments are run: the plan, the workers, the results file (SQLite), tables and pages. None is defined here."""

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
 
+from batchbayes._common.checks import require_packages
 from batchbayes._common.progress import UnitProgress, hidden_progress
 from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
@@ -62,7 +62,7 @@ def _default_folder(plan: Plan, as_given: Sequence[str]) -> Path:
 
 def reproduce(plan: Plan, out: Path, *, workers: int = 1, data_folder: DataFolder = None) -> list[ResultTable]:
     """Do the units that are not finished in `out`, write tables, figures and a page there, and return the tables."""
-    _require_report_packages()
+    require_packages("figures and the page", "report", matplotlib="matplotlib", jinja2="jinja2")
     if data_folder is not None and not os.path.isdir(data_folder):
         raise BatchbayesError(
             expected="a folder with the data sets (--data-dir)",
@@ -110,23 +110,12 @@ def table_command(options: argparse.Namespace) -> None:
 def experiment_list() -> list[str]:
     """Return lines that describe each experiment, its presets and its data sets."""
     lines = []
-    for name, listed in EXPERIMENTS.items():
+    for name in EXPERIMENTS:
         experiment = load_experiment(name)
-        lines.append(f"{name}: {listed.about}")
+        lines.append(f"{name}: {(experiment.__doc__ or '').partition(chr(10))[0]}")
         for preset, config in experiment.PRESETS.items():
             fields = ", ".join(f"{field} {to_json(value)}" for field, value in asdict(config).items())
             lines.append(f"  --preset {preset}: {count(len(experiment.units(config)), 'unit')}; {shorten(fields, 160)}")
         if datasets := getattr(experiment, "DATASETS", ()):
             lines.append(f"  --datasets {','.join(datasets)}")
     return lines
-
-
-def _require_report_packages() -> None:
-    """Stop before the work, and not after it, if a package is missing."""
-    missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
-    if missing:
-        raise BatchbayesError(
-            expected="matplotlib and jinja2 for figures and the page",
-            got=f"no {' and no '.join(missing)}",
-            fix="pip install 'batchbayes[report]'",
-        )

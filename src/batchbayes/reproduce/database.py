@@ -177,15 +177,9 @@ def require_same_run(connection: sqlite3.Connection, path: Path, settings: RunSe
     if _is_new(connection):
         return
     found = read_settings(connection, path)
-    differences = [
-        f"{what} {in_file} instead of {wanted}"
-        for what, wanted, in_file in (
-            ("experiment", settings.experiment, found.experiment),
-            ("preset", settings.preset, found.preset),
-            *config_differences(settings.config, found.config),
-        )
-        if wanted != in_file
-    ]
+    pairs = {"experiment": (settings.experiment, found.experiment), "preset": (settings.preset, found.preset)}
+    differences = [f"{what} {own} instead of {wanted}" for what, (wanted, own) in pairs.items() if wanted != own]
+    differences += config_differences(settings.config, found.config)
     if differences:
         raise BatchbayesError(
             expected=f"no results yet, or results of {settings.experiment} with preset {settings.preset}",

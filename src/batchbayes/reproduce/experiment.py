@@ -12,73 +12,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 from batchbayes.data.folder import DataFolder
 from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.tables import ResultTable
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-class ListedExperiment(NamedTuple):
-    """An experiment of this package."""
-
-    module: str
-    """It is imported only when the experiment is used."""
-    about: str
-    """One line that says what the experiment shows."""
-
-
 EXPERIMENTS = {
-    "mcbn-uci": ListedExperiment(
-        "batchbayes.experiments.mcbn.uci",
-        "MCBN and MC dropout on eight regression data sets: RMSE, CRPS and log-likelihood beside the paper's values",
-    ),
-    "mcbn-batch-size": ListedExperiment(
-        "batchbayes.experiments.mcbn.batch_size",
-        "MCBN with batch sizes from 8 to 1024 in training and prediction, on the same data sets",
-    ),
-    "mcbn-passes": ListedExperiment(
-        "batchbayes.experiments.mcbn.passes", "MCBN with 50, 100, 250 and 500 draws, on the same data sets"
-    ),
-    "mcbn-toy": ListedExperiment(
-        "batchbayes.experiments.mcbn.toy",
-        "MCBN, MC dropout and an ensemble on one-dimensional data: uncertainty inside and outside the data",
-    ),
-    "mcbn-normality": ListedExperiment(
-        "batchbayes.experiments.mcbn.normality",
-        "Tests of whether batch statistics are Gaussian with the variance that the paper states",
-    ),
-    "ensembles": ListedExperiment(
-        "batchbayes.experiments.samples.ensembles",
-        "Every method by the number of networks of a deep ensemble that it equals, against its forward passes",
-    ),
-    "distillation": ListedExperiment(
-        "batchbayes.experiments.samples.distillation",
-        "A student of a deep ensemble: how much of the gain one pass keeps",
-    ),
-    "active-learning": ListedExperiment(
-        "batchbayes.experiments.samples.active_learning",
-        "Which examples to label next: by mutual information, by entropy, or at random",
-    ),
-    "attack": ListedExperiment(
-        "batchbayes.experiments.samples.attack",
-        "Successful adversarial attacks against the number of gradient updates, beside a published figure",
-    ),
-    "online": ListedExperiment(
-        "batchbayes.experiments.samples.online",
-        "Data in five parts, each posterior the prior for the next, beside joint training and fine-tuning",
-    ),
-    "sg-mcmc": ListedExperiment(
-        "batchbayes.experiments.samples.sg_mcmc", "Stochastic gradient MCMC on posteriors that are known exactly"
-    ),
-    "batch-size-collapse": ListedExperiment(
-        "batchbayes.experiments.batch_size_collapse",
-        "MCBN loses its uncertainty in networks trained with large batches, and tuning restores it",
-    ),
+    "mcbn-uci": "batchbayes.experiments.mcbn.uci",
+    "mcbn-batch-size": "batchbayes.experiments.mcbn.batch_size",
+    "mcbn-passes": "batchbayes.experiments.mcbn.passes",
+    "mcbn-toy": "batchbayes.experiments.mcbn.toy",
+    "mcbn-normality": "batchbayes.experiments.mcbn.normality",
+    "batch-size-collapse": "batchbayes.experiments.batch_size_collapse",
+    "random-labels": "batchbayes.experiments.weights.random_labels",
+    "variance-networks": "batchbayes.experiments.weights.variance_networks",
+    "mean-propagation": "batchbayes.experiments.weights.mean_propagation",
+    "mnf-uci": "batchbayes.experiments.weights.mnf_uci",
+    "gradient-variance": "batchbayes.experiments.weights.gradient_variance",
+    "sparse-vd": "batchbayes.experiments.weights.sparse_vd",
+    "ensembles": "batchbayes.experiments.samples.ensembles",
+    "distillation": "batchbayes.experiments.samples.distillation",
+    "active-learning": "batchbayes.experiments.samples.active_learning",
+    "attack": "batchbayes.experiments.samples.attack",
+    "online": "batchbayes.experiments.samples.online",
+    "sg-mcmc": "batchbayes.experiments.samples.sg_mcmc",
 }
+"""The modules of the experiments of this package. A module is imported only when its experiment is used."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +61,7 @@ Results = Mapping[str, Any]
 
 
 class Experiment(Protocol):
-    """The names that the module of an experiment must have.
+    """The names that the module of an experiment must have. The first line of its docstring says what it shows.
 
     If its configurations have a field `datasets`, the module also has `DATASETS`: a tuple of all possible names.
     """
@@ -124,7 +85,7 @@ class Experiment(Protocol):
         """Make tables. In an unfinished run some results are missing, and their cells are None."""
         ...
 
-    def figures(self, config: Any, results: Results) -> "Mapping[str, Figure]":
+    def figures(self, config: Any, results: Results) -> Mapping[str, Figure]:
         """Make figures from the results of all units. The keys are file names without an ending."""
         ...
 
@@ -143,7 +104,7 @@ def load_experiment(name: str) -> Experiment:
     from the user and never from a file.
     """
     if name in EXPERIMENTS:
-        return cast(Experiment, import_module(EXPERIMENTS[name].module))
+        return cast(Experiment, import_module(EXPERIMENTS[name]))
     if "." not in name:
         raise unknown_name("the name of an experiment", name, EXPERIMENTS)
     if str(Path.cwd()) not in sys.path:

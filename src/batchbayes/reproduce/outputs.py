@@ -13,6 +13,7 @@ from batchbayes._common.page import data_address, page_style, template
 from batchbayes._common.progress import duration
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
+from batchbayes.plots import save_figure
 from batchbayes.reproduce.experiment import Results
 from batchbayes.reproduce.plan import Plan
 from batchbayes.reproduce.records import FinishedUnit
@@ -24,8 +25,6 @@ READING_ERRORS = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 def write_outputs(plan: Plan, finished: Mapping[str, FinishedUnit], out: Path) -> list[ResultTable]:
     """Write table.md, tables/*.csv, figures/*.png and index.html of a finished run to `out`; return the tables."""
-    from batchbayes.plots import save_figure
-
     tables, pictures = tables_with_notes(plan, finished), []
     with explained_write_errors(out):
         (out / "tables").mkdir(exist_ok=True)

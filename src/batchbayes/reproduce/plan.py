@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.reproduce.experiment import EXPERIMENTS, Experiment, Unit, load_experiment
+from batchbayes.reproduce.experiment import Experiment, Unit, load_experiment
 from batchbayes.reproduce.records import FinishedUnit, RunSettings, config_differences, to_json
 
 
@@ -21,8 +21,6 @@ class Plan:
     @property
     def about(self) -> str:
         """One line that says what the experiment shows."""
-        if self.settings.experiment in EXPERIMENTS:
-            return EXPERIMENTS[self.settings.experiment].about
         return (self.experiment.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -55,10 +53,9 @@ def plan_of_results(name: str, found: RunSettings) -> Plan:
     plan = make_plan(name, found.preset, found.datasets)
     differences = config_differences(plan.settings.config, found.config)
     if differences:
-        texts = [f"{field} {in_file} instead of {wanted}" for field, wanted, in_file in differences]
         raise BatchbayesError(
             expected=f"results of {name} with the present preset {found.preset}",
-            got=f"results with {'; '.join(texts)}",
+            got=f"results with {'; '.join(differences)}",
             fix="use the batchbayes version that wrote them, or run the experiment again with another folder",
         )
     return plan

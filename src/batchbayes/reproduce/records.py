@@ -53,19 +53,19 @@ def to_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def config_differences(wanted: str, found: str) -> list[tuple[str, str, str]]:
-    """Return the fields in which two configurations (as JSON) differ, with both values.
+def config_differences(wanted: str, found: str) -> list[str]:
+    """Say in which fields two configurations (as JSON) differ.
 
     The order of data sets does not matter.
 
     >>> config_differences('{"a": 1, "b": [2]}', '{"a": 1, "b": [3]}')
-    [('b', '[2]', '[3]')]
+    ['b [3] instead of [2]']
     >>> config_differences('{"datasets": ["a", "b"]}', '{"datasets": ["b", "a"]}')
     []
     """
     first, second = ({name: to_json(value) for name, value in json.loads(text).items()} for text in (wanted, found))
     return [
-        (name, first.get(name, "nothing"), second.get(name, "nothing"))
+        f"{name} {second.get(name, 'nothing')} instead of {first.get(name, 'nothing')}"
         for name in dict.fromkeys([*first, *second])
         if _comparable(name, first.get(name)) != _comparable(name, second.get(name))
     ]

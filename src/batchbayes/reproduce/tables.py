@@ -6,7 +6,7 @@ CSV has all digits of each number. The other formats use the number format of th
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from batchbayes.errors import BatchbayesError
@@ -49,6 +49,12 @@ class ResultTable:
         """Return the cells of each row as texts. None becomes an empty text."""
         formats = self.formats or ("",) * len(self.columns)
         return [[cell_text(cell, form) for cell, form in zip(row, formats, strict=True)] for row in self.rows]
+
+
+def mean_of(rows: Iterable[object], name: str) -> float | None:
+    """Return the mean of an attribute over the rows that have it; None if no row does."""
+    values = [value for row in rows if (value := getattr(row, name)) is not None]
+    return sum(values) / len(values) if values else None
 
 
 def cell_text(cell: CellValue, form: str) -> str:
@@ -108,11 +114,15 @@ def to_markdown(table: ResultTable) -> str:
 
 
 def to_latex(table: ResultTable) -> str:
-    r"""Return a `table` with a caption, for the LaTeX package booktabs.
+    r"""Return a `table` with a label made from its title. The title is the first sentence of the caption.
 
-    >>> print(to_latex(ResultTable("Errors", ("method", "RMSE"), (("a_b", 0.125),), ("", ".2f"))))
+    >>> table = ResultTable("Errors, by size", ("method", "RMSE"), (("a_b", 0.125),), ("", ".2f"), ("Low is good.",))
+    >>> print(to_latex(table))
+    % The rules need \usepackage{booktabs} in the preamble.
     \begin{table}
       \centering
+      \caption{Errors, by size. Low is good.}
+      \label{tab:errors-by-size}
       \begin{tabular}{lr}
         \toprule
         method & RMSE \\
@@ -120,7 +130,6 @@ def to_latex(table: ResultTable) -> str:
         a\_b & 0.12 \\
         \bottomrule
       \end{tabular}
-      \caption{Errors}
     \end{table}
     """
 
@@ -129,8 +138,11 @@ def to_latex(table: ResultTable) -> str:
 
     return "\n".join(
         [
+            "% The rules need \\usepackage{booktabs} in the preamble.",
             "\\begin{table}",
             "  \\centering",
+            f"  \\caption{{{' '.join(_latex(_sentence(text)) for text in (table.title, *table.notes))}}}",
+            f"  \\label{{tab:{re.sub('[^a-z0-9]+', '-', table.title.lower()).strip('-')}}}",
             f"  \\begin{{tabular}}{{{''.join('r' if right else 'l' for right in _numeric(table))}}}",
             "    \\toprule",
             line(table.columns),
@@ -138,7 +150,6 @@ def to_latex(table: ResultTable) -> str:
             *map(line, table.cell_texts()),
             "    \\bottomrule",
             "  \\end{tabular}",
-            f"  \\caption{{{' '.join(_latex(text) for text in (table.title, *table.notes))}}}",
             "\\end{table}",
         ]
     )
@@ -160,6 +171,11 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "±": "$\\pm$",
     "−": "$-$",
 }
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a full stop, unless it ends a sentence already."""
+    return text if text.rstrip().endswith((".", "?", "!")) else f"{text.rstrip()}."
 
 
 def _latex(text: str) -> str:

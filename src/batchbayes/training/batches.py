@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.rng import generator
-from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import require_finite
 
 
 def shuffled(

@@ -42,7 +42,9 @@ class Checkpoint:
     """The file of one training. Create this object before the first step: it describes the training at its start."""
 
     def __init__(self, path: Path, training: Training, settings: Mapping[str, object]) -> None:
-        _require_folder(path)
+        if not path.parent.is_dir():
+            got = f"nothing at {path.parent}"
+            raise BatchbayesError(expected="a folder for the checkpoint", got=got, fix="create the folder first")
         _require_tensors_only(training.network)
         self._path, self._training = path, training
         self._layout = _layout(training.network)
@@ -191,13 +193,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             fix="update batchbayes, or delete the file to train from the start",
         )
     return header, tensors
-
-
-def _require_folder(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise BatchbayesError(
-            expected="a folder for the checkpoint", got=f"nothing at {path.parent}", fix="create the folder first"
-        )
 
 
 def _require_tensors_only(network: nn.Module) -> None:

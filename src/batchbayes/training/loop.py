@@ -1,14 +1,12 @@
 """The training loop for one network of any kind, with any data and any objective."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn, optim
 
 from batchbayes._common.progress import Progress
@@ -168,17 +166,6 @@ def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     tensor(1.)
     """
     return 0.5 * (outputs - targets).square().mean()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread inside the block: networks as small as ours run slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _optimiser(network: nn.Module, config: TrainingConfig) -> optim.Optimizer:

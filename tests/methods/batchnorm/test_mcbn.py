@@ -236,9 +236,12 @@ def test_batches_unlike_those_of_training_are_remarked():
     x = torch.randn(1000, 4)
     network = settled(vectors(), x)
     bb.mcbn(network, x, batch_size=32)  # says nothing
+    for center in ("batches", "running"):
+        with pytest.warns(bb.BatchbayesWarning, match="WARNING: the batches do not look like the training data"):
+            bb.mcbn(network, 2 * x + 1, batch_size=32, center=center)
     with pytest.warns(bb.BatchbayesWarning, match="same transforms as in training"):
-        bb.mcbn(network, 2 * x + 1, batch_size=32)
-    bb.mcbn(network, 2 * x + 1, batch_size=32, center="running")  # keeps the network's own answer
+        bb.mcbn(network, 0.8 * x, batch_size=32)
+    bb.mcbn(network, 0.8 * x, batch_size=32, center="running")  # keeps the network's own answer
 
 
 def test_population_statistics_are_those_of_one_big_batch():

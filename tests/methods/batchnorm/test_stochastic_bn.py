@@ -128,6 +128,7 @@ def test_the_central_limit_theorem_counts_examples_where_a_layer_sees_several_ro
     x = 3 + torch.randn(6000, 1, 2).double() + 0.5 * torch.randn(6000, 4, 2).double()  # steps of an example are alike
     network = TimeSteps().double().eval()
     network.bn.running_mean.fill_(3)
+    network.bn.running_var.fill_(1.25)
     theorem = bb.clt_bn(network, x, batch_size=50)
     observed = bb.mcbn(network, x, batch_size=50, num_samples=400)
     assert torch.allclose(theorem.center, observed.center, atol=0.02)

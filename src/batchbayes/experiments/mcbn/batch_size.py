@@ -1,12 +1,12 @@
-"""Tables 8 and 9 of the MCBN paper: normalised scores of MCBN for several batch sizes, with 100 draws.
+"""MCBN with batch sizes from 8 to 1024 in training and prediction: tables 8 and 9 of the MCBN paper.
 
-The batch size is used both for training and for prediction. The authors published no code for these tables. Here the
-weight decay and the number of epochs are chosen at each batch size, as for the main tables (`protocol`).
+The tables show normalised scores with 100 draws. The authors published no code for these tables. Here the weight decay
+and the number of epochs are chosen at each batch size, as for the main tables (`protocol`).
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
@@ -18,11 +18,9 @@ from batchbayes.experiments.mcbn.splits import load_split
 from batchbayes.experiments.mcbn.tables import sweep_tables
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import num_rows, reduction_notes
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DATASETS = tuple(SETS)
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -80,7 +78,7 @@ def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     return sweep_tables(config.datasets, runs, config.batch_sizes, "batch_size", (8, 9))
 
 
-def figures(config: UciProtocol, results: Results) -> "dict[str, Figure]":
+def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:
     """Return no figures: the paper has only tables for this."""
     return {}
 

@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
+from batchbayes.methods.batchnorm.collect import by_batch
 from batchbayes.methods.batchnorm.diagnostics.kolmogorov import kolmogorov_p_value, ks_distance, lilliefors_p_value
 from batchbayes.methods.batchnorm.diagnostics.normality import ROUNDING, Statistic
+from batchbayes.methods.batchnorm.sites import all_sites
 from batchbayes.models.mlp import MLP
 from batchbayes.network import Network
 
 
 def layer_inputs(network: MLP, inputs: Tensor) -> list[Tensor]:
     """Return the inputs of each batch norm, (N, C) in double precision, if all training rows form one batch."""
-    names = [f"hidden.{number}.norm" for number in range(len(network.hidden))]
-    seen: list[Tensor] = []
+    sites, seen = all_sites(network), []
 
     def see(values: Tensor) -> None:
         seen.append(values.double())
 
-    by_batch = {f"{name}.running_{kind}": None for name in names for kind in ("mean", "var")}
     with torch.no_grad():
-        Network(network)(inputs, tensors=by_batch, before=dict.fromkeys(names, see))
+        Network(network)(inputs, tensors=by_batch(sites), before={site.name: see for site in sites})
     return seen
 
 

@@ -152,7 +152,7 @@ def predict_split(
 ) -> tuple[list[DrawnPredictions], list[DrawnPredictions]]:
     """Predict each left-out fold, and the test rows with each seed."""
     pairs = zip(posteriors.on_folds, split.folds, strict=True)
-    folds = [_predict_part(posterior, part, SELECTION_SEED, own, engine) for posterior, part in pairs]
+    folds = [_predict_part(posterior, part, SELECTION_SEED, own.num_samples, engine) for posterior, part in pairs]
     return folds, predict_test_rows(split, posteriors, own, engine)
 
 
@@ -160,15 +160,14 @@ def predict_test_rows(
     split: Split, posteriors: CandidatePosteriors[Any], own: UciProtocol, engine: EngineName = "sample"
 ) -> list[DrawnPredictions]:
     """Predict the test rows with each seed."""
-    return [_predict_part(each, split.whole, seed, own, engine) for seed, each in enumerate(posteriors.on_whole, 1)]
+    seeded = enumerate(posteriors.on_whole, 1)
+    return [_predict_part(each, split.whole, seed, own.num_samples, engine) for seed, each in seeded]
 
 
 def _predict_part(
-    posterior: Posterior, part: StandardisedPart, seed: int, own: UciProtocol, engine: EngineName
+    posterior: Posterior, part: StandardisedPart, seed: int, count: int, engine: EngineName = "sample"
 ) -> DrawnPredictions:
-    """Predict the other rows of a part. One draw is enough if all draws are the same."""
-    noiseless = isinstance(posterior, BatchNormPosterior) and not posterior.deviations.any()
-    count = 1 if noiseless else own.num_samples
+    """Predict the other rows of a part by `count` draws; by one draw if all draws are the same."""
     return draw_predictions(posterior, part.others, part.truth, part.in_units, count, seed, engine)
 
 
@@ -217,17 +216,11 @@ def score_ensemble(split: Split, networks: CandidateNetworks) -> list[dict[str, 
     """Score one run: the networks of all seeds together, without noise. The first fold chooses the precision."""
 
     def predict_together(networks: Sequence[MLP], part: StandardisedPart) -> DrawnPredictions:
-        members = [
-            draw_predictions(population(network, part.inputs), part.others, part.truth, part.in_units, 1, 0)
-            for network in networks
-        ]
+        members = [_predict_part(population(network, part.inputs), part, 0, 1) for network in networks]
         return DrawnPredictions(torch.cat([member.draws for member in members]), part.truth)
 
-    fold, test = (
-        predict_together(networks.on_first_fold, split.folds[0]),
-        predict_together(networks.on_whole, split.whole),
-    )
-    return score_runs([fold], [test], split.precisions)
+    fold = predict_together(networks.on_first_fold, split.folds[0])
+    return score_runs([fold], [predict_together(networks.on_whole, split.whole)], split.precisions)
 
 
 def _points(drawn: DrawnPredictions, scores: Mapping[str, float]) -> dict[str, Any]:

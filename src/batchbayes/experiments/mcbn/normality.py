@@ -1,4 +1,4 @@
-r"""Figures 3, 7 and 8 of the MCBN paper: are batch statistics Gaussian, with the variance that the paper states?
+r"""Are batch statistics Gaussian, with the variance that the MCBN paper states? Its figures 3, 7 and 8.
 
 By the central limit theorem, the appendix of the paper takes the mean and the standard deviation of a unit in a
 mini-batch of M examples as $\mu_B \sim N(\mu, \sigma^2/M)$ and $\sigma_B \sim N(\sigma, (\mu_4 - \sigma^4) / (4
@@ -13,7 +13,7 @@ three Gaussians:
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributions import Normal
@@ -32,13 +32,10 @@ from batchbayes.methods.batchnorm.diagnostics.kolmogorov import ks_distance, lil
 from batchbayes.methods.batchnorm.diagnostics.normality import Marginal, Statistic
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.models.mlp import MLP
+from batchbayes.plots import StatisticSweep, marginals_figure, normality_figure, normality_sweep_figure
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from batchbayes.plots import StatisticSweep
 
 LAYERS = 2
 STATISTICS: tuple[Statistic, ...] = ("mean", "std")
@@ -193,10 +190,8 @@ def tables(config: NormalityConfig, results: Results) -> list[ResultTable]:
     return [*made, ResultTable(title, columns, rows, (*formats, *[".3f"] * (count + 1)))]
 
 
-def figures(config: NormalityConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: NormalityConfig, results: Results) -> dict[str, Figure]:
     """Show single units over epochs and over batch sizes, as in the paper, and the share of all units that pass."""
-    from batchbayes.plots import marginals_figure, normality_figure, normality_sweep_figure
-
     single: dict[tuple[int, int], list[Marginal]] = {}
     found = findings_of(config, results)
     for each in found:
@@ -211,10 +206,8 @@ def figures(config: NormalityConfig, results: Results) -> "dict[str, Figure]":
     }
 
 
-def sweeps(config: NormalityConfig, groups: Mapping[Group, Sequence[Finding]]) -> "list[StatisticSweep]":
+def sweeps(config: NormalityConfig, groups: Mapping[Group, Sequence[Finding]]) -> list[StatisticSweep]:
     """Return the numbers of the tables in the form that the figure needs."""
-    from batchbayes.plots import StatisticSweep
-
     made = []
     for layer, statistic in [(layer, statistic) for layer in range(1, LAYERS + 1) for statistic in STATISTICS]:
         own = [[groups[layer, statistic, size, epochs] for size in config.batch_sizes] for epochs in config.epochs]

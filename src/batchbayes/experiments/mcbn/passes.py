@@ -1,13 +1,13 @@
-"""Tables 10 and 11 of the MCBN paper: normalised scores of MCBN for several numbers of draws, at batch size 128.
+"""MCBN with 50, 100, 250 and 500 draws: tables 10 and 11 of the MCBN paper.
 
-The authors published no code for these tables. Here the weight decay and the number of epochs are chosen as for the
-main tables (`protocol`). A smaller number of draws takes the first draws of the largest number, in tuning and in
-testing.
+The tables show normalised scores at batch size 128. The authors published no code for these tables. Here the weight
+decay and the number of epochs are chosen as for the main tables (`protocol`). A smaller number of draws takes the first
+draws of the largest number, in tuning and in testing.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
@@ -19,11 +19,9 @@ from batchbayes.experiments.mcbn.splits import load_split
 from batchbayes.experiments.mcbn.tables import sweep_tables
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import reduction_notes
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DATASETS = tuple(SETS)
 PASSES = (50, 100, 250, 500)
@@ -72,7 +70,7 @@ def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     return sweep_tables(config.datasets, runs, PASSES, "passes", (10, 11))
 
 
-def figures(config: UciProtocol, results: Results) -> "dict[str, Figure]":
+def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:
     """Return no figures: the paper has only tables for this."""
     return {}
 

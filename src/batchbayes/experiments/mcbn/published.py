@@ -9,6 +9,7 @@ import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,11 @@ class PublishedValue:
 def published_values() -> tuple[PublishedValue, ...]:
     """Return all numbers of tables 4 to 11, without the cells that are empty in the paper."""
     with Path(__file__).with_name("published.csv").open(newline="") as file:
-        return tuple(
-            PublishedValue(
-                int(row["table"]),
-                row["dataset"],
-                row["method"],
-                row["metric"],
-                float(row["value"]),
-                float(row["standard_error"]) if row["standard_error"] else None,
-                float(row["p_value"]) if row["p_value"] else None,
-                int(row["batch_size"]) if row["batch_size"] else None,
-                int(row["passes"]) if row["passes"] else None,
-            )
-            for row in csv.DictReader(file)
-            if row["value"]
-        )
+        rows: list[dict[str, Any]] = [row for row in csv.DictReader(file) if row["value"]]
+    kinds = {"table": int, "value": float, "standard_error": float, "p_value": float, "batch_size": int, "passes": int}
+    for row in rows:
+        row.update({name: kind(row[name]) if row[name] else None for name, kind in kinds.items()})
+    return tuple(PublishedValue(**row) for row in rows)
 
 
 def published_value(

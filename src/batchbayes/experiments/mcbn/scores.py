@@ -13,9 +13,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from batchbayes._common.minimise import minimise
+from batchbayes.calibrate import search_precision
 from batchbayes.engines.choose import EngineName
-from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import gaussian
 from batchbayes.metrics import mean_score, normalised_score, root_mean_squared_error
 from batchbayes.posterior import Posterior
@@ -101,24 +100,16 @@ def tune_fold_precision(
     """
     moments = [(fold.mean, fold.variance, fold.truth) for fold in folds]
     error = math.fsum(float((mean - truth).square().mean()) for mean, _, truth in moments) / len(folds)
-    if not 0 < error < math.inf:
-        raise BatchbayesError(
-            expected="finite errors on the left-out folds that are not all zero",
-            got=f"a mean squared error of {error}",
-            fix="use held-out points that the network has not memorised",
-        )
 
-    def cost(log_precision: float) -> float:
-        precision = math.exp(log_precision)
+    def cost(precision: float) -> float:
         if objective == "CRPS":
             scores = [gaussian_crps(mean, (var + 1 / precision).sqrt(), truth) for mean, var, truth in moments]
         else:
             scores = [-log_likelihood(fold, precision) for fold in folds]
         return math.fsum(map(mean_score, scores)) / len(folds)
 
-    free = math.exp(minimise(cost, -math.log(error) - math.log(10), -math.log(error) + math.log(1e4))[0])
-    best = min(max(free, limits[0]), limits[1])
-    return best, cost(math.log(best))
+    best = min(max(search_precision(cost, error), limits[0]), limits[1])
+    return best, cost(best)
 
 
 def scores_of(drawn: DrawnPredictions, precision: float, constant_precision: float) -> dict[str, float]:

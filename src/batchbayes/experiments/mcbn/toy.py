@@ -1,4 +1,4 @@
-"""Figure 1 of the MCBN paper: predictive bands of a small network on one-dimensional regression data.
+"""MCBN, MC dropout and an ensemble on one-dimensional data, as in figure 1 of the MCBN paper.
 
 The network has three hidden layers of 30 units, and there are 500 draws. The paper does not give its data. Ours, in
 `data.toy`, resembles the ConvNetJS regression demo and has a gap in the middle. MCBN is compared with MCBN at a batch
@@ -7,7 +7,7 @@ size tuned after training, with MC dropout and with a deep ensemble, all trained
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +29,13 @@ from batchbayes.methods.dropout import mc_dropout
 from batchbayes.methods.point import deterministic
 from batchbayes.metrics import mean_score, root_mean_squared_error
 from batchbayes.models.mlp import MLP
+from batchbayes.plots import Band, band_figure
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.reproduce.experiment import Results, Unit
-from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.reproduce.tables import CellValue, ResultTable, mean_of
 from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.train import train_together
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WIDTHS = (30, 30, 30)
 BATCH_SIZE = 32
@@ -236,9 +235,7 @@ def tables(config: ToyConfig, results: Results) -> list[ResultTable]:
     for method in (method for methods in METHODS.values() for method in methods):
         own = [row for row in rows if row.method == method]
         cells: list[CellValue] = [method, ", ".join(dict.fromkeys(row.setting for row in own))]
-        for name, _ in COLUMNS.values():
-            values = [getattr(row, name) for row in own]
-            cells.append(sum(values) / len(values) if values else None)
+        cells += [mean_of(own, name) for name, _ in COLUMNS.values()]
         ratios = sorted(row.std_outside / row.std_inside for row in own)
         cells.append(f"{ratios[0]:.1f} to {ratios[-1]:.1f}" if ratios else None)
         lines.append(tuple(cells))
@@ -257,10 +254,8 @@ def tables(config: ToyConfig, results: Results) -> list[ResultTable]:
     ]
 
 
-def figures(config: ToyConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: ToyConfig, results: Results) -> dict[str, Figure]:
     """Show the bands of all methods on the first data set."""
-    from batchbayes.plots import Band, band_figure
-
     shown = [row for row in toy_rows(config, results) if row.seed == config.seeds[0]]
     figure = band_figure(
         GRID[:, 0],

@@ -1,12 +1,13 @@
-"""Tables 1 and 4 to 7 of the MCBN paper, and its figures 2, 4 and 5 of errors against uncertainty: eight data sets.
+"""MCBN and MC dropout on eight regression data sets, beside the MCBN paper's values in tables 1 and 4 to 7.
 
-For each split, cross-validation compares batch norm networks of all batch sizes, and dropout networks of all rates
-(`protocol`). The chosen networks are trained again with several seeds and scored on the test rows (`methods`,
-`scores`). The tables show them beside the published scores (`tables`).
+The figures of errors against uncertainty are the paper's figures 2, 4 and 5. For each split, cross-validation compares
+batch norm networks of all batch sizes, and dropout networks of all rates (`protocol`). The chosen networks are trained
+again with several seeds and scored on the test rows (`methods`, `scores`). The tables show them beside the published
+scores (`tables`).
 """
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
@@ -21,11 +22,10 @@ from batchbayes.experiments.mcbn.protocol import (
 )
 from batchbayes.experiments.mcbn.splits import SYNTHETIC, SYNTHETIC_ROWS, load_split
 from batchbayes.experiments.mcbn.tables import regression_tables
+from batchbayes.plots import uncertainty_error_grid
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DATASETS = tuple(SETS)
 
@@ -115,10 +115,8 @@ def runs_by_method(config: UciProtocol, results: Results) -> dict[str, dict[str,
     return runs
 
 
-def figures(config: UciProtocol, results: Results) -> "dict[str, Figure]":
+def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:
     """Show errors against predicted uncertainty for MCBN and MC dropout, for the first split and seed."""
-    from batchbayes.plots import uncertainty_error_grid
-
     panels: dict[str, dict[str, Any]] = {}
     for unit in units(config):
         for method, points in results[unit.name].get("points", {}).items():

@@ -4,14 +4,22 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from batchbayes._common.text import number
-from batchbayes.engines.linearity import measure_linearity
+from batchbayes.engines.linearity import measure_linearity, spread_evenly
 from batchbayes.errors import BatchbayesWarning, warn
 from batchbayes.methods import Method
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.sites import all_sites
 from batchbayes.methods.batchnorm.tuning.batch_size import TunedBatchSize, tune_batch_size
-from batchbayes.methods.candidates import Candidate, Setting, TuningCurve
+from batchbayes.methods.candidates import Candidate, Setting, TuningCurve, cross_fitted_gain
+from batchbayes.network import as_network
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Return whether a network has batch-norm layers, so that these methods apply."""
+    return bool(all_sites(as_network(model).module))
 
 
 def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
@@ -22,10 +30,19 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
     trained = method(setting.model, setting.train, **options)
     assert isinstance(trained, BatchNormPosterior)
     tuned = _tune(trained, method.label, setting)
-    about = f"mean of {setting.num_samples} draws, with the noise of the batch size"
+    about = "mean of draws with the noise of the batch size"
     return [
         Candidate(
-            name=f"{method.label} tuned, M = {number(tuned.batch_size)}",
+            name=f"{method.label}, M = {trained.batch_size:g}",
+            about=f"{about} of training",
+            posterior=trained,
+            advice=_advice(trained),
+            rank=1,
+            short_name=method.label,
+            settings={"batch_size": trained.batch_size, "center": setting.center},
+        ),
+        Candidate(
+            name=_tuned_name(method.label, tuned.batch_size, float(tuned.curve.batch_sizes.max())),
             about=f"{about} that suits calibration data best",
             posterior=tuned.posterior,
             advice=_advice(tuned.posterior),
@@ -40,15 +57,28 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
                 caption=f"How much noise suits {method.label}: the loss on calibration data at each effective batch "
                 "size. A smaller batch size means more noise.",
             ),
-        ),
-        Candidate(
-            name=f"{method.label}, M = {trained.batch_size:g}",
-            about=f"{about} of training",
-            posterior=trained,
-            advice=_advice(trained),
-            settings={"batch_size": trained.batch_size, "center": setting.center},
+            tuning_gain=_gain(tuned, setting),
         ),
     ]
+
+
+def _gain(tuned: TunedBatchSize, setting: Setting) -> Tensor:
+    """Return by how much the tuning favours each calibration example, measured in the linear family of the tuning."""
+    gain = cross_fitted_gain(tuned.curve.examples, setting.folds, setting.seed)
+    whole = torch.zeros(sum(len(inputs) for inputs, _ in setting.calibration), dtype=gain.dtype)
+    whole[spread_evenly(len(whole), len(gain))] = gain  # the tuning may have used a selection
+    return whole
+
+
+def _tuned_name(label: str, batch_size: float, largest: float) -> str:
+    """Return the name of a tuned method. If the best batch size is the largest that was tried, less noise is better.
+
+    >>> _tuned_name("MCBN", 12.8, 4096), _tuned_name("MCBN", 4090.1, 4096)
+    ('MCBN tuned, M = 12.8', 'MCBN tuned (no noise helps)')
+    """
+    return (
+        f"{label} tuned, M = {number(batch_size)}" if batch_size < 0.95 * largest else f"{label} tuned (no noise helps)"
+    )
 
 
 def _advice(posterior: BatchNormPosterior) -> str:

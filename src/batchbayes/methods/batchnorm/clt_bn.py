@@ -20,8 +20,9 @@ from torch import nn
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, Picker, chunks, input_stream, require_finite, require_size
+from batchbayes.batches import Batches, chunks, input_stream, require_size
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import example_moments
 from batchbayes.methods.batchnorm.condition import warn_of_condition
 from batchbayes.methods.batchnorm.fit import require_center

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes._common.rng import GlobalStream
-from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import require_finite
 from batchbayes.methods.batchnorm.omega import batch_statistics, pack
 from batchbayes.methods.batchnorm.sites import Site, refusing
 from batchbayes.network import Network

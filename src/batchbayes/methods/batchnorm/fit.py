@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -12,24 +12,42 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
-from batchbayes.batches import Batches, Picker, mini_batches, require_finite
+from batchbayes.batches import Batches, mini_batches
 from batchbayes.engines.linearity import known_linearity
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
+from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import collect_omegas
 from batchbayes.methods.batchnorm.condition import is_settled, warn_of_condition
-from batchbayes.methods.batchnorm.omega import is_mean, running_omega
+from batchbayes.methods.batchnorm.familiar import LOOSE, STRICT, difference
+from batchbayes.methods.batchnorm.omega import by_site, is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
 from batchbayes.network import Network, Output, as_network
 
-DRIFT_LIMIT = 1.0
-"""A warning says if the mean prediction lies further from the network's own than this, in standard deviations of a
-draw."""
 FEW_OUTPUTS = 16
 """Networks with more outputs than this have no cheap derivatives of each of them."""
 SAMPLE_OUTPUTS = 4096
 """The influence of the rows is measured at this many outputs of each training input, or fewer."""
+
+
+class MiniBatchOptions(TypedDict, total=False):
+    """How mini-batches are read; see `mcbn`."""
+
+    num_samples: int
+    seed: int
+    batch_size: int | None
+    training_batch_size: int | None
+    sites: Select
+    inputs: Picker
+    output: Output
+
+
+class FitOptions(MiniBatchOptions, total=False):
+    """All options of `mcbn` but one."""
+
+    center: Center
+    dropout: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +59,7 @@ class Prepared:
     idle: tuple[str, ...]
     """Layers that the first batch did not reach: no other may reach them either."""
     batch_size: int
+    num_samples: int
     first: Any
     stream: Iterator[Any]
     random: GlobalStream
@@ -51,13 +70,13 @@ def prepare(
     model: nn.Module,
     batches: Batches,
     *,
-    num_samples: int,
-    seed: int,
-    batch_size: int | None,
-    training_batch_size: int | None,
-    sites: Select,
-    inputs: Picker,
-    output: Output,
+    num_samples: int = 64,
+    seed: int = 0,
+    batch_size: int | None = None,
+    training_batch_size: int | None = None,
+    sites: Select = None,
+    inputs: Picker = None,
+    output: Output = None,
 ) -> Prepared:
     """Check the network and the data. The stream ends after `num_samples` mini-batches, or with the data."""
     whole_number("num_samples", num_samples)
@@ -79,7 +98,7 @@ def prepare(
     found, idle = find_sites(network, first, sites)
     warn_of_condition(network.module, found)
     stream = islice(chain([first], _read_within(random, stream)), num_samples)
-    return Prepared(network, found, idle, size, first, stream, random)
+    return Prepared(network, found, idle, size, num_samples, first, stream, random)
 
 
 def _read_within(random: GlobalStream, batches: Iterator[Any]) -> Iterator[Any]:
@@ -92,15 +111,21 @@ def _read_within(random: GlobalStream, batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def gather_rows(prepared: Prepared, num_samples: int, *, dropout: bool = False) -> Tensor:
+def fit_rows(prepared: Prepared, method: str, center: Center, dropout: bool) -> tuple[Tensor, BatchNormPosterior]:
+    """Return omega of each mini-batch, (R, D), and the posterior of these rows."""
+    rows = _gather_rows(prepared, dropout)
+    return rows, _posterior_from_rows(prepared, rows, center, method)
+
+
+def _gather_rows(prepared: Prepared, dropout: bool) -> Tensor:
     """Return omega of each mini-batch, (R, D). Raise an error if several were asked for and all are the same."""
     random = prepared.random if dropout else None
     omegas = collect_omegas(prepared.network, prepared.sites, prepared.stream, idle=prepared.idle, dropout=random)
-    rows = torch.stack(list(progress(omegas, "batch statistics", num_samples)))
+    rows = torch.stack(list(progress(omegas, "batch statistics", prepared.num_samples)))
     mean = is_mean(prepared.sites)
     relative = rows - rows.mean(0)
     relative[:, mean] /= rows.mean(0)[~mean].exp()  # shifts of the mean, in standard deviations
-    if num_samples > 1 and relative.abs().max() < 100 * torch.finfo(rows.dtype).eps:
+    if prepared.num_samples > 1 and relative.abs().max() < 100 * torch.finfo(rows.dtype).eps:
         raise BatchbayesError(
             expected="mini-batches with different statistics",
             got=f"zero spread at every site over {len(rows)} mini-batches of {prepared.batch_size}",
@@ -110,9 +135,10 @@ def gather_rows(prepared: Prepared, num_samples: int, *, dropout: bool = False) 
     return rows
 
 
-def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
-    """Return the posterior of observed rows. Warn if its mean prediction is far from the network's own."""
-    require_center(center)
+def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
+    """Return the posterior of observed rows. Warn if they do not look like those of training."""
+    if message := drift_message(prepared.sites[0], rows, center):
+        warn(message)
     mean = rows.mean(0)
     middle = mean if center == "batches" else running_omega(prepared.sites)
     size = float(prepared.batch_size)
@@ -124,8 +150,6 @@ def posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method
     with torch.no_grad():
         own = _thinned(prepared.network(sample)[None].cpu())[0]
         drawn = torch.cat([_thinned(draw) for draw in sampled_outputs(posterior, sample, len(rows), seed=0)])
-    if message := drift_message(posterior, own, drawn):
-        warn(message)
     moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
     _, weights, index = posterior.combinations(len(rows), seed=0)
     order = weights[index].double()  # draws -> rows: a permutation
@@ -155,24 +179,28 @@ def _thinned(outputs: Tensor) -> Tensor:
     return flat[..., torch.linspace(0, flat.shape[-1] - 1, min(SAMPLE_OUTPUTS, flat.shape[-1])).long()]
 
 
-def drift_message(posterior: BatchNormPosterior, own: Tensor, drawn: Tensor) -> str | None:
-    """Return a warning if the mean prediction lies further from the network's own than the noise explains; else None.
+def drift_message(site: Site, rows: Tensor, center: Center) -> str | None:
+    """Return a warning if the batches that rows (R, D) belong to do not look like those of training; else None.
 
-    Batches that the network was not trained on shift the statistics of every draw the same way. Most often they lack
-    the training-time transforms. There is no warning for networks that never saw training data, because there is
-    nothing to compare with, and none for fewer than 8 draws, because they cannot tell what the noise is.
+    There is none for networks that never saw training data, because there is nothing to compare with, and none for
+    fewer than 8 batches. The first site tells: what it sees does not depend on the statistics of other sites.
     """
-    settled = all(is_settled(site) for site in posterior.sites)
-    if posterior.centered_on == "running" or not settled or len(drawn) < 8:
+    if len(rows) < 8 or not is_settled(site):
         return None
-    spread = drawn.var(0).mean()  # mean over examples and outputs, as below
-    shift = (drawn.mean(0) - own).square().mean() - spread / len(drawn)  # less what the mean's own noise explains
-    ratio = float((shift.clamp_min(0) / spread).sqrt())
-    if ratio <= DRIFT_LIMIT:
-        return None
-    return (
-        f"the mean prediction lies {ratio:.1f} standard deviations of a draw from the network's own: the batches do "
-        "not look like those it was trained on. Do they pass through the same transforms as in training (crops, flips, "
-        'scaling)? If so, or if they cannot be had, use center="running", which keeps the network\'s own answer and '
-        "takes only the spread from the batches."
+    (running_mean, running_log_std), (mean, log_std) = (
+        by_site([site], omega)[0] for omega in (running_omega([site]), rows[:, : 2 * site.channels])
     )
+    means = (mean - running_mean) / running_log_std.exp()
+    squares = (2 * (log_std - running_log_std)).exp() + means.square()
+    if how := difference(means, squares, LOOSE):
+        return (
+            "WARNING: the batches do not look like the training data. Probably they are not scaled or prepared as in "
+            f"training. At {site.name}, the first batch-norm layer, their values {how} in training."
+        )
+    if center == "batches" and (how := difference(means, squares, STRICT)):
+        return (
+            f"at {site.name}, the first batch-norm layer, the values of the batches {how} in training. Do they pass "
+            "through the same transforms as in training (crops, flips, scaling)? If so, or if they cannot be had, use "
+            'center="running", which keeps the network\'s own answer and takes only the spread from the batches.'
+        )
+    return None

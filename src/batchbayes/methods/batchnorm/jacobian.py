@@ -10,7 +10,7 @@ A layer may see several rows of each example (time steps), one example after the
 
 **Contrasts.** Under a softmax only differences between outputs matter, and they matter only for classes that some draw
 makes likely. So each example has its own contrasts: of its next best classes with its best class, as many as leave less
-than a thousandth of the probability outside. The logits of all other classes move with the best class. The first
+than two thousandths of the probability outside. The logits of all other classes move with the best class. The first
 contrast is computed for all examples. Examples that need more are sorted by how many they need, so that the later
 passes run on ever fewer examples.
 """
@@ -31,13 +31,14 @@ from batchbayes.methods.batchnorm.omega import by_site
 from batchbayes.methods.batchnorm.sites import Site
 from batchbayes.network import Network
 
-LEFT_OUT = 1e-3
+LEFT_OUT = 2e-3
 """The contrasts of an example leave out classes that have less probability than this in all."""
 WARMTH = 0.8
 """That probability is taken at a temperature of 1 + WARMTH * sqrt(std of the first contrast over draws), because
 classes that are unlikely at the centre may be likely in some draws."""
-CHUNK = 2**18
-"""Input numbers in one graph, so that the activations of all layers stay small."""
+CHUNK, MOST_ROWS = 3 * 2**15, 4096
+"""Input numbers in one graph (those of 32 images of CIFAR), and examples: the activations of all layers should stay
+small, because new memory costs more time than arithmetic."""
 
 
 def tangents_by_reverse_mode(
@@ -53,18 +54,25 @@ def tangents_by_reverse_mode(
     With `contrasts`, outputs (n, K) are logits, and only differences between the logits of an example have a meaning.
     """
     build = partial(_Graph, network, sites, statistics)
-    size = max(1, CHUNK // max(1, inputs[0].numel()))
-    outputs, slopes, along = [], [], []
+    size = max(1, min(MOST_ROWS, CHUNK // max(1, inputs[0].numel())))
+    outputs, along, slopes, start = [], [], torch.empty(0), 0
     for part in inputs.split(size):
         with build(part) as graph:
-            along = _along(sites, statistics, directions.to(graph.flat))
-            outputs.append(graph.outputs)
-            passes = _first_contrasts(graph.flat) if contrasts and graph.outputs.ndim == 2 else _units(graph.flat)
-            slopes.append(torch.stack([graph.slopes(weights, along) for weights in passes]))  # (1 or K, n, Q)
-    found, slope = torch.cat(outputs), torch.cat(slopes, 1)
-    if contrasts and found.ndim == 2 and found.shape[1] > 1:
-        slope = _all_contrasts(build, inputs, found.to(slope.dtype), slope[0], along, size)
-    return found, slope.permute(2, 1, 0).reshape(len(directions), *found.shape)
+            contrasts = contrasts and graph.outputs.ndim == 2 and graph.flat.shape[1] > 1
+            passes = _first_contrasts(graph.flat) if contrasts else _units(graph.flat)
+            if not outputs:
+                along = _along(sites, statistics, directions.to(graph.flat))
+                count = 1 if contrasts else graph.flat.shape[1]
+                slopes = graph.flat.new_zeros(count, len(directions), len(inputs))  # (1 or K, Q, n)
+            for found, weights in zip(slopes[..., start : start + len(part)], passes, strict=True):
+                graph.add_slopes(found, weights, along)
+        outputs.append(graph.outputs)
+        start += len(part)
+    middle = torch.cat(outputs)
+    if contrasts:
+        slopes = _all_contrasts(build, inputs, middle.to(slopes.dtype), slopes[0], along, size)
+    tangents = slopes.permute(1, 2, 0) if len(slopes) > 1 else slopes[0]
+    return middle, tangents.reshape(len(directions), *middle.shape)
 
 
 def _units(flat: Tensor) -> Iterator[Tensor]:
@@ -92,20 +100,21 @@ def _all_contrasts(
     along: Sequence[tuple[Tensor, Tensor]],
     size: int,
 ) -> Tensor:
-    """Return the slopes of all classes, (K, n, Q), from those of the first contrast, (n, Q)."""
+    """Return the slopes of all classes, (K, Q, n), from those of the first contrast, (Q, n)."""
     order = logits.argsort(1, descending=True)
     rows = torch.arange(len(logits), device=logits.device)
     slopes = first.new_zeros(logits.shape[1], *first.shape)
-    slopes[order[:, 1], rows] = first
-    needed = contrasts_needed(logits.gather(1, order), first.square().mean(1).sqrt())
+    slopes[order[:, 1], :, rows] = first.T
+    needed = contrasts_needed(logits.gather(1, order), first.square().mean(0).sqrt())
     by_need = needed.argsort(descending=True, stable=True)[: int((needed > 1).sum())]
     for some in by_need.split(size) if len(by_need) else ():
         k = 2
         while len(some := some[needed[some] >= k]):  # those that need most come first
             with build(inputs[some]) as graph:
                 while 2 * (count := int((needed[some] >= k).sum())) > len(some):
-                    moved = graph.slopes(_contrast(graph.flat, order[some, k], order[some, 0]), along)
-                    slopes[order[some[:count], k], some[:count]] = moved[:count]
+                    moved = graph.flat.new_zeros(len(first), len(some))
+                    graph.add_slopes(moved, _contrast(graph.flat, order[some, k], order[some, 0]), along)
+                    slopes[order[some[:count], k], :, some[:count]] = moved.T[:count]
                     k += 1
     return slopes
 
@@ -167,28 +176,26 @@ class _Graph:
         self._seen.append(h.view_as(h) if h.requires_grad else h.detach().requires_grad_())
         return self._seen[-1]
 
-    def slopes(self, weights: Tensor, along: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the derivatives of the weighted sum of outputs, weights (n, K), along Q directions, (n, Q)."""
+    def add_slopes(self, total: Tensor, weights: Tensor, along: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Add to `total` (Q, n) the derivatives along Q directions of the sum of outputs with weights (n, K)."""
         one = weights.to(self._outputs.dtype).view_as(self._outputs)
         try:
             gradients = torch.autograd.grad(self._outputs, self._seen, one, retain_graph=True, allow_unused=True)
         except CheckpointError as error:
             raise _unfit("a network without activation checkpoints", "checkpoints in its forward pass") from error
-        total = self.flat.new_zeros(len(self.flat), along[0][0].shape[1])
         for gradient, h, (mean, log_std) in zip(gradients, self._seen, along, strict=True):
             if gradient is not None:  # a layer of another head moves nothing
                 product = torch.mul(gradient, h.detach(), out=self._products[h.shape, h.dtype])
-                total.addmm_(_summed(gradient, self.flat), mean).addmm_(_summed(product, self.flat), log_std)
-        return total
+                total.addmm_(mean, _summed(gradient, self.flat).T).addmm_(log_std, _summed(product, self.flat).T)
 
 
 def _along(
     sites: Sequence[Site], statistics: Sequence[tuple[Tensor, Tensor]], directions: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    r"""Return what each site multiplies $\sum g$ and $\sum g h$ by, (C, Q) each; the first includes the mean of h."""
+    r"""Return what each site multiplies $\sum g$ and $\sum g h$ by, (Q, C) each; the first includes the mean of h."""
     found = []
     for (mean, _), (d_mean, d_log_std) in zip(statistics, by_site(sites, directions), strict=True):
-        found.append(((mean.to(directions) * d_log_std - d_mean).T, -d_log_std.T))
+        found.append((mean.to(directions) * d_log_std - d_mean, -d_log_std))
     return found
 
 
@@ -231,4 +238,4 @@ def _affine(
     scale = scale if weight is None else scale * weight.detach()
     shift = -mean * scale if bias is None else bias.detach() - mean * scale
     shape = (-1, *[1] * (inputs.ndim - 2))
-    return torch.addcmul(shift.view(shape), inputs, scale.view(shape))
+    return (inputs * scale.view(shape)).add_(shift.view(shape))

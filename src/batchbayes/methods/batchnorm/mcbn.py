@@ -9,14 +9,15 @@ cost. The centre may be the network's own running statistics; this keeps the net
 from the batches.
 """
 
-from typing import Any, Literal, overload
+from typing import Literal, Unpack, overload
 
 import torch
 from torch import nn
 
-from batchbayes.batches import Batches, Picker
+from batchbayes.batches import Batches
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare, require_center
+from batchbayes.inputs import Picker
+from batchbayes.methods.batchnorm.fit import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
 from batchbayes.methods.batchnorm.sites import Select
@@ -25,28 +26,12 @@ from batchbayes.network import Output
 
 @overload
 def mcbn(
-    model: nn.Module, batches: Batches, *, include_query: Literal[True], **options: Any
+    model: nn.Module, batches: Batches, *, include_query: Literal[True], **options: Unpack[MiniBatchOptions]
 ) -> QueryInBatchPosterior: ...
-
-
 @overload
 def mcbn(
-    model: nn.Module,
-    batches: Batches,
-    *,
-    num_samples: int = 64,
-    seed: int = 0,
-    center: Center = "batches",
-    batch_size: int | None = None,
-    training_batch_size: int | None = None,
-    sites: Select = None,
-    dropout: bool = False,
-    include_query: Literal[False] = False,
-    inputs: Picker = None,
-    output: Output = None,
+    model: nn.Module, batches: Batches, *, include_query: Literal[False] = False, **options: Unpack[FitOptions]
 ) -> BatchNormPosterior: ...
-
-
 def mcbn(  # pyright: ignore[reportInconsistentOverload]
     model: nn.Module,
     batches: Batches,
@@ -112,5 +97,4 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     if include_query:
         companions = torch.stack([batch[1:] for batch in prepared.stream])  # (R, M - 1, ...)
         return QueryInBatchPosterior(prepared.network, prepared.sites, companions, prepared.idle)
-    rows = gather_rows(prepared, num_samples, dropout=dropout)
-    return posterior_from_rows(prepared, rows, center, "mcbn")
+    return fit_rows(prepared, "mcbn", center, dropout)[1]

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, Picker, as_batches, chunks, input_stream
+from batchbayes.batches import Batches, as_batches, chunks, input_stream
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import Picker
 from batchbayes.methods.batchnorm.collect import population_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import Select, find_sites

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt, dealt_first, normals
-from batchbayes.batches import each_tensor, require_finite
 from batchbayes.engines.linearity import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import each_tensor, require_finite
 from batchbayes.methods.batchnorm.collect import as_buffers
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
 from batchbayes.methods.batchnorm.omega import by_site, is_mean, site_of, size, unpack
@@ -60,10 +60,6 @@ class BatchNormPosterior(Posterior):
     """M of each site, if they differ."""
     idle: tuple[str, ...] = ()
     """Batch-norm layers without statistics, which no example may reach."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
 
     @property
     def is_point(self) -> bool:  # type: ignore[override]
@@ -224,7 +220,8 @@ class BatchNormPosterior(Posterior):
         unlikely classes are left out.
         """
         with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
-            statistics, inputs = self._statistics(self.center.clone()), _without_inference_mode(inputs)
+            statistics = self._statistics(self.center.clone())
+            inputs = each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
             if directions.any():
                 return tangents_by_reverse_mode(self.network, self.sites, statistics, inputs, directions, contrasts)
         with torch.no_grad():
@@ -294,8 +291,3 @@ def _move(draws: int, scale: Tensor, shift: Tensor, h: Tensor) -> Tensor:
     """Move the input of a layer, (s * n, C, ...), by the scale and the shift of each draw, (s, C)."""
     scale, shift = (part.to(h).view(draws, 1, -1, *[1] * (h.ndim - 2)) for part in (scale, shift))
     return torch.addcmul(shift, h.unflatten(0, (draws, -1)), scale).flatten(0, 1)
-
-
-def _without_inference_mode(inputs: Any) -> Any:
-    """Return inputs that a gradient can pass through, even if they were made in inference mode."""
-    return each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)

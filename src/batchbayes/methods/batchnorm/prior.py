@@ -22,6 +22,7 @@ statistics are noisier.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,25 +75,15 @@ def implied_prior_var(*, num_examples: int, weight_decay: float, precision: floa
     given = {"num_examples": num_examples, "weight_decay": weight_decay, "precision": precision}
     for name, value in given.items():
         if not 0 < value < math.inf:
-            fix = "without weight decay the implied prior is flat, and there is no divergence from it: "
-            raise BatchbayesError(
-                expected=f"{name} above zero",
-                got=str(value),
-                fix=f"{fix if name == 'weight_decay' else ''}pass what the network was trained with",
-            )
+            why = "without weight decay the implied prior is flat, and there is no divergence from it: "
+            fix = f"{why if name == 'weight_decay' else ''}pass what the network was trained with"
+            raise BatchbayesError(f"{name} above zero", str(value), fix)
     return 1 / (num_examples * precision * weight_decay)
 
 
-def kl_by_site(
-    posterior: BatchNormPosterior,
-    batch_sizes: Tensor,
-    *,
-    num_examples: int,
-    weight_decay: float,
-    precision: float = 1.0,
-) -> Tensor:
+def kl_by_site(posterior: BatchNormPosterior, batch_sizes: Tensor, **options: Any) -> Tensor:
     """Return KL(q_M || p) in nats for each batch size M and each site, (K, sites); see `kl_to_implied_prior`."""
-    prior_var = implied_prior_var(num_examples=num_examples, weight_decay=weight_decay, precision=precision)
+    prior_var = implied_prior_var(**options)
     require_noise(posterior)
     mean, noisy = is_mean(posterior.sites), posterior.noise_variance() > 0
     index = site_of(posterior.sites)
@@ -105,14 +96,7 @@ def kl_by_site(
     return totals
 
 
-def kl_to_implied_prior(
-    posterior: BatchNormPosterior,
-    batch_sizes: Tensor,
-    *,
-    num_examples: int,
-    weight_decay: float,
-    precision: float = 1.0,
-) -> Tensor:
+def kl_to_implied_prior(posterior: BatchNormPosterior, batch_sizes: Tensor, **options: Any) -> Tensor:
     r"""KL(q_M || p) in nats, (K,) in float64, for each of K batch sizes M.
 
     q_M is the posterior at batch size M, with independent statistics. The posterior's own covariance is ignored,
@@ -120,7 +104,7 @@ def kl_to_implied_prior(
     add the same constant at every M. The divergence rises about as $\frac{D}{2}\log M$. Its origin is arbitrary,
     because the prior is flat, so compare only values at different M.
 
-    Arguments are those of `implied_prior_var`.
+    The options are those of `implied_prior_var`.
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     >>> from batchbayes import clt_bn
@@ -129,7 +113,6 @@ def kl_to_implied_prior(
     >>> bool(small < large)
     True
     """
-    options = {"num_examples": num_examples, "weight_decay": weight_decay, "precision": precision}
     return kl_by_site(posterior, batch_sizes, **options).sum(1)
 
 

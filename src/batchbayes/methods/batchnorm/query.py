@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt
-from batchbayes.batches import require_finite
+from batchbayes.inputs import require_finite
 from batchbayes.methods.batchnorm.collect import by_batch
 from batchbayes.methods.batchnorm.sites import (
     Site,
@@ -40,10 +40,6 @@ class QueryInBatchPosterior(Posterior):
     """Training inputs, (R, M - 1, ...)."""
     idle: tuple[str, ...] = ()
     """Layers without statistics, which no example may reach."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
 
     @property
     def batch_size(self) -> float:

@@ -12,17 +12,15 @@ effective batches, 5 % too low.
 """
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes.batches import Batches, Picker
+from batchbayes.batches import Batches
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.fit import gather_rows, posterior_from_rows, prepare, require_center
+from batchbayes.methods.batchnorm.fit import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
-from batchbayes.methods.batchnorm.sites import Select
-from batchbayes.network import Output
 
 Covariance = Literal["factorised", "correlated"]
 Estimator = Literal["exact", "moving-average"]
@@ -33,17 +31,11 @@ def stochastic_bn(
     model: nn.Module,
     batches: Batches,
     *,
-    num_samples: int = 64,
-    seed: int = 0,
     covariance: Covariance = "factorised",
-    center: Center = "batches",
     estimator: Estimator = "exact",
-    batch_size: int | None = None,
-    training_batch_size: int | None = None,
-    sites: Select = None,
+    center: Center = "batches",
     dropout: bool = False,
-    inputs: Picker = None,
-    output: Output = None,
+    **options: Unpack[MiniBatchOptions],
 ) -> BatchNormPosterior:
     """Fit a Gaussian to the statistics of training mini-batches.
 
@@ -69,28 +61,15 @@ def stochastic_bn(
         raise BatchbayesError(
             expected='estimator="exact" for a correlated Gaussian', got=repr(estimator), fix="drop estimator="
         )
-    if num_samples < 2:
-        raise BatchbayesError(
-            expected="two mini-batches or more", got=f"num_samples={num_samples}", fix="a spread needs two: pass 64"
-        )
+    if options.get("num_samples", 64) < 2:
+        got = f"num_samples={options.get('num_samples')}"
+        raise BatchbayesError(expected="two mini-batches or more", got=got, fix="a spread needs two: pass 64")
     require_center(center)
-    prepared = prepare(
-        model,
-        batches,
-        num_samples=num_samples,
-        seed=seed,
-        batch_size=batch_size,
-        training_batch_size=training_batch_size,
-        sites=sites,
-        inputs=inputs,
-        output=output,
-    )
-    rows = gather_rows(prepared, num_samples, dropout=dropout)
-    posterior = posterior_from_rows(prepared, rows, center, "stochastic_bn")
+    prepared = prepare(model, batches, **options)
+    rows, posterior = fit_rows(prepared, "stochastic_bn", center, dropout)
     if covariance == "correlated":
         return replace(posterior, noise="correlated", method="correlated_stochastic_bn")
-    std = posterior.noise_variance().sqrt()
-    middle = posterior.center
+    middle, std = posterior.center, posterior.noise_variance().sqrt()
     if estimator == "moving-average":
         averaged, std = moving_average_moments(rows)
         middle = averaged if center == "batches" else middle
@@ -110,7 +89,7 @@ def moving_average_moments(rows: Tensor, momentum: float = MOMENTUM) -> tuple[Te
     return first, (second - first.square()).clamp_min(0).sqrt()
 
 
-def correlated_bn(model: nn.Module, batches: Batches, **options: Any) -> BatchNormPosterior:
+def correlated_bn(model: nn.Module, batches: Batches, **options: Unpack[FitOptions]) -> BatchNormPosterior:
     """Fit `stochastic_bn` with the full covariance across channels and layers; the options are the same.
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))

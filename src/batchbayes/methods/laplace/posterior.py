@@ -28,12 +28,8 @@ class LaplacePosterior(Posterior):
     prior_precision: float
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Network:  # type: ignore[override]
         return self.layer.network
-
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
 
     @property
     def linear(self) -> Self:  # type: ignore[override]

@@ -41,7 +41,7 @@ class EnsemblePosterior(Posterior):
         return len(self.members) if all(member.is_point for member in self.members) else None
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Network:  # type: ignore[override]
         """The network of all members; if they have several, a `ModuleList` of these networks."""
         modules, _ = self._modules()
         return Network(modules[0] if len(modules) == 1 else nn.ModuleList(modules))

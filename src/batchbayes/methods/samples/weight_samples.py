@@ -37,7 +37,7 @@ State = tuple[Header, Mapping[str, Tensor]]
 class WeightSamples(Posterior):
     """Functions that are one network with different weights."""
 
-    kind: ClassVar[str] = "weights"
+    kind: ClassVar[str] = "weight-samples"
     needs_weights: ClassVar[bool] = False
 
     network: Network

@@ -46,21 +46,21 @@ class RandomCrop(Transform):
                 got=f"{height} x {width} pixels",
                 fix="use a smaller padding",
             )
-        down, right = self._offsets(numbers)
+        down, right = self.offsets(numbers)
         view = _filled(self.fill, inputs).expand_as(inputs).clone()
         (to_rows, rows), (to_columns, columns) = _overlap(down, height), _overlap(right, width)
         view[..., to_rows, to_columns] = inputs[..., rows, columns]
         return view
 
     def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
-        down, right = self._offsets(numbers)
+        down, right = self.offsets(numbers)
         rows, columns = (
             (torch.arange(length, device=outputs.device) - offset).clamp(0, length - 1)
             for length, offset in zip(outputs.shape[-2:], (down, right), strict=True)
         )
         return outputs[..., rows, :][..., columns]
 
-    def _offsets(self, numbers: Tensor) -> list[int]:
+    def offsets(self, numbers: Tensor) -> list[int]:
         """Return how far the crop lies below and to the right of the image, in pixels."""
         return [int(number * (2 * self.padding + 1)) - self.padding for number in numbers.tolist()]
 
@@ -103,15 +103,15 @@ class RandomShiftScale(Transform):
     def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
         _require_images(self, inputs, 4, 4)
         require_floating(self, inputs)
-        fill, (zoom, offsets) = _filled(self.fill, inputs), self._parameters(numbers)
+        fill, (zoom, offsets) = _filled(self.fill, inputs), self.parameters(numbers)
         return _resampled(inputs - fill, zoom, offsets, "zeros") + fill
 
     def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
-        zoom, offsets = self._parameters(numbers)
+        zoom, offsets = self.parameters(numbers)
         maps = outputs.flatten(1, -3) if outputs.ndim > 3 else outputs[:, None]
         return _resampled(maps, 1 / zoom, [-offset * zoom for offset in offsets], "border").view_as(outputs)
 
-    def _parameters(self, numbers: Tensor) -> tuple[float, list[float]]:
+    def parameters(self, numbers: Tensor) -> tuple[float, list[float]]:
         """Return the zoom, and the shift along x and y in units of half an image."""
         across, down, zoom = (2 * numbers - 1).tolist()
         return (1 + self.scale) ** zoom, [2 * self.shift * across, 2 * self.shift * down]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import require_finite
 
 OwnFunction = Callable[[Tensor, torch.Generator], Tensor]
 """A transform `(inputs, generator) -> inputs`. All its random numbers come from the generator."""

@@ -47,9 +47,9 @@ class ViewsPosterior(Posterior):
         return self.posterior.device
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Network:  # type: ignore[override]
         """The network of the wrapped posterior."""
-        return self.posterior.network  # type: ignore[attr-defined]
+        return self.posterior.network
 
     def __repr__(self) -> str:
         parts = self.transform.transforms if isinstance(self.transform, Compose) else [self.transform]

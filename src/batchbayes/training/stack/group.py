@@ -7,6 +7,7 @@ fused Adam updates them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn, optim
@@ -15,6 +16,9 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.orders import Examples, Orders
 from batchbayes.training.stack.stack import Layer, Stack
+
+Loss = Literal["half_squared_error", "cross_entropy"]
+"""What training makes small. For the cross-entropy, targets are probabilities of classes."""
 
 
 class Group:
@@ -30,7 +34,9 @@ class Group:
         data: Sequence[Examples],
         configs: Sequence[TrainingConfig],
         streams: Mapping[int, torch.Generator] | None = None,
+        loss: Loss = "half_squared_error",
     ) -> None:
+        self._loss: Loss = loss
         own = stack.select(numbers)
         self.numbers, self._data, self._configs = numbers, data, configs
         self._layers, self._rates = own.layers, own.dropout_rates
@@ -61,7 +67,7 @@ class Group:
         kept = stays[self.numbers]
         if kept.all():
             return self
-        group = Group(stack, self.numbers[kept], self._data, self._configs, self._orders.streams)
+        group = Group(stack, self.numbers[kept], self._data, self._configs, self._orders.streams, self._loss)
         state = self._adam.state[self._trained]
         moments = {
             moment: _vector({name: part[kept] for name, part in _views(state[moment], self._parameters).items()})
@@ -102,7 +108,10 @@ class Group:
         outputs = inputs
         for layer, work in zip(self._layers, self._work, strict=True):
             outputs = self._forward(layer, work, outputs)
-        errors = outputs.sub_(targets).div_(targets[0].numel())
+        if self._loss == "cross_entropy":
+            errors = outputs.copy_(outputs.softmax(-1)).sub_(targets).div_(targets.shape[1])
+        else:
+            errors = outputs.sub_(targets).div_(targets[0].numel())
         for layer, work in zip(reversed(self._layers), reversed(self._work), strict=True):
             errors = self._backward(layer, work, errors)
         self._adam.step()

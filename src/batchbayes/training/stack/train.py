@@ -15,7 +15,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.training.batches import require_data
 from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.convert import stack_networks, unstack
-from batchbayes.training.stack.group import Group
+from batchbayes.training.stack.group import Group, Loss
 from batchbayes.training.stack.orders import Examples
 from batchbayes.training.stack.stack import Stack
 
@@ -46,6 +46,7 @@ def train_stack(
     *,
     observe: Observer | None = None,
     every: int = 20,
+    loss: Loss = "half_squared_error",
 ) -> Stack:
     """Return a trained copy of a stack.
 
@@ -55,9 +56,10 @@ def train_stack(
         configs: for each network how it is trained. They may differ in weight decay and seed alone.
         observe: called after every `every` epochs. A network that does not continue stays as it is then.
         every: how many epochs are between two calls of `observe`.
+        loss: what training makes small. For "cross_entropy", targets are one-hot rows, or other probabilities.
     """
     common = _require_common(stack, data, configs)
-    trained, groups = stack.select(range(len(stack))), _groups(stack, data, configs)
+    trained, groups = stack.select(range(len(stack))), _groups(stack, data, configs, loss)
     with Progress(f"training {len(stack)} networks", common.epochs) as shown:
         for epoch in range(common.epochs):
             for group in groups:
@@ -78,13 +80,13 @@ def train_stack(
     return trained
 
 
-def _groups(stack: Stack, data: Sequence[Examples], configs: Sequence[TrainingConfig]) -> list[Group]:
+def _groups(stack: Stack, data: Sequence[Examples], configs: Sequence[TrainingConfig], loss: Loss) -> list[Group]:
     """Return groups of the networks whose epochs have the same number of batches of the same size."""
     kinds: dict[tuple[int, int], list[int]] = {}
     for number, (inputs, _) in enumerate(data):
         size = min(configs[0].batch_size, len(inputs))
         kinds.setdefault((size, len(inputs) // size), []).append(number)
-    return [Group(stack, torch.tensor(numbers), data, configs) for numbers in kinds.values()]
+    return [Group(stack, torch.tensor(numbers), data, configs, loss=loss) for numbers in kinds.values()]
 
 
 def _require_common(stack: Stack, data: Sequence[Examples], configs: Sequence[TrainingConfig]) -> TrainingConfig:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.minimise import minimise
-from batchbayes.batches import Batches, Picker, as_batches, pick_inputs
+from batchbayes.batches import Batches, as_batches
 from batchbayes.engines.linearity import measure_linearity, warn_unless_trusted
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import Picker, pick_inputs
 from batchbayes.likelihoods import Categorical, Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.batchnorm.omega import site_of
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, require_noise
@@ -40,6 +41,8 @@ class BatchSizeCurve:
     values: Tensor
     kl: Tensor
     """KL divergence per example, already subtracted in `values`; zero for a held-out objective."""
+    examples: Tensor
+    """The score of each example, without the KL divergence, (G, n). With very many examples, of an even selection."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,36 +110,48 @@ def tune_batch_size(
     True
     """
     _check_options(objective, score, per_site, likelihood, num_samples, seed)
-    posterior = _evened(posterior)
+    if require_noise(posterior).site_batch_sizes:
+        posterior = posterior.at_batch_size(posterior.batch_size)  # the same for all sites
     groups = site_of(posterior.sites) * per_site
-    options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "inputs": inputs, "targets": targets}
-    is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(hasattr(part, "shape") for part in batches)
-    batches = [batches] if is_pair else list(as_batches(batches))
-    if batches and not sum(len(pick_inputs(batch, inputs)) for batch in batches):
-        raise BatchbayesError(expected="at least one labelled example", got="none", fix="check how data is selected")
-    family = linear_family(posterior, batches, groups, **options)
+    read: dict[str, Any] = {"inputs": inputs, "targets": targets}
+    family = linear_family(posterior, _batches(batches, inputs), groups, num_samples=num_samples, seed=seed, **read)
     family = replace(family, targets=likelihood.fitting(family.middle[None], family.targets))
     count = family.num_examples if num_examples is None else num_examples
-
-    def kl(log_size: float, precision: float) -> float:
-        sizes = torch.tensor([math.exp(log_size)], dtype=torch.float64)
-        found = kl_to_implied_prior(
-            posterior, sizes, num_examples=count, weight_decay=weight_decay, precision=precision
-        )
-        return float(found) / count
-
-    goal = Goal(family, likelihood, objective, score, kl if objective == "elbo" else lambda *_: 0.0)
+    kl = _kl_per_example(posterior, count, weight_decay) if objective == "elbo" else lambda *_: 0.0
+    goal = Goal(family, likelihood, objective, score, kl)
     with torch.no_grad():
         curve = goal.curve()
         log_sizes, value = goal.optimum(curve)
     if per_site:
         log_sizes, value = goal.optimum_per_group(log_sizes, penalty)
-    sizes = tuple(float(size) for size in log_sizes.exp()) if per_site else (float(log_sizes[0].exp()),)
+    sizes = tuple(log_sizes.exp().tolist())
     tuned = posterior.at_batch_size(sizes if per_site else sizes[0])
     linearity = measure_linearity(tuned, family.inputs, num_draws=8, max_examples=32, seed=seed)
     warn_unless_trusted(linearity, 'the best batch size may be off. Predict there with engine="sample", and compare')
     best = goal.best_likelihood(family.outputs(log_sizes))
     return TunedBatchSize(tuned, value, curve, best, sizes if per_site else sizes * len(posterior.sites))
+
+
+def _batches(data: Batches, picker: Picker) -> list[Any]:
+    """Return labelled batches. Two tensors in a tuple are one batch (x, y), also if both are real numbers."""
+    is_pair = isinstance(data, tuple) and len(data) == 2 and all(hasattr(part, "shape") for part in data)
+    batches = [data] if is_pair else list(as_batches(data))
+    if batches and not sum(len(pick_inputs(batch, picker)) for batch in batches):
+        raise BatchbayesError(expected="at least one labelled example", got="none", fix="check how data is selected")
+    return batches
+
+
+def _kl_per_example(
+    posterior: BatchNormPosterior, num_examples: int, weight_decay: float
+) -> Callable[[float, float], float]:
+    """Return the KL divergence from the implied prior as a function of (log batch size, noise precision)."""
+
+    def kl(log_size: float, precision: float) -> float:
+        sizes = torch.tensor([math.exp(log_size)], dtype=torch.float64)
+        prior = {"num_examples": num_examples, "weight_decay": weight_decay, "precision": precision}
+        return float(kl_to_implied_prior(posterior, sizes, **prior)) / num_examples
+
+    return kl
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,17 +165,33 @@ class Goal:
     kl: Callable[[float, float], float]
     """KL divergence as a function of (log batch size, noise precision)."""
 
-    def expected(self, outputs: Tensor, likelihood: Any) -> Tensor:
-        """Return the mean over examples of the score of draws (S, n, ...), or of their expected log-likelihood."""
+    def scores(self, outputs: Tensor, likelihood: Any) -> Tensor:
+        """Return the score of each target by draws (S, n, ...), or their expected log-likelihood, in their shape."""
         targets = self.family.targets
         if self.score == "crps":
             mean, variance = outputs.mean(0), outputs.var(0, correction=0) + 1 / likelihood.precision
-            return -gaussian_crps(mean, variance.sqrt(), targets).mean()
+            return -gaussian_crps(mean, variance.sqrt(), targets)
         log_prob = likelihood(outputs).log_prob(targets)  # (S, n, ...)
+        return log_prob.mean(0) if self.objective == "elbo" else log_prob.logsumexp(0) - math.log(len(log_prob))
+
+    def expected(self, outputs: Tensor, likelihood: Any) -> Tensor:
+        """Return the mean of the scores."""
+        return self._mean(self.scores(outputs, likelihood), likelihood)
+
+    def _mean(self, scores: Tensor, likelihood: Any) -> Tensor:
+        """Return the mean over examples for the ELBO, and else over all targets that count."""
         if self.objective == "elbo":
-            return log_prob.flatten(1).sum(1).mean() / log_prob.shape[1]  # the outputs of an example are summed
-        scores = log_prob.logsumexp(0) - math.log(len(log_prob))
-        return (scores[likelihood.counts(targets)] if isinstance(likelihood, Categorical) else scores).mean()
+            return scores.reshape(len(scores), -1).sum(1).mean()
+        return scores[self._counts(likelihood)].mean()
+
+    def _of_examples(self, scores: Tensor, likelihood: Any) -> Tensor:
+        """Return the mean score of the targets of each example that count, (n,)."""
+        counts = self._counts(likelihood).reshape(len(scores), -1)
+        return (scores.reshape(counts.shape).double() * counts).sum(1) / counts.sum(1).clamp(min=1)
+
+    def _counts(self, likelihood: Any) -> Tensor:
+        targets = self.family.targets
+        return likelihood.counts(targets) if isinstance(likelihood, Categorical) else torch.ones_like(targets).bool()
 
     def best_likelihood(self, outputs: Tensor) -> Any:
         """Return the likelihood with its best noise precision, searched in log tau around the best constant one."""
@@ -181,20 +212,23 @@ class Goal:
             middle = -math.log(error)
             return Gaussian(math.exp(minimise(cost, middle - 2, middle + 6, grid=0, steps=16)[0]))
 
-    def evaluate(self, log_size: float) -> tuple[float, float]:
-        """Return the objective with one batch size for all sites, and the KL divergence in it."""
+    def evaluate(self, log_size: float) -> tuple[float, float, Tensor]:
+        """Return the objective with one batch size for all sites, the KL divergence in it, and examples' scores."""
         outputs = self.family.outputs(torch.full((len(self.family.spread),), log_size))
         likelihood = self.best_likelihood(outputs)
         precision = likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
         assert isinstance(precision, float)  # best_likelihood gives one number
         divergence = self.kl(log_size, precision)
-        return float(self.expected(outputs, likelihood)) - divergence, divergence
+        scores = self.scores(outputs, likelihood)
+        value = float(self._mean(scores, likelihood)) - divergence
+        return value, divergence, self._of_examples(scores, likelihood)
 
     def curve(self) -> BatchSizeCurve:
         """Return the objective over the whole range of batch sizes."""
         grid = torch.linspace(float(self.family.knots[0]), float(self.family.knots[-1]), GRID)
-        values, divergences = zip(*(self.evaluate(float(u)) for u in grid), strict=True)
-        return BatchSizeCurve(grid.exp(), torch.tensor(values).double(), torch.tensor(divergences).double())
+        values, divergences, scores = zip(*(self.evaluate(float(u)) for u in grid), strict=True)
+        value, kl = (torch.tensor(column).double() for column in (values, divergences))
+        return BatchSizeCurve(grid.exp(), value, kl, torch.stack(scores))
 
     def optimum(self, curve: BatchSizeCurve) -> tuple[Tensor, float]:
         """Search between the neighbours of the best point of the curve."""
@@ -219,12 +253,6 @@ class Goal:
                     log_sizes.clamp_(self.family.knots[0], self.family.knots[-1])
         outputs = self.family.outputs(log_sizes.detach())
         return log_sizes.detach(), float(self.expected(outputs, self.best_likelihood(outputs)))
-
-
-def _evened(posterior: BatchNormPosterior) -> BatchNormPosterior:
-    """Return the posterior at one batch size for all sites. Raise an error if it has no noise."""
-    require_noise(posterior)
-    return posterior.at_batch_size(posterior.batch_size) if posterior.site_batch_sizes else posterior
 
 
 def _check_options(objective: str, score: str, per_site: bool, likelihood: Any, num_samples: int, seed: int) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.batches import Picker, chunks, pick_inputs, require_finite
+from batchbayes.batches import chunks
 from batchbayes.engines.linear import plan_linear, tangents_along
 from batchbayes.engines.linearity import spread_evenly
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import Picker, pick_inputs, require_finite
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 
 LARGEST = 2**27

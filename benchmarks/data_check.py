@@ -1,0 +1,219 @@
+"""How often the check of the data is wrong: false alarms on data that is right, and mistakes that it finds.
+
+    python benchmarks/data_check.py DATA_FOLDER [--fits 30] [--keep FILE]
+
+A fit is a network that was trained here on its own random split of a data set, with its own seed, and the test part of
+that split. UCI networks have two layers of 50 units and batch norm. Image networks have three convolutions with batch
+norm. Those for CIFAR-10 are trained with random crops and flips in every second fit; test images never have them. Two
+public residual networks are judged too, on disjoint parts of the CIFAR-10 test set: these are draws of data, not fits.
+
+With --keep, counts are kept in a file, so that a run that was stopped continues with the next data set.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import batchbayes as bb
+from batchbayes._common.progress import progress
+from batchbayes._common.rng import GlobalStream, generator
+from batchbayes.assessment.familiar import unfamiliar
+from batchbayes.data.cifar10 import MEAN, STD, crop_and_flip, load_cifar10, standardise
+from batchbayes.data.examples import from_tensors
+from batchbayes.data.mnist import load_mnist
+from batchbayes.models.convnet import conv_block
+from batchbayes.models.mlp import MLP
+from batchbayes.models.pretrained import cifar_resnet
+from batchbayes.training.loop import TrainingConfig
+from batchbayes.training.stack.train import train_together
+
+TABLES = ("boston", "concrete", "energy", "power", "wine")
+IMAGES, TEST_IMAGES, EPOCHS, BATCH_SIZE, PARTS = 3000, 300, 4, 64, 10
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A network, and data that is right or wrong."""
+
+    network: nn.Module
+    classes: bool
+    test: dict[str, Tensor]
+    """Test inputs by what was done to them."""
+    training: dict[str, Tensor]
+    """Training inputs, for the warning of `bb.mcbn`."""
+
+
+def tables(name: str, folder: Path, count: int) -> Iterable[Fit]:
+    """Train networks on random splits of a UCI set, nine tenths and one tenth."""
+    with np.load(folder / "uci" / f"{name}.npz") as file:
+        inputs, targets = file["X"], file["y"]
+    networks, data, cases = [], [], []
+    for seed in range(count):
+        order = np.random.default_rng(seed).permutation(len(inputs))
+        test, train = np.split(order, [len(order) // 10])
+        mean, std = inputs[train].mean(0), inputs[train].std(0)
+        right = torch.tensor((inputs - mean) / std).float()
+        scaled = torch.tensor((targets - targets[train].mean()) / targets[train].std()).float()[:, None]
+        with GlobalStream(seed):
+            networks.append(MLP(inputs.shape[1], [50, 50], 1))
+        data.append((right[train[:3000]], scaled[train[:3000]]))
+        one = torch.zeros(inputs.shape[1])
+        one[seed % len(one)] = 1
+        cases.append(
+            {
+                "right": right[test],
+                "unscaled": torch.tensor(inputs[test]).float(),
+                "shifted by 1 std": right[test] + 1,
+                "one column shifted": right[test] + one,
+            }
+        )
+    train_together(networks, data, [TrainingConfig(40, 32, 1e-2, seed=seed) for seed in range(count)])
+    return [
+        Fit(network, False, case, {"training batches": own[0], "shifted training batches": own[0] + 1})
+        for network, case, own in zip(networks, cases, data, strict=True)
+    ]
+
+
+def image_network(channels: int) -> nn.Module:
+    blocks = [conv_block(a, b, s) for a, b, s in ((channels, 12, 1), (12, 24, 2), (24, 48, 2))]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
+
+
+def trained(images: Tensor, labels: Tensor, seed: int, prepare: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Train a network on images (N, C, H, W) in bytes. `prepare` makes inputs of a batch."""
+    with GlobalStream(seed):
+        network, random = image_network(images.shape[1]), generator(seed, "order")
+        adam = torch.optim.AdamW(network.parameters(), lr=5e-3, weight_decay=1e-3)
+        for _ in range(EPOCHS):
+            for rows in torch.randperm(len(images), generator=random).split(BATCH_SIZE):
+                adam.zero_grad()
+                cross_entropy(network(prepare(images[rows])), labels[rows]).backward()
+                adam.step()
+    return network.eval()
+
+
+def colour_mistakes(images: Tensor) -> dict[str, Tensor]:
+    """Return CIFAR-10 images as the networks take them, and after mistakes in the preprocessing."""
+    return {
+        "right": standardise(images),
+        "unscaled": images.float(),
+        "shifted by 1 std": standardise(images) + 1,
+        "swapped channels": standardise(images.flip(1)),
+        "no normalisation": images / 255,
+        "no mean": images / 255 / STD,
+        "no std": images / 255 - MEAN,
+    }
+
+
+def cifar10(folder: Path, count: int) -> Iterable[Fit]:
+    """Train networks on random parts of CIFAR-10, every second one with random crops and flips."""
+    images, labels = load_cifar10("train", folder)
+    unseen, _ = load_cifar10("test", folder)
+    for seed in progress(range(count), "CIFAR-10", count):
+        random = generator(seed, "split")
+        rows = torch.randperm(len(images), generator=random)[:IMAGES]
+        crops = seed % 2 == 0
+        network = trained(
+            images[rows], labels[rows], seed,
+            (lambda x, random=random: standardise(crop_and_flip(x, random))) if crops else standardise,
+        )  # fmt: skip
+        test = colour_mistakes(unseen[torch.randperm(len(unseen), generator=random)[:TEST_IMAGES]])
+        plain, cropped = standardise(images[rows]), standardise(crop_and_flip(images[rows], random))
+        training = {"training batches": cropped if crops else plain}
+        yield Fit(network, True, test, training | ({"training batches without crops": plain} if crops else {}))
+
+
+def fashion(folder: Path, count: int) -> Iterable[Fit]:
+    """Train networks on random parts of Fashion-MNIST."""
+    images, labels = load_mnist("fashion_mnist", "train", folder)
+    unseen, _ = load_mnist("fashion_mnist", "test", folder)
+    for seed in progress(range(count), "Fashion-MNIST", count):
+        random = generator(seed, "split")
+        rows = torch.randperm(len(images), generator=random)[:IMAGES]
+        network = trained(images[rows], labels[rows], seed, grey)
+        test = unseen[torch.randperm(len(unseen), generator=random)[:TEST_IMAGES]]
+        cases = {
+            "right": grey(test), "unscaled": test.float(), "shifted by 1 std": grey(test) + 1,
+            "no normalisation": test / 255, "no mean": test / 255 / 0.353, "no std": test / 255 - 0.286,
+        }  # fmt: skip
+        yield Fit(network, True, cases, {"training batches": grey(images[rows])})
+
+
+def grey(images: Tensor) -> Tensor:
+    return (images.float() / 255 - 0.286) / 0.353
+
+
+def public(depth: int, folder: Path) -> Iterable[Fit]:
+    """Judge disjoint parts of the test set by a public network."""
+    network = cifar_resnet(depth, folder / "weights" / f"resnet{depth}_cifar10_akamaster.safetensors")
+    unseen, _ = load_cifar10("test", folder)
+    for part in progress(unseen.split(TEST_IMAGES)[:PARTS], f"ResNet-{depth}", PARTS):
+        yield Fit(network, True, colour_mistakes(part), {})
+
+
+def count_alarms(fits: Iterable[Fit]) -> dict[str, tuple[int, int]]:
+    """Return for each kind of data how often there was an alarm, and out of how many."""
+    found: dict[str, list[bool]] = {}
+    for fit in fits:
+        for kind, inputs in fit.test.items():
+            said = unfamiliar(fit.network, from_tensors(kind, inputs), classes=fit.classes)
+            found.setdefault(kind, []).append(said is not None)
+        for kind, inputs in fit.training.items():
+            found.setdefault(kind, []).append(warns(fit.network, inputs))
+    return {kind: (sum(each), len(each)) for kind, each in found.items()}
+
+
+def warns(network: nn.Module, inputs: Tensor) -> bool:
+    """Return whether MCBN warns that batches are not those of training."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bb.mcbn(network, inputs, batch_size=32, num_samples=32)
+    return any("the first batch-norm layer" in str(each.message) for each in caught)
+
+
+def show(counted: dict[str, dict[str, tuple[int, int]]]) -> None:
+    """Print a table: a line for each kind of data, a column for each data set, and the totals."""
+    kinds = dict.fromkeys(kind for table in counted.values() for kind in table)
+    print("| | " + " | ".join(counted) + " | all |\n|---|" + "---|" * (len(counted) + 1))
+    for kind in kinds:
+        pairs = [table.get(kind, (0, 0)) for table in counted.values()]
+        alarms, total = (sum(pair[i] for pair in pairs) for i in (0, 1))
+        cells = [f"{a} of {b}" if b else "" for a, b in pairs]
+        print(f"| {kind} | {' | '.join(cells)} | {alarms} of {total} ({100 * alarms / total:.1f} %) |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--fits", type=int, default=30, help="for each data set")
+    parser.add_argument("--keep", type=Path, help="a .json file for the counts")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    folder, fits = given.folder, given.fits
+    parts: dict[str, Callable[[], Iterable[Fit]]] = {name: partial(tables, name, folder, fits) for name in TABLES}
+    parts |= {"Fashion-MNIST": partial(fashion, folder, fits), "CIFAR-10": partial(cifar10, folder, fits)}
+    networks = {f"ResNet-{depth}": partial(public, depth, folder) for depth in (20, 32)}
+    counted = json.loads(given.keep.read_text()) if given.keep and given.keep.exists() else {}
+    for name, make in (parts | networks).items():
+        if name not in counted:
+            counted[name] = count_alarms(make())
+        if given.keep:
+            given.keep.write_text(json.dumps(counted))
+    print("Fits of networks that were trained here:\n")
+    show({name: counted[name] for name in parts})
+    print("\nDraws of test data for public networks:\n")
+    show({name: counted[name] for name in networks})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The scikit-learn estimators beside gradient boosting and a Gaussian process, on the eight UCI regression sets.
+
+    nice -n 19 python benchmarks/estimators.py DATA_FOLDER RESULTS.json
+
+The splits are the published random ones of 90 % and 10 %. Each result is written when it is there, and a run that was
+stopped continues. RMSE, CRPS and the width of 90 % intervals are in units of the standard deviation of the targets.
+
+gradient boosting   HistGradientBoostingRegressor with default options. Its intervals are split-conformal: 20 % of the
+                    rows are left out of its training, and its errors there are one spread for all inputs.
+Gaussian process    an RBF kernel with one length for each input, and noise, on at most 500 rows. Its intervals are
+                    its own.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+import torch
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from batchbayes._common.atomic import atomic_path
+from batchbayes.calibrate import conformal_quantile
+from batchbayes.scores import gaussian_crps
+from batchbayes.sklearn import UncertainRegressor
+
+SPLITS = {
+    "boston": 20, "concrete": 10, "energy": 10, "kin8nm": 2, "power": 2, "protein": 1, "wine": 8, "yacht": 20,
+}  # fmt: skip
+"""How many splits: more of the small sets, whose test parts have only a few rows."""
+GAUSSIAN_PROCESS_ROWS, CONFORMAL_SHARE, LEVEL = 500, 0.2, 0.9
+Prediction = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Mean, standard deviation, lower and upper end, (N,) each."""
+
+
+def ours(x: np.ndarray, y: np.ndarray, new: np.ndarray, seed: int) -> Prediction:
+    model = UncertainRegressor(random_state=seed).fit(x, y)
+    return *model.predict(new, return_std=True), *model.predict_interval(new, LEVEL)
+
+
+def boosting(x: np.ndarray, y: np.ndarray, new: np.ndarray, seed: int) -> Prediction:
+    rows = np.random.default_rng(seed).permutation(len(x))
+    held_out, used = np.split(rows, [int(CONFORMAL_SHARE * len(x))])
+    model = HistGradientBoostingRegressor(random_state=seed).fit(x[used], y[used])
+    errors = y[held_out] - model.predict(x[held_out])
+    mean, width = model.predict(new), conformal_quantile(torch.from_numpy(np.abs(errors)), LEVEL)
+    return mean, np.full(len(new), float((errors**2).mean() ** 0.5)), mean - width, mean + width
+
+
+def gaussian_process(x: np.ndarray, y: np.ndarray, new: np.ndarray, seed: int) -> Prediction:
+    rows = np.random.default_rng(seed).permutation(len(x))[:GAUSSIAN_PROCESS_ROWS]
+    middle, spread = x.mean(0), np.where(x.std(0) > 0, x.std(0), 1)
+    kernel = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel(0.1)
+    model = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
+    model.fit((x[rows] - middle) / spread, y[rows])
+    mean, std = model.predict((new - middle) / spread, return_std=True)
+    return mean, std, mean - 1.645 * std, mean + 1.645 * std
+
+
+MODELS = {"UncertainRegressor": ours, "gradient boosting": boosting, "Gaussian process": gaussian_process}
+
+
+def scores(folder: Path, dataset: str, split: int, model: str) -> dict[str, float]:
+    """Fit a model to one split, and return its scores on the test rows."""
+    data = np.load(folder / "uci" / f"{dataset}.npz")
+    test = np.load(folder / "uci" / "pbp_test_indices.npz")[dataset][split].astype(int)
+    x, y = data["X"], data["y"]
+    train = np.setdiff1d(np.arange(len(y)), test)
+    start = time.process_time()
+    mean, std, lower, upper = MODELS[model](x[train], y[train], x[test], split)
+    seconds, unit = time.process_time() - start, y[train].std()
+    values = [torch.from_numpy(np.ascontiguousarray(each)) for each in (mean, std, y[test])]
+    return {
+        "rmse": float(np.sqrt(((mean - y[test]) ** 2).mean()) / unit),
+        "crps": float(gaussian_crps(*values).mean() / unit),
+        "coverage": float(((lower <= y[test]) & (y[test] <= upper)).mean()),
+        "width": float((upper - lower).mean() / unit),
+        "seconds": seconds,
+    }
+
+
+def print_table(results: dict[str, dict[str, float]]) -> None:
+    """Print one line for each data set and model: means over splits."""
+    found = defaultdict(list)
+    for key, values in results.items():
+        dataset, _, model = key.split("/")
+        found[dataset, model].append(values)
+    print("| data set | splits | model | RMSE | CRPS | 90 % hold | width | CPU seconds |")
+    print("|---|---:|---|---:|---:|---:|---:|---:|")
+    for (dataset, model), runs in found.items():
+        cells = {name: [run[name] for run in runs] for name in runs[0]}
+        error = f" ± {stdev(cells['coverage']) / len(runs) ** 0.5:.1%}" if len(runs) > 1 else ""
+        print(
+            f"| {dataset} | {len(runs)} | {model} | {fmean(cells['rmse']):.3f} | {fmean(cells['crps']):.4f} "
+            f"| {fmean(cells['coverage']):.1%}{error} | {fmean(cells['width']):.2f} | {fmean(cells['seconds']):.1f} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = json.loads(options.results.read_text()) if options.results.exists() else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the optimiser of the Gaussian process says when a length reaches a bound
+        for dataset, splits in SPLITS.items():
+            for split in range(splits):
+                for model in options.models:
+                    key = f"{dataset}/{split}/{model}"
+                    if key not in results:
+                        results[key] = scores(options.folder, dataset, split, model)
+                        with atomic_path(options.results) as partial:
+                            partial.write_text(json.dumps(results, indent=1))
+    print_table(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Assessment of a classifier."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes.assessment.classification.figures import class_figures
+from batchbayes.assessment.classification.verdict import class_terms, class_verdict
+from batchbayes.assessment.contenders import ClassContender, Contender, Seen, Trial, drawing, notes_for_prediction
+from batchbayes.assessment.entries import Entry, affordable, compared_entries, pick_shown, price, trial_of
+from batchbayes.assessment.explorer import class_explorer
+from batchbayes.assessment.figures import shared_figures
+from batchbayes.assessment.likelihood import likelihood_notes
+from batchbayes.assessment.load import Case
+from batchbayes.assessment.recommend import as_choice, recommend
+from batchbayes.assessment.result import FLAGGED_SHARE, RANKING, STRANGE, Assessment, MetricColumn
+from batchbayes.assessment.rows import assessed_rows, class_labels
+from batchbayes.assessment.strange import fit_novelty, novelty_level
+from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
+from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
+from batchbayes.calibrate import conformal_sets, tune_temperature
+from batchbayes.data.examples import Examples
+from batchbayes.metrics import (
+    accuracy,
+    area_under_risk_coverage,
+    area_under_roc,
+    average_precision,
+    calibrated_log_likelihood,
+    classwise_calibration_error,
+    count_by_score,
+    equal_mass_reliability,
+    equal_width_reliability,
+    expected_calibration_error,
+    false_positive_rate_at_recall,
+    mean_score,
+)
+from batchbayes.prediction import predict, predict_stream
+from batchbayes.predictive import CategoricalPredictive
+from batchbayes.scores import brier, is_misclassified, max_probability
+
+COLUMNS = (
+    MetricColumn("accuracy", "Accuracy", "higher", 1, "share of right answers", percent=True),
+    MetricColumn("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
+    MetricColumn("cll", "CLL", "higher", 3, "log-likelihood at the best temperature, tuned on other test data"),
+    MetricColumn("brier", "Brier", "lower", 3, "squared distance of the probabilities from the truth, 0 to 2"),
+    MetricColumn(
+        "ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True
+    ),
+    MetricColumn("ece_equal_mass", "ECE, equal mass", "lower", 1, "the same with bins of equal size", percent=True),
+    MetricColumn("ece_classwise", "ECE, classwise", "lower", 2, "the same for each class, averaged", percent=True),
+    MetricColumn(
+        "set_size", "Set size", "lower", 2, "mean size of conformal sets that hold the truth in 90 % of cases"
+    ),
+    MetricColumn("passes", "Passes", "lower", 0, "what a prediction costs, in forward passes of the network"),
+    MetricColumn(
+        "error_auroc", "AUROC", "higher", 3, "how well entropy tells wrong answers from right ones", group=RANKING
+    ),
+    MetricColumn("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING),
+    MetricColumn("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING),
+)
+STRANGE_COLUMNS = (
+    MetricColumn("ood_auroc", "AUROC", "higher", 3, "how well entropy tells strange from test inputs", group=STRANGE),
+    MetricColumn("ood_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=STRANGE),
+    MetricColumn("ood_aupr", "AUPR", "higher", 3, "area under precision and recall, by entropy", group=STRANGE),
+    MetricColumn(
+        "ood_fpr95", "FPR95", "lower", 1, "false alarms when 95 % of strange inputs are found",
+        percent=True, group=STRANGE,
+    ),
+)  # fmt: skip
+TEMPERATURES = temperature_grid(0.25, 16, 17)
+
+
+def assess_classification(case: Case) -> Assessment:
+    """Choose a method on the calibration data, and compare it with others on the test data."""
+    held_out, labels = case.calibration.targets(), case.test.targets()
+    tried = [(entry, *_try(case, entry, held_out)) for entry in compared_entries(case, case.likelihood)]
+    picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
+    drawn = {entry: draws for entry, _, draws in tried}
+    contenders: list[ClassContender] = []
+    for entry, trials in pick_shown([each[:2] for each in tried], picked.trials):
+        is_told = (entry.candidate.rank == 0 and not entry.views) or picked.recommended in trials
+        contenders += _test(case, entry, trials, drawn[entry], held_out, labels, case.ood if is_told else None)
+    contenders.sort(key=lambda contender: contender.trial.simplicity)
+    choice = as_choice(picked, contenders)
+    chosen: ClassContender = choice.recommended
+    threshold = float(chosen.seen.calibration.entropy.double().quantile(1 - FLAGGED_SHARE))
+    novelty, why_not = fit_novelty(case)
+    notes = notes_for_prediction(
+        case,
+        chosen,
+        threshold,
+        class_names=case.class_names,
+        novelty_level=novelty_level(novelty),
+        **likelihood_notes(case.likelihood),
+    )
+    truth = {"target": class_labels(labels, case.class_names)}
+    rows = assessed_rows(chosen.posterior, case, notes, truth, novelty)
+    wrong = is_misclassified(chosen.seen.test.probs, labels)
+    return Assessment(
+        case=case,
+        columns=(*COLUMNS, *(STRANGE_COLUMNS if case.ood else ())),
+        contenders=contenders,
+        choice=choice,
+        verdict=class_verdict(rows, contenders, choice, case),
+        terms=class_terms(rows, contenders, choice, wrong, case),
+        rows=rows,
+        figures=shared_figures(
+            contenders,
+            chosen,
+            COLUMNS,
+            rows,
+            level=novelty_level(novelty),
+            strange=case.ood.name if case.ood else None,
+        )
+        | class_figures(case, contenders, chosen, labels),
+        explorer=class_explorer(chosen.seen.test.entropy, wrong, threshold, has_novelty=novelty is not None),
+        thumbnails=pick_thumbnails(case, rows, "entropy"),
+        details=pick_details(case, rows, "entropy"),
+        notes=notes,
+        novelty=novelty,
+        facts={
+            "test_count": len(labels),
+            "calibration_count": len(held_out),
+            "classes": case.num_outputs,
+            "threshold": threshold,
+            "no_novelty": why_not,
+        },
+    )
+
+
+def _try(case: Case, entry: Entry, labels: Tensor) -> tuple[list[Trial], Tensor]:
+    """Predict the calibration data, without and with a temperature. Return what is known from that, and the draws."""
+    plain = predict(
+        entry.posterior, case.calibration, case.likelihood, keep_draws=True, **drawing(case, entry.sizes[-1])
+    )
+    draws, trials = plain.draws, []
+    for size in affordable(entry, plain.engine, case.settings.budget):
+        passes = price(case, entry, size, plain.engine)
+        some = summarised(draws[:size], case.likelihood, keep=True)
+        grid = [-summarised(draws[:size], at(case, t)).log_prob(labels) for t in TEMPERATURES]
+        curve = TemperatureCurve(TEMPERATURES, torch.stack(grid))
+        tuned = {False: 1.0, True: tune_temperature(some, labels)}
+        losses = {False: -some.log_prob(labels), True: curve.cross_fitted(case.settings.seed)}
+        trials += [
+            trial_of(
+                entry, size, losses[t], plain.engine, passes=passes, tuned={"temperature": tuned[t]}, temperature=t
+            )
+            for t in (False, True)
+        ]
+    return trials, draws
+
+
+def at(case: Case, temperature: float) -> Any:
+    """Return the likelihood of the case at a temperature."""
+    return replace(case.likelihood, temperature=temperature)
+
+
+def summarised(draws: Tensor, likelihood: Any, *, keep: bool = False) -> CategoricalPredictive:
+    """Return the predictive of draws (S, N, ...) under a likelihood."""
+    summary = likelihood.summary()
+    summary.add(draws)
+    return summary.finish(draws if keep else None)
+
+
+def _test(
+    case: Case,
+    entry: Entry,
+    trials: Sequence[Trial],
+    draws: Tensor,
+    held_out: Tensor,
+    labels: Tensor,
+    unusual: Examples | None,
+) -> Iterator[ClassContender]:
+    """Predict the test data, and strange data if there is any, for all contenders of an entry in one pass."""
+    tested = _predict_each(case, entry, case.test, trials)
+    strange = _predict_each(case, entry, unusual, trials) if unusual else [None] * len(trials)
+    for trial, test, ood in zip(trials, tested, strange, strict=True):
+        held = summarised(draws[: trial.num_samples], at(case, trial.tuned["temperature"]))
+        seen = Seen(held, test, ood)
+        metrics = _metrics(seen, labels, held_out) | {"passes": trial.passes}
+        yield Contender(trial, seen, metrics, -test.log_prob(labels))
+
+
+def _predict_each(case: Case, entry: Entry, data: Examples, trials: Sequence[Trial]) -> list[CategoricalPredictive]:
+    """Return one predictive for each trial, from the same draws."""
+    sizes = sorted({trial.num_samples for trial in trials})
+    likelihoods = [at(case, trial.tuned["temperature"]) for trial in trials]
+    if len(sizes) == 1:
+        stream = predict_stream(entry.posterior, data, likelihoods, **drawing(case, sizes[0]))
+        pieces = [predicted.predictives for predicted in stream]
+    else:
+        stream = predict_stream(entry.posterior, data, [case.likelihood], keep_draws=True, **drawing(case, sizes[-1]))
+        pieces = [
+            [
+                summarised(predicted.predictives[0].draws[: trial.num_samples], likelihood)
+                for trial, likelihood in zip(trials, likelihoods, strict=True)
+            ]
+            for predicted in stream
+        ]
+    return [type(column[0]).concatenate(column) for column in zip(*pieces, strict=True)]
+
+
+def _metrics(seen: Seen[CategoricalPredictive], labels: Tensor, held_out: Tensor) -> dict[str, float]:
+    test, has_draws = seen.test, seen.test.num_samples > 1
+    wrong, confidence = is_misclassified(test.probs, labels), max_probability(test.probs)
+    metrics = {
+        "accuracy": accuracy(test.probs, labels),
+        "nll": mean_score(-test.log_prob(labels)),
+        "brier": mean_score(brier(test.probs, labels)),
+        "ece": expected_calibration_error(equal_width_reliability(confidence, ~wrong)),
+        "ece_equal_mass": expected_calibration_error(equal_mass_reliability(confidence, ~wrong)),
+        "ece_classwise": classwise_calibration_error(test.probs, labels),
+        "mean_confidence": mean_score(confidence),
+        "aurc": area_under_risk_coverage(count_by_score(test.entropy, wrong)),
+    }
+    if len(labels) > 1:
+        metrics["cll"] = calibrated_log_likelihood(test.log_probs, labels)
+    if 0 < int(wrong.sum()) < len(wrong):
+        metrics["error_auroc"] = area_under_roc(count_by_score(test.entropy, wrong))
+        if has_draws:
+            metrics["error_auroc_mi"] = area_under_roc(count_by_score(test.mutual_information, wrong))
+    sets = conformal_sets(seen.calibration, held_out)(test)
+    metrics["set_size"] = mean_score(sets.sum(-1).double())
+    metrics["set_coverage"] = mean_score(sets.gather(-1, labels.unsqueeze(-1)).double())
+    if seen.ood is not None:
+        metrics |= _strange_metrics(test, seen.ood, has_draws)
+    return metrics
+
+
+def _strange_metrics(seen: CategoricalPredictive, strange: CategoricalPredictive, has_draws: bool) -> dict[str, float]:
+    is_strange = torch.arange(len(seen.entropy) + len(strange.entropy)) >= len(seen.entropy)
+    counts = count_by_score(torch.cat([seen.entropy, strange.entropy]), is_strange)
+    metrics = {
+        "ood_auroc": area_under_roc(counts),
+        "ood_aupr": average_precision(counts),
+        "ood_fpr95": false_positive_rate_at_recall(counts),
+    }
+    if has_draws:
+        information = torch.cat([seen.mutual_information, strange.mutual_information])
+        metrics["ood_auroc_mi"] = area_under_roc(count_by_score(information, is_strange))
+    return metrics

@@ -1,0 +1,169 @@
+"""The verdict on a classifier: in plain words for the first screen, and then in the terms of statistics."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.text import count, number, percent
+from batchbayes.assessment.contenders import Contender
+from batchbayes.assessment.load import Case
+from batchbayes.assessment.recommend import Choice, sentence_of_choice
+from batchbayes.assessment.rows import Rows
+from batchbayes.assessment.words import (
+    DOUBT,
+    binomial_error,
+    column,
+    give_or_take,
+    honesty,
+    marked_sentence,
+    next_step,
+    novelty_terms,
+    numbers,
+    of_100,
+    share_error,
+    strange_sentence,
+)
+
+SURE_LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5)
+CHECK = (
+    "Do not use it yet. Check that the data is prepared as in training (scaling, channels, the order of the classes), "
+    "and that these are the right weights."
+)
+
+
+def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choice, case: Case) -> dict[str, str]:
+    """Return the sentences of the first screen by their heading, the headline first."""
+    targets, confidence = column(rows, "target"), numbers(rows, "confidence")
+    right = torch.tensor([a == b for a, b in zip(column(rows, "prediction"), targets, strict=True)])
+    accuracy, gap = float(right.double().mean()), float((confidence - right.double()).mean())
+    word = honesty(gap, binomial_error(confidence))
+    own = contenders[0].metrics
+    alone = honesty(own["mean_confidence"] - own["accuracy"], share_error(own["accuracy"], len(right)))
+    verdict = {
+        **class_sentences(choice, accuracy, own, word, alone, error=share_error(accuracy, len(right)), noun="answer"),
+        "Can its percentages be believed?": believed(confidence, right, word) + told_alone(choice, own, word, alone),
+        "When to look twice": marked_sentence(numbers(rows, "flag") > 0, ~right),
+    }
+    verdict["How good is it?"] += f" This was counted on {count(len(right), 'test example')}."
+    if case.ood is not None:
+        verdict["Strange inputs"] = strange_sentence(rows, case.ood.name)
+    if guess := no_better_than_guessing(targets, right, choice.recommended.metrics["nll"]):
+        verdict |= {"headline": guess, "What to do next": CHECK}
+    return verdict
+
+
+def class_sentences(
+    choice: Choice, accuracy: float, own: Any, word: str, alone: str, *, error: float, noun: str
+) -> dict[str, str]:
+    """Return the headline, what to do next, and how good it is.
+
+    Args:
+        choice: what is recommended.
+        accuracy: its share of right answers.
+        own: the metrics of the network as it is.
+        word: how honest the recommended method is.
+        alone: how honest the network is as it is.
+        error: the standard error of the accuracy.
+        noun: what is counted, in the singular.
+    """
+    trust = "and its percentages can be believed" if word == "honest" else f"but it is {word}"
+    good = f"Of 100 {noun}s like these {of_100(accuracy)} are right"
+    network, gains = of_100(own["accuracy"]), []
+    if network != of_100(accuracy):
+        gains.append(f"{of_100(accuracy)} of 100 {noun}s are right instead of {network}")
+    if alone != "honest" and word != alone:
+        gains.append(f"the network is {'no longer' if word == 'honest' else 'less'} {alone.removeprefix('a little ')}")
+    if choice.is_network and word != "honest":
+        gains.append("more calibration data would tell what corrects its percentages")
+    return {
+        "headline": f"{good}, {trust}.",
+        "What to do next": next_step(choice, gains, marks=True),
+        "How good is it?": f"{good}{give_or_take(error)}.",
+    }
+
+
+def believed(confidence: Tensor, right: Tensor, word: str) -> str:
+    """Say whether confidences (N,) can be taken at their word, with an example."""
+    level = next((level for level in SURE_LEVELS if float((confidence >= level).double().mean()) >= 0.2), None)
+    text = "Yes." if word == "honest" else f"Not quite: it is {word}."
+    if word != "honest":
+        text += f" It says {percent(float(confidence.mean()), 0)} on average."
+    if level is not None:
+        sure = confidence >= level
+        text += (
+            f" Of 100 answers that it is at least {percent(level, 0)} sure of, "
+            f"{of_100(float(right[sure].double().mean()))} are right. These are "
+            f"{of_100(float(sure.double().mean()))} of 100 answers."
+        )
+    return text
+
+
+def told_alone(choice: Choice, own: Any, word: str, alone: str) -> str:
+    """Say how honest the network alone is, if this differs."""
+    if choice.is_network or alone in ("honest", word):
+        return ""
+    return f" The network alone is {alone}: it says {percent(own['mean_confidence'], 0)} on average."
+
+
+def no_better_than_guessing(targets: Sequence[Any], right: Tensor, nll: float) -> str | None:
+    """Say that one answer to all inputs would do as well; None if the network is better than that."""
+    counts = torch.tensor(list(Counter(targets).values()), dtype=torch.float64)
+    shares = counts / counts.sum()
+    common = Counter(targets).most_common(1)[0][0]
+    gain = right.double() - torch.tensor([float(target == common) for target in targets])
+    better = float(gain.mean()) > DOUBT * float(gain.std()) / len(gain) ** 0.5
+    if len(counts) < 2 or better or nll < 0.98 * float(-(shares * shares.log()).sum()):
+        return None
+    return (
+        f"It is no better than guessing: of 100 answers {of_100(float(right.double().mean()))} are right, and "
+        f"{of_100(float(shares.max()))} would be if “{common}” were the answer to all inputs."
+    )
+
+
+def class_terms(
+    rows: Rows, contenders: Sequence[Contender[Any]], choice: Choice, wrong: Tensor, case: Case
+) -> dict[str, str]:
+    """Return the verdict in the terms of statistics. `wrong` says which answers of the recommended method are wrong."""
+    terms = shared_terms(contenders, choice)
+    terms["Setting the uncertain ones aside"] = rejection_sentence(choice.recommended.seen.test.entropy, wrong)
+    if case.ood is not None:
+        terms["Strange inputs"] = strange_terms(rows, choice, case.ood.name)
+    return terms
+
+
+def shared_terms(contenders: Sequence[Contender[Any]], choice: Choice) -> dict[str, str]:
+    """Return the choice of the method, and its calibration."""
+    own, chosen = contenders[0].metrics, choice.recommended.metrics
+    gap = f"is {percent(own['ece'])} for the network as it is"
+    gap += "" if choice.is_network else f" and {percent(chosen['ece'])} for {choice.name}"
+    return {
+        "Which method": sentence_of_choice(choice),
+        "Calibration": f"Confidence is the probability of the most likely class. The mean gap between confidence and "
+        f"accuracy over all confidences (expected calibration error, ECE) {gap}. Mean confidence "
+        f"{percent(chosen['mean_confidence'])}, accuracy {percent(chosen['accuracy'])}.",
+    }
+
+
+def rejection_sentence(uncertainty: Tensor, wrong: Tensor, aside: float = 0.1) -> str:
+    """Say what is gained if the least certain answers are set aside."""
+    order = uncertainty.argsort(stable=True)
+    kept = order[: max(1, round((1 - aside) * len(order)))]
+    before, after = float(wrong.double().mean()), float(wrong[kept].double().mean())
+    return (
+        "The uncertainty of an answer is its entropy: 0 nats if one class has probability 1, more if several share it. "
+        f"Without the {percent(aside, 0)} of the answers whose entropy is above "
+        f"{number(float(uncertainty[kept].max()))} nats, the error rate changes from {percent(before)} to "
+        f"{percent(after)}."
+    )
+
+
+def strange_terms(rows: Rows, choice: Choice, name: str) -> str:
+    """Say how well inputs from elsewhere are noticed."""
+    share = percent(choice.recommended.metrics["ood_auroc"])
+    return (
+        f"Of one input of {name} and one test input, the strange one has the higher entropy in {share} of all pairs "
+        f"(AUROC; 50 % is guessing). {novelty_terms(rows)}"
+    )

@@ -1,0 +1,225 @@
+"""What is compared: the network as it is and what each method offers, without and with views."""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from batchbayes._common.progress import hidden_progress
+from batchbayes._common.text import number
+from batchbayes.assessment.contenders import Trial, is_linear
+from batchbayes.assessment.load import Case
+from batchbayes.assessment.tuning import FOLDS
+from batchbayes.assessment.views import num_views, some_inputs, words
+from batchbayes.data.examples import Examples
+from batchbayes.errors import BatchbayesWarning
+from batchbayes.likelihoods import TargetLikelihood
+from batchbayes.methods.candidates import Candidate, Setting, find_candidates
+from batchbayes.methods.point import deterministic
+from batchbayes.methods.samples.weight_samples import weight_samples
+from batchbayes.methods.views.posterior import with_views
+from batchbayes.posterior import Posterior
+from batchbayes.prediction import predict
+
+TUNING_EXAMPLES = 1000
+"""This many examples are enough to find the minimum of one smooth curve."""
+MOST_VIEWS, AVERAGED = 16, 4
+"""So many views are as good as more, and a draw averages the logits of so many of them (docs/results/views.md)."""
+MOST_SHOWN = 6
+"""So many posteriors are predicted on the test data: the best on calibration data, beside the network."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A posterior that is drawn from. The contenders of one entry share its draws."""
+
+    candidate: Candidate
+    sizes: tuple[int, ...]
+    """The numbers of draws that are compared, ascending."""
+    views: int = 0
+    """How many views a draw averages; 0 without views."""
+
+    @property
+    def posterior(self) -> Posterior:
+        return self.candidate.posterior
+
+
+def compared_entries(
+    case: Case,
+    likelihood: TargetLikelihood[Any],
+    *,
+    tuning_samples: int | None = None,
+    tuning_examples: int = TUNING_EXAMPLES,
+    averaged: int = AVERAGED,
+) -> list[Entry]:
+    """Fit all methods. Return the network as it is, what methods offer, and all of them with views.
+
+    Args:
+        case: the network and its data.
+        likelihood: what methods are tuned by.
+        tuning_samples: draws for tuning (default: as for prediction).
+        tuning_examples: calibration examples for tuning.
+        averaged: how many views a draw averages.
+    """
+    settings = case.settings
+    setting = Setting(
+        model=case.network,
+        train=case.train,
+        calibration=list(first_examples(case.calibration, tuning_examples)),
+        likelihood=likelihood,
+        num_samples=settings.draws,
+        tuning_samples=tuning_samples or settings.draws,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        center=settings.center,
+        folds=FOLDS,
+    )
+    network = Candidate(
+        "deterministic", "the network as it is", deterministic(case.network), "Take its own output", rank=0
+    )
+    alone = [network, *_ensemble(case), *find_candidates(case.methods, setting)]
+    entries = [Entry(each, (_most_draws(each.posterior, settings.draws),)) for each in alone]
+    return entries + [seen for each in alone if (seen := _with_views(each, case, averaged)) is not None]
+
+
+def _most_draws(posterior: Posterior, wanted: int) -> int:
+    return 1 if posterior.is_point else min(wanted, posterior.num_functions or wanted)
+
+
+def _ensemble(case: Case) -> list[Candidate]:
+    """Return the networks with all weights that were given, if there are several."""
+    if not case.members:
+        return []
+    posterior = weight_samples(case.network, [case.network.state_dict(), *case.members])
+    name = f"ensemble of {len(posterior)}"
+    return [Candidate(name, "mean of networks with weights of their own", posterior, f"Average the {name}", rank=1)]
+
+
+def _with_views(base: Candidate, case: Case, averaged: int) -> Entry | None:
+    """Return a candidate that sees random views of its inputs; None if there are none, or too few to pay for."""
+    most, transform = min(MOST_VIEWS, case.settings.budget or MOST_VIEWS), case.views
+    if transform is None or most < 2:
+        return None
+    count = num_views(transform, most) if base.posterior.is_point else most
+    average = min(averaged, count)
+    draws = count // average
+    candidate = replace(
+        base,
+        posterior=with_views(base.posterior, transform, average=average),
+        settings={**base.settings, "views": words(transform), "average": average},
+        curve=None,
+    )
+    sizes = sorted({max(1, AVERAGED // average), draws} if base.posterior.is_point else {draws})
+    return Entry(candidate, tuple(size for size in sizes if size <= draws), average)
+
+
+def affordable(entry: Entry, engine: str, budget: int | None) -> tuple[int, ...]:
+    """Return the numbers of draws to compare: no more exact draws than the budget pays for."""
+    if entry.views or entry.posterior.is_point or is_linear(engine) or budget is None:
+        return entry.sizes
+    return (min(entry.sizes[-1], budget),)
+
+
+def trial_of(
+    entry: Entry,
+    size: int,
+    losses: Tensor,
+    engine: str,
+    *,
+    passes: float,
+    tuned: dict[str, Any],
+    temperature: bool = False,
+) -> Trial:
+    """Put together what is known about a contender from calibration data.
+
+    Args:
+        entry: the posterior.
+        size: the number of draws.
+        losses: of the calibration examples, with numbers that were tuned on others, (N,).
+        engine: how the draws were made.
+        passes: what `price` says.
+        tuned: what is tuned for the likelihood.
+        temperature: whether this is a temperature, and not left at 1.
+    """
+    gain = entry.candidate.tuning_gain
+    if gain is not None:
+        losses = losses.double().clone()
+        losses[: len(gain)] += gain
+    return Trial(
+        candidate=_variant(entry, size, tuned if temperature else None),
+        num_samples=size,
+        passes=passes,
+        simplicity=(entry.candidate.rank, float(entry.views > 0), passes, float(temperature)),
+        tuned=tuned,
+        losses=losses,
+        engine=engine,
+    )
+
+
+def _variant(entry: Entry, size: int, scaled: dict[str, Any] | None) -> Candidate:
+    """Return the candidate with the name of its variant. `scaled` holds the temperature, if there is one."""
+    base, count = entry.candidate, size * entry.views
+    is_network = base.rank == 0
+    name, about, advice = base.name, base.about, base.advice
+    if entry.views:
+        name = f"{count} views" if is_network else f"{base.short_name} with {count} views"
+        seen = f"{count} random views of each input ({base.settings['views']})"
+        about = f"the network on {seen}" if is_network else f"{about}, on {seen}"
+        advice = f"Average its outputs over {seen}" if is_network else f"{advice}, over {seen}"
+    if scaled is not None:
+        temperature = scaled["temperature"]
+        plain = name if entry.views else base.short_name
+        name = "temperature scaling" if is_network and not entry.views else f"{plain} + temperature"
+        about = f"{about}, with logits divided by one number tuned on calibration data"
+        advice = f"{advice}, and divide the logits by {number(temperature)}"
+    return replace(base, name=name, about=about, advice=advice, curve=None if scaled else base.curve)
+
+
+def price(case: Case, entry: Entry, size: int, engine: str) -> float:
+    """Return what a prediction costs, in forward passes: counted, or measured if the engine is linear."""
+    if entry.posterior.is_point or entry.views:
+        return float(size * max(1, entry.views))
+    return measured_passes(case, entry.posterior, size) if is_linear(engine) else float(size)
+
+
+def measured_passes(case: Case, posterior: Posterior, num_samples: int, repeats: int = 3) -> float:
+    """Return how long a prediction takes, in units of a forward pass: the shortest of some repeats of each."""
+    inputs = some_inputs(case.calibration, 128)
+
+    def seconds(of: Posterior, engine: Any) -> float:
+        start = time.perf_counter()
+        predict(of, inputs, case.likelihood, num_samples=num_samples, seed=case.settings.seed, engine=engine)
+        return time.perf_counter() - start
+
+    own = deterministic(case.network)
+    with hidden_progress(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
+        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(repeats)]
+    drawn, once = (min(column) for column in zip(*pairs, strict=True))
+    return round(max(1.0, drawn / once), 1)
+
+
+def pick_shown(
+    tried: Sequence[tuple[Entry, Sequence[Trial]]], wanted: Sequence[Trial]
+) -> list[tuple[Entry, Sequence[Trial]]]:
+    """Return the entries that the tables show: the network, those with a wanted trial, and the best of the others."""
+    first, *others = tried
+
+    def place(each: tuple[Entry, Sequence[Trial]]) -> tuple[bool, float]:
+        return not any(trial in wanted for trial in each[1]), min(trial.mean_loss for trial in each[1])
+
+    kept = sorted(others, key=place)[:MOST_SHOWN]
+    return [each for each in tried if each is first or each in kept]
+
+
+def first_examples(data: Examples, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield labelled batches with `count` examples in all, or fewer if there are no more."""
+    for inputs, targets in data:
+        assert targets is not None, "this was checked when the data was loaded"
+        yield inputs[:count], targets[:count]
+        count -= len(inputs)
+        if count <= 0:
+            return

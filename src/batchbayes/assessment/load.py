@@ -1,0 +1,264 @@
+"""From options to a network and data that fit together, or to a message that says what does not fit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes.assessment.likelihood import OneLogit, class_likelihood
+from batchbayes.assessment.named import build_network, call_named, fitting_weights, named_methods
+from batchbayes.assessment.options import AssessOptions, Settings, Task
+from batchbayes.assessment.sources import Reading, Training, first_reading, is_function, read_training, training_of
+from batchbayes.assessment.views import named_views, some_inputs, words
+from batchbayes.batches import pick_inputs
+from batchbayes.data.examples import Examples
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Gaussian
+from batchbayes.methods import Method
+from batchbayes.methods.batchnorm.candidates import has_batch_norm
+from batchbayes.methods.dropout import has_dropout
+from batchbayes.methods.views.transform import Transform
+from batchbayes.network import as_network
+
+CALIBRATION_SHARE = 1 / 3
+"""Share of the test data that is split off for tuning and choosing if there is no calibration data."""
+FEW = 64
+"""Examples whose outputs show whether they are probabilities."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The network, its data and the methods to compare, checked."""
+
+    network: nn.Module
+    settings: Settings
+    methods: list[Method]
+    task: Task
+    likelihood: Any
+    """Of the task, at a temperature or precision of 1."""
+    train_name: str
+    train: Any
+    """What methods read training batches from."""
+    reference: Any
+    """Training data as it looks at prediction time."""
+    calibration: Examples
+    test: Examples
+    ood: Examples | None
+    views: Transform | None
+    """The random views of inputs that are compared."""
+    num_outputs: int
+    """The number of classes, or of values."""
+    class_names: tuple[str, ...] | None
+    members: Sequence[Mapping[str, Tensor]]
+    """Other weights of the network, which make an ensemble with its own."""
+    split_off: bool
+    """Whether the calibration data is a part of the test data."""
+    reading: Reading
+    """How the data was read."""
+
+
+def load_case(options: AssessOptions) -> Case:
+    """Read everything that the options name."""
+    network = build_network(options.model, options.weights, options.device)
+    train, reading = read_training(options, first_reading(options))
+    test, reading = _read_test(options, reading)
+    others = reading.optional_columns()
+    return make_case(
+        network,
+        train if options.reference is None else replace(train, plain=_read_reference(options.reference, others)),
+        test,
+        calibration=reading.read(options.calibration, "the calibration data") if options.calibration else None,
+        ood=others.read(options.ood, "the out-of-distribution data", inputs_only=True) if options.ood else None,
+        settings=options,
+        reading=reading,
+        members=[fitting_weights(network, path) for path in (options.weights or ())[1:]],
+    )
+
+
+def make_case(
+    network: nn.Module,
+    train: Training,
+    test: Examples,
+    *,
+    calibration: Examples | None,
+    ood: Examples | None,
+    settings: Settings,
+    reading: Reading,
+    likelihood: Any = None,
+    members: Sequence[Mapping[str, Tensor]] = (),
+) -> Case:
+    """Check that network and data fit together, and find out what the task is."""
+    outputs = trial(network, test)
+    task = settings.task or guess_task(outputs, test, likelihood)
+    split_off = calibration is None
+    if calibration is None:
+        calibration, test = test.split(CALIBRATION_SHARE, settings.seed)
+    for part in [part for part in (calibration, ood) if part]:
+        trial(network, part)
+    inputs = some_inputs(calibration)
+    if likelihood is None:
+        ignored = settings.ignore_label if task == "segmentation" else None
+        likelihood = class_likelihood(_outputs(network, inputs), ignored) if task != "regression" else Gaussian(1.0)
+    case = Case(
+        network=network,
+        settings=settings,
+        methods=named_methods(settings.method, network),
+        task=task,
+        likelihood=likelihood,
+        train_name=train.name,
+        train=train.batches,
+        reference=train.plain,
+        calibration=calibration,
+        test=test,
+        ood=ood,
+        views=named_views(settings.views, inputs, task),
+        num_outputs=2 if isinstance(likelihood, OneLogit) else outputs.shape[1] if outputs.ndim > 1 else 1,
+        class_names=settings.class_names or reading.class_names,
+        members=members,
+        split_off=split_off,
+        reading=reading,
+    )
+    _require_fitting(case, outputs)
+    return case
+
+
+def found_in(case: Case) -> str:
+    """Say which layers of the network methods can use, and what was therefore compared."""
+    layers = [text for text, has in (("batch norm", has_batch_norm), ("dropout", has_dropout)) if has(case.network)]
+    compared = [method.label for method in case.methods]
+    compared += ["the ensemble of all its weights"] if case.members else []
+    compared += [f"views ({words(case.views)})"] if case.views else []
+    return (
+        f"The network has {' and '.join(layers) or 'neither batch norm nor dropout'}. Beside the network as it is, "
+        f"{'; '.join(compared) or 'no other method'} was tried"
+        + ("." if case.task == "regression" else ", each also with a temperature.")
+    )
+
+
+def _read_reference(source: str, reading: Reading) -> Any:
+    """Return training data without random transforms."""
+    if is_function(source):
+        return training_of(source, call_named(source, "the reference data"), None).plain
+    return reading.read(source, "the reference data", inputs_only=True)
+
+
+def _read_test(options: AssessOptions, reading: Reading) -> tuple[Examples, Reading]:
+    """Read the test data. If the training data said nothing about columns and classes, the test data does."""
+    test = reading.read(options.test, "the test data")
+    settled = reading.like(test, options.class_names)
+    if test.class_names not in (None, settled.class_names):
+        test = settled.read(options.test, "the test data")
+    return test, settled
+
+
+@torch.no_grad()
+def _outputs(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return outputs for a few examples, enough to see whether they are probabilities."""
+    wrapped = as_network(network)
+    return wrapped(inputs[:FEW].to(wrapped.device)).cpu()
+
+
+@torch.no_grad()
+def trial(network: nn.Module, source: Examples) -> Tensor:
+    """Return the outputs for two examples. Raise an error if the network does not take them."""
+    first = next(iter(source), None)
+    if first is None:
+        raise BatchbayesError(expected=f"examples in {source.name}", got="none", fix="check the data")
+    inputs = pick_inputs(first)[:2]
+    wrapped = as_network(network)
+    try:
+        return wrapped(inputs.to(wrapped.device)).cpu()
+    except BatchbayesError:
+        raise
+    except Exception as error:
+        raise BatchbayesError(
+            expected=f"inputs that {type(network).__name__} takes",
+            got=f"shape {tuple(inputs.shape)} from {source.name} ({' '.join(str(error).split())[:160]})",
+            fix="give the data the shape and the columns that the network was trained on",
+        ) from error
+
+
+def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
+    """Guess the task from the outputs for some examples, from the targets, and from the likelihood if it is given.
+
+    Whole-number targets are classes: of pixels if the outputs are maps. One output with other targets than 0 and 1, and
+    everything else, is a regression.
+    """
+    _, targets = next(iter(test))
+    if targets is None:
+        raise BatchbayesError(
+            expected=f"targets beside the inputs of {test.name}",
+            got="inputs alone",
+            fix="name the column by --target, or give batches as (inputs, targets)",
+        )
+    if isinstance(likelihood, Gaussian):
+        return "regression"
+    one = outputs.ndim < 2 or outputs.shape[1] == 1
+    if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
+        return "regression"
+    return "segmentation" if outputs.ndim == 4 else "classification"
+
+
+def _yes_or_no(data: Examples) -> bool:
+    """Return whether all targets are 0 or 1, and both occur."""
+    return set(data.targets().unique().tolist()) == {0, 1}
+
+
+def _require_fitting(case: Case, outputs: Tensor) -> None:
+    """Raise an error if targets or class names do not fit the outputs of the network."""
+    shape = outputs.shape
+    if isinstance(case.likelihood, OneLogit):  # as many classes as yes and no
+        shape = torch.Size([shape[0], 2, *shape[2:]])
+    for part in (case.calibration, case.test):
+        for _, targets in part:
+            if targets is None:
+                raise BatchbayesError(
+                    expected=f"targets in every batch of {part.name}", got="inputs alone", fix="check the data"
+                )
+            if case.task == "regression":
+                _require_targets(part.name, targets, outputs)
+            else:
+                _require_labels(part.name, targets, shape, case.settings.ignore_label)
+    names = case.class_names
+    if names is not None and case.task != "regression" and len(names) < case.num_outputs:
+        raise BatchbayesError(
+            expected=f"{case.num_outputs} class names, one for each output",
+            got=f"{len(names)}",
+            fix="check --class-names, and that the model has as many outputs as there are classes",
+        )
+
+
+def _require_targets(name: str, targets: Tensor, outputs: Tensor) -> None:
+    shape = outputs.shape[1:]
+    if targets.shape[1:] != shape and not (targets.ndim == 1 and shape == (1,)):
+        raise BatchbayesError(
+            expected=f"targets of shape (N, {', '.join(map(str, shape))}) in {name}",
+            got=f"(N, {', '.join(map(str, targets.shape[1:]))})",
+            fix="give one target for each output of the network",
+        )
+
+
+def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label: int | None) -> None:
+    classes = shape[1]
+    if targets.is_floating_point() or targets.shape[1:] != shape[2:]:
+        raise BatchbayesError(
+            expected=f"whole-number labels of shape {('N', *shape[2:])} in {name}",
+            got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
+            fix="pass class numbers from 0, or choose another --task",
+        )
+    keep = targets != ignored_label if ignored_label is not None else torch.ones_like(targets, dtype=torch.bool)
+    if not keep.reshape(len(keep), -1).any(1).all():
+        raise BatchbayesError(
+            expected=f"at least one label that counts in every example of {name}",
+            got="an example without",
+            fix="leave it out, or check --ignore-label",
+        )
+    kept = targets[keep]
+    if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
+        raise BatchbayesError(
+            expected=f"labels from 0 to {classes - 1}, as the network has {classes} outputs",
+            got=f"{int(kept.min())} to {int(kept.max())} in {name}",
+            fix="renumber the labels from 0, or leave one out by --ignore-label",
+        )

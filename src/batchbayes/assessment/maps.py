@@ -1,0 +1,57 @@
+"""Maps of a segmentation as files: the class of each pixel, and how uncertain it is."""
+
+import colorsys
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+
+from batchbayes._common.atomic import atomic_path
+from batchbayes.assessment.rows import Show
+from batchbayes.errors import BatchbayesError
+from batchbayes.predictive import CategoricalPredictive
+
+
+def map_writer(folder: Path, num_classes: int) -> Show:
+    """Return a function that writes NAME_classes.png and NAME_entropy.png for the prediction of an image.
+
+    The value of a pixel in the first is the number of its class; a palette gives each class a colour. In the second it
+    is the entropy, from 0 (black) to that of equal probabilities (255).
+    """
+    if num_classes > 256:
+        raise BatchbayesError(expected="at most 256 classes for maps", got=f"{num_classes}", fix="leave out --maps")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BatchbayesError(
+            expected="a folder for maps", got=f"{folder} ({error.strerror})", fix="choose another --maps"
+        ) from error
+    palette = _palette(num_classes)
+
+    def write(name: str, seen: CategoricalPredictive) -> None:
+        from PIL import Image
+
+        classes = Image.fromarray(seen.log_probs[0].argmax(-1).byte().numpy(), mode="P")
+        classes.putpalette(palette)
+        entropy = (seen.entropy[0] * (255 / math.log(max(2, num_classes)))).round().clamp(0, 255)
+        for what, image in (("classes", classes), ("entropy", Image.fromarray(entropy.byte().numpy()))):
+            with atomic_path(folder / f"{file_name(name)}_{what}.png") as partial:
+                image.save(partial, format="PNG")
+
+    return write
+
+
+def file_name(name: str) -> str:
+    """Return the name of an image without its ending, in letters that every file system takes.
+
+    >>> file_name("street/0001.jpg"), file_name("../x")
+    ('street_0001', 'x')
+    """
+    return re.sub(r"[^\w.-]+", "_", re.sub(r"\.\w{1,5}$", "", name)).strip("._") or "image"
+
+
+def _palette(num_classes: int) -> bytes:
+    """Return red, green and blue of each class: hues at equal distances, the first class black."""
+    colours = [colorsys.hsv_to_rgb(k / max(1, num_classes - 1), 0.75, 0.95 * (k > 0)) for k in range(num_classes)]
+    return (255 * np.array(colours)).round().astype(np.uint8).tobytes()

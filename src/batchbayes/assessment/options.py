@@ -1,0 +1,258 @@
+"""The options of `batchbayes assess` and `batchbayes predict`. The command line is generated from these fields.
+
+This module does not import torch, so that `batchbayes --help` is quick.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from batchbayes.methods import compared_names
+
+Task = Literal["classification", "regression", "segmentation"]
+EngineName = Literal["auto", "sample", "linear"]
+Center = Literal["running", "batches"]
+
+
+def option(text: str | Callable[[], str], **more: Any) -> dict[str, Any]:
+    """Return the metadata of a field that is an option. Without a default it is required; False makes it a switch.
+
+    Args:
+        text: the help text, or a function that returns it when the help is shown.
+        more: arguments of `ArgumentParser.add_argument`.
+    """
+    return {"help": text, **more}
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read names that are separated by commas.
+
+    >>> names("cat, dog")
+    ('cat', 'dog')
+    """
+    return tuple(name.strip() for name in text.split(","))
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Read numbers that are separated by commas.
+
+    >>> numbers("0.5, 0.25")
+    (0.5, 0.25)
+    """
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, not {text!r}") from None
+
+
+def size(text: str) -> tuple[int, int]:
+    """Read a height and a width, or one number for both.
+
+    >>> size("32"), size("240x320")
+    ((32, 32), (240, 320))
+    """
+    sides = [positive(side) for side in text.split("x")]
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f"must be HEIGHTxWIDTH in pixels, not {text!r}")
+    return sides[0], sides[-1]
+
+
+def _method_help() -> str:
+    return (
+        "methods to compare (default: mcbn if the network has batch norm, mc-dropout if it has dropout), out of "
+        f"{', '.join(compared_names())}, or none. A method of your own is named as pkg.module:name: the module is "
+        "EXECUTED, and registers the method"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is compared and how: options of `batchbayes assess` and of `bb.assess`."""
+
+    task: Task | None = field(default=None, metadata=option("(default: guessed from the data)", choices=get_args(Task)))
+    class_names: tuple[str, ...] | None = field(
+        default=None, metadata=option("names of the classes, in order", type=names, metavar="A,B,...")
+    )
+    unit: tuple[str, ...] | None = field(
+        default=None,
+        metadata=option(
+            "unit of the targets, for each output or for all (default: what stands in brackets in the target's name)",
+            type=names,
+            metavar="U,...",
+        ),
+    )
+    ignore_label: int | None = field(
+        default=None, metadata=option("label of pixels that do not count", type=int, metavar="K")
+    )
+    batch_size: int | None = field(
+        default=None, metadata=option("batch size of the training (default: the loader's)", type=positive, metavar="M")
+    )
+    method: tuple[str, ...] | None = field(default=None, metadata=option(_method_help, type=names, metavar="A,B,..."))
+    views: str = field(
+        default="auto",
+        metadata=option(
+            "random views of the inputs to average over, as in training: none, or some of crop:PADDING[:FILL], flip, "
+            "shift:SHARE, jitter:SHARE (default: crop by 1/8 of the width and flip for images, flip for segmentation, "
+            "none for tables)",
+            metavar="A,B,...",
+        ),
+    )
+    budget: int | None = field(
+        default=None,
+        metadata=option(
+            "most forward passes that a prediction may cost (default: no limit)", type=positive, metavar="N"
+        ),
+    )
+    center: Center = field(
+        default="running",
+        metadata=option(
+            "where the draws of batch-norm methods scatter around: the running statistics of the network (running), or "
+            "the mean over training batches, as in the MCBN paper (batches)",
+            choices=get_args(Center),
+        ),
+    )
+    engine: EngineName = field(
+        default="auto",
+        metadata=option(
+            "how draws are made: one by one (sample), by a linear approximation (linear), or by the latter if it is "
+            "accurate (auto)",
+            choices=get_args(EngineName),
+        ),
+    )
+    draws: int = field(
+        default=64, metadata=option("number of networks to average, without views (64)", type=positive, metavar="S")
+    )
+    seed: int = field(default=0, metadata=option("seed of the split and of the draws (0)", type=int))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """What both commands need: a network, and how to run it."""
+
+    model: str = field(
+        metadata=option("a function that builds the network; it is EXECUTED", metavar="pkg.module:factory")
+    )
+    weights: Sequence[Path] | None = field(
+        default=None,
+        metadata=option(
+            "the weights (.safetensors, .pt, .pth), unless the factory loads them; with several files, their ensemble "
+            "is compared with the network of the first",
+            type=Path,
+            nargs="+",
+            metavar="W",
+        ),
+    )
+    target: str | None = field(
+        default=None, metadata=option("target column of tables, or target array of .npz files", metavar="NAME")
+    )
+    id: str | None = field(
+        default=None,
+        metadata=option(
+            "column of tables with a name for each row, which is written beside its prediction; images have "
+            "their file names",
+            metavar="NAME",
+        ),
+    )
+    device: str = field(default="cpu", metadata=option("for example cpu or cuda:0 (cpu)"))
+    threads: int | None = field(
+        default=None, metadata=option("number of threads (default: torch decides)", type=positive, metavar="N")
+    )
+    maps: Path | None = field(
+        default=None,
+        metadata=option(
+            "a folder for maps of the classes and of their uncertainty as .png files (segmentation)",
+            type=Path,
+            metavar="FOLDER",
+        ),
+    )
+    quiet: bool = field(default=False, metadata=option("show no progress and no summary"))
+    json: bool = field(default=False, metadata=option("print the result as JSON"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssessOptions(CommonOptions, Settings):
+    """The options of `batchbayes assess`."""
+
+    train: str = field(metadata=option("training data, with the training-time transforms", metavar="T"))
+    test: str = field(metadata=option("test data, with targets", metavar="X"))
+    out: Path = field(metadata=option("a folder that does not exist yet", type=Path, metavar="DIR"))
+    calibration: str | None = field(
+        default=None,
+        metadata=option("data for tuning and choosing (default: a random third of the test data)", metavar="V"),
+    )
+    ood: str | None = field(
+        default=None, metadata=option("inputs that the network should be unsure about", metavar="O")
+    )
+    reference: str | None = field(
+        default=None,
+        metadata=option(
+            "training data without random transforms, to tell what is unlike it (default: that of --train)",
+            metavar="R",
+        ),
+    )
+    mean: tuple[float, ...] | None = field(
+        default=None,
+        metadata=option(
+            "subtracted from images with values from 0 to 1, or from columns: one number for each channel",
+            type=numbers,
+            metavar="R,G,B",
+        ),
+    )
+    std: tuple[float, ...] | None = field(
+        default=None, metadata=option("what they are divided by then", type=numbers, metavar="R,G,B")
+    )
+    resize: tuple[int, int] | None = field(
+        default=None, metadata=option("size of the images for the network", type=size, metavar="HxW")
+    )
+    standardise: bool = field(
+        default=False, metadata=option("learn the mean and the std of each column from the training file")
+    )
+    overwrite: bool = field(default=False, metadata=option("replace the files of an earlier assessment in DIR"))
+    parquet: bool = field(default=False, metadata=option("write predictions.parquet too (needs pyarrow)"))
+    command: str = ""
+    """The command line as it was given, for the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(CommonOptions):
+    """The options of `batchbayes predict`. Draws, seed and engine are as in the assessment if they are None."""
+
+    posterior: Path = field(metadata=option("posterior.safetensors of an assessment", type=Path, metavar="P"))
+    input: str = field(metadata=option("inputs; targets are ignored", metavar="I"))
+    out: Path | None = field(
+        default=None, metadata=option("a new .csv file (default: printed)", type=Path, metavar="FILE")
+    )
+    method: str | None = field(
+        default=None, metadata=option("only for a method of your own: imports its module", metavar="pkg.module:name")
+    )
+    engine: EngineName | None = field(
+        default=None, metadata=option("how draws are made (as in the assessment)", choices=get_args(EngineName))
+    )
+    draws: int | None = field(
+        default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
+    )
+    seed: int | None = field(default=None, metadata=option("seed of the draws (as in the assessment)", type=int))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(CommonOptions):
+    """The options of `batchbayes export`."""
+
+    posterior: Path = field(metadata=option("posterior.safetensors of an assessment", type=Path, metavar="P"))
+    input: str = field(metadata=option("inputs such as those to come; the file is compared on them", metavar="I"))
+    out: Path = field(metadata=option("a new file: .onnx or .pt2", type=Path, metavar="FILE"))
+    novelty: Path | None = field(
+        default=None, metadata=option("a detector that bb.save has written", type=Path, metavar="N.safetensors")
+    )
+    draws: int | None = field(
+        default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
+    )

@@ -1,0 +1,77 @@
+"""Predictions for new data, from the posterior file of an assessment and the network. No training data is needed."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from batchbayes.assessment.familiar import unfamiliar
+from batchbayes.assessment.load import trial
+from batchbayes.assessment.maps import map_writer
+from batchbayes.assessment.named import build_network, named_method
+from batchbayes.assessment.notes import checked_notes, require_outputs
+from batchbayes.assessment.options import PredictOptions
+from batchbayes.assessment.rows import Rows, predict_rows
+from batchbayes.assessment.run import noted_warnings, running
+from batchbayes.assessment.sources import Reading
+from batchbayes.assessment.write import NOVELTY, print_rows, require_new_file, write_rows
+from batchbayes.detection.novelty import Novelty
+from batchbayes.errors import BatchbayesError, warn
+from batchbayes.saving import load, load_notes
+
+
+def predict_new(options: PredictOptions) -> Rows:
+    """Return the rows of predictions.csv for new inputs."""
+    if options.method:
+        named_method(options.method)
+    network = build_network(options.model, options.weights, options.device)
+    posterior, notes = load(options.posterior, network), checked_notes(load_notes(options.posterior))
+    reading = Reading.from_json(notes["reading"], options.target, options.id)
+    data = reading.read(options.input, "the inputs", inputs_only=True)
+    require_outputs(notes, trial(network, data))
+    problem = unfamiliar(network, data, classes=notes["task"] != "regression")
+    if problem:
+        warn(problem)
+    novelty = _novelty(options.posterior, notes, network)
+    show = None
+    if options.maps is not None:
+        if notes["task"] != "segmentation":
+            raise BatchbayesError("a segmentation for --maps", f"a {notes['task']}", "leave out --maps")
+        show = map_writer(options.maps, notes["classes"])
+    given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}
+    notes |= {key: value for key, value in given.items() if value is not None}
+    return predict_rows(posterior, data, notes, "new", novelty, show)
+
+
+def _novelty(posterior: Path, notes: Mapping[str, Any], network: nn.Module) -> Novelty | None:
+    """Return the detector of novelty that was saved beside the posterior, if there is one."""
+    if not notes.get("novelty"):
+        return None
+    path = posterior.with_name(NOVELTY)
+    if not path.is_file():
+        raise BatchbayesError(
+            expected=f"{NOVELTY} in the folder of {posterior.name}, as the assessment wrote it",
+            got=f"nothing at {path}",
+            fix="copy both files together",
+        )
+    return load(path, network)
+
+
+def predict_command(options: PredictOptions) -> None:
+    """Write predictions of new data to a file, or print them."""
+    if options.out is not None:
+        require_new_file(options.out)
+    with running(options), noted_warnings():
+        rows = predict_new(options)
+    cells = list(zip(*rows.values(), strict=True))
+    if options.out is not None:
+        write_rows(options.out, rows)
+    if options.json:
+        print(json.dumps([dict(zip(rows, each, strict=True)) for each in cells]))
+    elif options.out is None:
+        print_rows(sys.stdout, rows)
+    elif not options.quiet:
+        print(f"{len(cells)} predictions: {options.out}")

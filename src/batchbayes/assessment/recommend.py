@@ -1,0 +1,95 @@
+"""The choice of a method: the simplest of those that are as good as the best, as far as the calibration data can tell.
+
+The test data takes no part in the choice, so what it says about the recommended method holds for new data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchbayes._common.text import number
+from batchbayes.assessment.contenders import Contender, Trial
+
+DOUBT = 2.0
+"""Two methods count as equally good if their mean losses differ by at most this many standard errors."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """What calibration data says: the trial to use, the best one that can be paid for, and the best one."""
+
+    recommended: Trial
+    best: Trial
+    beyond: Trial | None
+    """The best one that the budget does not pay for, if it is clearly better than the recommended one."""
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [self.recommended, self.best]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The contender to use, and the one with the lowest mean loss on calibration data, which may be less simple."""
+
+    recommended: Contender[Any]
+    best: Contender[Any]
+    beyond: Trial | None
+    """What is clearly better, but costs more than the budget."""
+    is_network: bool
+    """Whether the network as it is is recommended."""
+
+    @property
+    def name(self) -> str:
+        """The recommended method, in a sentence."""
+        return "the network as it is" if self.is_network else self.recommended.name
+
+
+def recommend(trials: Sequence[Trial], budget: int | None = None) -> Picked:
+    """Choose the simplest trial whose losses on calibration data leave a doubt that the best one is better.
+
+    Args:
+        trials: all of them; the network as it is costs one forward pass.
+        budget: most forward passes that a prediction may cost; None for any number.
+    """
+    affordable = [trial for trial in trials if budget is None or trial.passes <= budget]
+    best = min(affordable, key=lambda trial: trial.mean_loss)
+    ordered = sorted(affordable, key=lambda trial: trial.simplicity)
+    chosen = next(trial for trial in ordered if _is_as_good(trial, best))
+    overall = min(trials, key=lambda trial: trial.mean_loss)
+    return Picked(chosen, best, None if _is_as_good(chosen, overall) else overall if overall is not best else None)
+
+
+def _is_as_good(trial: Trial, best: Trial) -> bool:
+    """Return whether the paired differences of losses leave a doubt that the best is better."""
+    difference = (trial.losses - best.losses).double()
+    error = float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5
+    return trial is best or float(difference.mean()) <= DOUBT * error
+
+
+def as_choice(picked: Picked, contenders: Sequence[Contender[Any]]) -> Choice:
+    """Return the choice with what the test data says about it. The network as it is is the first contender."""
+    of = {contender.trial: contender for contender in contenders}
+    chosen = of[picked.recommended]
+    return Choice(chosen, of[picked.best], picked.beyond, is_network=chosen is contenders[0])
+
+
+def sentence_of_choice(choice: Choice) -> str:
+    """Say which method to use, why, and how."""
+    chosen, best = choice.recommended, choice.best
+    low = number(best.trial.mean_loss)
+    if chosen is best:
+        why = f"It has the lowest NLL on the calibration data, {low}."
+    else:
+        why = (
+            f"It is simpler than {best.name}, which has the lowest NLL on the calibration data, {low}. Its own NLL "
+            f"there is {number(chosen.trial.mean_loss)}: the data cannot tell them apart."
+        )
+    told = f"On the test data, which took no part in the choice, its NLL is {number(chosen.mean_loss)}."
+    more = ""
+    if choice.beyond is not None:
+        more = (
+            f" {choice.beyond.name} is better ({number(choice.beyond.mean_loss)} on the calibration data), but costs "
+            f"{choice.beyond.passes:g} forward passes, which is beyond the budget."
+        )
+    return f"Use {choice.name}. {why} {told}{more} {chosen.advice}"

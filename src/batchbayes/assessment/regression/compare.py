@@ -1,0 +1,268 @@
+"""Assessment of a regression."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.text import number
+from batchbayes.assessment.contenders import Contender, Seen, Trial, ValueContender, drawing, notes_for_prediction
+from batchbayes.assessment.entries import Entry, affordable, compared_entries, pick_shown, price, trial_of
+from batchbayes.assessment.explorer import value_explorer
+from batchbayes.assessment.figures import shared_figures
+from batchbayes.assessment.load import Case
+from batchbayes.assessment.recommend import as_choice, recommend
+from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
+from batchbayes.assessment.regression.quantities import quantities
+from batchbayes.assessment.regression.verdict import value_terms, value_verdict
+from batchbayes.assessment.result import FLAGGED_SHARE, STRANGE, Assessment, MetricColumn
+from batchbayes.assessment.rows import (
+    CONFORMAL_LEVEL,
+    assessed_rows,
+    first_output,
+    outputs_of,
+    rounded,
+    spread_of_draws,
+    suffix,
+)
+from batchbayes.assessment.strange import fit_novelty, novelty_level
+from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
+from batchbayes.assessment.tuning import cross_fitted
+from batchbayes.calibrate import conformal_quantile, tune_precision
+from batchbayes.likelihoods import gaussian
+from batchbayes.methods.candidates import Candidate
+from batchbayes.metrics import (
+    area_under_roc,
+    best_constant_precision,
+    count_by_score,
+    interval_summary,
+    mean_score,
+    normalised_score,
+    rank_correlation,
+    root_mean_squared_error,
+    sharpness,
+)
+from batchbayes.prediction import predict
+from batchbayes.predictive import GaussianPredictive
+from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum, mixture_crps
+
+INTERVALS = "Do intervals hold the target?"
+COLUMNS = (
+    MetricColumn("rmse", "RMSE", "lower", 3, "root of the mean squared error, in units of the target"),
+    MetricColumn("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
+    MetricColumn("crps", "CRPS", "lower", 3, "distance of the prediction from the truth, in units of the target"),
+    MetricColumn("crps_normalised", "CRPS, 0 to 100", "higher", 1, "0: best constant spread, 100: best at each point"),
+    MetricColumn("nll_normalised", "PLL, 0 to 100", "higher", 1, "the same scale for the log-likelihood"),
+    MetricColumn("sharpness", "Sharpness", "lower", 3, "root of the mean predicted variance: compare with the RMSE"),
+    MetricColumn("rank_correlation", "Rank correlation", "higher", 3, "of predicted spread and absolute error"),
+    MetricColumn("passes", "Passes", "lower", 0, "what a prediction costs, in forward passes of the network"),
+    MetricColumn(
+        "coverage_90", "90 % hold", "target", 1, "share of targets in 90 % intervals",
+        percent=True, target=0.9, group=INTERVALS,
+    ),
+    MetricColumn("width_90", "Width", "lower", 3, "mean width of the 90 % intervals", group=INTERVALS),
+    MetricColumn(
+        "conformal_coverage", "Conformal hold", "target", 1, "share of targets in conformal 90 % intervals",
+        percent=True, target=0.9, group=INTERVALS,
+    ),
+    MetricColumn("conformal_width", "Width", "lower", 3, "mean width of conformal 90 % intervals", group=INTERVALS),
+)  # fmt: skip
+STRANGE_COLUMNS = (
+    MetricColumn(
+        "ood_auroc", "AUROC", "higher", 3, "how well the spread tells strange from test inputs", group=STRANGE
+    ),
+)
+
+
+def assess_regression(case: Case) -> Assessment:
+    """Choose a method on the calibration data, and compare it with others on the test data."""
+    held_out, targets = case.calibration.targets().float(), case.test.targets().float()
+    tried = [(entry, *_try(case, entry, held_out)) for entry in compared_entries(case, gaussian(1.0), averaged=1)]
+    picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
+    drawn = {entry: draws for entry, _, draws in tried}
+    contenders = [
+        _test(case, entry, trial, drawn[entry], held_out, targets)
+        for entry, trials in pick_shown([each[:2] for each in tried], picked.trials)
+        for trial in trials
+    ]
+    contenders.sort(key=lambda contender: contender.trial.simplicity)
+    choice = as_choice(picked, contenders)
+    chosen: ValueContender = choice.recommended
+    held, test = chosen.seen.calibration, chosen.seen.test
+    widths = conformal_widths(held, held_out)
+    novelty, why_not = fit_novelty(case)
+    thresholds = _thresholds(outputs_of(held.epistemic_variance.sqrt()))
+    notes = notes_for_prediction(
+        case, chosen, thresholds, conformal_width=widths, outputs=len(widths), novelty_level=novelty_level(novelty)
+    )
+    truth = outputs_of(targets.reshape(test.mean.shape))  # (N, D)
+    predicted = quantities(case.test.target_name, case.settings.unit, truth.shape[1])
+    columns = {f"target{suffix(i)}": rounded(column) for i, column in enumerate(truth.T)}
+    rows = assessed_rows(chosen.posterior, case, notes, columns, novelty)
+    errors, spread = outputs_of(test.mean) - truth, spread_of_draws(test) if chosen.has_draws else None
+    half = outputs_of(test.std) * torch.tensor(widths)
+    return Assessment(
+        case=case,
+        columns=(*COLUMNS, *(STRANGE_COLUMNS if case.ood else ())),
+        contenders=contenders,
+        choice=choice,
+        verdict=value_verdict(
+            rows,
+            choice,
+            errors,
+            truth,
+            (outputs_of(test.mean) - half, outputs_of(test.mean) + half),
+            predicted,
+            ood=case.ood,
+            calibration_count=len(held_out),
+        ),
+        terms=value_terms(rows, contenders, choice, spread, errors, truth, predicted, case.ood),
+        rows=rows,
+        figures=shared_figures(
+            contenders,
+            chosen,
+            COLUMNS,
+            rows,
+            level=novelty_level(novelty),
+            strange=case.ood.name if case.ood else None,
+        )
+        | value_figures(contenders, chosen, targets, held_out, predicted[0].label),
+        explorer=None if spread is None else value_explorer(spread, errors[:, 0], thresholds[0], predicted[0].label),
+        thumbnails=pick_thumbnails(case, rows, None if spread is None else "epistemic_std"),
+        details=pick_details(case, rows, None if spread is None else "epistemic_std"),
+        notes=notes,
+        novelty=novelty,
+        facts={
+            "test_count": len(targets),
+            "calibration_count": len(held_out),
+            "threshold": thresholds[0],
+            "unit": predicted[0].unit,
+            "target": predicted[0].name,
+            "no_novelty": why_not,
+        },
+    )
+
+
+def _thresholds(spread: Tensor) -> list[float]:
+    """Return a threshold for each output, so that the flagged share of spreads (N, D) has one above it."""
+    scale = spread.double().quantile(1 - FLAGGED_SHARE, dim=0)  # (D,)
+    ratio = torch.where(scale > 0, spread / scale.clamp_min(1e-300), 0.0).amax(1)
+    return (scale * max(1.0, float(ratio.quantile(1 - FLAGGED_SHARE)))).tolist()
+
+
+def conformal_widths(held: GaussianPredictive, targets: Tensor) -> list[float]:
+    """Return the width of conformal intervals of each output, in predicted standard deviations."""
+    mean, std = outputs_of(held.mean), outputs_of(held.std)
+    scores = (outputs_of(targets.reshape(held.mean.shape)) - mean).abs() / std
+    return [conformal_quantile(column, CONFORMAL_LEVEL) for column in scores.T]
+
+
+def _try(case: Case, entry: Entry, targets: Tensor) -> tuple[list[Trial], Tensor]:
+    """Predict the calibration data, with observation noise tuned on it. Return what is known from that, and the draws.
+
+    The noise of the losses was tuned on other examples.
+    """
+    kept = drawing(case, entry.sizes[-1])
+    plain = predict(entry.posterior, case.calibration, gaussian(1.0), keep_draws=True, **kept)
+    draws, shaped, trials = plain.draws, targets.reshape(plain.mean.shape), []
+    for size in affordable(entry, plain.engine, case.settings.budget):
+        some = draws[:size]
+        losses = cross_fitted(
+            len(shaped),
+            lambda rows, some=some: _precision(some[:, rows], shaped[rows]),
+            lambda precision, rows, some=some: _losses(some[:, rows], precision, shaped[rows]),
+            seed=case.settings.seed,
+        )
+        tuned = {"precision": _precision(some, shaped)}
+        passes = price(case, entry, size, plain.engine)
+        found = trial_of(entry, size, losses, plain.engine, passes=passes, tuned=tuned)
+        trials.append(replace(found, candidate=_with_noise(found.candidate, tuned["precision"])))
+    return trials, draws
+
+
+def _with_noise(candidate: Candidate, precision: float | tuple[float, ...]) -> Candidate:
+    """Return the candidate with words about its observation noise."""
+    noise = " and ".join(number(each**-0.5) for each in (precision if isinstance(precision, tuple) else (precision,)))
+    return replace(
+        candidate,
+        about=f"{candidate.about}; observation noise tuned on calibration data",
+        advice=f"{candidate.advice}, with observation noise of standard deviation {noise}",
+    )
+
+
+def summarised(draws: Tensor, precision: float | Sequence[float]) -> GaussianPredictive:
+    """Return the predictive of draws (S, N, ...) with observation noise."""
+    summary = gaussian(precision).summary()
+    summary.add(draws)
+    return summary.finish(draws)
+
+
+def _precision(draws: Tensor, targets: Tensor) -> float | tuple[float, ...]:
+    """Return the best precision of the noise, one for each output if there are several."""
+    seen = summarised(draws, 1.0)
+    if targets[0].numel() > 1:
+        return tune_precision(seen, targets, per_output=True)
+    return tune_precision(seen, targets)
+
+
+def _losses(draws: Tensor, precision: float | tuple[float, ...], targets: Tensor) -> Tensor:
+    return -outputs_of(summarised(draws, precision).log_prob(targets)).mean(1)
+
+
+def _test(case: Case, entry: Entry, trial: Trial, draws: Tensor, held_out: Tensor, targets: Tensor) -> ValueContender:
+    """Predict the test data and the strange data."""
+    precision, kept = trial.tuned["precision"], {"keep_draws": True, **drawing(case, trial.num_samples)}
+    test = predict(entry.posterior, case.test, gaussian(precision), **kept)
+    strange = predict(entry.posterior, case.ood, gaussian(precision), **kept) if case.ood else None
+    seen = Seen(summarised(draws[: trial.num_samples], precision), test, strange)
+    shaped = targets.reshape(test.mean.shape)
+    metrics = _metrics(seen, shaped, held_out) | {"passes": trial.passes}
+    return Contender(trial, seen, metrics, _losses(test.draws, precision, shaped))
+
+
+def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) -> dict[str, float]:
+    test, held_out = seen.test, held_out.reshape(seen.calibration.mean.shape)
+    losses = -test.log_prob(targets)
+    crps = mixture_crps(test.draws, test.noise_variance.reciprocal(), targets)
+    metrics = {
+        "rmse": root_mean_squared_error(test.mean, targets),
+        "nll": mean_score(losses),
+        "crps": mean_score(crps),
+        "sharpness": sharpness(test.std),
+        **_normalised(seen, crps, -losses, targets, held_out),
+    }
+    for level in LEVELS:
+        summary = interval_summary(*central(test, level), targets)
+        metrics[f"coverage_{level * 100:.0f}"] = summary.coverage
+        metrics[f"width_{level * 100:.0f}"] = summary.mean_width
+    widths = conformal_widths(seen.calibration, held_out)
+    if math.isfinite(sum(widths)):
+        half = (outputs_of(test.std) * torch.tensor(widths)).view_as(test.mean)
+        summary = interval_summary(test.mean - half, test.mean + half, targets)
+        metrics |= {"conformal_coverage": summary.coverage, "conformal_width": summary.mean_width}
+    if float(test.std.max()) > float(test.std.min()) * (1 + 1e-6):
+        metrics["rank_correlation"] = rank_correlation(test.std, (test.mean - targets).abs())
+        if seen.ood is not None:
+            both = torch.cat([first_output(test.std), first_output(seen.ood.std)])
+            is_strange = torch.arange(len(both)) >= len(test.std)
+            metrics["ood_auroc"] = area_under_roc(count_by_score(both, is_strange))
+    return metrics
+
+
+def _normalised(
+    seen: Seen[GaussianPredictive], crps: Tensor, log_likelihood: Tensor, targets: Tensor, held_out: Tensor
+) -> dict[str, float]:
+    """Return scores on a scale from 0, the best constant spread on calibration data, to 100, the best at each point."""
+    mean, calibrated = seen.test.mean, seen.calibration.mean
+    error = targets - mean
+    constant = best_constant_precision(calibrated, held_out, "crps") ** -0.5
+    found = {"crps_normalised": normalised_score(crps, gaussian_crps(mean, constant, targets), crps_optimum(error))}
+    keep = error != 0
+    constant = best_constant_precision(calibrated, held_out, "log_likelihood") ** -0.5
+    at_constant = gaussian_log_likelihood(mean, constant, targets)
+    found["nll_normalised"] = normalised_score(
+        log_likelihood[keep], at_constant[keep], log_likelihood_optimum(error[keep])
+    )
+    return found

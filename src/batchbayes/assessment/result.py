@@ -1,0 +1,139 @@
+"""The result of an assessment."""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from batchbayes.assessment.contenders import Contender
+from batchbayes.assessment.load import Case
+from batchbayes.assessment.recommend import Choice
+from batchbayes.assessment.rows import Rows
+from batchbayes.detection.novelty import Novelty
+from batchbayes.likelihoods import gaussian
+from batchbayes.posterior import Posterior
+from batchbayes.prediction import predict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FLAGGED_SHARE = 0.1
+"""The threshold for flags is set so that this share of the calibration data is above it."""
+RANKING, STRANGE = "Does the uncertainty find errors?", "Does the uncertainty find strange inputs?"
+"""Titles of tables."""
+
+Figures = dict[str, tuple["Figure", str]]
+"""Figures by file name, each with its caption."""
+
+
+@dataclass(frozen=True)
+class MetricColumn:
+    """A column of the tables of metrics: its label, which way is better, how it is written, what it means."""
+
+    key: str
+    label: str
+    better: Literal["lower", "higher", "target"]
+    digits: int
+    meaning: str
+    percent: bool = False
+    target: float | None = None
+    group: str = "How good and how honest"
+    """Title of the table that the column is in."""
+
+
+@dataclass(frozen=True, eq=False)
+class Thumbnails:
+    """Small pictures of some rows."""
+
+    keys: Sequence[str]
+    """The row that each picture belongs to, as "source-row"."""
+    images: Tensor
+    """Colours from 0 to 1, (n, 3, h, w)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Assessment:
+    """What was found out about a network: all that the output folder of `batchbayes assess` holds.
+
+    Notebooks show it as the report.
+    """
+
+    case: Case
+    columns: Sequence[MetricColumn]
+    contenders: Sequence[Contender[Any]]
+    """All that was compared on the test data, the simplest first."""
+    choice: Choice
+    """What is recommended, and why."""
+    verdict: Mapping[str, str]
+    """The sentences of the first screen by their heading, the headline first. They are for everybody."""
+    terms: Mapping[str, str]
+    """The same in the terms of statistics, by heading."""
+    rows: Rows
+    """The rows of predictions.csv."""
+    figures: Figures
+    explorer: Mapping[str, object] | None
+    """What the interactive chart shows; None if the recommended method is equally certain about all inputs."""
+    thumbnails: Thumbnails | None
+    details: Mapping[str, Sequence[str]]
+    """Inputs of some rows in words, by "source-row"."""
+    notes: Mapping[str, object]
+    """What `batchbayes predict` has to know beside the posterior."""
+    novelty: Novelty | None
+    """The detector of inputs unlike the training data; None if there is none for this network and data."""
+    facts: Mapping[str, object]
+    """What the report notes down about the data."""
+    caveats: Sequence[str] = ()
+    """Warnings that were given."""
+    seconds: float = 0.0
+
+    @property
+    def recommended(self) -> Contender[Any]:
+        """The contender to use."""
+        return self.choice.recommended
+
+    @property
+    def posterior(self) -> Posterior:
+        """The recommended posterior."""
+        return self.recommended.posterior
+
+    @property
+    def likelihood(self) -> Any:
+        """The likelihood to use it with, with its tuned temperature or precision."""
+        tuned = self.recommended.tuned
+        return gaussian(tuned["precision"]) if "precision" in tuned else replace(self.case.likelihood, **tuned)
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """The metrics of each method on the test data, by its name."""
+        return {contender.name: dict(contender.metrics) for contender in self.contenders}
+
+    def predict(self, data: Any, **options: Any) -> Any:
+        """Predict new inputs as recommended. The options are those of `bb.predict`, such as `inputs`."""
+        drawing: Any = {"num_samples": self.notes["draws"], "seed": self.notes["seed"], "engine": self.notes["engine"]}
+        return predict(self.posterior, data, self.likelihood, **drawing | options)
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False, parquet: bool = False) -> Path:
+        """Write report.html and all other files to a folder, whole or not at all. Return the path of the report."""
+        from batchbayes.assessment.write import save_assessment
+
+        return save_assessment(self, Path(folder), overwrite=overwrite, parquet=parquet)
+
+    def html(self) -> str:
+        """Return the report as one page that needs no other files."""
+        with tempfile.TemporaryDirectory() as folder:
+            return self.save(Path(folder) / "report").read_text(encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """Show the report in a notebook, in a frame of its own."""
+        return (
+            f'<iframe srcdoc="{escape(self.html())}" style="width: 100%; height: 80vh; border: 0" '
+            'sandbox="allow-scripts"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.verdict['headline']} Recommended: {self.choice.name}.)"

@@ -1,0 +1,135 @@
+"""Assessment of a segmentation. Images are predicted one at a time, and only sums over their pixels are kept."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from batchbayes.assessment.contenders import Contender, Trial, drawing, notes_for_prediction
+from batchbayes.assessment.entries import Entry, affordable, compared_entries, pick_shown, price, trial_of
+from batchbayes.assessment.explorer import image_explorer
+from batchbayes.assessment.figures import shared_figures
+from batchbayes.assessment.likelihood import likelihood_notes
+from batchbayes.assessment.load import Case
+from batchbayes.assessment.recommend import as_choice, recommend
+from batchbayes.assessment.result import FLAGGED_SHARE, RANKING, Assessment, MetricColumn
+from batchbayes.assessment.rows import Show, assessed_rows, single_images
+from batchbayes.assessment.segmentation.figures import image_figures
+from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels, sums_over
+from batchbayes.assessment.segmentation.verdict import image_terms, image_verdict
+from batchbayes.assessment.strange import fit_novelty, novelty_level
+from batchbayes.assessment.thumbnails import pick_thumbnails
+from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
+from batchbayes.prediction import predict_stream
+
+COLUMNS = (
+    MetricColumn("accuracy", "Pixel accuracy", "higher", 1, "share of pixels with the right class", percent=True),
+    MetricColumn(
+        "mean_iou", "Mean IoU", "higher", 1, "overlap of predicted and true regions, mean over classes", percent=True
+    ),
+    MetricColumn(
+        "nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats for each pixel"
+    ),
+    MetricColumn("brier", "Brier", "lower", 3, "squared distance of the probabilities from the truth, 0 to 2"),
+    MetricColumn(
+        "ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True
+    ),
+    MetricColumn("passes", "Passes", "lower", 0, "what a prediction costs, in forward passes of the network"),
+    MetricColumn(
+        "error_auroc", "AUROC", "higher", 3, "how well entropy tells wrong pixels from right ones", group=RANKING
+    ),
+    MetricColumn("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING),
+    MetricColumn("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING),
+)
+TUNING_DRAWS, TUNING_IMAGES = 8, 8
+"""Jacobians of maps are large, so methods are tuned on few draws of few images."""
+TEMPERATURES = temperature_grid(0.4, 4, 9)
+
+
+def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
+    """Choose a method on the calibration images, and compare it with others on the test images."""
+    entries = compared_entries(case, case.likelihood, tuning_samples=TUNING_DRAWS, tuning_examples=TUNING_IMAGES)
+    tried = [(entry, _try(case, entry)) for entry in entries]
+    picked = recommend([trial for _, trials in tried for trial in trials], case.settings.budget)
+    contenders: list[Contender[PixelSums]] = []
+    for _, trials in pick_shown(tried, picked.trials):
+        contenders += _test(case, trials)
+    contenders.sort(key=lambda contender: contender.trial.simplicity)
+    choice = as_choice(picked, contenders)
+    chosen: Contender[PixelSums] = choice.recommended
+    [held_out] = sums_over(case, case.calibration, [chosen.trial])
+    threshold = float(held_out.mean_entropy().quantile(1 - FLAGGED_SHARE))
+    novelty, why_not = fit_novelty(case)
+    notes = notes_for_prediction(
+        case,
+        chosen,
+        threshold,
+        class_names=case.class_names,
+        classes=case.num_outputs,
+        novelty_level=novelty_level(novelty),
+        **likelihood_notes(case.likelihood),
+    )
+    wrong = chosen.seen.images["wrong"]
+    truth = {"accuracy": [1 - share for share in wrong], "error_rate": wrong}
+    rows = assessed_rows(chosen.posterior, case, notes, truth, novelty, show)
+    return Assessment(
+        case=case,
+        columns=COLUMNS,
+        contenders=contenders,
+        choice=choice,
+        verdict=image_verdict(rows, contenders, choice),
+        terms=image_terms(contenders, choice),
+        rows=rows,
+        figures=shared_figures(
+            contenders,
+            chosen,
+            COLUMNS,
+            rows,
+            level=novelty_level(novelty),
+            strange=case.ood.name if case.ood else None,
+        )
+        | image_figures(case, contenders, chosen),
+        explorer=image_explorer(chosen.seen.entropy.counts()),
+        thumbnails=pick_thumbnails(case, rows, "entropy"),
+        details={},
+        notes=notes,
+        novelty=novelty,
+        facts={
+            "test_count": len(wrong),
+            "calibration_count": len(held_out.cells),
+            "classes": case.num_outputs,
+            "threshold": threshold,
+            "no_novelty": why_not,
+        },
+    )
+
+
+def _try(case: Case, entry: Entry) -> list[Trial]:
+    """Predict the calibration images at each temperature of a grid, and find the best one between them."""
+    size = affordable(entry, "sample", case.settings.budget)[-1]
+    likelihoods = [at(case, temperature) for temperature in (1.0, *TEMPERATURES)]
+    losses, engine = [], ""
+    for predicted in predict_stream(
+        entry.posterior, single_images(case.calibration), likelihoods, **drawing(case, size)
+    ):
+        labels, engine = predicted.batch[1], predicted.predictives[0].engine
+        losses.append(torch.stack([_loss(case, seen.log_probs, labels) for seen in predicted.predictives]))
+    plain, *others = torch.stack(losses, 1)  # (N,) each
+    curve = TemperatureCurve(TEMPERATURES, torch.stack(others))
+    best, passes = curve.best(torch.arange(len(plain))), price(case, entry, size, engine)
+    return [
+        trial_of(entry, size, of_images, engine, passes=passes, tuned={"temperature": t}, temperature=t is best)
+        for t, of_images in ((1.0, plain), (best, curve.cross_fitted(case.settings.seed)))
+    ]
+
+
+def _loss(case: Case, log_probs: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean loss of the pixels of an image that count, ()."""
+    keep = kept_pixels(labels, case.settings.ignore_label)
+    return -log_probs.gather(-1, labels.where(keep, 0).unsqueeze(-1)).squeeze(-1)[keep].double().mean()
+
+
+def _test(case: Case, trials: Sequence[Trial]) -> Iterator[Contender[PixelSums]]:
+    """Predict the test images, without and with a temperature, in one pass."""
+    for trial, sums in zip(trials, sums_over(case, case.test, trials), strict=True):
+        yield Contender(trial, sums, sums.metrics() | {"passes": trial.passes}, sums.per_image("loss"))

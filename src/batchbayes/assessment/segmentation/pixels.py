@@ -1,0 +1,121 @@
+"""Sums over all pixels of all images. Their memory does not grow with the number of pixels."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes.assessment.contenders import Trial, drawing
+from batchbayes.assessment.load import Case
+from batchbayes.assessment.rows import image_cells, single_images
+from batchbayes.data.examples import Examples
+from batchbayes.likelihoods import Categorical
+from batchbayes.metrics import (
+    ConfusionMatrix,
+    ReliabilityHistogram,
+    ScoreHistogram,
+    area_under_risk_coverage,
+    area_under_roc,
+    expected_calibration_error,
+)
+from batchbayes.prediction import predict_stream
+from batchbayes.predictive import CategoricalPredictive
+
+
+class PixelSums:
+    """What a method predicted for images: exact sums over all pixels but those of the ignored label."""
+
+    def __init__(self, num_classes: int, ignored_label: int | None) -> None:
+        self.ignored_label = ignored_label
+        self.confusion = ConfusionMatrix(num_classes, ignored_label)
+        self.reliability = ReliabilityHistogram()
+        self.entropy = ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
+        self.information = ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
+        self.images: dict[str, list[float]] = {key: [] for key in ("loss", "brier", "wrong", "confidence")}
+        """Means over the counted pixels of each image."""
+        self.cells: list[dict[str, Any]] = []
+        """What predictions.csv says about each image."""
+        self.engine, self.num_samples = "", 0
+        self._pixels: list[int] = []
+
+    def add(self, seen: CategoricalPredictive, labels: Tensor) -> None:
+        """Add one image (1, H, W) with its labels. At least one of its pixels must count."""
+        self.engine, self.num_samples = seen.engine, seen.num_samples
+        self.confusion.add(seen.log_probs.argmax(-1), labels)
+        self.cells.append(image_cells(seen))
+        keep = kept_pixels(labels, self.ignored_label)
+        log_probs, labels = seen.log_probs[keep], labels[keep]  # (pixels, K), (pixels,)
+        probs, wrong = log_probs.exp(), log_probs.argmax(-1) != labels
+        self.reliability.add(probs.amax(-1), ~wrong)
+        self.entropy.add(seen.entropy[keep], wrong)
+        self.information.add(seen.mutual_information[keep], wrong)
+        truth = log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        brier = probs.square().sum(-1) - 2 * truth.exp() + 1
+        self._pixels.append(len(labels))
+        for key, values in zip(self.images, (-truth, brier, wrong, probs.amax(-1)), strict=True):
+            self.images[key].append(float(values.double().mean()))
+
+    def per_image(self, key: str) -> Tensor:
+        """Return the mean of a quantity over the counted pixels of each image, (N,)."""
+        return torch.tensor(self.images[key], dtype=torch.float64)
+
+    def mean_entropy(self) -> Tensor:
+        """Return the mean entropy over all pixels of each image, (N,)."""
+        return torch.tensor([cells["entropy"] for cells in self.cells], dtype=torch.float64)
+
+    def mean(self, key: str) -> float:
+        """Return the mean of a quantity over the counted pixels of all images."""
+        pixels = torch.tensor(self._pixels, dtype=torch.float64)
+        return float((self.per_image(key) * pixels).sum() / pixels.sum())
+
+    def _mean_overlap(self) -> float:
+        """Return the mean intersection over union of the classes that were seen, without the ignored one."""
+        overlap = self.confusion.intersection_over_union()
+        if self.ignored_label is not None and 0 <= self.ignored_label < len(overlap):
+            overlap[self.ignored_label] = float("nan")
+        return float(overlap.nanmean())
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the tables."""
+        bins, counts = self.reliability.reliability(), self.entropy.counts()
+        found = {
+            "accuracy": self.confusion.pixel_accuracy(),
+            "mean_iou": self._mean_overlap(),
+            "nll": self.mean("loss"),
+            "brier": self.mean("brier"),
+            "ece": expected_calibration_error(bins),
+            "mean_confidence": float(bins.confidence_sums.sum() / bins.counts.sum()),
+            "aurc": area_under_risk_coverage(counts),
+        }
+        if 0 < self.mean("wrong") < 1:
+            found["error_auroc"] = area_under_roc(counts)
+            if self.num_samples > 1:
+                found["error_auroc_mi"] = area_under_roc(self.information.counts())
+        return found
+
+
+def kept_pixels(labels: Tensor, ignored_label: int | None) -> Tensor:
+    """Return which pixels count, bool in the shape of the labels."""
+    return torch.ones_like(labels, dtype=torch.bool) if ignored_label is None else labels != ignored_label
+
+
+def at(case: Case, temperature: float) -> Any:
+    """Return the likelihood of the case at a temperature, for all pixels: some are left out of sums later."""
+    plain = replace(case.likelihood, temperature=temperature)
+    return replace(plain, ignore_index=None) if isinstance(plain, Categorical) else plain
+
+
+def sums_over(case: Case, data: Examples, trials: Sequence[Trial]) -> list[PixelSums]:
+    """Predict labelled images in one pass, and return the sums for trials that share their draws."""
+    totals = [PixelSums(case.num_outputs, case.settings.ignore_label) for _ in trials]
+    likelihoods, first = [at(case, trial.tuned["temperature"]) for trial in trials], trials[0]
+    stream = predict_stream(
+        first.candidate.posterior, single_images(data), likelihoods, **drawing(case, first.num_samples)
+    )
+    for predicted in stream:
+        for sums, seen in zip(totals, predicted.predictives, strict=True):
+            sums.add(seen, predicted.batch[1])
+    return totals

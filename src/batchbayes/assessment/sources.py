@@ -1,0 +1,201 @@
+"""Data sources: files, folders and data functions. All of them are read as the training data was."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from batchbayes.assessment.named import call_named, is_name
+from batchbayes.assessment.options import AssessOptions
+from batchbayes.data.examples import Examples, as_batch, from_object
+from batchbayes.data.files import read_examples
+from batchbayes.data.preprocess import Preprocessing, Standardise
+from batchbayes.data.schema import Schema
+from batchbayes.errors import BatchbayesError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files and folders are read. Data functions prepare their inputs themselves."""
+
+    target: str | None = None
+    id_column: str | None = None
+    ignored_label: int | None = None
+    schema: Schema | None = None
+    """The columns of the training table."""
+    class_names: tuple[str, ...] | None = None
+    """The names of the classes in the training data, in the order of the network's outputs."""
+    preprocessing: Preprocessing | None = None
+
+    def read(self, source: str, what: str, *, inputs_only: bool = False) -> Examples:
+        """Read examples from a file, a folder or a data function. With `inputs_only`, targets in files are ignored."""
+        if is_function(source):
+            examples = from_object(source, call_named(source, what))
+            if not inputs_only:
+                self._require_class_names(examples)
+            return examples
+        return read_examples(
+            source,
+            self.target,
+            id_column=self.id_column,
+            schema=self.schema,
+            class_names=self.class_names,
+            ignored_label=self.ignored_label,
+            preprocessing=self.preprocessing,
+            inputs_only=inputs_only,
+        )
+
+    def _require_class_names(self, examples: Examples) -> None:
+        names, found = self.class_names, examples.class_names
+        if names and found and names != found:
+            raise BatchbayesError(
+                expected=f"the class names of training in {examples.name}: {', '.join(names)}",
+                got=", ".join(found),
+                fix="number the classes as in training",
+            )
+
+    def like(self, examples: Examples, order: tuple[str, ...] | None) -> "Reading":
+        """Return how to read other sources, so that their columns and classes are those of these examples.
+
+        Args:
+            examples: what was read first. What is known already is not changed.
+            order: the names that the user gave. If they contain all names of classes in the data, they say which
+                output of the network belongs to which class. Otherwise they are other words for the same classes.
+        """
+        names = self.class_names or examples.class_names
+        if self.class_names is None and names and order and set(names) <= set(order):
+            names = order
+        schema = self.schema or examples.schema
+        if schema and schema.class_names:
+            schema = replace(schema, class_names=names)
+        return replace(self, schema=schema, class_names=names)
+
+    def optional_columns(self) -> "Reading":
+        """Return how to read a table that may lack the target and the ids. Without a schema, it has neither."""
+        return replace(self, target=None, id_column=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `batchbayes predict` has to know, as values that `json` can write."""
+        return {
+            "schema": self.schema and self.schema.to_json(),
+            "class_names": self.class_names,
+            "preprocessing": self.preprocessing and self.preprocessing.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any], target: str | None, id_column: str | None) -> "Reading":
+        """Return the reading that `to_json` described, with the columns that the user names."""
+        schema, names, preprocessing = (fields.get(key) for key in ("schema", "class_names", "preprocessing"))
+        return cls(
+            target=target,
+            id_column=id_column,
+            schema=None if schema is None else Schema.from_json(schema),
+            class_names=None if names is None else tuple(map(str, names)),
+            preprocessing=None if preprocessing is None else Preprocessing.from_json(preprocessing),
+        )
+
+
+def is_function(source: str) -> bool:
+    """Return whether a source is a data function."""
+    return is_name(source) and not Path(source).exists()
+
+
+def first_reading(options: AssessOptions) -> Reading:
+    """Return how to read the training data."""
+    given = [source for source in (options.train, options.test, options.calibration, options.ood) if source]
+    asked = [name for name in ("mean", "std", "resize", "standardise") if getattr(options, name)]
+    if asked and all(map(is_function, given)):
+        raise BatchbayesError(
+            expected=f"a file or a folder beside --{asked[0]}",
+            got="data functions alone",
+            fix="prepare the inputs in the data functions",
+        )
+    if (options.mean is None) != (options.std is None) or (options.standardise and options.mean):
+        raise BatchbayesError(
+            expected="--mean and --std together, or --standardise alone",
+            got=f"--{' and --'.join(asked)}",
+            fix="give the numbers that were used in training, or let them be learnt from the training file",
+        )
+    if options.standardise and is_function(options.train):
+        raise BatchbayesError(
+            expected="a training file to learn --standardise from", got=options.train, fix="give --mean and --std"
+        )
+    scale = Standardise(options.mean, options.std) if options.mean and options.std else None
+    return Reading(
+        target=options.target,
+        id_column=options.id,
+        ignored_label=options.ignore_label,
+        preprocessing=Preprocessing(options.resize, scale) if scale or options.resize else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """Training data."""
+
+    name: str
+    batches: Any
+    """What methods read mini-batches from, with the training-time transforms."""
+    plain: Any
+    """The same examples as they look at prediction time, as far as this is known."""
+    examples: Examples | None = None
+    """What is known about them, if they can be read several times."""
+
+
+def training_of(name: str, made: Any, batch_size: int | None) -> Training:
+    """Return training data from a loader, a data set, an iterator of batches, or tensors x or (x, y)."""
+    if isinstance(made, tuple) and made and isinstance(made[0], Tensor | np.ndarray):
+        made = made[0]
+    if isinstance(made, Tensor | np.ndarray):
+        inputs = as_batch(made, name)[0]
+        return Training(name, inputs, inputs)
+    if hasattr(made, "__next__"):
+        batches = (as_batch(batch, "the training data")[0] for batch in made)
+        return Training(name, batches, batches)
+    source = from_object(name, made, may_shuffle=True)
+    return _in_batches(source, batch_size) if isinstance(made, Dataset) else Training(name, source, source, source)
+
+
+def read_training(options: AssessOptions, reading: Reading) -> tuple[Training, Reading]:
+    """Return the training data, and how all other sources are read."""
+    if is_function(options.train):
+        found = training_of(options.train, call_named(options.train, "the training data"), options.batch_size)
+        return found, reading.like(found.examples, options.class_names) if found.examples else reading
+    source = reading.read(options.train, "the training data")
+    if options.standardise:
+        learnt = Preprocessing(options.resize, Standardise.fit(source))
+        source, reading = source.prepared(learnt), replace(reading, preprocessing=learnt)
+    return _in_batches(source, options.batch_size), reading.like(source, options.class_names)
+
+
+def _in_batches(source: Examples, batch_size: int | None) -> Training:
+    """Return the examples of a file or a data set in batches of training."""
+    batches = _without_batch_size() if batch_size is None else _shuffled(source, batch_size)
+    return Training(source.name, batches, source, source)
+
+
+def _shuffled(source: Examples, batch_size: int) -> Examples:
+    """Return the examples in random batches of one size."""
+    assert isinstance(source.batches, DataLoader)
+    shuffled = DataLoader(source.batches.dataset, batch_size=batch_size, shuffle=True, drop_last=True)
+    if len(shuffled) == 0:
+        raise BatchbayesError(
+            expected=f"at least {batch_size} training examples, one batch",
+            got=f"{len(source.batches.dataset)} in {source.name}",  # type: ignore[arg-type]
+            fix="lower --batch-size to that of training",
+        )
+    return replace(source, batches=shuffled)
+
+
+def _without_batch_size() -> Iterator[Tensor]:
+    """Raise an error when a method reads the first batch. Some methods never do."""
+    raise BatchbayesError(
+        expected="--batch-size (batch_size=) beside training data from a file or a data set",
+        got="none",
+        fix="pass the batch size that the network was trained with, or --method none",
+    )
+    yield

@@ -1,0 +1,143 @@
+"""What all verdicts share. The first screen of a report is for people who are no statisticians."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.text import count, percent
+from batchbayes.assessment.recommend import Choice
+from batchbayes.assessment.rows import Rows
+from batchbayes.metrics import area_under_roc, count_by_score
+
+DOUBT = 2.0
+"""A difference is real if it is larger than this many standard errors."""
+SMALL, LARGE = 0.01, 0.03
+"""Differences of shares below the first do not matter to anybody. Those below the second are called little."""
+FEW = 5
+"""With fewer errors nothing is said about when a network is wrong."""
+
+
+def column(rows: Rows, key: str, source: str = "test") -> list[Any]:
+    """Return the cells of a column that belong to one source."""
+    return [cell for cell, own in zip(rows[key], rows["source"], strict=True) if own == source]
+
+
+def numbers(rows: Rows, key: str, source: str = "test") -> Tensor:
+    """Return the numbers of a column that belong to one source, (N,)."""
+    return torch.tensor([float(cell) for cell in column(rows, key, source)], dtype=torch.float64)
+
+
+def of_100(share: float) -> str:
+    """Write a share as a number out of 100.
+
+    >>> of_100(0.934), of_100(0.9997), of_100(0.0002), of_100(1.0), of_100(0.0)
+    ('93', 'more than 99', 'fewer than 1', 'all', 'none')
+    """
+    if share in (0.0, 1.0):
+        return "all" if share else "none"
+    rounded = round(100 * share)
+    return "more than 99" if rounded == 100 else "fewer than 1" if rounded == 0 else str(rounded)
+
+
+def share_error(share: float, examples: int) -> float:
+    """Return the standard error of a share of independent examples. It is not zero if the share is 0 or 1."""
+    return (max(share * (1 - share), 1 / (examples + 4)) / examples) ** 0.5
+
+
+def give_or_take(error: float) -> str:
+    """Say how far the true share may be from one that was counted with this standard error.
+
+    >>> give_or_take(share_error(0.9, 150)), give_or_take(share_error(0.9, 100_000))
+    (', give or take 5', '')
+    """
+    points = round(100 * DOUBT * error)
+    return f", give or take {points}" if points else ""
+
+
+def honesty(gap: float, error: float) -> str:
+    """Say how honest percentages are, by how far they are above the truth in the mean, and the standard error of that.
+
+    >>> honesty(0.06, 0.035), honesty(0.02, 0.005), honesty(-0.2, 0.01)
+    ('honest', 'a little too sure of itself', 'too unsure of itself')
+    """
+    if abs(gap) <= max(SMALL, DOUBT * error):
+        return "honest"
+    return ("a little " if abs(gap) < LARGE else "") + ("too sure of itself" if gap > 0 else "too unsure of itself")
+
+
+def binomial_error(confidence: Tensor) -> float:
+    """Return the standard error of the share of right answers if the confidences (N,) are the truth."""
+    return float((confidence * (1 - confidence)).sum().sqrt()) / max(1, len(confidence))
+
+
+def marked_sentence(flagged: Tensor, wrong: Tensor) -> str:
+    """Say whether the answers that are marked, (N,) bool, are wrong, (N,) bool, more often than others."""
+    if int(wrong.sum()) < FEW:
+        return few_errors(int(wrong.sum()))
+    marked = f"predictions.csv marks {of_100(_mean(flagged))} of 100 answers (flag = 1)"
+    if not bool(flagged.any()) or bool(flagged.all()):
+        return f"{marked}, so the marks do not tell answers apart."
+    inside, outside = wrong[flagged], wrong[~flagged]
+    spread = [_mean(part) * (1 - _mean(part)) / len(part) for part in (inside, outside)]
+    helps = _mean(inside) - _mean(outside) > DOUBT * sum(spread) ** 0.5
+    found = float(inside.sum()) / float(wrong.sum())
+    return (
+        f"{marked}. Of 100 errors {of_100(found)} are among them. Of 100 answers that are not marked, "
+        f"{of_100(1 - _mean(outside))} are right."
+        + ("" if helps else " This is no clear gain: its certainty hardly tells wrong answers from right ones.")
+    )
+
+
+def few_errors(errors: int) -> str:
+    """Say that there is nothing to learn from so few errors."""
+    made = count(errors, "error") if errors else "no error"
+    return f"It made {made} on the test data: too few to know when it is wrong."
+
+
+def strange_sentence(rows: Rows, name: str) -> str:
+    """Say how many inputs from elsewhere are marked."""
+    strange, usual = (_mean(numbers(rows, "flag", source)) for source in ("ood", "test"))
+    quality = "" if strange > 0.8 else " Many are missed." if strange > usual + 0.1 else " They are not noticed."
+    return f"Of 100 inputs of {name} {of_100(strange)} are marked, and of 100 test inputs {of_100(usual)}.{quality}"
+
+
+def novelty_terms(rows: Rows) -> str:
+    """Say how well novelty tells inputs from elsewhere from test inputs."""
+    if "" in rows["novelty"]:
+        return "Novelty is not known here."
+    p_values = torch.cat([numbers(rows, "novelty", source) for source in ("test", "ood")])
+    is_strange = torch.arange(len(p_values)) >= rows["source"].count("test")
+    found = area_under_roc(count_by_score(-p_values, is_strange))
+    return (
+        f"Novelty, the statistics of the input inside the network, tells them apart in {percent(found)} of all pairs."
+    )
+
+
+def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
+    """Say in two sentences what to do next. The call stands below them.
+
+    Args:
+        choice: what is recommended.
+        gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92". If that is
+            recommended, what would help.
+        marks: whether some answers are marked.
+    """
+    if choice.is_network:
+        use = "; ".join(["Use the network as it is: nothing else that was tried is clearly better", *gains]) + "."
+    else:
+        passes = choice.recommended.passes
+        price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
+        use = f"Use {plain_name(choice)}: with it {', and '.join(gains) or 'the predictions fit best'}{price}."
+    beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
+    return f"{use} This call predicts new data, and {beside}:"
+
+
+def plain_name(choice: Choice) -> str:
+    """Return the name of the recommended method without its parameters."""
+    return choice.name.split(", M = ")[0]
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean())

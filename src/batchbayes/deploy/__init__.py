@@ -1,0 +1,1 @@
+"""Export: a posterior as one file that predicts without Python and without training data."""

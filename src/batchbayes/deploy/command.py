@@ -1,0 +1,80 @@
+"""`batchbayes export`: the recommended method of an assessment as one file."""
+
+import json
+from typing import Any
+
+from torch import Tensor, nn
+
+from batchbayes.assess.named import build_network
+from batchbayes.assess.options import ExportOptions
+from batchbayes.assess.rows import CONFORMAL_LEVEL
+from batchbayes.assess.run import running
+from batchbayes.assess.sources import Reading
+from batchbayes.assess.write import require_new_file
+from batchbayes.calibrate import ConformalIntervals
+from batchbayes.data.preprocess import Preprocessing
+from batchbayes.deploy.export import Exported, export
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import categorical, gaussian
+from batchbayes.saving import load, load_notes
+
+
+class Prepare(nn.Module):
+    """The standardisation of an assessment, as a module."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self._preprocessing = preprocessing
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._preprocessing(inputs)
+
+
+def export_posterior(options: ExportOptions) -> Exported:
+    """Export what an assessment has saved, with its temperature or its intervals, and with its threshold."""
+    network = build_network(options.model, options.weights, "cpu")
+    posterior, notes = load(options.posterior, network), load_notes(options.posterior)
+    if "task" not in notes:
+        raise BatchbayesError(
+            expected="a posterior written by batchbayes assess", got="one without its notes", fix="use bb.export"
+        )
+    reading = Reading.from_json(notes.get("reading", {}), options.target, options.id)
+    data = reading.read(options.input, "the inputs", inputs_only=True)
+    prepare = None if data.preprocessing is None else Prepare(data.preprocessing)
+    inputs, _ = next(iter(data.raw()))
+    regression = notes["task"] == "regression"
+    return export(
+        posterior,
+        options.out,
+        inputs,
+        gaussian(notes["precision"]) if regression else categorical(temperature=notes["temperature"]),
+        num_samples=options.draws or notes["draws"],
+        seed=notes["seed"],
+        conformal=ConformalIntervals(CONFORMAL_LEVEL, notes["conformal_width"]) if regression else None,
+        threshold=notes["threshold"],
+        novelty=load(options.novelty, network) if options.novelty else None,
+        prepare=prepare,
+    )
+
+
+def export_command(options: ExportOptions) -> None:
+    """Write the file, and say what is in it."""
+    require_new_file(options.out)
+    with running(options):
+        made = export_posterior(options)
+    facts: dict[str, Any] = {
+        "file": str(made.path),
+        "outputs": list(made.outputs),
+        "opset": made.opset,
+        "bytes": made.num_bytes,
+        "bytes_of_weights": made.weight_bytes,
+        "bytes_of_bank": made.bank_bytes,
+        "largest_difference": made.difference,
+    }
+    if options.json:
+        print(json.dumps(facts))
+    elif not options.quiet:
+        kind = f"ONNX, opset {made.opset}" if made.opset else "torch.export"
+        print(f"{made.path} ({kind}): {made.num_bytes:,} bytes, {made.ratio:.2f} times weights and bank")
+        print(f"outputs: {', '.join(made.outputs)}")
+        print(f"largest difference from batchbayes on the example inputs: {made.difference:.1e}")

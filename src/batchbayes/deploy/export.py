@@ -1,0 +1,208 @@
+"""`bb.export`: a posterior as one file that predicts."""
+
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes import __version__
+from batchbayes._common.atomic import atomic_path
+from batchbayes.calibrate import ConformalIntervals
+from batchbayes.deploy.build import build_program
+from batchbayes.deploy.onnx_file import BATCH, INPUT, build_model
+from batchbayes.deploy.program import Program
+from batchbayes.detection.novelty import Novelty
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Likelihood
+from batchbayes.posterior import Posterior
+from batchbayes.prediction import predict
+from batchbayes.predictive import GaussianPredictive
+
+EXAMPLES = 3
+"""Inputs that the parts are traced with. With one, torch would take the number of inputs as fixed."""
+LARGEST_DIFFERENCE = 1e-3
+"""A file is not written if its predictions differ by more than this from `predict`, relative to the largest one."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    outputs: tuple[str, ...]
+    opset: int | None
+    """Version of the ONNX operators; None for a .pt2 file."""
+    num_bytes: int
+    weight_bytes: int
+    """The parameters and buffers of the network."""
+    bank_bytes: int
+    """What differs between draws, and the tensors of the novelty detector."""
+    difference: float
+    """The largest difference from `predict` on the example inputs, relative to the largest number of an output, or 1.
+    The file itself was run if it is .onnx and onnxruntime is installed; else what it was made from."""
+
+    @property
+    def ratio(self) -> float:
+        """The size of the file over that of weights and bank."""
+        return self.num_bytes / (self.weight_bytes + self.bank_bytes)
+
+
+def export(
+    posterior: Posterior,
+    path: str | os.PathLike[str],
+    example_inputs: Tensor,
+    likelihood: Likelihood[Any],
+    *,
+    num_samples: int = 64,
+    seed: int = 0,
+    conformal: ConformalIntervals | None = None,
+    threshold: float | None = None,
+    novelty: Novelty | None = None,
+    novelty_level: float = 0.01,
+    prepare: nn.Module | None = None,
+) -> Exported:
+    """Write a posterior to a file that takes inputs and returns predictions with their uncertainty.
+
+    The file holds the network once, and what differs between draws for each draw. It needs neither Python nor the
+    training data. The number of inputs is free; their other axes are those of the example. Draws are exact, as with
+    `engine="sample"`, and the same for each input.
+
+    Outputs for classes: `probs`, `entropy`, `mutual_information`. For real targets: `pred_mean`, `pred_std`,
+    `epistemic_std`, and `lower` and `upper` if intervals are given. `novelty` is a p-value, and `flag` says whether an
+    input is above the threshold of uncertainty, or unlike the training data.
+
+    Args:
+        posterior: any posterior whose draws are one network with other tensors, dropout masks or ready views.
+        path: an .onnx file (needs the extra `export`), or a .pt2 file for `torch.export.load`.
+        example_inputs: some inputs of the network, on which the file is compared with `predict`.
+        likelihood: as in `predict`, with its temperature or precision.
+        num_samples: the number of draws.
+        seed: the seed of the draws.
+        conformal: intervals of `calibrate.conformal_intervals`, for real targets.
+        threshold: inputs with a larger `entropy` (its mean over pixels), or `epistemic_std`, are flagged.
+        novelty: a detector of `bb.novelty`, which adds one pass of the network.
+        novelty_level: inputs with a p-value of at most this are flagged.
+        prepare: a module that is applied to the inputs first, such as a standardisation.
+
+    >>> import tempfile, batchbayes as bb
+    >>> network = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    >>> posterior = bb.mcbn(network, torch.randn(64, 2), batch_size=8, num_samples=4)
+    >>> path = Path(tempfile.mkdtemp()) / "network.pt2"
+    >>> export(posterior, path, torch.randn(4, 2), bb.categorical(), num_samples=4).outputs
+    ('probs', 'entropy', 'mutual_information')
+    """
+    target = Path(path)
+    _require_format(target)
+    examples = _examples(example_inputs)
+    program = build_program(
+        posterior,
+        examples,
+        likelihood,
+        num_samples=num_samples,
+        seed=seed,
+        conformal=conformal,
+        threshold=threshold,
+        novelty=novelty,
+        novelty_level=novelty_level,
+        prepare=prepare,
+    )
+    ready = examples if prepare is None else prepare(examples)
+    wanted = _shown(predict(posterior, ready, likelihood, num_samples=num_samples, seed=seed, keep_draws=False))
+    with torch.no_grad():
+        found = program(examples)
+    difference, opset = _require_equal(found, wanted), None
+    notes = {"batchbayes": __version__, "posterior": repr(posterior), "likelihood": repr(likelihood)}
+    notes |= {"draws": str(num_samples), "seed": str(seed)}
+    if target.suffix == ".onnx":
+        model = build_model(program, examples[:EXAMPLES], notes)
+        opset, content = model.opset_import[0].version, model.SerializeToString()
+        if find_spec("onnxruntime") is not None:
+            difference = _require_equal(_run(content, examples), wanted)
+    else:
+        content = _torch_file(program, examples[:EXAMPLES], notes)
+    with atomic_path(target) as partial:
+        partial.write_bytes(content)
+    network = program.step.network
+    held = [*program.step.rows(), *([] if novelty is None else novelty.state()[1].values())]
+    sizes = _bytes([*network.parameters(), *network.buffers()]), _bytes(held)
+    return Exported(target, tuple(found), opset, len(content), *sizes, difference)
+
+
+def _require_format(path: Path) -> None:
+    """Refuse another kind of file, a folder that is not there, and .onnx without the packages that write it."""
+    if path.suffix not in (".onnx", ".pt2") or not path.parent.is_dir():
+        raise BatchbayesError(
+            expected="a path that ends in .onnx or .pt2, in a folder that exists", got=str(path), fix="change the path"
+        )
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if path.suffix == ".onnx" and missing:
+        raise BatchbayesError(
+            expected="the packages onnx and onnxscript for an .onnx file",
+            got=f"no {' and no '.join(missing)}",
+            fix="pip install 'batchbayes[export]', or write a .pt2 file",
+        )
+
+
+def _examples(inputs: Tensor) -> Tensor:
+    """Return the example inputs on the CPU, repeated if there are too few."""
+    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or not len(inputs):
+        raise BatchbayesError(
+            expected="example inputs as one tensor (N, ...)",
+            got=f"{type(inputs).__name__} {tuple(getattr(inputs, 'shape', ()))}",
+            fix="pass a few inputs; wrap a network that takes several tensors, so that it takes one",
+        )
+    examples = inputs.detach().cpu()
+    return torch.cat([examples] * -(-EXAMPLES // len(examples)))
+
+
+def _shown(predictive: Any) -> dict[str, Tensor]:
+    """Return those outputs of a file that a predictive has too."""
+    if isinstance(predictive, GaussianPredictive):
+        spread = predictive.epistemic_variance.sqrt()
+        return {"pred_mean": predictive.mean, "pred_std": predictive.std, "epistemic_std": spread}
+    return {name: getattr(predictive, name) for name in ("probs", "entropy", "mutual_information")}
+
+
+def _require_equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """Return the largest difference between outputs, relative to the largest number of an output, or 1."""
+    differences = {
+        name: float((found[name] - values).abs().max()) / max(1.0, float(values.abs().max()))
+        for name, values in wanted.items()
+    }
+    if not max(differences.values()) <= LARGEST_DIFFERENCE:  # also for NaN
+        raise BatchbayesError(
+            expected=f"a file that predicts as batchbayes does, up to {LARGEST_DIFFERENCE:g}",
+            got=", ".join(f"a difference of {difference:.2g} in {name}" for name, difference in differences.items()),
+            fix="look for operations in the network that torch's exporter changes; export a .pt2 file to compare",
+        )
+    return max(differences.values())
+
+
+def _run(content: bytes, inputs: Tensor) -> dict[str, Tensor]:
+    """Run an ONNX model in onnxruntime."""
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    found = session.run(None, {INPUT: inputs.numpy()})
+    return {each.name: torch.as_tensor(values) for each, values in zip(session.get_outputs(), found, strict=True)}
+
+
+def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> bytes:
+    """Return a program as the content of a .pt2 file, in which all draws stand one after the other."""
+    content = io.BytesIO()
+    with torch.no_grad():
+        shapes = ({0: torch.export.Dim(BATCH)},)
+        exported = torch.export.export(program, (example,), dynamic_shapes=shapes, strict=False)
+    torch.export.save(exported, content, extra_files={"batchbayes.json": json.dumps(dict(notes))})
+    return content.getvalue()
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,125 @@
+"""What a file computes, as torch modules: a step for each draw, and what is said when all draws are done.
+
+A step takes inputs, the number of the draw, its rows of the bank and the running sums, and returns new sums. So a file
+holds the network once, in a loop, and memory does not grow with the number of draws.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes.deploy.bank import Bank
+from batchbayes.deploy.summaries import Summary
+from batchbayes.deploy.views import BankedView
+from batchbayes.network import Network, pick_output
+from batchbayes.shadow import workplace
+
+State = list[Tensor]
+
+
+class Step(nn.Module):
+    """One pass of the network, added to the running sums."""
+
+    def __init__(
+        self, network: Network, bank: Bank, views: Sequence[BankedView], average: int, summary: Summary
+    ) -> None:
+        super().__init__()
+        self.network, self._output = network.module, network.output
+        self._bank, self._views, self._average, self._summary = bank, views, average, summary
+
+    def rows(self) -> list[Tensor]:
+        """Return the bank, one tensor (V, ...) for each row that a step takes."""
+        return [*self._bank.rows(), *(view.rows for view in self._views)]
+
+    def forward(self, inputs: Tensor, number: Tensor, rows: list[Tensor], state: State) -> State:
+        """Add pass `number` to the sums. With views that are averaged, only each last of them changes the sums."""
+        outputs = self._pass(inputs, rows)
+        if self._average == 1:
+            return self._summary.add(outputs, number, state)
+        *sums, partial_mean = state
+        total = partial_mean + outputs / self._average
+        is_last = (number + 1) % self._average == 0
+        added = self._summary.add(total, number.div(self._average, rounding_mode="floor"), sums)
+        kept = [torch.where(is_last, new, old) for new, old in zip(added, sums, strict=True)]
+        return [*kept, torch.where(is_last, torch.zeros_like(total), total)]
+
+    def start(self, outputs: Tensor) -> State:
+        """Return sums of nothing, for outputs of this shape. They have one element, and broadcast."""
+        sums = self._summary.start(outputs)
+        return sums if self._average == 1 else [*sums, outputs.new_zeros([1] * outputs.ndim)]
+
+    def _pass(self, inputs: Tensor, rows: list[Tensor]) -> Tensor:
+        """Return the outputs (N, ...) of one draw on its view of the inputs."""
+        count = len(self._bank.rows())
+        view_rows = list(zip(self._views, rows[count:], strict=True))
+        seen = inputs
+        for view, row in view_rows:
+            seen = view.look(seen, row)
+        outputs = self.outputs(seen, rows[:count])
+        if inputs.ndim >= 4 and outputs.ndim >= 3 and outputs.shape[-2:] == inputs.shape[-2:]:
+            for view, row in reversed(view_rows):
+                outputs = view.back(outputs, row)
+        return outputs
+
+    def outputs(self, inputs: Tensor, rows: list[Tensor]) -> Tensor:
+        """Return the outputs of the network with one draw of the bank in it."""
+        tensors, masks = self._bank.named(rows)
+        calls: Counter[str] = Counter()
+
+        def masked(name: str, activations: Tensor) -> Tensor:
+            factor, offset = masks[name][calls[name]]
+            calls[name] += 1
+            return activations * factor + offset
+
+        with workplace(self.network) as place:
+            place.prepare({"tensors": tensors, "instead": {name: partial(masked, name) for name in masks}})
+            return pick_output(place.module(inputs), self._output)
+
+
+class Finish(nn.Module):
+    """What is said about each input when all draws are done."""
+
+    def __init__(self, summary: Summary, count: int, threshold: float | None, level: float | None) -> None:
+        super().__init__()
+        self._summary, self._count, self._threshold, self._level = summary, count, threshold, level
+
+    def forward(self, state: State, p_value: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the outputs of the file by name. An input is flagged if it is uncertain or unlike the training data.
+
+        Args:
+            state: the sums of all steps.
+            p_value: that of the novelty detector, (N,).
+        """
+        found, uncertainty = self._summary.finish(state[: self._summary.size], self._count)
+        flags = [] if self._threshold is None else [uncertainty > self._threshold]
+        if p_value is not None:
+            found["novelty"] = p_value
+            flags += [] if self._level is None else [p_value <= self._level]
+        if flags:
+            found["flag"] = torch.stack(flags).any(0)
+        return found
+
+
+class Program(nn.Module):
+    """The whole prediction: inputs (N, ...) in, outputs by name out."""
+
+    def __init__(
+        self, prepare: nn.Module | None, step: Step, finish: Finish, detector: nn.Module | None, ready: Tensor
+    ) -> None:
+        """`ready` are some inputs of the network, which say what shape its outputs have."""
+        super().__init__()
+        self.prepare, self.step, self.finish, self.detector = prepare, step, finish, detector
+        with torch.no_grad():
+            self.state = step.start(step._pass(ready, [bank[0] for bank in step.rows()]))
+        self.passes = len(step.rows()[0]) if step.rows() else 1
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        """Run all steps, one after the other."""
+        ready = inputs if self.prepare is None else self.prepare(inputs)
+        state, rows = self.state, self.step.rows()
+        for number in range(self.passes):
+            state = self.step(ready, torch.tensor(number), [bank[number] for bank in rows], state)
+        return self.finish(state, None if self.detector is None else self.detector(ready))

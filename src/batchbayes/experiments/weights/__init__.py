@@ -1,0 +1,1 @@
+"""Experiments on random weights: sparse variational dropout, variance networks, normalising flows."""

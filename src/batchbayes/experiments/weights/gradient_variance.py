@@ -1,0 +1,122 @@
+"""How noisy the gradients of random weights are, by three estimators, in each layer of LeNet-300-100.
+
+Kingma, Salimans and Welling, "Variational Dropout and the Local Reparameterization Trick" (NIPS 2015), explain why
+noise in activations, independent for each example, gives better gradients than one draw of the weights for a whole
+batch. Here the variance over draws is measured at a fixed batch, with mean-field weights at the start and after some
+training, for the gradient with respect to the means and to the log standard deviations.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from batchbayes._common.rng import GlobalStream
+from batchbayes.data.folder import DataFolder
+from batchbayes.experiments.weights.images import load_images
+from batchbayes.likelihoods import categorical
+from batchbayes.methods.weights.estimators import gradient_moments, score_function_loss
+from batchbayes.methods.weights.fit import fit_noisy
+from batchbayes.methods.weights.mean_field import MeanField
+from batchbayes.methods.weights.noisy import Noisy, noisy
+from batchbayes.models.lenet import LeNet300
+from batchbayes.reproduce.experiment import Results, Unit
+from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import TrainingConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ESTIMATORS = {"local": "local", "one weight draw": "weights", "score function": "score"}
+STAGES = ("start", "trained")
+
+
+@dataclass(frozen=True)
+class VarianceConfig:
+    """A configuration. The defaults are those of the preset `quick`."""
+
+    data: Literal["mnist", "synthetic"] = "mnist"
+    num_train: int = 6000
+    epochs: int = 3
+    batch_size: int = 100
+    initial_std: float = 0.05
+    num_draws: int = 200
+
+
+PRESETS = {
+    "smoke": VarianceConfig("synthetic", num_train=200, epochs=1, num_draws=10),
+    "quick": VarianceConfig(),
+}
+
+
+def units(config: VarianceConfig) -> list[Unit]:
+    """Return one unit for each stage of the training."""
+    return [Unit(stage, {"stage": stage}) for stage in STAGES]
+
+
+def work(config: VarianceConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> dict[str, Any]:
+    """Return for each estimator and parameter the variance of its gradient, summed over the parameter."""
+    data = load_images(config.data, config.num_train, 10, data_folder).train
+    with GlobalStream(0):
+        network = noisy(LeNet300(), MeanField(initial_std=config.initial_std))
+    if unit.arguments["stage"] == "trained":
+        batches = shuffled(*data, config.batch_size, seed=0)
+        training = TrainingConfig(config.epochs, config.batch_size)
+        fit_noisy(network, batches, categorical(), training, num_examples=config.num_train)
+    images, labels = data[0][: config.batch_size], data[1][: config.batch_size]
+    found = {}
+    for name, estimator in ESTIMATORS.items():
+        with GlobalStream(1):
+            moments = gradient_moments(network, estimate(network, estimator, images, labels), config.num_draws)
+        found[name] = {parameter: float(variance.sum()) for parameter, (_, variance) in moments.items()}
+    return found
+
+
+def estimate(network: Noisy, estimator: str, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
+    """Return a function that estimates the mean loss of a batch."""
+    if estimator == "score":
+        own = network.network
+
+        def loss(weights: dict[str, Tensor]) -> Tensor:
+            return cross_entropy(own(images, tensors=weights), labels)
+
+        return lambda: score_function_loss(network, loss)
+    network.estimator = "local" if estimator == "local" else "weights"
+    return lambda: cross_entropy(network(images), labels)
+
+
+def tables(config: VarianceConfig, results: Results) -> list[ResultTable]:
+    """Return the variances of all estimators as multiples of that of the local reparametrisation."""
+    rows: list[tuple[CellValue, ...]] = []
+    for stage in STAGES:
+        found = results.get(stage, {})
+        for parameter, variance in found.get("local", {}).items():
+            layer, _, own = parameter.partition(" ")
+            ratios = [found[name][parameter] / variance for name in list(ESTIMATORS)[1:]]
+            rows.append((stage, layer, own or "mean", variance, *ratios))
+    return [
+        ResultTable(
+            f"Variance of the gradient of a batch of {config.batch_size}, layer by layer",
+            ("stage", "weight", "parameter", "local", *(f"{name} / local" for name in list(ESTIMATORS)[1:])),
+            tuple(rows),
+            ("", "", "", ".2e", ".1f", ".1f"),
+            (f"Summed over each parameter, from {config.num_draws} draws at one fixed batch. The score function has "
+             "two draws, each with the loss of the other as its baseline.",),
+        )
+    ]  # fmt: skip
+
+
+def figures(config: VarianceConfig, results: Results) -> "dict[str, Figure]":
+    """There is no figure: the table says it all."""
+    return {}
+
+
+def notes(config: VarianceConfig) -> list[str]:
+    """Say what was measured."""
+    return [
+        f"Mean-field weights with an initial standard deviation of {config.initial_std:g}; trained on "
+        f"{config.num_train:,} images for {config.epochs} epochs.",
+    ]

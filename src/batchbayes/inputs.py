@@ -1,0 +1,183 @@
+"""The inputs of one batch: a tensor, or several tensors for a network with several inputs."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchbayes._common.checks import as_tensor
+from batchbayes.errors import BatchbayesError
+
+Picker = str | int | Sequence[str | int] | Callable[[Any], Any] | None
+"""Where the inputs are in a batch: a key or a position, several of them for a network with several inputs, a function
+of the batch, or None for x and (x, y)."""
+
+
+class Inputs:
+    """Several input tensors of a network, by position and by name. Each has one row for each example.
+
+    It has the few methods of a tensor that are needed to pass examples on: length, rows, `to`, `split`, `torch.cat`.
+
+    >>> both = Inputs([torch.zeros(5, 2)], {"mask": torch.ones(5)})
+    >>> len(both), len(both[:3]), len(torch.cat([both, both]))
+    (5, 3, 10)
+    """
+
+    def __init__(self, args: Sequence[Any] = (), named: Mapping[str, Any] | None = None) -> None:
+        self.args = tuple(as_tensor(value, "an input") for value in args)
+        self.named = {name: as_tensor(value, f"the input {name}") for name, value in (named or {}).items()}
+        lengths = {len(tensor) if tensor.ndim else 0 for tensor in self.tensors()}
+        if len(lengths) != 1:
+            raise BatchbayesError(
+                expected="input tensors with one row for each example",
+                got=f"{self}",
+                fix="pass tensors of the same length, and other arguments by a wrapper around the network",
+            )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all tensors."""
+        return (*self.args, *self.named.values())
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the inputs with a function applied to each tensor."""
+        return type(self)([change(t) for t in self.args], {name: change(t) for name, t in self.named.items()})
+
+    def __len__(self) -> int:
+        return len(self.tensors()[0])
+
+    def __getitem__(self, rows: Any) -> Any:
+        if isinstance(rows, int):  # one example: only its size is ever asked for
+            return torch.cat([t[rows].flatten().to(torch.float32) for t in self.tensors()])
+        return self.map(lambda tensor: tensor[rows])
+
+    def numel(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors())
+
+    def to(self, device: torch.device) -> Self:
+        return self.map(lambda tensor: tensor.to(device))
+
+    def split(self, size: int) -> tuple[Self, ...]:
+        return tuple(self[start : start + size] for start in range(0, len(self), size)) or (self,)
+
+    def __repr__(self) -> str:
+        shapes = [str(tuple(t.shape)) for t in self.args] + [f"{n} {tuple(t.shape)}" for n, t in self.named.items()]
+        return f"Inputs({', '.join(shapes)})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.cat:
+            raise BatchbayesError(
+                expected="one input tensor here", got="several inputs", fix="wrap the network so that it takes one"
+            )
+        parts = args[0]
+        joined = [torch.cat(each) for each in zip(*(part.tensors() for part in parts), strict=True)]
+        count = len(parts[0].args)
+        return cls(joined[:count], dict(zip(parts[0].named, joined[count:], strict=True)))
+
+
+def tensors_of(inputs: Any) -> tuple[Tensor, ...]:
+    """Return a tensor, or the tensors of several inputs, in a tuple."""
+    return inputs.tensors() if isinstance(inputs, Inputs) else (inputs,)
+
+
+def each_tensor(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to a tensor, or to each tensor of several inputs."""
+    return inputs.map(change) if isinstance(inputs, Inputs) else change(inputs)
+
+
+def pick_inputs(batch: Any, picker: Picker = None) -> Any:
+    """Return the inputs of one batch: a tensor, or `Inputs` if there are several.
+
+    >>> pick_inputs((torch.zeros(2, 3), torch.ones(2))).shape
+    torch.Size([2, 3])
+    >>> pick_inputs({"image": torch.zeros(2, 3), "age": torch.ones(2)}, ("image", "age"))
+    Inputs((2, 3), (2,))
+    """
+    if callable(picker):
+        found = _called(picker, batch)
+    elif isinstance(picker, list | tuple) and picker:
+        found = tuple(_at(batch, each) for each in picker)
+    elif picker is not None:
+        found = _at(batch, picker)
+    elif isinstance(batch, list | tuple) and batch:
+        found = batch[0]
+    else:
+        found = batch
+    inputs = _as_inputs(found, named=picker is not None or found is not batch)
+    if inputs is None or (isinstance(inputs, Tensor) and inputs.ndim == 0):
+        raise BatchbayesError(
+            expected="a batch that is a tensor (N, ...), or a tuple that starts with one",
+            got=_describe(batch),
+            fix='say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x',
+        )
+    return inputs
+
+
+def _as_inputs(found: Any, *, named: bool) -> Any:
+    """Return a tensor or several inputs; None for anything else. A dict counts only where it was picked."""
+    if isinstance(found, Tensor | np.ndarray):
+        return as_tensor(found, "the inputs")
+    if isinstance(found, Inputs):
+        return found
+    if isinstance(found, Mapping) and found and named and are_arrays(found.values()):
+        return Inputs((), found)
+    if isinstance(found, list | tuple) and len(found) and are_arrays(found):
+        several = Inputs(found)
+        return several if len(found) > 1 else several.args[0]
+    return None
+
+
+def are_arrays(values: Iterable[Any]) -> bool:
+    """Whether all values are tensors or arrays with at least one axis."""
+    return all(isinstance(value, Tensor | np.ndarray) and value.ndim for value in values)
+
+
+def _at(batch: Any, key: Any) -> Any:
+    """Return what is at a key or position of a batch. A position in a tensor would be an example, not the inputs."""
+    try:
+        if isinstance(batch, Tensor | np.ndarray):
+            raise TypeError("a tensor has no parts")
+        return batch[key]
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise BatchbayesError(
+            expected=f"a batch with inputs at {key!r}"[:200],
+            got=_describe(batch),
+            fix="pass a key or a position that the batch has as inputs=, or leave it out",
+        ) from error
+
+
+def _called(picker: Callable[[Any], Any], batch: Any) -> Any:
+    try:
+        return picker(batch)
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise BatchbayesError(
+            expected="a function inputs= that takes a batch and returns its inputs",
+            got=f"{_describe(batch)}, and {type(error).__name__}: {error}"[:300],
+            fix="call it with one batch of the data, and look what it does",
+        ) from error
+
+
+def _describe(batch: object) -> str:
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} with keys {sorted(map(str, batch))}"
+    if isinstance(batch, Tensor | np.ndarray):
+        return f"a tensor of shape {tuple(batch.shape)}"
+    return f"a {type(batch).__name__}"
+
+
+def require_finite(values: Any, what: str) -> Any:
+    """Return the values if they are real and finite. NaN or infinity would get into every statistic without a sign."""
+    for tensor in tensors_of(values):
+        if tensor.is_complex():
+            raise BatchbayesError(f"real numbers in {what}", f"{tensor.dtype}", "pass real and imaginary part as two")
+        # A sum is much faster than a test of each number.
+        suspect = tensor.is_floating_point() and not tensor.sum().isfinite()
+        if suspect and (bad := int((~torch.isfinite(tensor)).sum())):
+            raise BatchbayesError(
+                expected=f"finite numbers in {what}",
+                got=f"{bad} of {tensor.numel()} that are NaN or infinite",
+                fix="drop or fill those rows; if the inputs are fine, look for NaN in the weights of the network",
+            )
+    return values

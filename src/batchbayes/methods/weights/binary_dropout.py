@@ -1,0 +1,98 @@
+r"""Binary dropout whose rate is learnt.
+
+What is random: for each input unit or input channel of the chosen layers, whether it is kept.
+q(omega): $W = M diag(z) / (1 - p)$ with $z_i \sim Bernoulli(1 - p)$ and one rate p for each layer. The prior of the
+weights is $N(0, s^2)$, and up to a constant $KL = ||M||^2 / (2 s^2 (1 - p)) - d H(p)$ for d input units, with the
+entropy H of one mask. Training draws relaxed masks (the concrete distribution), because a gradient cannot pass through
+a choice. Predictions draw binary ones. The score function needs no relaxation (`estimators`).
+Cost of a training step: as without noise. A draw: one uniform number for each input unit.
+Reference: Gal, Hron, Kendall, "Concrete Dropout", NIPS 2017.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.checks import finite_number
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.weights.family import Family
+from batchbayes.methods.weights.sites import Site
+
+TEMPERATURE = 0.1
+"""How sharp the relaxed masks are; at zero they would be binary."""
+ROUNDING = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedWeights:
+    """A weight in which whole input units are dropped."""
+
+    mean: Tensor
+    logit: Tensor
+    """The logit of the dropout rate p, ()."""
+    prior_std: float
+
+    def sample(self, source: torch.Generator | None = None) -> Tensor:
+        """Draw a binary mask. No gradient passes through it."""
+        inputs = self.mean.shape[1]
+        device = self.mean.device if source is None else torch.device("cpu")
+        uniform = torch.rand(inputs, generator=source, device=device).to(self.mean)
+        kept = (uniform >= self.logit.sigmoid()).to(self.mean.dtype)
+        return self.mean * _by_input(kept / torch.sigmoid(-self.logit), self.mean)
+
+    def outputs(self, site: Site, inputs: Tensor) -> Tensor:
+        """Return the outputs for relaxed masks, one for each example."""
+        units = inputs.shape[1] if site.is_convolution else inputs.shape[-1]
+        uniform = torch.rand(len(inputs), units, dtype=inputs.dtype, device=inputs.device).clamp(ROUNDING, 1 - ROUNDING)
+        dropped = torch.sigmoid((self.logit + torch.logit(uniform)) / TEMPERATURE)
+        mask = (1 - dropped) / torch.sigmoid(-self.logit)
+        ones = [1] * (inputs.ndim - 2)
+        shape = (len(mask), units, *ones) if site.is_convolution else (len(mask), *ones, units)
+        return site.product(inputs * mask.view(shape), self.mean, site.bias)
+
+    def log_density(self, weight: Tensor) -> Tensor:
+        """Return the log-probability of the mask that a drawn weight shows."""
+        kept = weight.transpose(0, 1).flatten(1).abs().sum(1) > 0
+        rate = self.logit.sigmoid()
+        return torch.where(kept, torch.log1p(-rate), rate.log()).sum()
+
+    def divergence(self) -> Tensor:
+        rate = self.logit.sigmoid().clamp(ROUNDING, 1 - ROUNDING)
+        entropy = -(rate * rate.log() + (1 - rate) * torch.log1p(-rate))
+        power = self.mean.square().sum() / (2 * self.prior_std**2 * (1 - rate))
+        return power - self.mean.shape[1] * entropy
+
+
+@dataclass(frozen=True)
+class BinaryDropout(Family):
+    """Dropout of the inputs of layers, with a rate for each layer that is learnt."""
+
+    kind: ClassVar[str] = "binary-dropout"
+
+    prior_std: float = 1.0
+    initial_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        finite_number("a prior_std", self.prior_std, above=0, fix="pass a positive number")
+        finite_number("an initial_rate", self.initial_rate, above=0, below=1, fix="pass a probability")
+
+    def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
+        if not site.is_plain or getattr(site.module, "groups", 1) > 1:
+            raise BatchbayesError(
+                expected="linear layers and convolutions of one group, whose inputs can be dropped",
+                got=f"{site.module_name}, a {type(site.module).__name__} that works in another way",
+                fix="name the other layers by layers=, or choose another family",
+            )
+        return {"logit": weight.new_tensor(math.log(self.initial_rate / (1 - self.initial_rate)))}
+
+    def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> MaskedWeights:
+        return MaskedWeights(weight, own["logit"], self.prior_std)
+
+
+def _by_input(values: Tensor, weight: Tensor) -> Tensor:
+    """Shape one value for each input unit so that it multiplies a weight (outputs, inputs, ...)."""
+    return values.view(1, -1, *[1] * (weight.ndim - 2))

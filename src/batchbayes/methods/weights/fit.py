@@ -1,0 +1,197 @@
+"""Training of random weights by the evidence lower bound (ELBO)."""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from batchbayes.batches import as_batches, pick_inputs
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import TargetLikelihood, categorical, require_likelihood
+from batchbayes.methods import Method
+from batchbayes.methods.candidates import Candidate, Setting
+from batchbayes.methods.weights.family import Family
+from batchbayes.methods.weights.mean_field import MeanField
+from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy
+from batchbayes.methods.weights.posterior import WeightsPosterior
+from batchbayes.network import Output
+from batchbayes.training.loop import Batches, Objective, Step, TrainingConfig, train
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the weight of the KL and the learning rate change, in epochs."""
+
+    kl_from: float = 0.0
+    """The weight of the KL is zero before this epoch."""
+    kl_full: float = 0.0
+    """It rises linearly and is `temperature` from this epoch on."""
+    temperature: float = 1.0
+    """The weight of the KL in the end. Below one the posterior is colder, that is narrower, than the Bayesian one."""
+    decay_from: float | None = None
+    """From this epoch on the learning rate falls linearly, to zero after the last epoch."""
+
+    def kl_weight(self, epoch: float) -> float:
+        """Return the weight of the KL in an epoch, counted from 0.
+
+        >>> [Schedule(kl_from=5, kl_full=20).kl_weight(epoch) for epoch in (4, 5, 8, 20, 50)]
+        [0.0, 0.0, 0.2, 1.0, 1.0]
+        """
+        if epoch >= self.kl_full:
+            return self.temperature
+        return self.temperature * max(0.0, (epoch - self.kl_from) / (self.kl_full - self.kl_from))
+
+    def learning_rate(self, epoch: float, config: TrainingConfig) -> float:
+        """Return the learning rate in an epoch, counted from 0."""
+        if self.decay_from is None or epoch <= self.decay_from:
+            return config.learning_rate
+        return config.learning_rate * (config.epochs - epoch) / (config.epochs - self.decay_from)
+
+
+def negative_elbo(likelihood: TargetLikelihood[Any], num_examples: int) -> Objective:
+    r"""Return the objective $-N/n \sum_i \log p(y_i | f(x_i)) + \beta KL(q || prior)$ of a batch of n examples.
+
+    N is `num_examples`, and beta is the network's `kl_weight`, which `fit_noisy` sets by its schedule.
+    """
+
+    def objective(network: nn.Module, batch: Any) -> Tensor:
+        assert isinstance(network, Noisy)
+        inputs, targets = pick_inputs(batch), targets_of(batch)
+        device = network.kl_weight.device
+        outputs, divergence = network.outputs_and_divergence(inputs.to(device))
+        log_likelihood = log_probability(likelihood, outputs, targets)
+        return network.kl_weight * divergence - log_likelihood * (num_examples / len(inputs))
+
+    return objective
+
+
+def targets_of(batch: Any) -> Tensor:
+    """Return the targets of a labelled batch (x, y)."""
+    if isinstance(batch, list | tuple) and len(batch) > 1 and isinstance(batch[1], Tensor):
+        return batch[1]
+    raise BatchbayesError(
+        expected="labelled batches (x, y), to train random weights",
+        got=f"a batch that is a {type(batch).__name__} without targets",
+        fix="pass a DataLoader of inputs and targets, or [(x, y)]",
+    )
+
+
+def log_probability(likelihood: TargetLikelihood[Any], outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the log-probability of all targets of a batch together."""
+    draws = outputs[None]  # likelihoods take outputs of several draws (S, N, ...)
+    return likelihood(draws).log_prob(likelihood.fitting(draws.detach(), targets).to(outputs.device)).sum()
+
+
+def fit_noisy(
+    network: Noisy,
+    batches: Batches,
+    likelihood: TargetLikelihood[Any],
+    config: TrainingConfig,
+    *,
+    num_examples: int,
+    schedule: Schedule = Schedule(),  # noqa: B008
+    after_step: Callable[[Step], bool | None] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> list[float]:
+    """Train random weights in place, and return the mean negative ELBO of each epoch, in nats.
+
+    Args:
+        network: what `noisy` returned.
+        batches: labelled batches (x, y), for example a DataLoader or `shuffled(...)`; see `train`.
+        likelihood: p(y | f), for example `bb.categorical()`.
+        config: how to train.
+        num_examples: the number N of training examples, which weighs the data against the KL.
+        schedule: the weight of the KL and the learning rate by epoch.
+        after_step: called after each step, as in `train`.
+        checkpoint: a file to continue from after an interruption, as in `train`.
+    """
+    require_likelihood(likelihood)
+
+    def following(step: Step) -> bool | None:
+        _require_finite(step)
+        network.kl_weight.fill_(schedule.kl_weight(step.epoch))
+        for group in step.optimiser.param_groups:
+            group["lr"] = schedule.learning_rate(step.epoch, config)
+        return after_step(step) if after_step else None
+
+    network.kl_weight.fill_(schedule.kl_weight(0))
+    objective = negative_elbo(likelihood, num_examples)
+    return train(network, batches, objective, config, after_step=following, checkpoint=checkpoint)
+
+
+def _require_finite(step: Step) -> None:
+    if not math.isfinite(step.objective):
+        raise BatchbayesError(
+            expected="a finite ELBO",
+            got=f"{step.objective} in step {step.number}, epoch {step.epoch + 1}: the training has diverged",
+            fix="lower the learning rate, start with less noise (initial_std=), or let the KL rise slowly by "
+            "schedule=Schedule(kl_from=5, kl_full=20)",
+        )
+
+
+def variational(
+    model: nn.Module,
+    batches: Batches,
+    family: Family = MeanField(),  # noqa: B008
+    *,
+    likelihood: TargetLikelihood[Any] = categorical(),  # noqa: B008
+    epochs: int = 10,
+    learning_rate: float = 1e-3,
+    num_examples: int | None = None,
+    layers: Iterable[str] | None = None,
+    start: Literal["means", "fresh"] = "means",
+    estimator: Estimator = "local",
+    schedule: Schedule = Schedule(),  # noqa: B008
+    output: Output = None,
+    seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> WeightsPosterior:
+    """Make a network Bayesian: train random weights from where the network is, and return the posterior.
+
+    This is `noisy`, `fit_noisy` and `posterior` in one call. The network is copied and not changed.
+
+    >>> import torch
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> data = [(torch.randn(16, 2), torch.randint(0, 3, (16,)))]
+    >>> variational(network, data, epochs=2)
+    WeightsPosterior(mean-field on Sequential: 40 weights in 2 layers)
+    """
+    random = noisy(model, family, layers=layers, start=start, estimator=estimator, output=output, seed=seed)
+    config = TrainingConfig(epochs, batch_size=1, learning_rate=learning_rate, seed=seed)
+    count = num_examples if num_examples is not None else count_examples(batches)
+    read = batches if callable(batches) else as_batches(batches)
+    fit_noisy(random, read, likelihood, config, num_examples=count, schedule=schedule, checkpoint=checkpoint)
+    return random.posterior()
+
+
+def variational_candidates(method: Method, setting: Setting) -> list[Candidate]:
+    """Return what an assessment compares: the network after ten epochs with mean-field weights."""
+    return [
+        Candidate(
+            name=method.label,
+            about=f"mean of {setting.num_samples} draws of all weights, which were trained further to be random",
+            posterior=method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed),
+            advice=f"Average {setting.num_samples} draws of the weights",
+            rank=3,
+            short_name=method.label,
+        )
+    ]
+
+
+def count_examples(batches: Any) -> int:
+    """Return the number of examples in labelled batches, if they tell it without being read up."""
+    dataset = getattr(batches, "dataset", None)
+    if dataset is not None and hasattr(dataset, "__len__"):
+        return len(dataset)
+    if isinstance(batches, Sequence):
+        return sum(len(pick_inputs(batch)) for batch in batches)
+    if isinstance(inputs := getattr(batches, "inputs", None), Tensor):  # `shuffled`
+        return len(inputs)
+    raise BatchbayesError(
+        expected="batches that tell how many training examples there are",
+        got=f"a {type(batches).__name__}",
+        fix="pass num_examples=, because the number weighs the data against the prior",
+    )

@@ -1,0 +1,105 @@
+r"""Mean propagation: which random weights may be replaced by their means.
+
+The loss at a draw $w = \mu + \sigma\epsilon$ is, to second order in one weight, larger than at its mean by
+$\kappa/2 \cdot \epsilon^2$, with $\kappa = \sigma^2 |d^2 NLL / dw^2|$ at the means, summed over the training set. Where
+kappa is small, noise or no noise is all the same. Where it is large, the network is far from linear within the spread
+of this weight, and needs its noise.
+
+Reference: Neklyudov et al., "Variance Networks: When Expectation Does Not Meet Your Expectations", ICLR 2019.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.rng import generator
+from batchbayes.batches import pick_inputs
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import TargetLikelihood
+from batchbayes.methods.weights.fit import log_probability, targets_of
+from batchbayes.methods.weights.posterior import WeightsPosterior
+
+LARGEST_EXACT = 5000
+"""Weights of a layer up to which an exact diagonal is computed: it takes one backward pass for each of them."""
+
+
+def curvatures(
+    posterior: WeightsPosterior,
+    batches: Iterable[Any],
+    likelihood: TargetLikelihood[Any],
+    *,
+    method: Literal["exact", "hutchinson"] = "hutchinson",
+    num_probes: int = 10,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    r"""Return the diagonal of the Hessian of the NLL at the means, summed over all batches, by name of the weight.
+
+    Args:
+        posterior: the random weights.
+        batches: labelled batches (x, y).
+        likelihood: p(y | f).
+        method: "exact" for layers of at most 5,000 weights, or Hutchinson's estimate $E[v \circ Hv]$ with random signs
+            v, which costs `num_probes` double backward passes for each batch and is unbiased.
+        num_probes: probes of Hutchinson's estimate.
+        seed: sets the signs.
+    """
+    means = {name: given.mean.clone().requires_grad_() for name, given in posterior.distributions.items()}
+    large = [name for name, mean in means.items() if mean.numel() > LARGEST_EXACT]
+    if method == "exact" and large:
+        raise BatchbayesError(
+            expected=f"at most {LARGEST_EXACT} weights in each layer, for exact diagonals",
+            got=f"{means[large[0]].numel()} in {large[0]}",
+            fix='use method="hutchinson"',
+        )
+    found = {name: torch.zeros_like(mean) for name, mean in means.items()}
+    source = generator(seed, "probes")
+    for batch in batches:
+        outputs = posterior.network(pick_inputs(batch).to(posterior.device), tensors=means)
+        loss = -log_probability(likelihood, outputs, targets_of(batch))
+        gradients = torch.autograd.grad(loss, list(means.values()), create_graph=True)
+        for (name, mean), gradient in zip(means.items(), gradients, strict=True):
+            if method == "exact":
+                found[name] += _exact_diagonal(mean, gradient)
+            else:
+                found[name] += _hutchinson(mean, gradient, num_probes, source)
+    return found
+
+
+def _exact_diagonal(mean: Tensor, gradient: Tensor) -> Tensor:
+    rows = [torch.autograd.grad(g, mean, retain_graph=True)[0].flatten()[i] for i, g in enumerate(gradient.flatten())]
+    return torch.stack(rows).view_as(mean)
+
+
+def _hutchinson(mean: Tensor, gradient: Tensor, num_probes: int, source: torch.Generator) -> Tensor:
+    total = torch.zeros_like(mean)
+    for _ in range(num_probes):
+        signs = torch.randn(mean.shape, generator=source).sign().to(mean)
+        total += signs * torch.autograd.grad(gradient, mean, signs, retain_graph=True)[0]
+    return total / num_probes
+
+
+def kappas(posterior: WeightsPosterior, curvature: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return kappa of each random weight, by name, from its curvature. Weights must have a variance."""
+    found = {}
+    for name, given in posterior.distributions.items():
+        variance = getattr(given, "variance", None)
+        if variance is None:
+            raise BatchbayesError("weights with a variance", type(given).__name__, "use a Gaussian family")
+        found[name] = variance * curvature[name].abs()
+    return found
+
+
+def partly_drawn(posterior: WeightsPosterior, noisy: Mapping[str, Tensor], seed: int, index: int) -> dict[str, Tensor]:
+    """Return the weights of draw `index`, by name, of which only some are drawn, and the others are their means.
+
+    Args:
+        posterior: the random weights.
+        noisy: which weights are drawn, bool in the shape of each weight, by name.
+        seed: the seed of the draw.
+        index: the number of the draw.
+    """
+    drawn = posterior.weights(seed, index)
+    means = {name: given.mean for name, given in posterior.distributions.items()}
+    return {name: torch.where(noisy[name], drawn[name], mean) for name, mean in means.items()}

@@ -1,0 +1,180 @@
+"""Any network with random weights: a module that is trained by the ELBO and then becomes a posterior."""
+
+import copy
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.rng import GlobalStream
+from batchbayes.batches import Inputs
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.weights.family import Family, WeightDistribution
+from batchbayes.methods.weights.posterior import WeightsPosterior
+from batchbayes.methods.weights.sites import Site, find_sites
+from batchbayes.network import Network, Output, as_network
+
+Estimator = Literal["local", "weights"]
+"""Where a training step draws its noise: "local" for each example in the outputs of a layer where that is possible, or
+"weights", one draw of the weights for the whole batch."""
+
+
+class Noisy(nn.Module):
+    """A copy of a user's network in which the weights of some layers are random.
+
+    Its parameters are those of the network, in which a random weight mostly is a mean, and those of the family. Each
+    call draws new noise from torch's global generator.
+    """
+
+    kl_weight: Tensor
+
+    def __init__(
+        self, module: nn.Module, family: Family, sites: tuple[Site, ...], estimator: Estimator, output: Output
+    ) -> None:
+        super().__init__()
+        self.module, self.family, self.sites, self.estimator, self.output = module, family, sites, estimator, output
+        self.own = nn.ParameterDict()
+        for site in sites:
+            if not family.has_means:
+                nn.init.zeros_(site.weight)
+                site.weight.requires_grad_(False)
+            for name, value in family.start(site.weight.detach(), site).items():
+                self.own[_key(site, name)] = nn.Parameter(value)
+        self.register_buffer("kl_weight", torch.ones(()))
+
+    @property
+    def network(self) -> Network:
+        """The network itself, with the present means."""
+        return Network(self.module, self.output)
+
+    def forward(self, inputs: Tensor | Inputs) -> Tensor:
+        """Return outputs (N, ...) with noise."""
+        return self._outputs(inputs, self.distributions())
+
+    def outputs_and_divergence(self, inputs: Tensor | Inputs) -> tuple[Tensor, Tensor]:
+        """Return outputs (N, ...) with noise, and KL(q || prior) of all weights."""
+        given = self.distributions()
+        return self._outputs(inputs, given), _divergence(given)
+
+    def divergence(self) -> Tensor:
+        """Return KL(q || prior) of all weights, in nats."""
+        return _divergence(self.distributions())
+
+    def distributions(self) -> dict[str, WeightDistribution]:
+        """Return the present distribution of each random weight, by its name."""
+        return {site.name: self.family.given(site.weight, self.parameters_of(site), site) for site in self.sites}
+
+    def parameters_of(self, site: Site) -> dict[str, Tensor]:
+        """Return the family's own parameters of one weight, by name."""
+        start = _key(site, "")
+        return {key.removeprefix(start): value for key, value in self.own.items() if key.startswith(start)}
+
+    def _outputs(self, inputs: Tensor | Inputs, given: dict[str, WeightDistribution]) -> Tensor:
+        local = [site for site in self.sites if self.is_local(site)]
+        waiting = {site.module_name for site in local}
+
+        def drawn(site: Site, activations: Tensor) -> Tensor:
+            if site.module_name not in waiting:
+                raise _runs(site, "runs more than once")
+            waiting.remove(site.module_name)
+            return given[site.name].outputs(site, activations)
+
+        outputs = self.network(
+            inputs,
+            tensors={site.name: given[site.name].sample() for site in self.sites if not self.is_local(site)},
+            instead={site.module_name: partial(drawn, site) for site in local},
+            own_modes=True,
+        )
+        if waiting:
+            raise _runs(next(site for site in local if site.module_name in waiting), "does not run")
+        return outputs
+
+    def is_local(self, site: Site) -> bool:
+        """Whether the noise of a weight is drawn in the outputs of its layer."""
+        return site.is_plain and self.family.is_local and self.estimator == "local"
+
+    def posterior(self) -> WeightsPosterior:
+        """Return the distribution over functions as it is now. Later training does not change it."""
+        module = copy.deepcopy(self.module).eval().requires_grad_(False)
+        sites = find_sites(module, dict.fromkeys(site.module_name for site in self.sites))
+        own = {site.name: {n: t.detach().clone() for n, t in self.parameters_of(site).items()} for site in self.sites}
+        return WeightsPosterior(Network(module, self.output), self.family, sites, own)
+
+
+def _divergence(given: dict[str, WeightDistribution]) -> Tensor:
+    return torch.stack([each.divergence() for each in given.values()]).sum()
+
+
+def _key(site: Site, name: str) -> str:
+    """Return the name of a parameter of the family. Names of parameters have no dots.
+
+    >>> _key(Site("hidden.0.weight", "hidden.0", nn.Linear(1, 1), True), "log_std")
+    'hidden:0:weight:log_std'
+    """
+    return f"{site.name}.{name}".replace(".", ":")
+
+
+def _runs(site: Site, how: str) -> BatchbayesError:
+    return BatchbayesError(
+        expected="layers that run once in a forward pass, to draw noise for each example",
+        got=f"{site.module_name}, which {how}",
+        fix='pass estimator="weights", which draws the weights themselves, or name the other layers by layers=',
+    )
+
+
+def noisy(
+    model: nn.Module,
+    family: Family,
+    *,
+    layers: Iterable[str] | None = None,
+    start: Literal["means", "fresh"] = "means",
+    estimator: Estimator = "local",
+    output: Output = None,
+    seed: int = 0,
+) -> Noisy:
+    """Make the weights of a network random, to be trained with `fit_noisy`.
+
+    The network is copied and not changed. Biases and all parameters of other layers stay ordinary parameters.
+
+    Args:
+        model: any network, trained or not.
+        family: how the weights are distributed, for example `MeanField()` or `SparseVD()`.
+        layers: the names of the layers; all linear, convolutional and recurrent ones by default.
+        start: where training starts: "means" at the weights of the network, "fresh" at new ones that the layers draw.
+        estimator: where a training step draws its noise (see `Estimator`).
+        output: which output counts, if the network returns several.
+        seed: sets the start.
+
+    >>> from batchbayes.methods.weights.mean_field import MeanField
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> noisy(network, MeanField()).posterior()
+    WeightsPosterior(mean-field on Sequential: 24 weights in 2 layers)
+    """
+    network = as_network(model, output)
+    if start not in ("means", "fresh") or estimator not in ("local", "weights"):
+        raise BatchbayesError(
+            expected='start="means" or "fresh", and estimator="local" or "weights"',
+            got=f"start={start!r}, estimator={estimator!r}",
+            fix="choose one of them",
+        )
+    module = own_copy(network.module)
+    sites = find_sites(module, layers)
+    with GlobalStream(seed):
+        for layer in {id(site.module): site.module for site in sites}.values() if start == "fresh" else ():
+            reset: Callable[[], Any] = layer.reset_parameters  # type: ignore[assignment]
+            reset()
+        return Noisy(module, family, sites, estimator, output)
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a user's network with tensors of its own."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise BatchbayesError(
+            expected="a network that copy.deepcopy can copy",
+            got=f"{type(module).__name__}, and {type(error).__name__}: {error}"[:300],
+            fix="pass a network of plain modules that has not been run with gradients kept in attributes",
+        ) from error

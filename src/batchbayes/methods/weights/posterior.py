@@ -1,0 +1,99 @@
+"""Functions that differ in the weights of some layers."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.rng import generator
+from batchbayes.copying import plain_name
+from batchbayes.methods.weights.family import Family, WeightDistribution
+from batchbayes.methods.weights.sites import Site, find_sites
+from batchbayes.network import Function, Network, as_network, require_layout
+from batchbayes.posterior import Header, Posterior
+
+
+@dataclass(frozen=True, eq=False)
+class WeightsPosterior(Posterior):
+    """A network with random weights. One draw is one set of weights for all inputs."""
+
+    kind: ClassVar[str] = "weights"
+    needs_weights: ClassVar[bool] = False
+
+    network: Network
+    """A network of its own, with the means and all parameters that are not random."""
+    family: Family
+    sites: tuple[Site, ...]
+    own: Mapping[str, Mapping[str, Tensor]]
+    """The family's own parameters of each random weight, by its name."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    def __repr__(self) -> str:
+        count = sum(site.weight.numel() for site in self.sites)
+        layers = len({site.module_name for site in self.sites})
+        return f"{type(self).__name__}({self.family.kind} on {self.network}: {count} weights in {layers} layers)"
+
+    @cached_property
+    def distributions(self) -> dict[str, WeightDistribution]:
+        """The distribution of each random weight, by its name."""
+        with torch.no_grad():
+            return {site.name: self.family.given(site.weight, self.own[site.name], site) for site in self.sites}
+
+    def draw(self, seed: int, index: int) -> Function:
+        """Return the network with the weights of draw `index`."""
+        with torch.no_grad():
+            return partial(self.network, tensors=self.weights(seed, index))
+
+    def weights(self, seed: int, index: int) -> dict[str, Tensor]:
+        """Return the random weights of draw `index`, by name."""
+        sources = {site: generator(seed, "weights", index, site.name) for site in self.sites}
+        given = self.distributions
+        return {site.name: site.in_format(given[site.name].sample(source)) for site, source in sources.items()}
+
+    def means(self) -> dict[str, Tensor]:
+        """Return a state dict for the user's network, in which each random weight is its mean."""
+        state = {name: tensor.clone() for name, tensor in self.network.module.state_dict().items()}
+        for name in state:
+            if given := self.distributions.get(plain_name(name)):
+                state[name] = given.mean.clone()
+        return state
+
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        header = {
+            "output": self.network.output,
+            "family": {"kind": self.family.kind, **asdict(self.family)},  # pyright: ignore[reportArgumentType]
+            "layers": list(dict.fromkeys(site.module_name for site in self.sites)),
+            "layout": _layout(self.network.module),
+        }
+        tensors = {f"network {plain_name(name)}": t for name, t in self.network.module.state_dict().items()}
+        own = {f"own {name} {key}": tensor for name, each in self.own.items() for key, tensor in each.items()}
+        return header, tensors | own
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        from batchbayes.methods.weights.families import restore_family
+        from batchbayes.methods.weights.noisy import own_copy
+
+        network = as_network(model, header["output"])
+        require_layout(network.module, header["layout"], _layout(network.module), "weighted", "tensor {} of shape {}")
+        module = own_copy(network.module).eval().requires_grad_(False)
+        device = network.device
+        module.load_state_dict({name: tensors[f"network {plain_name(name)}"] for name in module.state_dict()})
+        sites = find_sites(module, header["layers"])
+        own: dict[str, dict[str, Tensor]] = {site.name: {} for site in sites}
+        for key, tensor in tensors.items():
+            if key.startswith("own "):
+                _, name, parameter = key.split(" ")
+                own[name][parameter] = tensor.to(device, copy=True)  # aligned as usual, or the last bits differ
+        return cls(Network(module, header["output"]), restore_family(header["family"]), sites, own)
+
+
+def _layout(module: nn.Module) -> list[list[object]]:
+    """Describe all tensors of a network, without the parts of names that torch.compile adds."""
+    return [[plain_name(name), list(tensor.shape)] for name, tensor in module.state_dict().items()]

@@ -1,0 +1,34 @@
+"""Lines over one quantity, in one panel for each of several measures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from numpy.typing import ArrayLike
+
+from batchbayes.plots.style import house_style, line_look, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A line: its label, and the positions and values of its points, (N,) each."""
+
+    label: str
+    positions: ArrayLike
+    values: ArrayLike
+
+
+def lines_figure(panels: Mapping[str, Sequence[Line]], quantity: str, *, log_values: bool = False) -> "Figure":
+    """Draw panels side by side. The keys are what each panel measures, `quantity` is what all lines run over."""
+    with house_style():
+        figure, axes = new_figure(1, len(panels), (4.4 * len(panels), 3.2), share=False)
+        for panel, (measure, lines) in zip(axes.flat, panels.items(), strict=True):
+            for number, line in enumerate(lines):
+                panel.plot(line.positions, line.values, label=line.label, **line_look(number))
+            panel.set(xlabel=quantity, ylabel=measure, yscale="log" if log_values else "linear")
+            if lines:
+                panel.legend(frameon=False)
+    return figure

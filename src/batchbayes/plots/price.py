@@ -1,0 +1,54 @@
+"""Quality against price: how good each method is, by what it costs."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from batchbayes.plots.style import GREY, PALETTE, house_style, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKERS = "osD^vPX*<>"
+
+
+def price_figure(
+    names: Sequence[str],
+    passes: Sequence[float],
+    qualities: Mapping[str, ArrayLike],
+    *,
+    recommended: str | None = None,
+    ax: "Axes | None" = None,
+) -> "Figure":
+    """Draw each quality of the methods against their cost, a panel for each quality.
+
+    Args:
+        names: the methods, (G,).
+        passes: the cost of one prediction in forward passes, (G,).
+        qualities: a number for each method by the label of the axis, such as {"NLL (lower is better)": ...}.
+        recommended: the method that gets a ring.
+        ax: axes of a grid, whose place the panels take.
+    """
+    with house_style():
+        figure, (panels,) = new_figure(1, len(qualities), (2.9 * len(qualities) + 0.3, 3.2), share=False, ax=ax)
+        for panel, (label, values) in zip(panels, qualities.items(), strict=True):
+            for i, (name, cost, value) in enumerate(zip(names, passes, values, strict=True)):  # type: ignore[arg-type]
+                look = {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
+                panel.plot([cost], [value], ls="", ms=6, mew=1.6, mfc="none", label=name.replace("$", r"\$"), **look)
+                if name == recommended:
+                    panel.plot([cost], [value], "o", ms=13, mfc="none", mec=GREY, mew=1.3, label="recommended")
+            panel.set(xscale="log", xlabel="price, in forward passes", title=label)
+            ticks = [tick for tick in (1, 2, 4, 8, 16, 32, 64, 128, 256) if tick <= 1.5 * max(passes)]
+            panel.set_xticks(ticks, map(str, ticks))
+            panel.minorticks_off()
+            panel.margins(x=0.12)
+            low, high = float(np.min(values)), float(np.max(values))
+            room = max(0.12 * (high - low), 0.005 * abs(high))  # differences that do not matter look small
+            panel.set_ylim(low - room, high + room)
+            panel.ticklabel_format(axis="y", useOffset=False)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure.figure

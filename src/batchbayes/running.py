@@ -1,0 +1,112 @@
+"""Running sums over blocks of draws, from which predictives are built.
+
+The sums are in float64, and their size does not grow with the number of draws S.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, distributions
+
+from batchbayes.engines.linear_draws import Block, Kept, LinearDraws, distinct_draws
+from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+
+P_co = TypeVar("P_co", covariant=True)
+
+
+class RunningSummary(Protocol[P_co]):
+    """A running summary takes blocks of draws for one chunk of examples and builds their predictive."""
+
+    needs_draws: bool
+
+    def add(self, block: Block) -> None: ...
+
+    def finish(self, draws: Kept | None) -> P_co: ...
+
+
+class _RunningClasses:
+    """Sums over draws of p, p^2 and the entropy. Mean probabilities down to exp(-745) stay above zero."""
+
+    needs_draws = False
+
+    def __init__(self, likelihood: Any) -> None:
+        """The likelihood has `logits`, which puts classes last, and `check_outputs` for the first block."""
+        self._likelihood, self._count, self._dtype = likelihood, 0, torch.float32
+        self._probs = self._squares = self._entropy = torch.zeros((), dtype=torch.float64)
+
+    def add(self, block: Block) -> None:
+        if not self._count:
+            self._likelihood.check_outputs(block.middle if isinstance(block, LinearDraws) else block[0])
+        for outputs, counts in distinct_draws(block):
+            log_probs = self._likelihood.logits(outputs).double().log_softmax(-1)  # (u, n, ..., K)
+            probs = log_probs.exp()
+            self._dtype, self._count = outputs.dtype, self._count + int(counts.sum())
+            self._probs = self._probs + torch.tensordot(counts, probs, 1)
+            self._entropy = self._entropy - torch.tensordot(counts, log_probs.mul_(probs).sum(-1), 1)
+            self._squares = self._squares + torch.tensordot(counts, probs.square_(), 1)
+
+    def _parts(self) -> list[Tensor]:
+        """Return entropy, mutual information, variance and log of the mean of the probabilities."""
+        mean = self._probs / self._count
+        variance = (self._squares / self._count - mean.square()).clamp_min(0)
+        entropy = -torch.special.xlogy(mean, mean).sum(-1)
+        information = entropy - self._entropy / self._count
+        information = torch.where(information > 1e-12, information, 0.0)  # smaller values are rounding errors
+        return [part.to(self._dtype) for part in (entropy, information, variance, mean.log())]
+
+    def _origin(self, draws: Kept | None) -> dict[str, Any]:
+        return {"num_samples": self._count, "likelihood": self._likelihood, "_draws": draws}
+
+
+class RunningCategorical(_RunningClasses):
+    """The sums of all classes."""
+
+    def finish(self, draws: Kept | None) -> CategoricalPredictive:
+        return CategoricalPredictive(*self._parts(), **self._origin(draws))
+
+
+class RunningBernoulli(_RunningClasses):
+    """The sums of two classes, no and yes."""
+
+    def finish(self, draws: Kept | None) -> BernoulliPredictive:
+        entropy, information, variance, log_probs = self._parts()
+        return BernoulliPredictive(entropy, information, variance[..., 1], log_probs, **self._origin(draws))
+
+
+class RunningGaussian:
+    """Mean and sum of squared deviations over draws, merged block by block (Chan's update), and sum of the noise."""
+
+    needs_draws = True  # the density and the quantiles of the mixture need them
+
+    def __init__(self, likelihood: Callable[[Tensor], distributions.Normal], *, same_noise: bool) -> None:
+        """`same_noise` means p(y | f) = N(f, noise) with one noise. Then linear draws have moments in closed form."""
+        self._likelihood, self._same_noise, self._count, self._dtype = likelihood, same_noise, 0, torch.float32
+        self._mean = self._deviation = self._noise = torch.zeros((), dtype=torch.float64)
+
+    def add(self, block: Block) -> None:
+        self._dtype = block.middle.dtype if isinstance(block, LinearDraws) else block.dtype
+        if isinstance(block, LinearDraws) and self._same_noise:
+            mean, variance = (moment.double() for moment in block.moments())
+            self._merge(len(block), mean, variance, self._likelihood(mean[None]).variance[0])
+            return
+        for outputs, counts in distinct_draws(block):
+            components, shares = self._likelihood(outputs.double()), counts / counts.sum()
+            each = components.mean  # (u, n, ...)
+            mean = torch.tensordot(shares, each, 1)
+            noise = torch.tensordot(shares, components.variance.expand_as(each), 1)
+            self._merge(int(counts.sum()), mean, torch.tensordot(shares, (each - mean).square_(), 1), noise)
+
+    def _merge(self, count: int, mean: Tensor, variance: Tensor, noise: Tensor) -> None:
+        """Add the moments of `count` more draws."""
+        total = self._count + count
+        shift, share = mean - self._mean, count / total
+        self._deviation = self._deviation + variance * count + shift.square() * (self._count * share)
+        self._mean = self._mean + shift * share
+        self._noise = self._noise + noise * count
+        self._count = total
+
+    def finish(self, draws: Kept | None) -> GaussianPredictive:
+        moments = (self._mean, self._deviation / self._count, self._noise / self._count)
+        origin: Any = {"num_samples": self._count, "likelihood": self._likelihood, "_draws": draws}
+        return GaussianPredictive(*(moment.to(self._dtype) for moment in moments), **origin)

@@ -1,0 +1,208 @@
+"""What both estimators share: parameters, checks of the data, training, novelty and files."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from batchbayes._common.atomic import atomic_path
+from batchbayes._common.progress import hidden_progress
+from batchbayes.detection.novelty import FEWEST, Novelty, novelty
+from batchbayes.errors import BatchbayesError
+from batchbayes.models.mlp import MLP
+from batchbayes.sklearn.crossfit import CrossFit, Recipe, cross_fit
+from batchbayes.sklearn.rows import folds_of, ordered_rows
+from batchbayes.training.stack.convert import stack_networks, unstack
+from batchbayes.training.stack.group import Loss
+
+FORMAT = 1
+FACTORS = (0.0, 0.5, 1.0, 2.0)
+"""Scales of the batch-norm noise that are tried, as factors of that of the training batches."""
+LARGE_BATCHES = 20_000
+"""With more rows than this, batches are four times as large, because more rows have more to say in each step."""
+
+
+class Uncertain(BaseEstimator):
+    """Networks with batch normalisation, trained side by side; each leaves out one fold, which calibrates it."""
+
+    _loss: Loss
+
+    def __init__(
+        self,
+        hidden_widths: tuple[int, ...] = (64, 64),
+        weight_decays: tuple[float, ...] = (1e-5, 1e-3, 1e-2),
+        num_folds: int = 5,
+        num_seeds: int = 2,
+        num_steps: int = 4000,
+        batch_size: int = 32,
+        learning_rate: float = 5e-3,
+        num_draws: int = 8,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden_widths = hidden_widths
+        self.weight_decays = weight_decays
+        self.num_folds = num_folds
+        self.num_seeds = num_seeds
+        self.num_steps = num_steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.num_draws = num_draws
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _used_rows(self, inputs: np.ndarray, targets: np.ndarray, weights: Any) -> np.ndarray:
+        """Return which rows to train on, in a fixed order, as often as their weights say."""
+        self._require_parameters()
+        checked = None if weights is None else _check_sample_weight(weights, inputs, dtype=np.float64)
+        return ordered_rows(inputs, targets, checked)
+
+    def _train(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """Train on inputs (N, Q) and targets (N, K). Return both as tensors, standardised, and the folds."""
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.input_mean_, spread = inputs.mean(0), inputs.std(0)
+        self.input_std_ = np.where(spread > 1e-12 * np.maximum(1, np.abs(self.input_mean_)), spread, 1.0)
+        x, y = self._standardised(inputs), torch.from_numpy(targets).float()
+        folds = torch.from_numpy(folds_of(inputs, self.num_folds, seed))
+        with hidden_progress(not self.verbose):
+            self.networks_ = cross_fit(x, y, folds, self._recipe(seed, len(x)))
+        self.weight_decay_ = self.networks_.weight_decay
+        self.detector_ = self._detector(x, folds, seed)
+        return x, y, folds
+
+    def _recipe(self, seed: int, rows: int) -> Recipe:
+        return Recipe(
+            hidden_widths=tuple(self.hidden_widths),
+            weight_decays=tuple(self.weight_decays),
+            num_folds=self.num_folds,
+            num_seeds=self.num_seeds,
+            num_steps=self.num_steps,
+            batch_size=self.batch_size * (4 if rows > LARGE_BATCHES else 1),
+            learning_rate=self.learning_rate,
+            num_draws=self.num_draws,
+            seed=seed,
+            loss=self._loss,
+        )
+
+    def _require_parameters(self) -> None:
+        for name, least in (("num_folds", 2), ("num_seeds", 1), ("num_steps", 1), ("batch_size", 2), ("num_draws", 2)):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+                raise BatchbayesError(
+                    expected=f"{name} of {least} or more", got=f"{name}={value!r}", fix="pass a whole number"
+                )
+        if not len(self.weight_decays) or not len(self.hidden_widths):
+            raise BatchbayesError("one or more weight decays and hidden widths", "none", "pass (1e-3,) and (64,)")
+
+    def _standardised(self, inputs: np.ndarray) -> Tensor:
+        return torch.from_numpy(((inputs - self.input_mean_) / self.input_std_).astype(np.float32))
+
+    def _inputs(self, X: Any) -> Tensor:  # noqa: N803
+        """Return checked and standardised inputs."""
+        check_is_fitted(self)
+        inputs: Any = validate_data(self, X, dtype=np.float64, reset=False)
+        return self._standardised(inputs)
+
+    def _first_network(self) -> MLP:
+        stack = self.networks_.stack
+        widths = [stack.tensors[f"{layer.linear}.weight"].shape[1] for layer in stack.layers]
+        network = MLP(len(self.input_mean_), widths[:-1], widths[-1])
+        unstack(stack.select([0]), [network])
+        return network.eval()
+
+    def _detector(self, x: Tensor, folds: Tensor, seed: int) -> Novelty | None:
+        """Fit a detector to the first network, and calibrate it on the fold that this network has not seen."""
+        unseen = folds == self.networks_.fold_of_network[0]
+        if min(int(unseen.sum()), int((~unseen).sum())) < FEWEST:
+            return None
+        return novelty(self._first_network(), x[~unseen], calibration=x[unseen], logits=False, seed=seed)
+
+    def novelty(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Return how unusual each row is, (N,): a p-value. At most a share a of ordinary rows has one of a or less."""
+        inputs = self._inputs(X)
+        if self.detector_ is None:
+            raise BatchbayesError(
+                expected=f"at least {FEWEST} training rows in each fold, to know what is usual",
+                got="fewer",
+                fix="train on more rows, or lower num_folds",
+            )
+        return self.detector_.p_value(inputs).numpy()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a .safetensors file: numbers and JSON, never code."""
+        check_is_fitted(self)
+        fit = self.networks_
+        tensors = {f"stack.{name}": tensor for name, tensor in fit.stack.tensors.items()}
+        for name, (mean, std) in fit.statistics.items():
+            tensors |= {f"mean.{name}": mean, f"std.{name}": std}
+        header: dict[str, Any] = {"format": FORMAT, "estimator": type(self).__name__, "weight_decay": fit.weight_decay}
+        header["parameters"] = {n: v for n, v in self.get_params().items() if n != "random_state"}
+        header["features"] = getattr(self, "feature_names_in_", np.array([])).tolist()
+        tensors |= {"folds": fit.fold_of_network, "input_mean": torch.from_numpy(self.input_mean_)}
+        tensors["input_std"] = torch.from_numpy(self.input_std_)
+        if self.detector_ is not None:
+            header["detector"], own = self.detector_.state()
+            tensors |= {f"detector.{name}": tensor for name, tensor in own.items()}
+        more, own = self._state()
+        kept = {name: tensor.clone().contiguous() for name, tensor in (tensors | own).items()}
+        with atomic_path(path) as partial:
+            save_file(kept, partial, {"batchbayes": json.dumps(header | more)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read an estimator that `save` has written."""
+        try:
+            with safe_open(Path(path), framework="pt") as file:
+                header = json.loads((file.metadata() or {})["batchbayes"])
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            if header["format"] != FORMAT or header["estimator"] != cls.__name__:
+                raise ValueError(f"format {header['format']} of {header['estimator']}")
+            given: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in header["parameters"].items()}
+            estimator = cls(**given)
+            estimator._restore(header, tensors)
+        except (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError) as error:
+            raise BatchbayesError(
+                expected=f"a {cls.__name__} that was saved by save() at {path}",
+                got=f"{type(error).__name__}: {error}"[:300],
+                fix="check the path and the class, or fit and save again",
+            ) from error
+        return estimator
+
+    def _restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take over what a file holds."""
+        self.input_mean_, self.input_std_ = (tensors[f"input_{kind}"].numpy() for kind in ("mean", "std"))
+        self.n_features_in_ = len(self.input_mean_)
+        if header["features"]:
+            self.feature_names_in_ = np.array(header["features"], dtype=object)
+        own = {name.removeprefix("stack."): each for name, each in tensors.items() if name.startswith("stack.")}
+        widths = [own[name].shape[1] for name in own if name.endswith("linear.weight")]
+        last = own["output.weight"].shape[1]
+        template = stack_networks([MLP(self.n_features_in_, widths, last)])
+        stack = type(template)(template.layers, own, {})
+        names = [layer.norm for layer in stack.layers if layer.norm]
+        statistics = {name: (tensors[f"mean.{name}"], tensors[f"std.{name}"]) for name in names}
+        self.networks_ = CrossFit(stack, tensors["folds"], statistics, header["weight_decay"])
+        self.weight_decay_ = header["weight_decay"]
+        self.detector_ = None
+        if "detector" in header:
+            named = {n.removeprefix("detector."): t for n, t in tensors.items() if n.startswith("detector.")}
+            self.detector_ = Novelty.restore(header["detector"], named, self._first_network())
+        self._set_state(header, tensors)
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return what else a file must hold."""
+        raise NotImplementedError
+
+    def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `_state` returned."""
+        raise NotImplementedError

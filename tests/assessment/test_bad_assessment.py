@@ -1,0 +1,187 @@
+"""Bad input at the front door: one line that says what to do, exit code 2, and nothing written."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import assess_cases
+from safetensors.torch import save_file
+
+from batchbayes import BatchbayesError, cli
+from batchbayes.assessment import recommend, run
+from batchbayes.assessment import write as writing
+
+
+@pytest.fixture
+def case(tmp_path):
+    """Arguments that work, as a dict."""
+    arguments = [word for word in assess_cases.write_case("classification", tmp_path) if word != "--quiet"]
+    return dict(zip(arguments[::2], arguments[1::2], strict=True)) | {"--out": str(tmp_path / "out")}
+
+
+def change(case, **changes):
+    options = case | {f"--{key.replace('_', '-')}": value for key, value in changes.items()}
+    return ["assess", *(word for key, value in options.items() if value is not None for word in _words(key, value))]
+
+
+def _words(key, value):
+    return (key,) if value is True else (key, str(value))
+
+
+def write(folder, name, x, y):
+    np.savez(folder / name, X=np.asarray(x), y=np.asarray(y))
+    return folder / name
+
+
+def nan_rows(folder):
+    x, y = assess_cases.blobs(50, 3)
+    x[7, 1] = float("nan")
+    return write(folder, "nan.npz", x, y)
+
+
+def bad_weights(folder):
+    save_file({"output.weight": torch.zeros(3, 9)}, folder / "other.safetensors")
+    return folder / "other.safetensors"
+
+
+def a_pickle(folder):
+    torch.save(assess_cases.classifier(), folder / "weights.pt")
+    return folder / "weights.pt"
+
+
+def table(folder, text):
+    (folder / "table.csv").write_text(text)
+    return folder / "table.csv"
+
+
+HELPERS = "helpers.assess_cases"
+CASES = {
+    "wrong shape": (lambda f: {"test": write(f, "t.npz", np.zeros((9, 5)), np.zeros(9, int))}, "inputs that MLP runs"),
+    "labels outside": (
+        lambda f: {"test": write(f, "t.npz", np.zeros((90, 2)), np.full(90, 3))},
+        "labels from 0 to 2, as the network has 3 outputs; got 3 to 3",
+    ),
+    "missing file": (lambda f: {"test": f / "nowhere.npz"}, "nothing at"),
+    "missing weights": (lambda f: {"weights": f / "nowhere.safetensors"}, "nothing at"),
+    "unknown kind of file": (lambda f: {"test": f / "weights.safetensors"}, "a .npz, .csv or .parquet file"),
+    "a factory that raises": (lambda f: {"model": "helpers.assess_cases:raising"}, "RuntimeError: no such layer"),
+    "a factory that exits": (lambda f: {"model": "helpers.assess_cases:exiting"}, "SystemExit: 0"),
+    "a long name": (lambda f: {"out": f / ("x" * 250)}, "a place to write to"),
+    "a name that no disk takes": (lambda f: {"out": f / ("x" * 300)}, "File name too long"),
+    "a mean without a std": (lambda f: {"mean": "0.5"}, "--mean and --std together, or --standardise alone"),
+    "a mean for functions": (
+        lambda f: {
+            "mean": 0, "std": 1, "ood": None, "test": f"{HELPERS}:named_test", "train": f"{HELPERS}:blob_training"
+        },
+        "a file or a folder beside --mean",
+    ),
+    "a standardisation of a function": (
+        lambda f: {"standardise": True, "train": f"{HELPERS}:blob_training"}, "a training file to learn"
+    ),
+    "classes in another order": (
+        lambda f: {"test": f"{HELPERS}:named_test", "train": f"{HELPERS}:other_names"}, "the class names of training"
+    ),
+    "a factory that is not there": (lambda f: {"model": "helpers.assess_cases:nobody"}, "a function nobody in helpers"),
+    "a module that is not there": (lambda f: {"model": "no_such_module:build"}, "No module named 'no_such_module'"),
+    "a factory that is no name": (lambda f: {"model": "model.py"}, "pkg.module:function; got 'model.py'"),
+    "a factory of something else": (lambda f: {"model": "helpers.assess_cases:not_a_network"}, "got a str"),
+    "no batch norm": (
+        lambda f: {"model": "helpers.assess_cases:without_batch_norm", "weights": None, "method": "mcbn"},
+        "Do this: ",
+    ),
+    "views of tables": (lambda f: {"views": "crop:4"}, "images (N, C, H, W) for crop"),
+    "unknown views": (lambda f: {"views": "rotate"}, "views, one of: crop, flip, shift, jitter"),
+    "views without a number": (lambda f: {"views": "jitter"}, "jitter with a number, as in jitter:0.05"),
+    "views with a word": (lambda f: {"views": "jitter:much"}, "a number after jitter:"),
+    "weights of another network": (lambda f: {"weights": bad_weights(f)}, "output.weight of shape (3, 9)"),
+    "pickled weights": (lambda f: {"weights": a_pickle(f)}, "cannot be read without running code in it"),
+    "NaN rows": (lambda f: {"test": nan_rows(f)}, "1 rows with NaN or infinity"),
+    "NaN training rows": (lambda f: {"train": nan_rows(f)}, "1 rows with NaN or infinity"),
+    "no target column": (
+        lambda f: {"train": table(f, "a,b,c\n1,2,3\n"), "target": "height"},
+        "a target column 'height' in table.csv; got columns a, b, c",
+    ),
+    "words in a table": (lambda f: {"test": table(f, "a,b,y\n1,two,3\n"), "target": "y"}, "'two' in line 2"),
+    "uneven table": (lambda f: {"test": table(f, "a,b,y\n1,2\n"), "target": "y"}, "line 2 with another number"),
+    "no targets": (lambda f: {"test": table(f, "a,b\n1,2\n")}, "name the column by --target"),
+    "no batch size": (lambda f: {"batch_size": None}, "--batch-size (batch_size=) beside training data"),
+    "batch size above the data": (lambda f: {"batch_size": 999}, "at least 999 training examples"),
+    "unknown method": (lambda f: {"method": "magic"}, "a method, one of: mcbn, stochastic-bn"),
+    "a method that is not compared": (lambda f: {"method": "deterministic"}, "a method, one of: mcbn, stochastic-bn"),
+    "a method in no module": (lambda f: {"method": "no_such_module:wobble"}, "No module named 'no_such_module'"),
+    "a method that its module lacks": (lambda f: {"method": "helpers.assess_cases:magic"}, "got 'magic'"),
+    "too few class names": (lambda f: {"class_names": "a,b"}, "3 class names"),
+    "a test loader that shuffles": (lambda f: {"test": "helpers.assess_cases:shuffling_test"}, "shuffle=False"),
+    "an empty folder": (lambda f: {"test": _empty(f)}, "expected images in"),
+    "an object array": (lambda f: {"test": write(f, "o.npz", np.array([{}]), [0])}, "arrays of numbers"),
+    "no such device": (lambda f: {"device": "cuda:77"}, "use --device cpu"),
+}  # fmt: skip
+
+
+def _empty(folder):
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_with_the_fix(name, case, tmp_path, capsys):
+    make, message = CASES[name]
+    assert cli.main(change(case, **make(tmp_path))) == 2
+    printed = capsys.readouterr()
+    last = printed.err.strip().splitlines()[-1]
+    assert last.startswith("batchbayes assess: expected ")
+    assert message in last
+    assert ". Do this: " in last
+    assert "Traceback" not in printed.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_that_exists(case, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("keep")
+    assert cli.main(change(case)) == 2
+    assert "choose another --out, or pass --overwrite" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+    assert cli.main([*change(case), "--overwrite", "--quiet"]) == 0
+    assert (tmp_path / "out" / "mine.txt").read_text() == "keep"
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_debug_shows_where(case):
+    with pytest.raises(BatchbayesError, match="no such layer"):
+        cli.main([*change(case, model="helpers.assess_cases:raising"), "--debug"])
+
+
+@pytest.mark.parametrize("stage", ["load_case", "write_files", "build_report"])
+def test_an_interrupt_leaves_nothing(stage, case, tmp_path, monkeypatch, capsys):
+    from batchbayes.assessment.report import build
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    place = {"load_case": run, "write_files": writing, "build_report": build}[stage]
+    monkeypatch.setattr(place, stage, interrupt)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert cli.main(change(case)) == 130
+    assert capsys.readouterr().err.endswith("batchbayes assess: interrupted\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_predict_refuses_what_it_cannot_use(case, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(recommend, "_is_as_good", lambda each, best: each.name.startswith("MCBN"))
+    assert cli.main([*change(case), "--quiet"]) == 0
+    posterior = tmp_path / "out" / "posterior.safetensors"
+    base = ["predict", "--model", case["--model"], "--weights", case["--weights"], "--posterior", str(posterior)]
+    for changes, message in (
+        (["--input", str(tmp_path / "nowhere.npz")], "nothing at"),
+        (["--input", case["--test"], "--out", case["--test"]], "an output file that does not exist yet"),
+        (["--input", case["--test"], "--posterior", case["--weights"]], "a posterior written by save()"),
+        (["--input", case["--test"], "--model", "helpers.assess_cases:segmenter", "--weights", _segmenter(tmp_path)],
+         "the network that the posterior was fitted to"),
+    ):  # fmt: skip
+        assert cli.main([*base, *changes]) == 2
+        assert message in capsys.readouterr().err
+
+
+def _segmenter(folder):
+    save_file(assess_cases.trained("segmentation"), folder / "segmenter.safetensors")
+    return str(folder / "segmenter.safetensors")

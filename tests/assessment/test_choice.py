@@ -1,0 +1,138 @@
+"""The choice of a method: honest on small data, simple where the data cannot tell, within the budget."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.assessment import tuning
+from batchbayes.assessment.contenders import Trial
+from batchbayes.assessment.recommend import recommend
+from batchbayes.assessment.views import named_views
+from batchbayes.methods.candidates import Candidate, cross_fitted_gain
+from batchbayes.metrics import mean_score
+
+
+def trial(name, mean, noise, *, rank=0, passes=1.0, count=400):
+    """A trial whose losses differ from those of others by a mean and by noise of their own."""
+    random = torch.Generator().manual_seed(sum(map(ord, name)))
+    common = torch.rand(count, generator=torch.Generator().manual_seed(0))
+    losses = common + mean + noise * torch.randn(count, generator=random)
+    candidate = Candidate(name, "", bb.deterministic(nn.Identity()), "", rank=rank)
+    return Trial(candidate, 1, passes, (rank, passes), {}, losses.double(), "sample")
+
+
+def test_the_best_is_recommended_if_it_is_clearly_better():
+    picked = recommend([trial("network", 0.5, 0.1), trial("views", 0.3, 0.1, rank=1, passes=16)])
+    assert (picked.recommended.name, picked.best.name, picked.beyond) == ("views", "views", None)
+
+
+def test_the_simpler_is_recommended_within_noise():
+    picked = recommend([trial("complex", 0.299, 0.1, rank=2), trial("simple", 0.3, 0.1, rank=1), trial("n", 0.5, 0.1)])
+    assert (picked.recommended.name, picked.best.name) == ("simple", "complex")
+
+
+def test_the_budget_is_kept_and_what_it_costs_is_told():
+    trials = [trial("network", 0.5, 0.1), trial("few", 0.4, 0.1, rank=1, passes=4), trial("many", 0.3, 0.1, passes=16)]
+    assert recommend(trials).recommended.name == "many"
+    for budget, name, beyond in ((16, "many", None), (15, "few", "many"), (3, "network", "many")):
+        picked = recommend(trials, budget)
+        assert picked.recommended.name == name
+        assert (picked.beyond and picked.beyond.name) == beyond
+
+
+def noise_only(count, settings, seed):
+    """Scores of examples at several settings that are all equally good in truth."""
+    return torch.randn(settings, count, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def test_a_tuned_setting_is_not_judged_by_the_examples_that_chose_it():
+    """In truth all settings score 0. In sample the best looks better; corrected for the gain it does not."""
+    naive, honest = [], []
+    for seed in range(300):
+        scores = noise_only(40, 10, seed)
+        best = scores.mean(1).argmax()
+        naive.append(float(scores[best].mean()))
+        honest.append(float((scores[best] - cross_fitted_gain(scores, 5, seed)).mean()))
+    naive, honest = torch.tensor(naive), torch.tensor(honest)
+    assert float(naive.mean()) > 0.2
+    assert float(honest.mean()) < 2 * float(honest.std()) / len(honest) ** 0.5
+
+
+def test_a_temperature_is_not_judged_by_the_examples_that_chose_it():
+    """On calibrated logits the temperature 1 is best in truth, so no tuned one can be better in the mean."""
+    naive, honest = [], []
+    grid = tuning.temperature_grid(0.25, 16, 17)
+    for seed in range(200):
+        random = torch.Generator().manual_seed(seed)
+        logits = 2 * torch.randn(25, 4, generator=random).double()
+        labels = torch.multinomial(logits.softmax(-1), 1, generator=random)[:, 0]
+        losses = torch.stack([nn.functional.cross_entropy(logits / t, labels, reduction="none") for t in grid])
+        curve, own = tuning.TemperatureCurve(grid, losses), nn.functional.cross_entropy(logits, labels)
+        rows = torch.arange(25)
+        naive.append(float(curve.at(curve.best(rows), rows).mean() - own))
+        honest.append(float(curve.cross_fitted(seed).mean() - own))
+    naive, honest = torch.tensor(naive), torch.tensor(honest)
+    assert float(naive.mean()) < -2 * float(naive.std()) / len(naive) ** 0.5
+    assert float(honest.mean()) > -2 * float(honest.std()) / len(honest) ** 0.5
+
+
+def test_the_curve_of_temperatures_agrees_with_a_search():
+    random = torch.Generator().manual_seed(1)
+    logits = 6 * torch.randn(500, 5, generator=random).double()
+    labels = torch.multinomial((logits / 3).softmax(-1), 1, generator=random)[:, 0]
+    grid = tuning.temperature_grid(0.25, 16, 17)
+    losses = torch.stack([nn.functional.cross_entropy(logits / t, labels, reduction="none") for t in grid])
+    curve, rows = tuning.TemperatureCurve(grid, losses), torch.arange(500)
+    summary = bb.categorical().summary()
+    summary.add(logits[None])
+    exact = bb.calibrate.tune_temperature(summary.finish(logits[None]), labels)
+    assert curve.best(rows) == pytest.approx(exact, rel=0.02)
+    truth = nn.functional.cross_entropy(logits / exact, labels)
+    assert mean_score(curve.at(exact, rows)) == pytest.approx(float(truth), abs=1e-3)
+
+
+def test_cross_fitting_is_a_naive_loop():
+    values = torch.randn(13, generator=torch.Generator().manual_seed(0)).double()
+    found = tuning.cross_fitted(13, lambda rows: values[rows].mean(), lambda m, rows: values[rows] - m, seed=4)
+    from batchbayes._common.rng import fold_numbers
+
+    fold = fold_numbers(13, tuning.FOLDS, 4)
+    naive = [float(values[i] - values[fold != fold[i]].mean()) for i in range(13)]
+    torch.testing.assert_close(found, torch.tensor(naive).double())
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "task", "expected"),
+    [
+        ("auto", (4, 1, 32, 32), "classification", "Compose(RandomCrop(padding=4, fill=(-2.0,)), RandomFlip())"),
+        ("auto", (4, 3, 32, 32), "segmentation", "RandomFlip()"),
+        ("auto", (4, 7), "regression", "None"),
+        ("auto", (4, 16, 9), "classification", "None"),
+        ("none", (4, 3, 32, 32), "classification", "None"),
+        ("crop:2:0.5", (4, 3, 32, 32), "classification", "RandomCrop(padding=2, fill=0.5)"),
+        ("flip, shift:0.1", (4, 1, 9, 9), "classification",
+         "Compose(RandomFlip(), RandomShiftScale(shift=0.1, scale=0.0, fill=(-2.0,)))"),
+        ("jitter:0.1", (4, 2), "regression", "TableJitter(amount=0.1, std=(0.0, 1.0))"),
+    ],
+)  # fmt: skip
+def test_views_by_name(text, shape, task, expected):
+    inputs = torch.full(shape, -2.0)
+    if len(shape) == 2:
+        inputs[:, 1] = torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    assert repr(named_views(text, inputs, task)) == expected
+
+
+def test_the_tuned_batch_size_is_charged_for_its_tuning():
+    """The scores of examples at each batch size are those of the linear family, and their mean is the curve."""
+    random = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
+    x, y = torch.randn(60, 2, generator=random), torch.randint(0, 3, (60,), generator=random)
+    posterior = bb.mcbn(network, x, batch_size=20, num_samples=16)
+    tuned = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), num_samples=16)
+    torch.testing.assert_close(tuned.curve.examples.mean(1), tuned.curve.values, atol=1e-5, rtol=1e-5)
+    gain = cross_fitted_gain(tuned.curve.examples, 5, 0)
+    assert gain.shape == (60,)
+    assert math.isfinite(float(gain.sum()))

@@ -1,0 +1,143 @@
+"""The words of the first screen: they are right, they know the sampling error, and they keep their units."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from batchbayes import BatchbayesError
+from batchbayes._common.rng import generator
+from batchbayes.assessment.classification.verdict import believed, class_verdict, no_better_than_guessing
+from batchbayes.assessment.regression.quantities import Quantity, quantities
+from batchbayes.assessment.regression.verdict import value_verdict
+from batchbayes.assessment.words import binomial_error, honesty, marked_sentence, strange_sentence
+
+NETWORK = SimpleNamespace(
+    is_network=True, name="the network as it is", recommended=SimpleNamespace(metrics={"nll": 0.1}, passes=64.0)
+)
+
+
+def answers(count, seed, *, said=lambda p: p):
+    """Answers that are right with probability p, and what the network says about p."""
+    random = generator(seed, "answers")
+    truth = 0.5 + 0.5 * torch.rand(count, generator=random, dtype=torch.float64)
+    return said(truth), torch.rand(count, generator=random, dtype=torch.float64) < truth
+
+
+def word(confidence, right):
+    return honesty(float((confidence - right.double()).mean()), binomial_error(confidence))
+
+
+def test_an_honest_network_is_hardly_ever_called_too_sure():
+    words = [word(*answers(151, seed)) for seed in range(400)]
+    assert words.count("honest") >= 0.93 * 400  # two standard errors: 95.4 %, less two standard errors of 400 trials
+
+
+def test_one_that_is_too_sure_is_found():
+    words = [word(*answers(151, seed, said=lambda p: 1 - (1 - p) / 4)) for seed in range(50)]
+    assert words == ["too sure of itself"] * 50
+    assert word(torch.full((20,), 0.95, dtype=torch.float64), torch.ones(20) > 0) == "honest"
+
+
+def class_rows(confidence, right, flags):
+    return {
+        "source": ["test"] * len(right),
+        "target": ["yes" if i % 2 else "no" for i in range(len(right))],
+        "prediction": ["yes" if bool(i % 2) == bool(each) else "no" for i, each in enumerate(right)],
+        "confidence": confidence.tolist(),
+        "flag": flags,
+    }
+
+
+def test_the_recommended_method_decides_the_words_and_the_network_alone_is_named():
+    confidence, right = answers(2000, 0)
+    accuracy = float(right.double().mean())
+    own = SimpleNamespace(metrics={"accuracy": accuracy - 0.1, "mean_confidence": 0.95})
+    chosen = SimpleNamespace(is_network=False, name="MCBN tuned, M = 12.8", recommended=NETWORK.recommended)
+    rows = class_rows(confidence, right, [int(c < 0.6) for c in confidence])
+    verdict = class_verdict(rows, [own], chosen, SimpleNamespace(ood=None))
+    assert (
+        verdict["headline"]
+        == f"Of 100 answers like these {100 * accuracy:.0f} are right, and its percentages can be believed."
+    )
+    assert (
+        "The network alone is too sure of itself: it says 95 % on average."
+        in verdict["Can its percentages be believed?"]
+    )
+    assert (
+        f"with it {100 * accuracy:.0f} of 100 answers are right instead of {100 * accuracy - 10:.0f}"
+        in verdict["What to do next"]
+    )
+    assert "M =" not in " ".join(verdict.values())
+
+
+def test_marks_that_find_no_errors_are_called_useless():
+    wrong = torch.arange(100) % 10 == 0
+    assert "hardly tells wrong answers" in marked_sentence(torch.arange(100) < 20, wrong)
+    helpful = marked_sentence(torch.arange(100) % 5 == 0, wrong)
+    assert helpful == (
+        "predictions.csv marks 20 of 100 answers (flag = 1). Of 100 errors all are among them. Of 100 answers that are "
+        "not marked, all are right."
+    )
+    assert "no error" in marked_sentence(wrong, wrong & False)
+    assert "1 error on" in marked_sentence(wrong, torch.arange(100) == 3)
+
+
+def test_guessing_is_called_guessing():
+    targets, right = ["a"] * 60 + ["b"] * 40, torch.arange(100) < 58
+    assert "“a” were the answer to all inputs" in no_better_than_guessing(targets, right, nll=0.7)
+    assert no_better_than_guessing(targets, right, nll=0.4) is None  # its percentages say something
+    assert no_better_than_guessing(targets, torch.arange(100) < 90, nll=0.7) is None
+
+
+def test_an_example_of_what_a_percentage_means():
+    confidence = torch.tensor([0.95] * 50 + [0.6] * 50)
+    right = torch.arange(100) < 49
+    text = believed(confidence, right, "honest")
+    assert text == "Yes. Of 100 answers that it is at least 90 % sure of, 98 are right. These are 50 of 100 answers."
+
+
+def test_strange_inputs_that_are_missed_are_named():
+    rows = {"source": ["test"] * 10 + ["ood"] * 10, "flag": [1] + [0] * 9 + [1] * 10}
+    assert strange_sentence(rows, "SVHN") == "Of 100 inputs of SVHN all are marked, and of 100 test inputs 10."
+    assert "not noticed" in strange_sentence(rows | {"flag": [1] + [0] * 9 + [1] + [0] * 9}, "SVHN")
+
+
+def values(outputs, *, scale=1.0, width=1.645):
+    targets = 10 * torch.randn(500, outputs, generator=generator(0, "targets"))
+    errors = scale * torch.randn(500, outputs, generator=generator(0, "errors"))
+    rows = {"source": ["test"] * 500, "flag": [0] * 500, "novelty": [0.5] * 500}
+    found = quantities("load (kN)", None, outputs) if outputs == 1 else quantities("load", ("kN", "mm"), outputs)
+    ends = (targets + errors - width, targets + errors + width)
+    return value_verdict(rows, NETWORK, errors, targets, ends, found, ood=None, calibration_count=300)
+
+
+def test_values_keep_their_unit_in_every_sentence():
+    verdict = values(1)
+    assert verdict["headline"].startswith("90 % of true values fall within ±1.79 kN")
+    for heading in ("headline", "How good is it?", "Can its intervals be believed?"):
+        assert " kN" in verdict[heading]
+    assert verdict["Can its intervals be believed?"].startswith(
+        "Yes, as far as 500 examples can tell. All predictions have the same interval, ±1.6"
+    )
+
+
+def test_several_outputs_have_sentences_of_their_own():
+    verdict = values(2)
+    for text in (verdict["headline"], verdict["How good is it?"], verdict["Can its intervals be believed?"]):
+        assert all(part in text for part in ("load 1", "load 2", " kN", " mm"))
+
+
+def test_intervals_that_miss_and_guesses_are_called_so():
+    assert values(1, width=1.0)["Can its intervals be believed?"].startswith("No, they are too narrow.")
+    assert values(1, width=4.0)["Can its intervals be believed?"].startswith("Yes, but they are too wide.")
+    guess = values(1, scale=30.0)
+    assert guess["headline"].startswith("It is no better than guessing")
+    assert guess["What to do next"].startswith("Do not use it yet")
+
+
+def test_units_come_from_the_name_or_the_option():
+    assert quantities("time [s]", None, 1) == [Quantity("time", "s")]
+    assert quantities("time", ("s",), 2) == [Quantity("time 1", "s"), Quantity("time 2", "s")]
+    with pytest.raises(BatchbayesError, match="one unit, or 3"):
+        quantities("time", ("s", "m"), 3)

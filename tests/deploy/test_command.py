@@ -1,0 +1,54 @@
+"""`batchbayes export` from the folder of an assessment: the file says what `batchbayes predict` says."""
+
+import csv
+import json
+
+import pytest
+import torch
+from helpers import assess_cases
+
+from batchbayes import cli
+
+NAMES = {
+    "classification": {"confidence": lambda f: f["probs"].amax(1), "entropy": lambda f: f["entropy"]},
+    "regression": {
+        "mean": lambda f: f["pred_mean"][:, 0],
+        "std": lambda f: f["pred_std"][:, 0],
+        "lower": lambda f: f["lower"][:, 0],
+        "upper": lambda f: f["upper"][:, 0],
+    },
+}
+"""Columns of `batchbayes predict`, and how they follow from the outputs of the file."""
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_a_file_says_what_predict_says(task, tmp_path, capsys):
+    arguments = assess_cases.write_case(task, tmp_path)
+    standardise = ["--mean", "0.1,0.2", "--std", "0.9,1.1"]
+    assert cli.main(["assess", *arguments, *standardise, "--out", str(tmp_path / "report")]) == 0
+    given = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    common = ["--model", given["--model"], "--weights", given["--weights"], "--input", given["--test"], "--draws", "3"]
+    common += ["--posterior", str(tmp_path / "report" / "posterior.safetensors")]
+    common += ["--target", given["--target"]] if "--target" in given else []
+    table, file = tmp_path / "rows.csv", tmp_path / "network.pt2"
+    assert cli.main(["predict", *common, "--engine", "sample", "--out", str(table), "--quiet"]) == 0
+    capsys.readouterr()
+    assert cli.main(["export", *common, "--out", str(file), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["largest_difference"] < 1e-5
+    with table.open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    raw = {"classification": assess_cases.blobs, "regression": assess_cases.wave}[task](240, 1)[0]
+    found = torch.export.load(file).module()(raw)
+    for column, read in NAMES[task].items():
+        expected = torch.tensor([float(row[column]) for row in rows])
+        torch.testing.assert_close(read(found), expected, rtol=1e-5, atol=1e-5)
+    assert found["flag"].int().tolist() == [int(row["flag"]) for row in rows]
+
+
+def test_a_file_that_exists_is_kept(tmp_path, capsys):
+    (tmp_path / "a.onnx").write_text("mine")
+    given = ["--model", "helpers.assess_cases:regressor", "--posterior", "none", "--input", "none.csv"]
+    assert cli.main(["export", *given, "--out", str(tmp_path / "a.onnx")]) == 2
+    assert "does not exist yet" in capsys.readouterr().err
+    assert (tmp_path / "a.onnx").read_text() == "mine"

@@ -1,0 +1,68 @@
+"""`bb.export` itself: .pt2 files, what it refuses, and that it leaves the network alone."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.references import left_alone
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.deploy import export as module
+
+
+def posterior():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    return bb.mcbn(network, torch.randn(64, 3), batch_size=8, num_samples=4)
+
+
+def test_a_torch_file_predicts_in_a_process_without_batchbayes(tmp_path):
+    fitted, inputs = posterior(), torch.randn(7, 3)
+    with left_alone(fitted.network.module):
+        made = bb.export(fitted, tmp_path / "a.pt2", inputs[:2], bb.categorical(), num_samples=3, threshold=0.5)
+    assert made.opset is None
+    assert made.num_bytes == made.path.stat().st_size
+    torch.save(inputs, tmp_path / "x.pt")
+    script = (
+        "import sys, torch; sys.modules['batchbayes'] = None; found = torch.export.load('a.pt2').module()"
+        "(torch.load('x.pt')); torch.save([found['probs'], found['flag']], 'y.pt')"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, check=True)
+    probs, flag = torch.load(tmp_path / "y.pt")
+    predictive = bb.predict(fitted, inputs, bb.categorical(), num_samples=3)
+    torch.testing.assert_close(probs, predictive.probs)
+    assert flag.tolist() == (predictive.entropy > 0.5).tolist()
+
+
+def test_bad_arguments_say_what_to_do(tmp_path, monkeypatch):
+    fitted, inputs = posterior(), torch.randn(4, 3)
+    with pytest.raises(bb.BatchbayesError, match=r"\.onnx or \.pt2"):
+        bb.export(fitted, tmp_path / "a.h5", inputs, bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match="a folder that exists"):
+        bb.export(fitted, tmp_path / "none" / "a.pt2", inputs, bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match="example inputs as one tensor"):
+        bb.export(fitted, tmp_path / "a.pt2", (inputs, inputs), bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match="a likelihood"):
+        bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical)
+    with pytest.raises(bb.BatchbayesError, match="num_samples"):
+        bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), num_samples=0)
+    monkeypatch.setattr(
+        module, "find_spec", lambda name: None if name == "onnxscript" else importlib.util.find_spec(name)
+    )
+    with pytest.raises(bb.BatchbayesError, match=r"batchbayes\[export\]"):
+        bb.export(fitted, tmp_path / "a.onnx", inputs, bb.categorical())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_would_predict_something_else_is_not_written(tmp_path, monkeypatch):
+    class Wrong(module.Program):
+        def forward(self, inputs):
+            return {name: values + 0.01 for name, values in super().forward(inputs).items()}
+
+    monkeypatch.setattr("batchbayes.deploy.build.Program", Wrong)
+    with pytest.raises(bb.BatchbayesError, match=r"a difference of 0\.01 in probs"):
+        bb.export(posterior(), tmp_path / "a.pt2", torch.randn(4, 3), bb.categorical(), num_samples=2)
+    assert list(tmp_path.iterdir()) == []

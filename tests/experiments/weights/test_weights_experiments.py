@@ -1,0 +1,61 @@
+"""The experiments on random weights, in their smallest preset."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from helpers.experiments import run_experiment
+
+from batchbayes.experiments.weights import (
+    gradient_variance,
+    images,
+    mean_propagation,
+    mnf_uci,
+    random_labels,
+    sparse_vd,
+    variance_networks,
+)
+from batchbayes.reproduce.tables import to_markdown
+
+MODULES = [gradient_variance, mean_propagation, mnf_uci, random_labels, sparse_vd, variance_networks]
+
+
+@pytest.fixture(scope="module", params=MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def finished(request):
+    module = import_module(request.param.__name__)
+    return module, run_experiment(module, module.PRESETS["smoke"])
+
+
+def test_tables_of_finished_and_unfinished_runs(finished):
+    module, results = finished
+    config = module.PRESETS["smoke"]
+    for table, empty in zip(module.tables(config, results), module.tables(config, {}), strict=True):
+        assert to_markdown(table)
+        assert empty.columns == table.columns
+        assert table.rows
+    assert all(note.endswith(".") for note in module.notes(config))
+
+
+def test_figures_are_drawn(finished):
+    module, results = finished
+    for figure in module.figures(module.PRESETS["smoke"], results).values():
+        assert any(panel.get_lines() for panel in figure.axes)
+
+
+def test_dropout_memorises_random_labels():
+    config = random_labels.PRESETS["smoke"]
+    (unit, _) = random_labels.units(config)
+    assert random_labels.work(config, unit, {})["train"] > 95
+
+
+def test_the_largest_weights_are_kept():
+    weight = torch.randn(6, 5)
+    mask = sparse_vd.largest(weight, 0.8)
+    assert mask.sum() == 6
+    assert weight[mask == 1].abs().min() > weight[mask == 0].abs().max()
+
+
+def test_training_and_test_images_have_one_mean_image_subtracted():
+    data = images.load_images("synthetic", 50, 20)
+    torch.testing.assert_close(data.train[0].mean(0), torch.zeros(1, 28, 28), atol=1e-6, rtol=0)
+    assert data.test[0].mean(0).abs().max() > 0.01

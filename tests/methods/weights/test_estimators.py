@@ -1,0 +1,95 @@
+"""Gradient estimators against closed forms, and against each other."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.methods.weights.estimators import gradient_moments, score_function_loss
+from batchbayes.methods.weights.sites import find_sites
+
+DRAWS = 10_000
+X = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.4, -1.0]])
+Y = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
+MEAN, LOG_STD = torch.tensor([[0.2, -0.1, 0.4], [0.0, 0.3, -0.5]]), torch.full((2, 3), math.log(0.3))
+
+
+def exact_gradients():
+    """Of E 0.5 ||y - W x||^2 with respect to mean and log std, for W ~ N(mean, std^2)."""
+    return -(Y - X @ MEAN.T).T @ X, X.square().sum(0).expand(2, 3) * (2 * LOG_STD).exp()
+
+
+def assert_unbiased(samples, exact):
+    """Within four standard errors of the mean over all draws."""
+    error = samples.std(0) / len(samples) ** 0.5
+    assert ((samples.mean(0) - exact).abs() < 4 * error + 1e-6).all()
+
+
+def squared_error(outputs):
+    return 0.5 * (Y - outputs).square().sum()
+
+
+@pytest.mark.parametrize("estimator", ["local", "weights", "score"])
+def test_estimators_are_unbiased(estimator):
+    site = find_sites(nn.Linear(3, 2, bias=False))[0]
+
+    def loss(mean, log_std, _):
+        given = bb.MeanField().given(mean, {"log_std": log_std}, site)
+        if estimator == "local":
+            return squared_error(given.outputs(site, X))
+        weight = given.sample()
+        if estimator == "weights":
+            return squared_error(X @ weight.T)
+        weight = weight.detach()
+        return squared_error(X @ weight.T) * given.log_density(weight)
+
+    torch.manual_seed(0)
+    gradients = torch.func.vmap(torch.func.grad(loss, (0, 1)), (None, None, 0), randomness="different")
+    for samples, exact in zip(gradients(MEAN, LOG_STD, torch.zeros(DRAWS)), exact_gradients(), strict=True):
+        assert_unbiased(samples, exact)
+
+
+def test_score_function_of_a_network_is_unbiased():
+    network = bb.noisy(nn.Sequential(nn.Linear(3, 2, bias=False)), bb.MeanField(initial_std=0.3))
+    with torch.no_grad():
+        network.module[0].weight.copy_(MEAN)
+    torch.manual_seed(0)
+
+    def estimate():
+        return score_function_loss(network, lambda weights: squared_error(X @ weights["0.weight"].T), num_draws=50)
+
+    mean, variance = gradient_moments(network, estimate, 200)["0.weight"]  # 10,000 draws
+    assert ((mean - exact_gradients()[0]).abs() < 4 * (variance / 200).sqrt()).all()
+
+
+def test_local_reparametrisation_of_a_convolution_has_the_moments_of_weight_draws():
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 4, 3, padding=1, stride=2, groups=2, padding_mode="reflect")
+    site = find_sites(layer)[0]
+    given = bb.MeanField(initial_std=0.3).given(
+        layer.weight.detach(), {"log_std": torch.full((4, 1, 3, 3), -1.0)}, site
+    )
+    x = torch.randn(1, 2, 5, 5)
+    with torch.no_grad():
+        local = torch.stack([given.outputs(site, x) for _ in range(2000)])
+        drawn = torch.stack([site.product(x, given.sample(), layer.bias) for _ in range(2000)])
+    scale = drawn.std(0)
+    assert ((local.mean(0) - drawn.mean(0)).abs() < 5 * scale * (2 / 2000) ** 0.5).all()
+    assert ((local.std(0) / scale).log().abs() < 5 / 2000**0.5).all()
+
+
+def test_local_reparametrisation_has_less_variance():
+    torch.manual_seed(0)
+    network = bb.noisy(nn.Sequential(nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 3)), bb.MeanField(initial_std=0.1))
+    x, y = torch.randn(100, 20), torch.randint(0, 3, (100,))
+
+    def variances(estimator):
+        network.estimator = estimator
+        found = gradient_moments(network, lambda: nn.functional.cross_entropy(network(x), y), 200)
+        return {name: float(variance.sum()) for name, (_, variance) in found.items()}
+
+    local, weights = variances("local"), variances("weights")
+    assert weights["0.weight log_std"] > 10 * local["0.weight log_std"]
+    assert weights["2.weight log_std"] > 2 * local["2.weight log_std"]

@@ -1,0 +1,241 @@
+"""The wrapper around any network: what is random, against naive code, and what is refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.references import left_alone
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.training.loop import TrainingConfig
+
+GAUSSIAN = {
+    "mean field": bb.MeanField(initial_std=0.2),
+    "sparse": bb.SparseVD(initial_log_var=-4.0),
+    "dropout for layers": bb.VariationalDropout("layer"),
+    "dropout for neurons": bb.VariationalDropout("neuron", "ard"),
+    "dropout for weights": bb.VariationalDropout("weight"),
+    "gaussian dropout": bb.GaussianDropout(),
+    "variance": bb.Variance(),
+    "variance, uniform": bb.Variance("uniform", degrees=3.0),
+    "variance, bernoulli": bb.Variance("bernoulli"),
+}
+FAMILIES = GAUSSIAN | {"binary dropout": bb.BinaryDropout(), "flow": bb.MultiplicativeFlow()}
+
+
+def network(width=3, norm=nn.BatchNorm2d):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, width, 3), norm(width), nn.ReLU(), nn.Flatten(), nn.Linear(4 * width, 2))
+
+
+def data(count=12):
+    torch.manual_seed(1)
+    return [(torch.randn(4, 1, 4, 4), torch.randint(0, 2, (4,))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_draw_is_the_network_with_drawn_weights(family):
+    posterior = bb.noisy(network(), family).posterior()
+    weights = posterior.weights(seed=3, index=2)
+    x, own = data()[0][0], posterior.network.module
+    hidden = F.relu(own[1](F.conv2d(x, weights["0.weight"], own[0].bias)))
+    expected = F.linear(hidden.flatten(1), weights["4.weight"], own[4].bias)
+    torch.testing.assert_close(posterior.draw(3, 2)(x), expected)
+
+
+@pytest.mark.parametrize("family", GAUSSIAN.values(), ids=GAUSSIAN)
+def test_draws_have_the_moments_of_their_distribution(family):
+    posterior = bb.noisy(network(), family).posterior()
+    draws = torch.stack([posterior.weights(0, index)["4.weight"] for index in range(2000)])
+    given = posterior.distributions["4.weight"]
+    assert ((draws.mean(0) - given.mean).abs() < 4.5 * (given.variance / 2000).sqrt()).all()
+    assert ((draws.var(0) / given.variance).log().abs() < 5 * (2 / 2000) ** 0.5).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_family_learns_and_survives_a_file(family, tmp_path):
+    """Two classes that differ in the mean of their pixels."""
+    torch.manual_seed(0)
+    labels = torch.arange(64) % 2
+    images = 0.5 * torch.randn(64, 1, 4, 4) + 2 * labels.view(-1, 1, 1, 1)
+    batches = [(images[rows], labels[rows]) for rows in torch.arange(64).split(16)]
+    own, layers = network(), None
+    if not family.has_means:  # the last layer would be noise around its bias, and few filters may all be noise
+        own, layers = network(64, nn.Identity), ["0"]
+    options = {"epochs": 40, "learning_rate": 1e-2, "num_examples": 10_000}  # so many that the prior hardly matters
+    posterior = bb.variational(own, batches, family, layers=layers, **options)
+    predicted = bb.predict(posterior, images, bb.categorical(), num_samples=20).probs.argmax(1)
+    assert (predicted == labels).float().mean() > 0.85
+    bb.save(posterior, tmp_path / "posterior.safetensors")
+    loaded = bb.load(tmp_path / "posterior.safetensors", own)
+    assert loaded.family == family
+    assert torch.equal(loaded.draw(0, 3)(images), posterior.draw(0, 3)(images))
+
+
+def test_training_updates_batch_norm_and_leaves_the_users_network_alone():
+    own = network().train()
+    with left_alone(own):
+        random = bb.noisy(own, bb.MeanField())
+        bb.fit_noisy(random, data(), bb.categorical(), TrainingConfig(2, 4), num_examples=48)
+    assert random.module[1].num_batches_tracked == 24
+    assert not torch.equal(random.module[1].running_mean, own[1].running_mean)
+    assert not torch.equal(random.module[4].weight, own[4].weight)
+
+
+def test_the_state_dict_of_the_means_fits_the_users_network():
+    own = network()
+    posterior = bb.variational(own, data(), epochs=1)
+    own.load_state_dict(posterior.means())
+    narrow = bb.noisy(own, bb.MeanField(initial_std=1e-9)).posterior()
+    x = data()[0][0]
+    torch.testing.assert_close(narrow.draw(0, 0)(x), own.eval()(x))
+
+
+def test_only_named_layers_are_random():
+    random = bb.noisy(network(), bb.MeanField(), layers=["4"])
+    assert [site.name for site in random.sites] == ["4.weight"]
+    with pytest.raises(bb.BatchbayesError, match="did you mean 4"):
+        bb.noisy(network(), bb.MeanField(), layers=["44"])
+
+
+def test_fresh_means_differ_from_the_networks():
+    own = network()
+    random, again = (bb.noisy(own, bb.MeanField(), start="fresh", seed=5) for _ in range(2))
+    assert not torch.equal(random.module[4].weight, own[4].weight)
+    assert torch.equal(random.module[4].weight, again.module[4].weight)
+
+
+class KilledError(Exception):
+    """Stands for the end of a process."""
+
+
+def test_an_interrupted_training_continues_with_the_same_bits(tmp_path):
+    def fit(**options):
+        random, schedule = bb.noisy(network(), bb.SparseVD()), bb.Schedule(1, 3, decay_from=2)
+        options = {"num_examples": 48, "schedule": schedule, **options}
+        return bb.fit_noisy(random, data(), bb.categorical(), TrainingConfig(4, 4, 1e-2), **options), random
+
+    def kill(step):
+        if step.number == 30:
+            raise KilledError
+
+    path = tmp_path / "training.safetensors"
+    losses, whole = fit()
+    with pytest.raises(KilledError):
+        fit(checkpoint=path, after_step=kill)
+    again, continued = fit(checkpoint=path)
+    assert again == losses
+    assert all(torch.equal(continued.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
+
+
+def test_the_objective_is_the_negative_elbo():
+    from batchbayes.methods.weights.fit import negative_elbo
+
+    random = bb.noisy(network(), bb.MeanField(initial_std=1e-6)).eval()
+    (x, y), own = data()[0], network().eval()
+    random.module.eval()
+    random.kl_weight.fill_(0.5)
+    expected = 0.5 * random.divergence() + 100 / 4 * F.cross_entropy(own(x), y, reduction="sum")
+    torch.testing.assert_close(negative_elbo(bb.categorical(), 100)(random, (x, y)), expected)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+def test_a_layer_that_runs_twice_is_refused_or_drawn_as_a_weight():
+    x = torch.randn(5, 3)
+    with pytest.raises(bb.BatchbayesError, match=r'layer, which runs more than once.*estimator="weights"'):
+        bb.noisy(Twice(), bb.MeanField())(x)
+    assert bb.noisy(Twice(), bb.MeanField(), estimator="weights")(x).shape == (5, 3)
+
+
+def test_tied_and_parametrised_weights_are_refused():
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(bb.BatchbayesError, match="belongs to another layer too"):
+        bb.noisy(tied, bb.MeanField())
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 2))
+    with pytest.raises(bb.BatchbayesError, match="a parametrisation or weight norm"):
+        bb.noisy(normed, bb.MeanField())
+    assert bb.noisy(normed, bb.MeanField(), layers=["1"])(torch.randn(4, 3)).shape == (4, 2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer, self.head = kind(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_have_one_draw_for_a_sequence(kind):
+    torch.manual_seed(0)
+    own, x = Recurrent(kind), torch.randn(6, 5, 3)
+    posterior = bb.variational(own, [(x, torch.randint(0, 2, (6,)))], bb.MeanField(initial_std=0.2), epochs=3)
+    assert {site.name for site in posterior.sites} == {"layer.weight_ih_l0", "layer.weight_hh_l0", "head.weight"}
+    by_hand = Recurrent(kind)
+    by_hand.load_state_dict({**posterior.means(), **posterior.weights(0, 1)})
+    torch.testing.assert_close(posterior.draw(0, 1)(x), by_hand(x))
+
+
+def test_attention_is_drawn_as_weights():
+    own = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    random = bb.noisy(own, bb.MeanField(initial_std=0.3))
+    x = torch.randn(3, 4, 8)
+    assert random(x).shape == x.shape
+    assert not random.is_local(next(site for site in random.sites if site.module_name == "self_attn.out_proj"))
+    posterior = random.posterior()
+    assert not torch.equal(posterior.draw(0, 0)(x), posterior.draw(0, 1)(x))
+
+
+def test_a_diverging_training_says_what_to_do():
+    random = bb.noisy(network(), bb.MeanField())
+    with pytest.raises(bb.BatchbayesError, match=r"the training has diverged.*lower the learning rate"):
+        bb.fit_noisy(random, data(), bb.categorical(), TrainingConfig(50, 4, 1e30), num_examples=48)
+
+
+def test_the_number_of_examples_must_be_known():
+    with pytest.raises(bb.BatchbayesError, match="num_examples="):
+        bb.variational(network(), iter(data()))
+
+
+def test_batches_without_targets_are_refused():
+    with pytest.raises(bb.BatchbayesError, match=r"labelled batches \(x, y\)"):
+        bb.variational(network(), [data()[0][0]])
+
+
+def test_an_assessment_can_compare_it():
+    from batchbayes.methods import find_method, resolve
+    from batchbayes.methods.candidates import Setting
+
+    method = find_method("variational")
+    setting = Setting(network(), data(), data(2), bb.categorical(), num_samples=4, tuning_samples=4, seed=0)
+    (candidate,) = resolve(method.candidates)(method, setting)
+    assert isinstance(candidate.posterior, bb.WeightsPosterior)
+    assert candidate.name == "Variational"
+
+
+def test_parts_that_are_compiled_keep_their_names(tmp_path):
+    own = network()
+    own[4] = torch.compile(own[4], backend="eager")
+    posterior = bb.noisy(own, bb.MeanField(initial_std=0.2)).posterior()
+    own.load_state_dict(posterior.means())
+    bb.save(posterior, tmp_path / "posterior.safetensors")
+    x = data()[0][0]
+    assert torch.equal(bb.load(tmp_path / "posterior.safetensors", network()).draw(0, 1)(x), posterior.draw(0, 1)(x))
+
+
+def test_draws_keep_the_memory_format_of_the_network():
+    own = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last)
+    posterior = bb.noisy(own, bb.MeanField(initial_std=0.2)).posterior()
+    assert posterior.weights(0, 0)["weight"].stride() == own.weight.stride()
+    x = torch.randn(2, 1, 5, 5)
+    assert posterior.draw(0, 0)(x).is_contiguous(memory_format=torch.channels_last)
