@@ -1,5 +1,14 @@
 # The public names and where they live. `__init__.py` imports a name from here when it is first used.
-from batchbayes import calibrate as calibrate, metrics as metrics, plots as plots, scores as scores
+from batchbayes import (
+    attacks as attacks,
+    calibrate as calibrate,
+    decisions as decisions,
+    distill as distill,
+    metrics as metrics,
+    online as online,
+    plots as plots,
+    scores as scores,
+)
 from batchbayes.assessment.result import Assessment as Assessment
 from batchbayes.assessment.run import assess as assess
 from batchbayes.deploy.export import Exported as Exported, export as export
@@ -26,6 +35,13 @@ from batchbayes.methods.laplace.posterior import LaplacePosterior as LaplacePost
 from batchbayes.methods.point import PointPosterior as PointPosterior, deterministic as deterministic
 from batchbayes.methods.samples.deep_ensemble import deep_ensemble as deep_ensemble
 from batchbayes.methods.samples.ensemble import EnsemblePosterior as EnsemblePosterior, ensemble as ensemble
+from batchbayes.methods.samples.sg_mcmc import sg_mcmc as sg_mcmc
+from batchbayes.methods.samples.svgd import svgd as svgd
+from batchbayes.methods.samples.trajectory import (
+    fast_geometric as fast_geometric,
+    snapshots as snapshots,
+    swag as swag,
+)
 from batchbayes.methods.samples.weight_samples import WeightSamples as WeightSamples, weight_samples as weight_samples
 from batchbayes.methods.views.images import (
     RandomCrop as RandomCrop,
@@ -57,13 +73,5 @@ from batchbayes.predictive import (
     Predictive as Predictive,
 )
 from batchbayes.saving import load as load, save as save
-from batchbayes.methods.samples.sg_mcmc import sg_mcmc as sg_mcmc
-from batchbayes.methods.samples.trajectory import fast_geometric as fast_geometric
-from batchbayes.methods.samples.trajectory import snapshots as snapshots
-from batchbayes.methods.samples.trajectory import swag as swag
-from batchbayes import attacks as attacks
-from batchbayes import decisions as decisions
-from batchbayes import distill as distill
-from batchbayes import online as online
 
 __version__: str

@@ -198,6 +198,14 @@ def trained(method: Callable[..., bb.Posterior], network: nn.Module, batches: li
     return method(start, labelled, F.cross_entropy, config, **options)
 
 
+def stein(network: nn.Module, batches: list[Tensor]) -> bb.Posterior:
+    """Eight particles after a few steps."""
+    x = torch.cat(batches)
+    labels = x.sum(1).gt(0).long()
+    config = TrainingConfig(epochs=2, batch_size=8, learning_rate=0.05)
+    return bb.svgd(lambda: restarted(network), (x, labels), F.cross_entropy, config, num_members=8)
+
+
 def variational(family: Family) -> Fit:
     """Two epochs on labelled batches, from more noise than usual, so that draws differ visibly."""
     return lambda network, batches: bb.variational(network, labelled(batches), family, epochs=2)
@@ -244,6 +252,7 @@ POSTERIORS: dict[str, Fit] = {
     "snapshots": lambda network, batches: trained(bb.snapshots, network, batches, num_members=8),
     "fast_geometric": lambda n, b: trained(bb.fast_geometric, n, b, num_members=8),
     "swag": lambda n, b: trained(bb.swag, n, b, num_members=8, statistics=b),
+    "svgd": lambda network, batches: stein(network, batches),
     "sg_mcmc": lambda n, b: trained(bb.sg_mcmc, n, b, num_samples=4, num_chains=2, num_examples=16),
     "with_views, table": lambda n, b: bb.with_views(bb.correlated_bn(n, b), bb.TableJitter.of(torch.cat(b), 0.1)),
 }
@@ -253,10 +262,13 @@ ON: dict[str, list[str]] = {
     "mc_dropout": list(DROPOUT_NETWORKS),
     "with_views, mc_dropout": ["Dropout2d"],
     "with_views, table": ["BatchNorm1d (N, C)"],
+    "svgd": ["perceptron"],
     "weight_samples": ["BatchNorm2d", "DataParallel", "torch.compile", "Dropout2d"],
     "weight_samples, dropout inside": ["Dropout2d"],
 }
 """The networks that the laws run on, for methods that need another than one with branches and several BN sites."""
 
-CASES = NETWORKS | DROPOUT_NETWORKS
+PERCEPTRON = {"perceptron": Case(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), (4,))}
+
+CASES = NETWORKS | DROPOUT_NETWORKS | PERCEPTRON
 CONTRACT = [(method, name) for method in POSTERIORS for name in ON.get(method, ["BatchNorm2d"])]

@@ -92,6 +92,8 @@ _TABLE = [
            "batchbayes.methods.samples.trajectory:fast_geometric", *_WEIGHTS, is_compared=False),
     Method("swag", "SWAG", "draws from a Gaussian fitted to the weights along a training",
            "batchbayes.methods.samples.trajectory:swag", *_WEIGHTS, is_compared=False),
+    Method("svgd", "SVGD", "small networks that move towards the posterior together and keep apart",
+           "batchbayes.methods.samples.svgd:svgd", *_WEIGHTS, is_compared=False),
     Method("sg_mcmc", "SG-MCMC", "weights sampled from their posterior by training with noise",
            "batchbayes.methods.samples.sg_mcmc:sg_mcmc", *_WEIGHTS, is_compared=False),
 ]  # fmt: skip
