@@ -16,9 +16,9 @@ from sklearn.utils.estimator_checks import check_estimator
 from batchbayes.errors import BatchbayesError
 from batchbayes.sklearn import UncertainClassifier, UncertainRegressor
 
-SMALL = {"hidden_widths": (32,), "num_steps": 300, "num_seeds": 1, "num_folds": 3, "weight_decays": (1e-3,),
-         "num_draws": 4}  # fmt: skip
-QUICK = {**SMALL, "num_steps": 150, "random_state": 0}
+SMALL = {"hidden_widths": (16,), "num_steps": 120, "num_seeds": 1, "num_folds": 2, "weight_decays": (1e-3,),
+         "num_draws": 2}  # fmt: skip
+QUICK = {**SMALL, "num_folds": 3, "num_steps": 150, "num_draws": 4, "hidden_widths": (32,), "random_state": 0}
 SKIPPED = {
     "check_array_api_input",  # only with SCIPY_ARRAY_API=1
     "check_sample_weights_pandas_series",  # these three only with pandas
@@ -104,6 +104,7 @@ def test_files_bring_back_the_same_predictions(kind, waves, tmp_path):
     model = fitted(kind, x, y)
     model.save(tmp_path / "model.safetensors")
     back, pickled = kind.load(tmp_path / "model.safetensors"), pickle.loads(pickle.dumps(model))
+    x = x + 0.01  # the rank of a training row among training rows is a tie, which rounding may break
     for other in (back, pickled):
         assert (other.predict(x) == model.predict(x)).all()
         assert (other.novelty(x) == model.novelty(x)).all()
