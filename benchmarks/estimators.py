@@ -93,7 +93,7 @@ def print_table(results: dict[str, dict[str, float]]) -> None:
         found[dataset, model].append(values)
     print("| data set | splits | model | RMSE | CRPS | 90 % hold | width | CPU seconds |")
     print("|---|---:|---|---:|---:|---:|---:|---:|")
-    for (dataset, model), runs in found.items():
+    for (dataset, model), runs in sorted(found.items()):
         cells = {name: [run[name] for run in runs] for name in runs[0]}
         error = f" ± {stdev(cells['coverage']) / len(runs) ** 0.5:.1%}" if len(runs) > 1 else ""
         print(
@@ -112,14 +112,13 @@ def main() -> None:
     results = json.loads(options.results.read_text()) if options.results.exists() else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimiser of the Gaussian process says when a length reaches a bound
-        for dataset, splits in SPLITS.items():
-            for split in range(splits):
-                for model in options.models:
-                    key = f"{dataset}/{split}/{model}"
-                    if key not in results:
-                        results[key] = scores(options.folder, dataset, split, model)
-                        with atomic_path(options.results) as partial:
-                            partial.write_text(json.dumps(results, indent=1))
+        for split, dataset in sorted((split, dataset) for dataset, count in SPLITS.items() for split in range(count)):
+            for model in options.models:
+                key = f"{dataset}/{split}/{model}"
+                if key not in results:
+                    results[key] = scores(options.folder, dataset, split, model)
+                    with atomic_path(options.results) as partial:
+                        partial.write_text(json.dumps(results, indent=1))
     print_table(results)
 
 

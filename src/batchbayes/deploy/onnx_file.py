@@ -38,7 +38,7 @@ def build_model(program: Program, example: Tensor, notes: Mapping[str, str]) -> 
         x = graph.add("prepare", _exported(program.prepare, (example,), [True]), x)
     shapes = [True, False, [False] * len(rows), [True] * len(state)]
     step = _exported(program.step, (ready, torch.tensor(0), rows, state), shapes)
-    found = graph.loop(step, x[0], program.step.rows(), program.state, program.passes)
+    found = graph.loop(step, x[0], program.step.rows(), state, program.passes)
     if program.detector is not None:
         found += graph.add("detector", _exported(program.detector, (ready,), [True]), x)
     finish = _exported(_Listed(program.finish), (state, *p_value), [[True] * len(state), *[True] * len(p_value)])
@@ -102,18 +102,21 @@ class _Graph:
         self._nodes += nodes
         return outputs
 
-    def loop(self, step: Any, x: str, bank: Sequence[Tensor], start: Sequence[Tensor], count: int) -> list[str]:
-        """Append a Loop over the rows of the bank, with a step as its body. Return the names of the last sums."""
+    def loop(self, step: Any, x: str, bank: Sequence[Tensor], sums: Sequence[Tensor], count: int) -> list[str]:
+        """Append a Loop over the rows of the bank, with a step as its body. Return the names of the last sums.
+
+        `sums` are some sums. Those that the Loop starts from are zeros of the same shape, for the number of inputs.
+        """
         onnx = _onnx()
         helper = onnx.helper
         row_names = [f"step/row_{k}" for k in range(len(bank))]
-        states = [f"step/state_{k}" for k in range(len(start))]
+        states = [f"step/state_{k}" for k in range(len(sums))]
         inner, outputs = self._renamed("step", step, [x, "step/number", *row_names, *states])
         rows = [
             helper.make_node("Gather", [self._tensor(f"bank_{k}", values), "step/number"], [row_names[k]], axis=0)
             for k, values in enumerate(bank)
         ]
-        kinds = [part.type.tensor_type.elem_type for part in step.graph.input[-len(start) :]]
+        kinds = [part.type.tensor_type.elem_type for part in step.graph.input[-len(sums) :]]
         declared = [
             helper.make_tensor_value_info("step/number", onnx.TensorProto.INT64, []),
             helper.make_tensor_value_info("step/go", onnx.TensorProto.BOOL, []),
@@ -125,11 +128,16 @@ class _Graph:
         ]
         on = helper.make_node("Identity", ["step/go"], ["step/on"])
         body = helper.make_graph([*rows, *inner, on], "draw", declared, returned)
-        given = [self._tensor(f"zero_{k}", values) for k, values in enumerate(start)]
+        self._nodes.append(helper.make_node("Shape", [x], ["count"], start=0, end=1))
+        for k, values in enumerate(sums):
+            zero, axes = self._tensor("zero", values.new_zeros(())), torch.tensor(values.shape[1:], dtype=torch.int64)
+            shape = ["count", self._tensor(f"axes_{k}", axes)]
+            self._nodes.append(helper.make_node("Concat", shape, [f"shape_{k}"], axis=0))
+            self._nodes.append(helper.make_node("Expand", [zero, f"shape_{k}"], [f"start_{k}"]))
         trips = [self._tensor("draws", torch.tensor(count)), self._tensor("go", torch.tensor(True))]
-        sums = [f"sum_{k}" for k in range(len(start))]
-        self._nodes.append(helper.make_node("Loop", [*trips, *given], sums, body=body))
-        return sums
+        starts, ends = ([f"{kind}_{k}" for k in range(len(sums))] for kind in ("start", "sum"))
+        self._nodes.append(helper.make_node("Loop", [*trips, *starts], ends, body=body))
+        return ends
 
     def model(
         self, found: Sequence[str], wanted: Mapping[str, Tensor], example: Tensor, notes: Mapping[str, str]

@@ -113,5 +113,5 @@ def _moved_back(outputs: Tensor, row: Tensor) -> Tensor:
 
 def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
     grid = F.affine_grid(matrix[None].to(images.dtype), [1, *images.shape[1:]], align_corners=False)
-    grid = grid.expand(images.shape[0], -1, -1, -1)
+    grid = grid.repeat(images.shape[0], 1, 1, 1)  # onnxruntime does not broadcast it
     return F.grid_sample(images, grid, padding_mode=outside, align_corners=False)

@@ -1,0 +1,105 @@
+"""A small web service around an exported file. It needs onnxruntime and numpy, but neither torch nor batchbayes.
+
+    batchbayes export --posterior report/posterior.safetensors ... --out network.onnx
+    python examples/service.py network.onnx --port 8000
+    curl -d '{"inputs": [[540, 0, 0, 162, 2.5, 1040, 676, 28]]}' http://127.0.0.1:8000/predict
+
+The answer has a row for each input: {"pred_mean": [[79.2]], "pred_std": [[4.1]], "flag": [false], ...}. Requests that
+are not understood get status 400 and say why. GET /health says what the file holds.
+"""
+
+import argparse
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime  # pyright: ignore[reportMissingImports]
+
+MOST_BYTES = 2**24
+"""A larger request is refused."""
+
+
+class Model:
+    """An exported file in memory. Any number of threads may call it at once."""
+
+    def __init__(self, path: Path, threads: int = 1) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads  # requests run side by side, so each of them needs only one
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._shape = self._session.get_inputs()[0].shape[1:]
+        self._names = [output.name for output in self._session.get_outputs()]
+
+    def about(self) -> dict[str, Any]:
+        """Say what the file takes and returns, and what it was made from."""
+        notes = self._session.get_modelmeta().custom_metadata_map
+        return {"input": ["N", *self._shape], "outputs": self._names, **notes}
+
+    def predict(self, inputs: Any) -> dict[str, Any]:
+        """Return what the file says about inputs, as lists."""
+        values = np.asarray(inputs, dtype=np.float32)
+        if list(values.shape[1:]) != self._shape or not len(values) or not np.isfinite(values).all():
+            raise ValueError(f"expected finite inputs of shape (N, {str(self._shape)[1:-1]}), got {values.shape}")
+        found = self._session.run(None, {"input": values})
+        return {name: each.tolist() for name, each in zip(self._names, found, strict=True)}
+
+
+def handler(model: Model) -> type[BaseHTTPRequestHandler]:
+    """Return the class that answers requests with a model."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # a connection may carry several requests
+        timeout = 60
+        disable_nagle_algorithm, wbufsize = True, 2**16  # head and body of an answer go out together, at once
+
+        def do_GET(self) -> None:
+            self._answer(200, model.about())
+
+        def do_POST(self) -> None:
+            try:
+                length = int(self.headers.get("Content-Length", ""))
+                if not 0 < length <= MOST_BYTES:
+                    raise ValueError(f"expected a request of at most {MOST_BYTES} bytes, got {length}")
+                self._answer(200, model.predict(json.loads(self.rfile.read(length))["inputs"]))
+            except (ValueError, KeyError, TypeError) as error:
+                self._answer(400, {"error": f"{type(error).__name__}: {error}"})
+
+        def _answer(self, status: int, content: dict[str, Any]) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            if status != 200:
+                self.close_connection = True  # what is left of a bad request must not be read as the next one
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing for each request."""
+
+    return Handler
+
+
+def serve(path: Path, port: int) -> ThreadingHTTPServer:
+    """Return a server that listens on this machine alone. Port 0 takes any that is free."""
+    ThreadingHTTPServer.request_queue_size = 128
+    return ThreadingHTTPServer(("127.0.0.1", port), handler(Model(path)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve an exported file.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    server = serve(options.file, options.port)
+    print(f"http://127.0.0.1:{server.server_address[1]}/predict", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The scikit-learn estimators: what scikit-learn asks of an estimator, and what they promise beyond that."""
+
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.sklearn import UncertainClassifier, UncertainRegressor
+
+SMALL = {"hidden_widths": (16,), "num_steps": 120, "num_seeds": 1, "num_folds": 2, "weight_decays": (1e-3,),
+         "num_draws": 2}  # fmt: skip
+QUICK = {**SMALL, "num_folds": 3, "num_steps": 150, "num_draws": 4, "hidden_widths": (32,), "random_state": 0}
+SKIPPED = {
+    "check_array_api_input",  # only with SCIPY_ARRAY_API=1
+    "check_sample_weights_pandas_series",  # these three only with pandas
+    "check_regressor_data_not_an_array",
+    "check_classifier_data_not_an_array",
+}
+BOTH = pytest.mark.parametrize("kind", [UncertainRegressor, UncertainClassifier])
+
+
+@pytest.fixture(scope="module")
+def waves():
+    random = np.random.default_rng(0)
+    x = random.uniform(-2, 2, (400, 2))
+    return x, 10 + 3 * (np.sin(2 * x[:, 0]) + 0.3 * (0.2 + np.abs(x[:, 1])) * random.standard_normal(400))
+
+
+def fitted(kind, x, y, **options):
+    y = np.where(y > 10, "high", "low") if kind is UncertainClassifier else y
+    return kind(**{**QUICK, **options}).fit(x, y)
+
+
+@BOTH
+def test_all_checks_of_scikit_learn(kind):
+    results = check_estimator(kind(**SMALL), on_fail=None, on_skip=None)
+    bad = {
+        each["check_name"]: str(each["exception"]) for each in results if each["status"] not in ("passed", "skipped")
+    }
+    assert not bad
+    assert {each["check_name"] for each in results if each["status"] == "skipped"} <= SKIPPED
+    assert Counter(each["status"] for each in results)["passed"] >= 55
+
+
+def test_intervals_hold_their_level_on_new_rows():
+    """Means over 12 samples: the standard error is about 1 %."""
+    random, covered = np.random.default_rng(1), []
+    for seed in range(12):
+        x = random.uniform(-2, 2, (700, 2))
+        y = np.sin(2 * x[:, 0]) + 0.3 * (0.2 + np.abs(x[:, 1])) * random.standard_normal(700)
+        lower, upper = (
+            UncertainRegressor(**{**QUICK, "random_state": seed}).fit(x[:200], y[:200]).predict_interval(x[200:])
+        )
+        covered.append(((lower <= y[200:]) & (y[200:] <= upper)).mean())
+    assert np.mean(covered) == pytest.approx(0.905, abs=0.025)
+
+
+def test_std_covers_the_noise_and_more_of_it_where_there_is_more(waves):
+    x, y = waves
+    model = fitted(UncertainRegressor, x, y, num_steps=600)
+    mean, std = model.predict(x, return_std=True)
+    assert np.sqrt(((mean - y) ** 2).mean()) < 1.2
+    assert np.sqrt((std**2).mean()) == pytest.approx(np.sqrt(((mean - y) ** 2).mean()), rel=0.3)
+    narrow, wide = (np.diff(model.predict_interval(x, level), axis=0) for level in (0.5, 0.95))
+    assert (wide > narrow).all()
+    samples = model.sample(x, 500, random_state=0)
+    assert samples.shape == (400, 500)
+    np.testing.assert_allclose(samples.mean(1), mean, atol=5 * std.max() / 500**0.5)
+    np.testing.assert_allclose(samples.std(1), std, rtol=0.25)
+
+
+def test_probabilities_are_calibrated_and_samples_follow_them():
+    x, y = load_breast_cancer(return_X_y=True)
+    model = UncertainClassifier(**{**QUICK, "num_steps": 300}).fit(x[::2], y[::2])
+    probs = model.predict_proba(x[1::2])
+    assert model.score(x[1::2], y[1::2]) > 0.93
+    assert log_loss(y[1::2], probs) < 0.2
+    samples = model.sample(x[1::2], 400, random_state=0)
+    np.testing.assert_allclose((samples == 1).mean(1), probs[:, 1], atol=0.12)  # 5 standard errors
+
+
+@BOTH
+def test_novelty_tells_strange_rows(kind, waves):
+    x, y = waves
+    model = fitted(kind, x, y)
+    assert (model.novelty(x + 40) < 0.02).all()
+    assert 0.2 < model.novelty(x).mean() < 0.8
+    with pytest.raises(BatchbayesError, match="at least 40 training rows"):
+        fitted(kind, x[:60], y[:60]).novelty(x)
+
+
+@BOTH
+def test_files_bring_back_the_same_predictions(kind, waves, tmp_path):
+    x, y = waves
+    model = fitted(kind, x, y)
+    model.save(tmp_path / "model.safetensors")
+    back, pickled = kind.load(tmp_path / "model.safetensors"), pickle.loads(pickle.dumps(model))
+    x = x + 0.01  # the rank of a training row among training rows is a tie, which rounding may break
+    for other in (back, pickled):
+        assert (other.predict(x) == model.predict(x)).all()
+        assert (other.novelty(x) == model.novelty(x)).all()
+        assert (other.sample(x, 3, random_state=1) == model.sample(x, 3, random_state=1)).all()
+    if kind is UncertainRegressor:
+        assert (back.predict_interval(x, 0.8)[0] == model.predict_interval(x, 0.8)[0]).all()
+    (tmp_path / "bad.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:1000])
+    with pytest.raises(BatchbayesError, match="fit and save again"):
+        kind.load(tmp_path / "bad.safetensors")
+    other = UncertainClassifier if kind is UncertainRegressor else UncertainRegressor
+    with pytest.raises(BatchbayesError, match="check the path and the class"):
+        other.load(tmp_path / "model.safetensors")
+
+
+@BOTH
+def test_seeds_order_and_weights(kind, waves):
+    x, y = waves[0][:120], waves[1][:120]
+    model = fitted(kind, x, y)
+    prediction = (lambda m: m.predict_proba(x)) if kind is UncertainClassifier else (lambda m: m.predict(x))
+    assert (prediction(fitted(kind, x[::-1], y[::-1])) == prediction(model)).all()
+    assert (prediction(fitted(kind, x, y, random_state=1)) != prediction(model)).any()
+    labels = np.where(y > 10, "high", "low") if kind is UncertainClassifier else y
+    weights = np.arange(120) % 3
+    repeated = kind(**QUICK).fit(np.repeat(x, weights, axis=0), np.repeat(labels, weights))
+    assert (prediction(kind(**QUICK).fit(x, labels, sample_weight=weights)) == prediction(repeated)).all()
+    kind(**QUICK).fit(x, labels, sample_weight=np.linspace(0, 1, 120))
+    with pytest.raises(BatchbayesError, match="sample weights of zero or more"):
+        kind(**QUICK).fit(x, labels, sample_weight=-weights)
+
+
+def test_pipeline_search_and_cross_validation():
+    x, y = load_diabetes(return_X_y=True)
+    pipeline = make_pipeline(StandardScaler(), PolynomialFeatures(1), UncertainRegressor(**QUICK))
+    assert cross_val_score(pipeline, x, y, cv=3).mean() > 0.3
+    search = GridSearchCV(UncertainRegressor(**QUICK), {"hidden_widths": [(8,), (16, 16)]}, cv=2).fit(x, y)
+    assert search.best_params_["hidden_widths"] in [(8,), (16, 16)]
+    _, std = search.best_estimator_.predict(x, return_std=True)
+    assert (std > 0).all()
+    assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
+
+
+def test_a_frame_brings_its_names(waves):
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    x, y = waves
+    frame = pandas.DataFrame(x, columns=["left", "right"])
+    model = fitted(UncertainRegressor, frame, pandas.Series(y))
+    assert model.feature_names_in_.tolist() == ["left", "right"]
+    assert (model.predict(frame) == fitted(UncertainRegressor, x, y).predict(x)).all()
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[["right", "left"]])
+
+
+def test_bad_parameters_say_what_to_do(waves):
+    x, y = waves
+    for options in ({"num_folds": 1}, {"num_steps": 0}, {"batch_size": 1.5}, {"weight_decays": ()}):
+        with pytest.raises(BatchbayesError, match="Do this"):
+            UncertainRegressor(**{**QUICK, **options}).fit(x, y)
+    with pytest.raises(BatchbayesError, match="a level"):
+        fitted(UncertainRegressor, x, y).predict_interval(x, 1.5)
+    with pytest.raises(BatchbayesError, match="lower the level"):
+        fitted(UncertainRegressor, x[:20], y[:20]).predict_interval(x, 0.99)
+    with pytest.raises(BatchbayesError, match="two classes or more"):
+        UncertainClassifier(**QUICK).fit(x, np.zeros(len(x)))
