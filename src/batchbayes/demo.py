@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from batchbayes._common.checks import require_packages
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
+from batchbayes._common.threads import single_threaded
 from batchbayes.calibrate import tune_precision
 from batchbayes.data import toy
 from batchbayes.data.digits import Digits, inverted, load_digits, pixel_shuffled
@@ -26,7 +27,6 @@ from batchbayes.plots import Band, band_figure, certainty_figure, save_figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
-from batchbayes.reproduce.workers import single_threaded
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Loss, TrainingConfig, supervised, train
 

@@ -144,5 +144,11 @@ def dirichlet_predictive(student: nn.Module, inputs: Tensor) -> CategoricalPredi
     expected = -(probs * (torch.digamma(alpha + 1) - torch.digamma(total + 1)[:, None])).sum(-1)
     entropy = -(probs * log_probs).sum(-1)
     variance = probs * (1 - probs) / (total + 1)[:, None]
-    parts = (log_probs, entropy, (entropy - expected).clamp_min(0), variance)
-    return CategoricalPredictive(*(part.to(inputs.dtype) for part in parts), num_samples=1, engine="Dirichlet")
+    parts = {
+        "log_probs": log_probs,
+        "entropy": entropy,
+        "mutual_information": (entropy - expected).clamp_min(0),
+        "epistemic_variance": variance,
+    }
+    found = {name: part.to(inputs.dtype) for name, part in parts.items()}
+    return CategoricalPredictive(**found, num_samples=1, likelihood=Categorical(), engine="Dirichlet")

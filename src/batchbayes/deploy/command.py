@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from batchbayes.assess.named import build_network
-from batchbayes.assess.options import ExportOptions
-from batchbayes.assess.rows import CONFORMAL_LEVEL
-from batchbayes.assess.run import running
-from batchbayes.assess.sources import Reading
-from batchbayes.assess.write import require_new_file
+from batchbayes.assessment.named import build_network
+from batchbayes.assessment.options import ExportOptions
+from batchbayes.assessment.rows import CONFORMAL_LEVEL
+from batchbayes.assessment.run import running
+from batchbayes.assessment.sources import Reading
+from batchbayes.assessment.write import require_new_file
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.data.preprocess import Preprocessing
 from batchbayes.deploy.export import Exported, export

@@ -15,12 +15,12 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from batchbayes._common.threads import single_threaded
+
 T = TypeVar("T")
 
 _UNTIL_EXIT = ExitStack()
 """Keeps the contexts that a worker process enters at its start: without a reference they would end at once."""
-THREADS_VARIABLE = "OMP_NUM_THREADS"
-"""The libraries below torch and numpy read this variable when they are loaded."""
 
 
 def local_workers(count: int) -> Executor:
@@ -82,29 +82,6 @@ class WorkerProcesses(ProcessPoolExecutor):
         for process in list((self._processes or {}).values()):
             wait([process.sentinel])
         self._result_queue._writer.close()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """Use one thread for torch, and for numpy if it is loaded inside the block.
-
-    Sums then do not depend on the number of cores.
-    """
-    before = os.environ.get(THREADS_VARIABLE)
-    os.environ[THREADS_VARIABLE] = "1"
-    torch = sys.modules.get("torch")
-    threads = torch.get_num_threads() if torch else 1
-    try:
-        if torch:
-            torch.set_num_threads(1)
-        yield
-    finally:
-        if torch:
-            torch.set_num_threads(threads)
-        if before is None:
-            del os.environ[THREADS_VARIABLE]
-        else:
-            os.environ[THREADS_VARIABLE] = before
 
 
 @contextmanager

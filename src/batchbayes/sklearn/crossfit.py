@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.rng import GlobalStream, generator, stream_seed
+from batchbayes._common.threads import single_threaded
 from batchbayes.models.mlp import MLP
-from batchbayes.training.loop import TrainingConfig, one_thread
+from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.convert import stack_networks
 from batchbayes.training.stack.group import Loss
 from batchbayes.training.stack.noise import Noise, batch_noise, stack_outputs
@@ -67,7 +68,7 @@ class CrossFit:
         chosen = torch.arange(len(self.stack)) if networks is None else networks
         stack = self.stack.select(chosen)
         noise = Noise({name: (mean[chosen], std[chosen]) for name, (mean, std) in self.statistics.items()})
-        with one_thread():
+        with single_threaded():
             parts = [stack_outputs(stack, part, noise).flatten(0, 1) for part in inputs.split(CHUNK)]
         return torch.cat(parts, 1)
 
@@ -96,7 +97,7 @@ def cross_fit(inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe) ->
     parts = {f: (inputs[folds != f], targets[folds != f]) for f in numbers}
     data = [parts[f] for _, f, _ in keys]
     seeds = [stream_seed(recipe.seed, "order", r) for _, _, r in keys]
-    with one_thread():
+    with single_threaded():
         stack = stack_networks(networks)
         for share, rate in ((1 - LAST_SHARE, 1.0), (LAST_SHARE, LAST_RATE)):
             epochs = _epochs(recipe, min(len(x) for x, _ in parts.values()), share)
