@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-export check chromium format third-party clean
+.PHONY: demo test test-export check chromium format third-party users clean
 
 demo: .venv/demo.stamp  ## train two small networks, fit MCBN to both, write two figures to demo/
 	$(BIN)/batchbayes demo --out demo
@@ -32,8 +32,11 @@ format: .venv/dev.stamp  ## rewrite the sources in the house format
 third-party: .venv-third-party/stamp  ## MCBN on networks of timm and segmentation-models-pytorch
 	OMP_NUM_THREADS=1 .venv-third-party/bin/python benchmarks/third_party.py
 
+users: .venv-users/stamp  ## the seven users of examples/users, with the packages that they know
+	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 -m slow tests/test_users.py
+
 clean:
-	rm -rf .venv .venv-third-party demo .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-third-party .venv-users demo .pytest_cache .ruff_cache .hypothesis
 
 .venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
@@ -51,4 +54,11 @@ clean:
 	$(PYTHON) -m venv .venv-third-party
 	.venv-third-party/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-c constraints-third-party.txt -e . timm segmentation-models-pytorch
+	touch $@
+
+.venv-users/stamp: pyproject.toml constraints.txt constraints-third-party.txt
+	$(PYTHON) -m venv .venv-users
+	.venv-users/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-c constraints-third-party.txt -e '.[dev]' timm segmentation-models-pytorch lightning transformers pandas \
+		onnx onnxscript onnxruntime
 	touch $@

@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
     bb.save(posteriors["head noise"], folder / "own.safetensors")
     assert bb.load(folder / "own.safetensors", network).scale == posteriors["head noise"].scale
     found = bb.assess(
-        network, scaled(images), (inputs, targets), batch_size=32, draws=8, method="mcbn,head-noise", views="none"
+        network, scaled(images), (inputs, targets), batch_size=32, draws=8, method=("mcbn", "head-noise"), views="none"
     )
     assert "Head noise" in " ".join(found.metrics), found.metrics.keys()
 

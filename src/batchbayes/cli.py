@@ -86,15 +86,23 @@ def _run(arguments: Sequence[str] | None) -> int:
     parsed = build_parser().parse_args(given)
     try:
         resolve(parsed.run)(_options(parsed, shlex.join(["batchbayes", *given])))
-    except BatchbayesError as error:
-        if parsed.debug:
+    except (BatchbayesError, OSError) as error:
+        if parsed.debug or isinstance(error, BrokenPipeError):
             raise
-        print(f"batchbayes {parsed.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"batchbayes {parsed.command}: {' '.join(str(_in_words(error)).split())}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print(f"batchbayes {parsed.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _in_words(error: BatchbayesError | OSError) -> BatchbayesError:
+    """Return an error of the operating system as one of ours."""
+    if isinstance(error, BatchbayesError):
+        return error
+    fix = "check the path, its permissions, and the space on the disk"
+    return BatchbayesError(expected="a file or folder that can be used", got=str(error)[:300], fix=fix)
 
 
 def _options(parsed: argparse.Namespace, line: str) -> Any:

@@ -1,5 +1,7 @@
 """Bad input at the front door: one line that says what to do, exit code 2, and nothing written."""
 
+import errno
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from safetensors.torch import save_file
 from batchbayes import BatchbayesError, cli
 from batchbayes.assessment import recommend, run
 from batchbayes.assessment import write as writing
+from batchbayes.assessment.notes import checked_notes, require_outputs
 
 
 @pytest.fixture
@@ -113,6 +116,11 @@ CASES = {
     "a test loader that shuffles": (lambda f: {"test": "helpers.assess_cases:shuffling_test"}, "shuffle=False"),
     "an empty folder": (lambda f: {"test": _empty(f)}, "expected images in"),
     "an object array": (lambda f: {"test": write(f, "o.npz", np.array([{}]), [0])}, "arrays of numbers"),
+    "a segmentation of vectors": (lambda f: {"task": "segmentation"}, "expected "),
+    "two classes of one name": (lambda f: {"class_names": "a,a,b"}, "a name of its own for each class"),
+    "a name that is too long for a file": (lambda f: {"test": "x" * 300}, "File name too long"),
+    "weights with such a name": (lambda f: {"weights": "x" * 300}, "File name too long"),
+    "maps of a classification": (lambda f: {"maps": f / "maps"}, "a segmentation for --maps; got a classification"),
     "no such device": (lambda f: {"device": "cuda:77"}, "use --device cpu"),
 }  # fmt: skip
 
@@ -185,3 +193,78 @@ def test_predict_refuses_what_it_cannot_use(case, tmp_path, capsys, monkeypatch)
 def _segmenter(folder):
     save_file(assess_cases.trained("segmentation"), folder / "segmenter.safetensors")
     return str(folder / "segmenter.safetensors")
+
+
+@pytest.mark.parametrize("option", ["--batch-size", "--draws", "--threads"])
+@pytest.mark.parametrize("value", ["-3", "0", "1.5", "1_0", "１", "x", ""])
+def test_numbers_that_are_no_counts(option, value, case, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*change(case), f"{option}={value}"])
+    assert ended.value.code == 2
+    assert f"argument {option}: must be a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--seed", "1_0"), ("--seed", "1.5"), ("--mean", "1_0"), ("--std", "nan")]
+)
+def test_numbers_as_python_alone_writes_them(option, value, case, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*change(case), option, value])
+    assert ended.value.code == 2
+    assert "must be" in capsys.readouterr().err
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_told_by_assess_and_by_predict(case, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(writing, "print_rows", full)
+    assert cli.main([*change(case), "--quiet"]) == 2
+    assert "expected a place to write to; got " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    assert cli.main([*change(case), "--quiet"]) == 0
+    base = ["predict", "--model", case["--model"], "--weights", case["--weights"], "--input", case["--test"]]
+    monkeypatch.setattr(writing, "print_rows", full)
+    posterior = ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--out", str(tmp_path / "new.csv")]
+    assert cli.main([*base, *posterior]) == 2
+    assert "(No space left on device). Do this: choose another --out" in capsys.readouterr().err
+    assert not (tmp_path / "new.csv").exists()
+
+
+def test_targets_that_are_all_equal(tmp_path, capsys):
+    arguments = assess_cases.write_case("regression", tmp_path)
+    inputs, _ = assess_cases.wave(60, 1)
+    assess_cases.write_csv(tmp_path / "test.csv", inputs, torch.full((60,), 2.5))
+    code = cli.main(["assess", *arguments, "--out", str(tmp_path / "out")])
+    assert (code == 0) == (tmp_path / "out" / "report.html").exists()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+NOTES = {"temperature": -1.0, "draws": 0, "seed": "x", "engine": "magic", "threshold": None, "task": "magic",
+         "reading": 5, "class_names": ["a"], "class_axis": 2, "novelty_level": "x"}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", NOTES)
+@pytest.mark.parametrize("missing", [True, False])
+def test_notes_of_a_posterior_that_cannot_be_right(key, missing):
+    names = ["round", "flat", "long"]
+    notes = {"task": "classification", "temperature": 1.5, "threshold": 0.7, "seed": 0, "draws": 1, "engine": "sample",
+             "reading": {"schema": None, "class_names": names, "preprocessing": None}, "class_names": names,
+             "class_axis": 1, "probabilities": None, "novelty_level": 0.01}  # fmt: skip
+    require_outputs(checked_notes(notes), torch.zeros(2, 3))
+    wrong = {k: v for k, v in notes.items() if k != key} if missing else notes | {key: NOTES[key]}
+    with pytest.raises(BatchbayesError, match="Do this: "):
+        require_outputs(checked_notes(wrong), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("change", [{"conformal_width": [-1.0]}, {"conformal_width": [1.0, 2.0]}, {"precision": 0.0},
+                                    {"precision": [float("nan")]}, {"outputs": 2},
+                                    {"threshold": [0.1, 0.2]}])  # fmt: skip
+def test_notes_about_values_that_cannot_be_right(change):
+    notes = {"task": "regression", "precision": 4.0, "threshold": [float("inf")], "seed": 0, "draws": 1, "outputs": 1,
+             "engine": "sample", "reading": {}, "conformal_width": [1.7], "novelty_level": 0.0}  # fmt: skip
+    require_outputs(checked_notes(notes), torch.zeros(2, 1))
+    with pytest.raises(BatchbayesError, match="the notes of an assessment"):
+        require_outputs(checked_notes(notes | change), torch.zeros(2, 1))

@@ -209,6 +209,12 @@ def _yes_or_no(data: Examples) -> bool:
 def _require_fitting(case: Case, outputs: Tensor) -> None:
     """Raise an error if targets or class names do not fit the outputs of the network."""
     shape = outputs.shape
+    if (case.task == "segmentation") != (outputs.ndim == 4) and case.task != "regression":
+        raise BatchbayesError(
+            expected="outputs (N, classes, height, width) of a segmentation, or (N, classes) of a classification",
+            got=f"{tuple(shape)} for a {case.task}",
+            fix="choose another --task, or leave it out",
+        )
     if isinstance(case.likelihood, OneLogit):  # as many classes as yes and no
         shape = torch.Size([shape[0], 2, *shape[2:]])
     for part in (case.calibration, case.test):
@@ -227,6 +233,11 @@ def _require_fitting(case: Case, outputs: Tensor) -> None:
             expected=f"{case.num_outputs} class names, one for each output",
             got=f"{len(names)}",
             fix="check --class-names, and that the model has as many outputs as there are classes",
+        )
+    if names is not None and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BatchbayesError(
+            expected="a name of its own for each class", got=f"{twice!r} twice", fix="rename one of them"
         )
 
 

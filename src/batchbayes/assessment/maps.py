@@ -3,22 +3,26 @@
 import colorsys
 import math
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from batchbayes._common.atomic import atomic_path
 from batchbayes.assessment.rows import Show
+from batchbayes.assessment.write import words_for_disk_errors
 from batchbayes.errors import BatchbayesError
 from batchbayes.predictive import CategoricalPredictive
 
 
-def map_writer(folder: Path, num_classes: int) -> Show:
+def map_writer(folder: Path, task: str, num_classes: int) -> Show:
     """Return a function that writes NAME_classes.png and NAME_entropy.png for the prediction of an image.
 
     The value of a pixel in the first is the number of its class; a palette gives each class a colour. In the second it
     is the entropy, from 0 (black) to that of equal probabilities (255).
     """
+    if task != "segmentation":
+        raise BatchbayesError(expected="a segmentation for --maps", got=f"a {task}", fix="leave out --maps")
     if num_classes > 256:
         raise BatchbayesError(expected="at most 256 classes for maps", got=f"{num_classes}", fix="leave out --maps")
     try:
@@ -27,7 +31,7 @@ def map_writer(folder: Path, num_classes: int) -> Show:
         raise BatchbayesError(
             expected="a folder for maps", got=f"{folder} ({error.strerror})", fix="choose another --maps"
         ) from error
-    palette = _palette(num_classes)
+    palette, used = _palette(num_classes), Counter()
 
     def write(name: str, seen: CategoricalPredictive) -> None:
         from PIL import Image
@@ -35,8 +39,11 @@ def map_writer(folder: Path, num_classes: int) -> Show:
         classes = Image.fromarray(seen.log_probs[0].argmax(-1).byte().numpy(), mode="P")
         classes.putpalette(palette)
         entropy = (seen.entropy[0] * (255 / math.log(max(2, num_classes)))).round().clamp(0, 255)
+        stem = file_name(name)
+        used[stem] += 1  # 1.png and 1.jpg have the same one
+        stem += f"_{used[stem]}" if used[stem] > 1 else ""
         for what, image in (("classes", classes), ("entropy", Image.fromarray(entropy.byte().numpy()))):
-            with atomic_path(folder / f"{file_name(name)}_{what}.png") as partial:
+            with words_for_disk_errors(folder), atomic_path(folder / f"{stem}_{what}.png") as partial:
                 image.save(partial, format="PNG")
 
     return write

@@ -4,6 +4,7 @@ This module does not import torch, so that `batchbayes --help` is quick.
 """
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from batchbayes.methods import compared_names
 Task = Literal["classification", "regression", "segmentation"]
 EngineName = Literal["auto", "sample", "linear"]
 Center = Literal["running", "batches"]
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
 
 
 def option(text: str | Callable[[], str], **more: Any) -> dict[str, Any]:
@@ -28,8 +30,15 @@ def option(text: str | Callable[[], str], **more: Any) -> dict[str, Any]:
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
+    if not re.fullmatch("[0-9]{1,18}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """Read a whole number. Python itself accepts more, such as 1_0 and digits of other scripts."""
+    if not re.fullmatch("[+-]?[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
     return int(text)
 
 
@@ -48,10 +57,9 @@ def numbers(text: str) -> tuple[float, ...]:
     >>> numbers("0.5, 0.25")
     (0.5, 0.25)
     """
-    try:
-        return tuple(map(float, text.split(",")))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, not {text!r}") from None
+    if not all(re.fullmatch(NUMBER, part.strip()) for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, not {text!r}")
+    return tuple(map(float, text.split(",")))
 
 
 def size(text: str) -> tuple[int, int]:
@@ -91,7 +99,7 @@ class Settings:
         ),
     )
     ignore_label: int | None = field(
-        default=None, metadata=option("label of pixels that do not count", type=int, metavar="K")
+        default=None, metadata=option("label of pixels that do not count", type=whole, metavar="K")
     )
     batch_size: int | None = field(
         default=None, metadata=option("batch size of the training (default: the loader's)", type=positive, metavar="M")
@@ -136,7 +144,7 @@ class Settings:
             metavar="S",
         ),
     )
-    seed: int = field(default=0, metadata=option("seed of the split and of the draws (0)", type=int))
+    seed: int = field(default=0, metadata=option("seed of the split and of the draws (0)", type=whole))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +253,7 @@ class PredictOptions(CommonOptions):
     draws: int | None = field(
         default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
     )
-    seed: int | None = field(default=None, metadata=option("seed of the draws (as in the assessment)", type=int))
+    seed: int | None = field(default=None, metadata=option("seed of the draws (as in the assessment)", type=whole))
 
 
 @dataclass(frozen=True, kw_only=True)

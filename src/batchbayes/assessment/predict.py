@@ -36,11 +36,8 @@ def predict_new(options: PredictOptions) -> Rows:
     if problem:
         warn(problem)
     novelty = _novelty(options.posterior, notes, network)
-    show = None
-    if options.maps is not None:
-        if notes["task"] != "segmentation":
-            raise BatchbayesError("a segmentation for --maps", f"a {notes['task']}", "leave out --maps")
-        show = map_writer(options.maps, notes["classes"])
+    maps = options.maps
+    show = None if maps is None else map_writer(maps, notes["task"], notes.get("classes", 1))
     given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}
     notes |= {key: value for key, value in given.items() if value is not None}
     return predict_rows(posterior, data, notes, "new", novelty, show)

@@ -167,7 +167,8 @@ def run_assessment(options: AssessOptions, say: Callable[[str], None] = lambda _
         case = load_case(options)
         methods = ", ".join(method.label for method in case.methods) or "no other method"
         say(f"assessing a {case.task} with {methods}")
-        found = assessed(case, None if options.maps is None else map_writer(options.maps, case.num_outputs))
+        maps = options.maps
+        found = assessed(case, None if maps is None else map_writer(maps, case.task, case.num_outputs))
     say("writing the report")
     found = replace(found, caveats=tuple(caveats), seconds=time.monotonic() - start)
     return found.save(options.out, overwrite=True, parquet=options.parquet)

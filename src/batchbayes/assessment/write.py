@@ -35,7 +35,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 def require_place(out: Path, overwrite: bool) -> None:
     """Raise an error unless the folder is new, empty or may be overwritten, and can be written to."""
-    with _words_for_disk_errors(out):
+    with words_for_disk_errors(out):
         if out.is_file() or (out.is_dir() and any(out.iterdir()) and not overwrite):
             raise BatchbayesError(
                 expected="an output folder that does not exist yet",
@@ -52,7 +52,8 @@ def _stage(out: Path) -> "tempfile.TemporaryDirectory[str]":
 
 
 @contextmanager
-def _words_for_disk_errors(path: Path) -> Iterator[None]:
+def words_for_disk_errors(path: Path) -> Iterator[None]:
+    """Say in words that a disk is full or cannot be written to."""
     try:
         yield
     except OSError as error:
@@ -81,7 +82,7 @@ def staged(out: Path) -> Iterator[Path]:
 
 def require_new_file(path: Path) -> None:
     """Raise an error if a file exists already or cannot be written."""
-    with _words_for_disk_errors(path):
+    with words_for_disk_errors(path):
         if path.exists():
             raise BatchbayesError(
                 expected="an output file that does not exist yet", got=str(path), fix="choose another --out"
@@ -113,7 +114,7 @@ def save_assessment(found: Assessment, out: Path, *, overwrite: bool, parquet: b
 
     require_extras(parquet=parquet)
     require_place(out, overwrite)
-    with _words_for_disk_errors(out), staged(out) as folder:
+    with words_for_disk_errors(out), staged(out) as folder:
         write_files(folder, found, parquet)
         build_report(folder)
     return out / "report.html"
@@ -224,7 +225,11 @@ def _plain(value: Any) -> Any:
 
 def write_rows(path: Path, rows: Rows) -> None:
     """Write a .csv file."""
-    with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with (
+        words_for_disk_errors(path),
+        atomic_path(path) as partial,
+        partial.open("w", newline="", encoding="utf-8") as file,
+    ):
         print_rows(file, rows)
 
 
