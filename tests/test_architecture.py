@@ -20,6 +20,7 @@ LAYERS = [
         "shadow",
         "network",
         "batches",
+        "inputs",
         "posterior",
         "predictive",
         "running",
