@@ -101,6 +101,7 @@ def test_the_file_holds_the_weights_once(tmp_path):
 
 @pytest.mark.shared
 def test_public_networks(data_folder, tmp_path):
+    from batchbayes.data import camvid
     from batchbayes.data.cifar10 import load_cifar10, standardise
 
     network = cifar_resnet(20, data_folder / "weights/resnet20_cifar10_akamaster.safetensors")
@@ -110,7 +111,9 @@ def test_public_networks(data_folder, tmp_path):
     assert made.ratio < 1.1
     assert_parity(made.path, posterior, images[:7], bb.categorical(), num_samples=8)
     network = espnet_camvid(data_folder / "weights/espnet_camvid_sacmehta.safetensors")
-    images = torch.randn(6, 3, 48, 64)
+    images = camvid.standardise(camvid.load_camvid_frames("test", data_folder, 6)[0])[
+        ..., 100:148, 100:164
+    ].contiguous()
     posterior = bb.with_views(bb.mcbn(network, images, batch_size=3, num_samples=2, center="running"), bb.RandomFlip())
     made = bb.export(posterior, tmp_path / "b.onnx", images[:3], bb.categorical(), num_samples=2)
     assert made.ratio < 1.1

@@ -47,7 +47,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         checked: Any = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
         inputs, targets = checked[0], column_or_1d(checked[1], warn=True)
         check_classification_targets(targets)
-        rows = self._used_rows(inputs, np.unique(targets, return_inverse=True)[1], sample_weight)
+        rows, copies = self._used_rows(inputs, np.unique(targets, return_inverse=True)[1], sample_weight)
         inputs, targets = inputs[rows], targets[rows]
         self.classes_ = np.unique(targets)
         if len(self.classes_) < 2:
@@ -55,7 +55,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
                 expected="two classes or more", got=f"{len(self.classes_)} class", fix="check the targets"
             )
         one_hot = (targets[:, None] == self.classes_).astype(np.float32)
-        x, y_used, folds = self._train(inputs, one_hot)
+        x, y_used, folds = self._train(inputs, one_hot, copies)
         self._calibrate(x, y_used.argmax(1), folds)
         return self
 

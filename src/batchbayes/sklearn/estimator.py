@@ -61,19 +61,19 @@ class Uncertain(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _used_rows(self, inputs: np.ndarray, targets: np.ndarray, weights: Any) -> np.ndarray:
-        """Return which rows to train on, in a fixed order, as often as their weights say."""
+    def _used_rows(self, inputs: np.ndarray, targets: np.ndarray, weights: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return which rows to train on, in a fixed order, as often as their weights say, and which are copies."""
         self._require_parameters()
         checked = None if weights is None else _check_sample_weight(weights, inputs, dtype=np.float64)
         return ordered_rows(inputs, targets, checked)
 
-    def _train(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    def _train(self, inputs: np.ndarray, targets: np.ndarray, copies: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         """Train on inputs (N, Q) and targets (N, K). Return both as tensors, standardised, and the folds."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.input_mean_, spread = inputs.mean(0), inputs.std(0)
         self.input_std_ = np.where(spread > 1e-12 * np.maximum(1, np.abs(self.input_mean_)), spread, 1.0)
         x, y = self._standardised(inputs), torch.from_numpy(targets).float()
-        folds = torch.from_numpy(folds_of(inputs, self.num_folds, seed))
+        folds = torch.from_numpy(folds_of(copies, self.num_folds, seed))
         with hidden_progress(not self.verbose):
             self.networks_ = cross_fit(x, y, folds, self._recipe(seed, len(x)))
         self.weight_decay_ = self.networks_.weight_decay

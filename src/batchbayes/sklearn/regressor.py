@@ -49,7 +49,9 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         random_state: seed of everything that is random.
         verbose: whether to show progress.
 
-    The result does not depend on the order of the rows. Sample weights are repetitions of rows.
+    The result does not depend on the order of the rows. Sample weights are repetitions of rows: a weight of two counts
+    as two observations, also for the calibration. Weights that are not whole numbers count as importances: copies of a
+    row then stay in one fold.
 
     >>> x = np.linspace(-2, 2, 80)[:, None]
     >>> model = UncertainRegressor(num_steps=200, random_state=0).fit(x, np.sin(2 * x[:, 0]))
@@ -65,12 +67,12 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         """Train on inputs (N, Q) and targets (N,)."""
         checked: Any = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=FEWEST_ROWS)
         inputs, targets = checked[0], np.asarray(checked[1], dtype=np.float64)
-        rows = self._used_rows(inputs, targets, sample_weight)
+        rows, copies = self._used_rows(inputs, targets, sample_weight)
         inputs, targets = inputs[rows], targets[rows]
         self.target_mean_, spread = float(targets.mean()), float(targets.std())
         self.target_std_ = spread if spread > 1e-12 * max(1.0, abs(self.target_mean_)) else 1.0
         scaled = (targets - self.target_mean_) / self.target_std_
-        x, y_used, folds = self._train(inputs, scaled[:, None])
+        x, y_used, folds = self._train(inputs, scaled[:, None], copies)
         self._calibrate(x, y_used, folds)
         return self
 

@@ -1,4 +1,4 @@
-"""The rows of a training table: a fixed order, weights as repetitions, and folds that keep equal rows together."""
+"""The rows of a training table: a fixed order, weights as repetitions, and folds."""
 
 import numpy as np
 
@@ -9,37 +9,39 @@ COPIES = 4
 """Rows with weights that are not whole numbers are repeated this many times on average."""
 
 
-def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-    """Return which rows to train on, in an order that depends on their values alone.
+def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows to train on, in an order that depends on their values alone, and which of them are copies.
 
     A weight is a number of repetitions. So a weight of two is the same as a row that occurs twice, and a weight of zero
-    the same as a row that is left out. Other weights are rounded, so that their running total is right.
+    the same as a row that is left out. Other weights are rounded, so that their running total is right; then copies of
+    a row have the same number in the second array, and are no observations of their own.
 
     >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([2, 1]))
-    array([1, 0, 0])
+    (array([1, 0, 0]), array([0, 1, 2]))
+    >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([0.25, 0.75]))
+    (array([1, 1, 1, 1, 1, 1, 0, 0]), array([1, 1, 1, 1, 1, 1, 0, 0]))
     """
     order = np.lexsort([targets, *inputs.T[::-1]])
     if weights is None:
-        return order
+        return order, np.arange(len(order))
     if not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
         raise BatchbayesError(
             expected="finite sample weights of zero or more, not all zero",
             got=f"weights from {weights.min():g} to {weights.max():g}",
             fix="check sample_weight",
         )
-    if not (weights == np.round(weights)).all():
+    is_whole = (weights == np.round(weights)).all()
+    if not is_whole:
         weights = weights * float(COPIES * (weights > 0).sum() / weights.sum())
     running_total = np.cumsum(np.asarray(weights)[order])
     ends = np.floor(running_total + 0.5).astype(int)
-    return np.repeat(order, np.diff(ends, prepend=0))
+    rows = np.repeat(order, np.diff(ends, prepend=0))
+    return rows, np.arange(len(rows)) if is_whole else rows
 
 
-def folds_of(inputs: np.ndarray, num_folds: int, seed: int) -> np.ndarray:
-    """Return the fold of each row, (N,). Rows with equal inputs are in one fold, so that none is tested on its copy."""
-    _, group = np.unique(inputs, axis=0, return_inverse=True)
-    group = group.reshape(-1)
+def folds_of(rows: np.ndarray, num_folds: int, seed: int) -> np.ndarray:
+    """Return a random fold for each row, (N,). Copies of a row, which have the same number in `rows`, share a fold."""
+    _, group = np.unique(rows, return_inverse=True)
     count = int(group.max()) + 1
-    if count < 2:
-        group, count = np.arange(len(inputs)), len(inputs)
     shuffled = np.random.default_rng(stream_seed(seed, "folds")).permutation(count)
     return shuffled[group] % min(num_folds, count)
