@@ -131,7 +131,7 @@ def test_the_table_of_a_regression_agrees_with_its_metrics(assessed):
     inside = [float(row["lower"]) <= float(row["target"]) <= float(row["upper"]) for row in rows]
     assert np.mean(inside) == pytest.approx(chosen["conformal_coverage"])
     assert all(float(row["std"]) >= 0 for row in rows)
-    assert metrics["data"]["unit"] == "height"
+    assert metrics["data"]["unit"] == ""  # the name of the target has no unit in brackets
 
 
 def test_the_pixels_of_a_segmentation_are_all_counted(assessed):

@@ -96,6 +96,7 @@ def train(
     Returns:
         The mean objective of each epoch.
 
+    >>> import torch
     >>> from batchbayes.models.mlp import MLP
     >>> from batchbayes.training.batches import shuffled
     >>> x = torch.linspace(-1, 1, 64)[:, None]
@@ -162,6 +163,7 @@ def supervised(loss: Loss) -> Objective:
 def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of 0.5 (f - y)^2: up to a constant the negative log-likelihood of a Gaussian with unit variance.
 
+    >>> import torch
     >>> half_squared_error(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]))
     tensor(1.)
     """
