@@ -50,7 +50,7 @@ def rejection_threshold(uncertainty: Tensor, wrong: Tensor, *, risk: float, conf
         The threshold, or None if no threshold keeps the promise.
 
     >>> uncertainty = torch.linspace(0, 1, 1000)
-    >>> threshold = rejection_threshold(uncertainty, uncertainty > 0.8, risk=0.01)
+    >>> threshold = rejection_threshold(uncertainty, uncertainty > 0.8, risk=0.02)
     >>> 0.75 < threshold <= 0.82
     True
     """
