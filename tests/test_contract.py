@@ -169,9 +169,10 @@ def test_its_class_is_in_the_table(posterior):
 
 
 def test_every_method_has_a_case():
-    """The table of methods and the cases of the contract name the same methods."""
+    """Each method of this package has a case in the contract. Methods that other tests register may be there too."""
     cases = {name.split(",")[0].replace(" ", "_").lower() for name in POSTERIORS}
-    assert cases == set(methods.METHODS)
+    own = {name for name, method in methods.METHODS.items() if isinstance(method.fit, str)}
+    assert own <= cases <= set(methods.METHODS)
 
 
 def test_zero_noise_gives_the_deterministic_network():
