@@ -23,8 +23,6 @@ KEPT_DRAWS_LIMIT = 2**24
 """If a predictive needs its draws later, they are kept by default up to this many numbers (64 MiB)."""
 CHUNK = 2**20
 """Input numbers in one chunk. An engine may cut a chunk into several forward passes."""
-LINEAR_EXAMPLES = 8192
-"""The most examples in a chunk where the linear engine may be at work: it keeps many numbers for each of them."""
 
 TRIED = 4
 """Examples on which a draw is called several times, once for each posterior, to see that it is a function."""
@@ -159,16 +157,12 @@ class _Pass:
         device = self._posterior.device
         with Progress("predicting", _work(data, self._num_samples)) as shown:
             for batch, inputs in batch_stream(data, picker):
-                chunks = [chunk for chunk in self._chunks(inputs) if len(chunk)]
+                chunks = [chunk for chunk in cut(inputs, self._chunk_size, CHUNK) if len(chunk)]
                 each = (self._predict(chunk.to(device), shown) for chunk in chunks)
                 if is_examples(data):
                     yield from (Predicted(chunk, found) for chunk, found in zip(chunks, each, strict=True))
                 elif chunks:
                     yield Predicted(batch, _joined(list(each)))
-
-    def _chunks(self, inputs: Any) -> Iterator[Any]:
-        for chunk in cut(inputs, self._chunk_size, CHUNK):
-            yield from [chunk] if self._chunk_size or self._name == "sample" else chunk.split(LINEAR_EXAMPLES)
 
     def _predict(self, chunk: Any, shown: Progress) -> tuple[Any, ...]:
         """Return what each likelihood makes of the draws on one chunk."""
