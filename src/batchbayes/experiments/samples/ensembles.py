@@ -244,7 +244,7 @@ def deep_ensemble_equivalent(value: float, ensemble: Sequence[float], members: S
 
     None stands for more networks than there are.
 
-    >>> deep_ensemble_equivalent(0.35, ensemble=[0.5, 0.4, 0.3], members=[1, 2, 4])
+    >>> round(deep_ensemble_equivalent(0.35, ensemble=[0.5, 0.4, 0.3], members=[1, 2, 4]), 6)
     3.0
     """
     if value >= ensemble[0]:
