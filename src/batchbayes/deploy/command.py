@@ -50,11 +50,22 @@ def export_posterior(options: ExportOptions) -> Exported:
         gaussian(notes["precision"]) if regression else categorical(temperature=notes["temperature"]),
         num_samples=options.draws or notes["draws"],
         seed=notes["seed"],
-        conformal=ConformalIntervals(CONFORMAL_LEVEL, notes["conformal_width"]) if regression else None,
-        threshold=notes["threshold"],
+        conformal=ConformalIntervals(CONFORMAL_LEVEL, _one_output(notes["conformal_width"])) if regression else None,
+        threshold=_one_output(notes["threshold"]) if regression else notes["threshold"],
         novelty=load(options.novelty, network) if options.novelty else None,
         prepare=prepare,
     )
+
+
+def _one_output(values: list[float]) -> float:
+    """Return the number of the one output, or refuse several outputs."""
+    if len(values) > 1:
+        raise BatchbayesError(
+            expected="an assessment of a network with one target",
+            got=f"{len(values)} targets",
+            fix="call bb.export in Python, and compare the spread of each target with its own threshold",
+        )
+    return values[0]
 
 
 def export_command(options: ExportOptions) -> None:

@@ -84,7 +84,7 @@ class ValueSummary:
         spread = (variance + noise).sqrt()
         found = {"pred_mean": middle, "pred_std": spread, "epistemic_std": variance.sqrt()}
         if self.conformal is not None:
-            half = torch.as_tensor(self.conformal.width, dtype=spread.dtype) * spread
+            half = self.conformal.width * spread
             found |= {"lower": middle - half, "upper": middle + half}
         return found, variance.sqrt().reshape(variance.shape[0], -1)[:, 0]
 
