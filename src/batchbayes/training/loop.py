@@ -184,10 +184,15 @@ def _optimiser(network: nn.Module, config: TrainingConfig) -> optim.Optimizer:
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     if config.optimiser == "adam":
-        return optim.Adam(groups, lr=config.learning_rate)
+        return optim.Adam(groups, lr=config.learning_rate, fused=_can_fuse(trained))
     if config.optimiser == "sgd":
         return optim.SGD(groups, lr=config.learning_rate, momentum=SGD_MOMENTUM)
     return config.optimiser(groups, lr=config.learning_rate)
+
+
+def _can_fuse(parameters: list[nn.Parameter]) -> bool:
+    """Whether torch has an Adam for these parameters that reads them once. It is several times as fast on a CPU."""
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
 
 
 def _finite_mean(total: float, count: int, epoch: int) -> float:
