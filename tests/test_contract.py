@@ -4,7 +4,9 @@ the networks that the method names itself (see `ON` in helpers/cases.py)."""
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -38,8 +40,15 @@ def x(case):
 
 
 @pytest.fixture
-def posterior(fit, case):
-    return fit(case.network(), case.batches(12))
+def posterior(pair):
+    return fitted(*pair)
+
+
+@cache
+def fitted(method, network):
+    """Posteriors never change, so one of each is enough for all laws."""
+    case = CASES[network]
+    return POSTERIORS[method](case.network(), case.batches(12))
 
 
 def test_draws_depend_on_seed_and_index_only(posterior, x):
@@ -89,25 +98,37 @@ def test_survives_a_file(posterior, x, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("pair", list({pair[0]: pair for pair in reversed(CONTRACT)}.values()), ids=" on ".join)
-def test_survives_a_new_process(posterior, pair, x, tmp_path):
-    """Law 4, in a process that shares nothing but the files and the code."""
-    bb.save(posterior, tmp_path / "posterior.safetensors")
-    probs = bb.predict(posterior, x, bb.categorical(), num_samples=8, seed=3).probs
-    script = f"""
+SERVER = f"""
 import sys, torch
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 torch.set_num_threads(1)
 import batchbayes as bb
 from helpers import cases
-case = cases.CASES[{pair[1]!r}]
-posterior = bb.load({str(tmp_path / "posterior.safetensors")!r}, case.network())
-x = case.batches(1, size=5, seed=4)[0]
-print(bb.predict(posterior, x, bb.categorical(), num_samples=8, seed=3).probs.numpy().tobytes().hex())
+for line in sys.stdin:
+    name, path = line.rstrip().split(" | ")
+    case = cases.CASES[name]
+    x = case.batches(1, size=5, seed=4)[0]
+    probs = bb.predict(bb.load(path, case.network()), x, bb.categorical(), num_samples=8, seed=3).probs
+    print(probs.numpy().tobytes().hex(), flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == probs.numpy().tobytes().hex()
+"""Predicts with one posterior after the other. Each line that it reads has the name of a network and a file."""
+
+
+@pytest.fixture(scope="module")
+def other_process():
+    with subprocess.Popen([sys.executable, "-c", SERVER], text=True, stdin=PIPE, stdout=PIPE) as process:
+        yield process
+
+
+@pytest.mark.parametrize("pair", list({pair[0]: pair for pair in reversed(CONTRACT)}.values()), ids=" on ".join)
+def test_survives_a_new_process(posterior, pair, x, tmp_path, other_process):
+    """Law 4, in a process that shares nothing but the files and the code."""
+    path = tmp_path / "posterior.safetensors"
+    bb.save(posterior, path)
+    probs = bb.predict(posterior, x, bb.categorical(), num_samples=8, seed=3).probs
+    other_process.stdin.write(f"{pair[1]} | {path}\n")
+    other_process.stdin.flush()
+    assert other_process.stdout.readline().strip() == probs.numpy().tobytes().hex()
 
 
 def test_uncertainty_adds_up(posterior, x):
