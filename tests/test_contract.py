@@ -1,16 +1,13 @@
 """The laws that every posterior obeys. They run for every method, on a network with branches and several sites, or on
 the networks that the method names itself (see `ON` in helpers/cases.py)."""
 
-import subprocess
-import sys
 import threading
 from functools import cache
-from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 import torch
 from helpers.cases import CASES, CONTRACT, POSTERIORS
+from helpers.other_process import OtherProcess
 from helpers.references import left_alone
 
 import batchbayes as bb
@@ -37,6 +34,13 @@ def case(pair):
 @pytest.fixture
 def x(case):
     return case.batches(1, size=5, seed=4)[0]
+
+
+@pytest.fixture(scope="session")
+def other_process():
+    process = OtherProcess()
+    yield process
+    process.end()
 
 
 @pytest.fixture
@@ -98,37 +102,12 @@ def test_survives_a_file(posterior, x, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-SERVER = f"""
-import sys, torch
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-torch.set_num_threads(1)
-import batchbayes as bb
-from helpers import cases
-for line in sys.stdin:
-    name, path = line.rstrip().split(" | ")
-    case = cases.CASES[name]
-    x = case.batches(1, size=5, seed=4)[0]
-    probs = bb.predict(bb.load(path, case.network()), x, bb.categorical(), num_samples=8, seed=3).probs
-    print(probs.numpy().tobytes().hex(), flush=True)
-"""
-"""Predicts with one posterior after the other. Each line that it reads has the name of a network and a file."""
-
-
-@pytest.fixture(scope="module")
-def other_process():
-    with subprocess.Popen([sys.executable, "-c", SERVER], text=True, stdin=PIPE, stdout=PIPE) as process:
-        yield process
-
-
 @pytest.mark.parametrize("pair", list({pair[0]: pair for pair in reversed(CONTRACT)}.values()), ids=" on ".join)
 def test_survives_a_new_process(posterior, pair, x, tmp_path, other_process):
     """Law 4, in a process that shares nothing but the files and the code."""
-    path = tmp_path / "posterior.safetensors"
-    bb.save(posterior, path)
+    bb.save(posterior, tmp_path / "posterior.safetensors")
     probs = bb.predict(posterior, x, bb.categorical(), num_samples=8, seed=3).probs
-    other_process.stdin.write(f"{pair[1]} | {path}\n")
-    other_process.stdin.flush()
-    assert other_process.stdout.readline().strip() == probs.numpy().tobytes().hex()
+    assert other_process.probs(pair[1], tmp_path / "posterior.safetensors") == probs.numpy().tobytes().hex()
 
 
 def test_uncertainty_adds_up(posterior, x):
