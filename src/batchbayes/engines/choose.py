@@ -10,7 +10,7 @@ from torch import Tensor
 
 from batchbayes.engines.linear import LinearPlan, linear_draws, plan_linear, require_linearisable
 from batchbayes.engines.linear_draws import Block, LinearDraws
-from batchbayes.engines.linearity import (
+from batchbayes.engines.linear_check import (
     Linearity,
     known_beyond,
     known_linearity,
