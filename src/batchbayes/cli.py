@@ -221,6 +221,9 @@ def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
     command.add_argument("--datasets", nargs="+", action="extend", metavar="A,B,...",
                          help="only these (default: all of the preset)")  # fmt: skip
     command.add_argument("--workers", type=positive, metavar="N", help="processes (default: the cores, at most 8)")
+    command.add_argument("--cluster", metavar="WHERE", help="do the work on a dask cluster: the address of its "
+                         "scheduler (tcp://HOST:PORT), or local:N to start N workers here")  # fmt: skip
+    command.add_argument("--scheduler-file", type=Path, metavar="F", help="the scheduler file of a dask cluster")
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="where the data sets are (BATCHBAYES_DATA)")
     command.add_argument("--quiet", action="store_true", help="show no progress and no tables")
     command.set_defaults(run="batchbayes.reproduce.command:reproduce_command", options=None)
