@@ -24,7 +24,7 @@ PLAIN = {"±": "+-", "−": "-", "≥": ">=", "≤": "<=", "…": "..."}
 
 DATA_HELP = """\
 data (T, X, V, O and the input of predict):
-  FILE.npz              arrays X and y (whole numbers are classes), optionally class_names
+  FILE.npz, .zarr       arrays X and y (whole numbers are classes), optionally class_names
   FILE.csv, .parquet    a table with column names; --target names the target, --id the ids, all others are inputs;
                         columns are found by name, and classes may be words
   FOLDER                images, in a sub-folder for each class; RGB from 0 to 1, all of one size unless --resize

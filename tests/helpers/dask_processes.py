@@ -30,7 +30,7 @@ class DaskProcesses:
         self._started: list[Process[str]] = []
 
     def __enter__(self) -> "DaskProcesses":
-        self._start("dask_scheduler", "--port", "0", "--no-dashboard", "--no-show", "--scheduler-file", str(self.file))
+        self._start("dask_scheduler", "--port", "0", "--no-show", "--scheduler-file", str(self.file))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,7 +39,8 @@ class DaskProcesses:
             process.wait()
 
     def _start(self, module: str, *options: str) -> "Process[str]":
-        command = [sys.executable, "-m", f"distributed.cli.{module}", "--host", "127.0.0.1", *options]
+        command = [sys.executable, "-m", f"distributed.cli.{module}", "--host", "127.0.0.1"]
+        command += ["--dashboard-address", "127.0.0.1:0", *options]
         return self._run(command, self.folder / f"{module}-{len(self._started)}.log")
 
     def _run(self, command: list[str], log: Path) -> "Process[str]":
@@ -53,7 +54,7 @@ class DaskProcesses:
     def worker(self) -> "Process[str]":
         """Start a worker without a nanny, so that nobody restarts it."""
         until(self.file.exists)
-        options = ("--scheduler-file", str(self.file), "--nthreads", "1", "--no-nanny", "--no-dashboard")
+        options = ("--scheduler-file", str(self.file), "--nthreads", "1", "--no-nanny")
         return self._start("dask_worker", *options)
 
     def driver(self, *arguments: str) -> "Process[str]":

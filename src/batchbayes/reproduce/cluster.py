@@ -83,7 +83,7 @@ class ClusterWorkers(Workers):
                 self._client.register_plugin(_gift(self._name, given), name=self._name)
                 self._stack.callback(self._client.unregister_worker_plugin, self._name)
             self._client.wait_for_workers(1, timeout=CONNECT_SECONDS)
-        except (OSError, ValueError, TimeoutError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             self._stack.close()
             raise BatchbayesError(
                 expected="a dask scheduler that answers, with at least one worker",
@@ -104,7 +104,8 @@ class ClusterWorkers(Workers):
                     n_workers=cluster.local_workers,
                     threads_per_worker=1,
                     host=LOOPBACK,
-                    dashboard_address=None,  # pyright: ignore[reportArgumentType]
+                    dashboard_address=f"{LOOPBACK}:0",
+                    worker_dashboard_address=f"{LOOPBACK}:0",
                     memory_limit=0,
                     silence_logs=logging.ERROR,
                     scheduler_kwargs={"allowed_failures": ALLOWED_FAILURES},
