@@ -56,7 +56,10 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 @contextmanager
 def _npz(path: Path) -> Iterator[dict[str, StoredArray]]:
-    with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+    with path.open("rb") as stream:
+        if stream.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+            raise ValueError("a single array")
+        archive = zipfile.ZipFile(stream)
         yield {info.filename.removesuffix(".npy"): _member(stream, archive, info) for info in archive.infolist()}
 
 
