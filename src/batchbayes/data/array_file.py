@@ -89,7 +89,7 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     shape, by_columns, dtype = readers[npy.read_magic(member)](member)
     if dtype.hasobject:
-        raise ValueError("Object arrays cannot be loaded")
+        raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
     return shape, by_columns and len(shape) > 1, dtype
 
 
