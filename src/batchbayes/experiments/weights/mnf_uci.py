@@ -53,7 +53,7 @@ class FlowConfig:
 
 PRESETS = {
     "smoke": FlowConfig((SYNTHETIC,), splits=1, seeds=1, steps=30, num_samples=8),
-    "quick": FlowConfig(DATASETS, splits=1, seeds=1, steps=2500, learning_rate=3e-3),
+    "quick": FlowConfig(DATASETS, splits=1, seeds=1, steps=2000, learning_rate=3e-3),
     "paper": FlowConfig(DATASETS),
 }
 
