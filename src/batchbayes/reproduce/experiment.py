@@ -25,6 +25,7 @@ EXPERIMENTS = {
     "mcbn-passes": "batchbayes.experiments.mcbn.passes",
     "mcbn-toy": "batchbayes.experiments.mcbn.toy",
     "mcbn-normality": "batchbayes.experiments.mcbn.normality",
+    "mcbn-cifar": "batchbayes.experiments.images.cifar",
     "batch-size-collapse": "batchbayes.experiments.batch_size_collapse",
     "random-labels": "batchbayes.experiments.weights.random_labels",
     "variance-networks": "batchbayes.experiments.weights.variance_networks",
