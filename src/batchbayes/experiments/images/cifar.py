@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from batchbayes._common.rng import GlobalStream
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, standardise
 from batchbayes.data.folder import DataFolder, data_file
-from batchbayes.experiments.images.colour import Recipe, Source, load_colour, train_on_bytes
+from batchbayes.experiments.images.colour import Recipe, Source, fast, load_colour, train_on_bytes
 from batchbayes.experiments.images.query import query_rows, query_table
 from batchbayes.experiments.images.tensors import pack_weights, unpack_weights
 from batchbayes.likelihoods import categorical
@@ -162,8 +162,7 @@ class _Data:
 
 def _new_network(config: CifarConfig) -> nn.Module:
     with GlobalStream(0):
-        network = CifarResNet(config.depth, width=config.width)
-    return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # torch's stubs lack it
+        return fast(CifarResNet(config.depth, width=config.width))
 
 
 def _trained(config: CifarConfig, data: _Data) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -27,7 +28,13 @@ class Recipe:
     batch_size: int
     learning_rate: float
     optimiser: Literal["adam", "sgd"] = "sgd"
+    """Adam takes its steps in one kernel, which saves a quarter of the time of a small network."""
     weight_decay: float = 0.0
+
+
+def fast(network: nn.Module) -> nn.Module:
+    """Put the kernels of convolutions into the memory format in which they run fastest on a CPU."""
+    return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # torch's stubs lack it
 
 
 def load_colour(
@@ -60,9 +67,8 @@ def train_on_bytes(
         for rows in shuffled_batches(len(images), size, seed, epoch):
             yield prepare(images[rows], random), labels[rows]
 
-    config = TrainingConfig(
-        recipe.epochs, size, recipe.learning_rate, recipe.weight_decay, recipe.optimiser, seed=seed
-    )  # fmt: skip
+    optimiser = partial(torch.optim.Adam, fused=True) if recipe.optimiser == "adam" else recipe.optimiser
+    config = TrainingConfig(recipe.epochs, size, recipe.learning_rate, recipe.weight_decay, optimiser, seed)
     fall = falling_rate(recipe, recipe.epochs * (len(images) // size))
     return train(network, batches, supervised(cross_entropy), config, after_step=fall)[-1]
 
