@@ -26,6 +26,7 @@ EXPERIMENTS = {
     "mcbn-toy": "batchbayes.experiments.mcbn.toy",
     "mcbn-normality": "batchbayes.experiments.mcbn.normality",
     "mcbn-cifar": "batchbayes.experiments.images.cifar",
+    "mcbn-camvid": "batchbayes.experiments.images.camvid",
     "sbn": "batchbayes.experiments.images.sbn",
     "batch-size-collapse": "batchbayes.experiments.batch_size_collapse",
     "random-labels": "batchbayes.experiments.weights.random_labels",
