@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class MapColumn:
     """A column of a figure of maps: what it shows, and an array for each row.
 
-    An "image" is (H, W, 3), "classes" are whole numbers (H, W), a "mask" is 0 or 1, and "heat" is a score. All scores of
-    a column share one scale, which ends at the 99.5 % quantile of its values.
+    An "image" is (H, W, 3), "classes" are whole numbers (H, W), a "mask" is 0 or 1, and "heat" is a score. All scores
+    of a column share one scale, which ends at the 99.5 % quantile of its values.
     """
 
     title: str
@@ -31,7 +31,10 @@ class MapColumn:
 def maps_figure(
     columns: Sequence[MapColumn], *, class_names: Sequence[str] | None = None, ax: "Axes | None" = None
 ) -> "Figure":
-    """Draw a row for each image and a column for each kind of map. With `ax`, the panels take the place of these axes."""
+    """Draw a row for each image and a column for each kind of map.
+
+    With `ax`, the panels take the place of these axes.
+    """
     from matplotlib import colormaps
 
     count, shape = len(columns[0].maps), np.asarray(columns[0].maps[0]).shape

@@ -124,8 +124,7 @@ def _errors_figure(methods: Sequence[str], mapped: str, results: Results) -> Fig
                 Line(f"{what} pixels", places.numpy(), (100 * part.cumsum(0) / part.sum()).numpy())
                 for what, part in (("wrong", wrong), ("right", right))
             ]
-    first = lines_figure(
+    return lines_figure(
         {"% of wrong pixels found": lift, f"% of pixels with less entropy, {mapped}": spread},
         "% of pixels looked at, the most uncertain first (left); entropy in nats (right)",
     )
-    return first

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from batchbayes._common.rng import GlobalStream
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, standardise
 from batchbayes.data.folder import DataFolder, data_file
-from batchbayes.experiments.images.colour import Recipe, Source, fast, load_colour, train_on_bytes
+from batchbayes.experiments.images.colour import Recipe, Source, load_colour, train_on_bytes
 from batchbayes.experiments.images.query import query_rows, query_table
 from batchbayes.experiments.images.tensors import pack_weights, unpack_weights
+from batchbayes.experiments.weights.images import fast
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.omega import is_mean
@@ -55,6 +56,9 @@ DECAY = 0.9
 MOVING_ENDS = 8
 """A moving average depends on the last batches. So many of them are compared."""
 
+OWN_RECIPE = Recipe(epochs=3, batch_size=32, learning_rate=0.05, weight_decay=2e-4)
+"""The weight decay is that of the authors' code."""
+
 
 @dataclass(frozen=True)
 class CifarConfig:
@@ -73,7 +77,7 @@ class CifarConfig:
     depth: int = 20
     width: int = 8
     num_train: int = 25_000
-    recipe: Recipe = Recipe(epochs=3, batch_size=32, learning_rate=0.05, weight_decay=2e-4)
+    recipe: Recipe = OWN_RECIPE
     num_query: int = 48
     """Test images that are predicted inside and outside of their batches."""
     query_passes: int = 32

@@ -32,11 +32,6 @@ class Recipe:
     weight_decay: float = 0.0
 
 
-def fast(network: nn.Module) -> nn.Module:
-    """Put the kernels of convolutions into the memory format in which they run fastest on a CPU."""
-    return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # torch's stubs lack it
-
-
 def load_colour(
     source: Source, split: Literal["train", "test"], folder: DataFolder = None, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ def _limit(classes: int) -> float:
 
 
 def counted(score: Tensor, cell: Tensor, cells: int, limit: float) -> Tensor:
-    """Count scores from 0 to `limit` in bins, for each of several cells, (cells, BINS). Small scores have finer bins."""
+    """Count scores from 0 to `limit` in bins, for each of several cells, (cells, BINS). Small scores: finer bins."""
     place = ((score.double() / limit).clamp(0, 1).pow(0.25) * (BINS - 1)).round().long()
     return torch.bincount(cell * BINS + place, minlength=cells * BINS).view(cells, BINS)
 

@@ -42,7 +42,7 @@ class NoveltyMap:
     places: dict[str, PlaceModel]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return how unusual each pixel of images (n, C, H, W) is, (n, H, W): about 0 on average, in units of training."""
+        """Return how unusual each pixel of images (n, C, H, W) is, (n, H, W): in training about 0 on average."""
         total = torch.zeros(len(images), *images.shape[-2:])
         for name, h in features(self.network, images, list(self.places)).items():
             place = self.places[name]

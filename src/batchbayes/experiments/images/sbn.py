@@ -31,8 +31,8 @@ from batchbayes.experiments.images.sbn_data import (
 )
 from batchbayes.experiments.images.sbn_methods import (
     Probabilities,
-    dropout_probabilities,
     draws_of,
+    dropout_probabilities,
     mean_probabilities,
     member_probabilities,
     novelty_auroc,
@@ -57,8 +57,17 @@ class SbnConfig:
     data: Literal["real", "synthetic"] = "real"
 
 
-TINY = {"num_train": 96, "num_held_out": 40, "num_known": 60, "num_unknown": 40, "passes": 3, "num_batches": 6}
-PAPER = {"num_held_out": 0, "num_known": 5000, "num_unknown": 5000, "num_train": 25_000}
+TINY: dict[str, Any] = {
+    "num_train": 96, "num_held_out": 40, "num_known": 60, "num_unknown": 40, "passes": 3, "num_batches": 6,
+}  # fmt: skip
+    "num_train": 96,
+    "num_held_out": 40,
+    "num_known": 60,
+    "num_unknown": 40,
+    "passes": 3,
+    "num_batches": 6,
+}
+PAPER: dict[str, Any] = {"num_held_out": 0, "num_known": 5000, "num_unknown": 5000, "num_train": 25_000}
 PRESETS = {
     "smoke": SbnConfig(
         (LENET, VGG),
@@ -129,9 +138,7 @@ def work(config: SbnConfig, unit: Unit, needed: Results, data_folder: DataFolder
     with warnings_ignored():
         if unit.arguments["step"] == "variants":
             fits = variants(name, network, data, setting)
-            seen = {
-                method: mean_probabilities(draws_of(fit(), setting.passes), data) for method, fit in fits.items()
-            }
+            seen = {method: mean_probabilities(draws_of(fit(), setting.passes), data) for method, fit in fits.items()}
             return {**packed(seen, data.known[1]), "novelty": novelty_auroc(network, data)}
         predicted = dropout_probabilities if dropout else member_probabilities
         return packed(predicted(name, network, data, setting), data.known[1])

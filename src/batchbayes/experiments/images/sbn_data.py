@@ -11,7 +11,8 @@ from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.cifar10 import crop_and_flip, load_cifar10
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
-from batchbayes.experiments.images.colour import Prepare, Recipe, colour_patterns, fast
+from batchbayes.experiments.images.colour import Prepare, Recipe, colour_patterns
+from batchbayes.experiments.weights.images import fast
 from batchbayes.models.atanov import VGG11, AtanovLeNet5, ResNet18
 
 LENET, VGG, RESNET = "LeNet-5", "VGG-11", "ResNet-18"

@@ -150,7 +150,7 @@ def _pairs(every: Mapping[str, Seen]) -> ResultTable:
         ("network", "host", "NLL", "standard error", "NLL, paper", "area under the ECDF"),
         tuple(rows),
         ("", "", "+.4f", ".4f", "+.3f", "+.4f"),
-        ("Each is the value with SBN less that without. Negative is better, in both. Standard errors are over images.",),
+        ("Each is the value with SBN less that without. Negative is better. Standard errors are over images.",),
     )
 
 
