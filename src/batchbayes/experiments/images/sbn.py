@@ -60,13 +60,6 @@ class SbnConfig:
 TINY: dict[str, Any] = {
     "num_train": 96, "num_held_out": 40, "num_known": 60, "num_unknown": 40, "passes": 3, "num_batches": 6,
 }  # fmt: skip
-    "num_train": 96,
-    "num_held_out": 40,
-    "num_known": 60,
-    "num_unknown": 40,
-    "passes": 3,
-    "num_batches": 6,
-}
 PAPER: dict[str, Any] = {"num_held_out": 0, "num_known": 5000, "num_unknown": 5000, "num_train": 25_000}
 PRESETS = {
     "smoke": SbnConfig(
