@@ -15,7 +15,7 @@ from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
 from batchbayes.data.svhn import load_svhn
 from batchbayes.detection.novelty import novelty
-from batchbayes.engines.linearity import measure_linearity
+from batchbayes.engines.linear_check import measure_linearity
 from batchbayes.experiments.images.colour import Recipe, train_on_bytes
 from batchbayes.experiments.weights.images import fast
 from batchbayes.likelihoods import categorical

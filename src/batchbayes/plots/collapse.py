@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Axes, Figure, house_style, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +24,8 @@ def collapse_figure(
     sweeps: Sequence[BatchSizeSweep],
     *,
     novelty: ArrayLike | None = None,
-    ax: "Axes | None" = None,
-) -> "Figure":
+    ax: Axes | None = None,
+) -> Figure:
     """Draw mutual information in and out of distribution by training batch size, for each method; then the AUROC.
 
     `novelty` is the AUROC (seeds, B) of a detector without noise. Lines are means over seeds. Dots are single seeds.
@@ -60,7 +55,7 @@ def collapse_figure(
 
 
 def _seeds_line(
-    panel: "Axes", batch_sizes: Sequence[int], values: ArrayLike, label: str, colour: str, marker: str
+    panel: Axes, batch_sizes: Sequence[int], values: ArrayLike, label: str, colour: str, marker: str
 ) -> None:
     each = np.asarray(values)  # (seeds, B)
     panel.plot(batch_sizes, each.mean(0), color=colour, lw=1.6, label=label, marker=marker, ms=5)

@@ -2,16 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import house_style, line_look, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import Axes, Figure, house_style, line_look, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +19,7 @@ class EntropyPanel:
     published: Mapping[str, Sequence[float]] | None = None
 
 
-def entropy_figure(panels: Sequence[EntropyPanel], *, ax: "Axes | None" = None) -> "Figure":
+def entropy_figure(panels: Sequence[EntropyPanel], *, ax: Axes | None = None) -> Figure:
     """Draw the share of images with less entropy, against the entropy. Crosses are published values.
 
     With `ax`, the panels take the place of these axes.

@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from batchbayes.plots.segmentation import class_legend
-from batchbayes.plots.style import house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import Axes, Figure, house_style, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +25,8 @@ class MapColumn:
 
 
 def maps_figure(
-    columns: Sequence[MapColumn], *, class_names: Sequence[str] | None = None, ax: "Axes | None" = None
-) -> "Figure":
+    columns: Sequence[MapColumn], *, class_names: Sequence[str] | None = None, ax: Axes | None = None
+) -> Figure:
     """Draw a row for each image and a column for each kind of map.
 
     With `ax`, the panels take the place of these axes.
