@@ -9,8 +9,8 @@ first question plus the mean surprise of the second, as in Fisher's combination 
 what the other one sees.
 
 The p-value of the score is conformal: at most a share a of ordinary inputs has a p-value of a or less, if ordinary
-inputs are like the examples that it is calibrated on. **A classifier knows its training examples better than new ones of
-the same kind.** So pass data that the network was not trained on as `calibration` to get p-values that hold for new
+inputs are like the examples that it is calibrated on. **A classifier knows its training examples better than new ones
+of the same kind.** So pass data that the network was not trained on as `calibration`, to get p-values that hold for new
 inputs. Calibrated on training examples that were not used for the fit, two public networks flagged 1.3 to 3.5 times as
 many new images as the level says (docs/results/novelty.md), and a warning says so.
 
