@@ -19,7 +19,6 @@ from torch.nn.functional import cross_entropy
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
-from batchbayes.experiments.batch_size_collapse import ood_auroc
 from batchbayes.experiments.weights.images import ImageData, fast, load_images, new_network
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.dropout import mc_dropout
@@ -31,7 +30,7 @@ from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.methods.weights.variance import Variance
 from batchbayes.methods.weights.variational_dropout import VariationalDropout
-from batchbayes.metrics import accuracy
+from batchbayes.metrics import accuracy, ood_auroc
 from batchbayes.models.lenet import NormalisedLeNet5
 from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
