@@ -73,5 +73,6 @@ from batchbayes.predictive import (
     Predictive as Predictive,
 )
 from batchbayes.saving import load as load, save as save
+from batchbayes.training.loop import TrainingConfig as TrainingConfig, train as train
 
 __version__: str
