@@ -8,10 +8,11 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "tools"))
 os.environ["MPLBACKEND"] = "agg"
 
-import batchbayes as bb  # noqa: E402
 from pages import substitutions  # noqa: E402
 from pictures import draw_all  # noqa: E402
 from reference import write_reference  # noqa: E402
+
+import batchbayes as bb  # noqa: E402
 
 project = "batchbayes"
 version = release = bb.__version__
@@ -36,7 +37,9 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"exclude-members": "set_fit_request, set_partial_fit_request, set_predict_request, set_score_request"}
+autodoc_default_options = {
+    "exclude-members": "set_fit_request, set_partial_fit_request, set_predict_request, set_score_request"
+}
 suppress_warnings = ["myst.header"]  # pages of results are made by programs, and some begin with small headings
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 100

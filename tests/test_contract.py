@@ -2,6 +2,7 @@
 the networks that the method names itself (see `ON` in helpers/cases.py)."""
 
 import threading
+from functools import cache
 
 import pytest
 import torch
@@ -43,8 +44,15 @@ def other_process():
 
 
 @pytest.fixture
-def posterior(fit, case):
-    return fit(case.network(), case.batches(12))
+def posterior(pair):
+    return fitted(*pair)
+
+
+@cache
+def fitted(method, network):
+    """Posteriors never change, so one of each is enough for all laws."""
+    case = CASES[network]
+    return POSTERIORS[method](case.network(), case.batches(12))
 
 
 def test_draws_depend_on_seed_and_index_only(posterior, x):

@@ -20,7 +20,10 @@ import pages  # noqa: E402
 import reference  # noqa: E402
 from blocks import find_blocks, run_page  # noqa: E402
 
-PAGES = [ROOT / "README.md", *(path for path in sorted(DOCS.rglob("*.md")) if path.parent in (DOCS, DOCS / "tutorials"))]
+PAGES = [
+    ROOT / "README.md",
+    *(path for path in sorted(DOCS.rglob("*.md")) if path.parent in (DOCS, DOCS / "tutorials")),
+]
 FENCE = re.compile(r"^```([^\n]*)\n.*?^```$", re.DOTALL | re.MULTILINE)
 
 

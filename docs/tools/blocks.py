@@ -4,7 +4,8 @@ A page is run as a reader would run it: from the top, in one folder, with one se
 
 - A `python` block is executed. As in a notebook, what it prints and the value of its last line are shown below it.
 - A `python` block that begins with a comment such as `# mine.py` is a file. It is written, not executed.
-- In a `sh` block, commands of batchbayes are executed, and what they print is shown. Other lines (`pip`, `make`) are not.
+- In a `sh` block, commands of batchbayes are executed, and what they print is shown. Other lines (`pip`, `make`) are
+  not executed.
 """
 
 import ast

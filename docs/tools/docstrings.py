@@ -46,7 +46,9 @@ def _prose(text: str, is_module: bool) -> str:
 
 def _without_code(text: str) -> str:
     parts = FORMULA.split(text)
-    roles = (f"\\ :math:`{' '.join(part.split())}`\\ " if i % 2 else part.replace("|", "\\|") for i, part in enumerate(parts))
+    roles = (
+        f"\\ :math:`{' '.join(part.split())}`\\ " if i % 2 else part.replace("|", "\\|") for i, part in enumerate(parts)
+    )
     return "".join(roles)
 
 

@@ -104,7 +104,9 @@ def experiments_table(docs: Path) -> str:
     for name, module in EXPERIMENTS.items():
         about = (import_module(module).__doc__ or "").strip().splitlines()[0]
         page = docs / "results" / f"{name}.md"
-        rows.append([f"`{name}`", about, f"[results](results/{name}.md)" if page.exists() else "no run is published yet"])
+        rows.append(
+            [f"`{name}`", about, f"[results](results/{name}.md)" if page.exists() else "no run is published yet"]
+        )
     return table(["name", "what it repeats", ""], rows)
 
 
@@ -148,4 +150,3 @@ def columns_table(columns: Iterable[MetricColumn]) -> str:
         ["in metrics.json", "in the report", "better", "meaning"],
         [[f"`{column.key}`", column.label, better[column.better], column.meaning] for column in columns],
     )
-

@@ -91,7 +91,9 @@ def omega() -> Figure:
             for each, colour, mark in ((posterior, BLUE, "o"), (other, VERMILION, "s")):
                 points = each.center + each.deviations
                 label = f"batches of {each.batch_size:.0f}"
-                panel.plot(points[:, mean], points[:, log_std], mark, color=colour, ms=2.6, mew=0, alpha=0.6, label=label)
+                panel.plot(
+                    points[:, mean], points[:, log_std], mark, color=colour, ms=2.6, mew=0, alpha=0.6, label=label
+                )
             panel.plot(posterior.center[mean], posterior.center[log_std], "k+", ms=12, mew=1.6, label="centre")
             panel.set(xlabel="mean", ylabel="log std", title=f"batch-norm layer {number + 1}, channel 1")
         panels[0, 0].legend(frameon=False, fontsize=8)
