@@ -74,7 +74,7 @@ def _quality(facts: dict[str, str], measured: dict[str, dict[str, str]], docs: P
     said = f"NLL {found['NLL']}, ECE {found['ECE']}" if found else ""
     page = facts["results"] if (docs / "results" / f"{facts['results']}.md").exists() else ""
     link = f"[{'more' if said else 'results'}](results/{page}.md)" if page else ""
-    return "; ".join(filter(None, [said, link])) or "not yet"
+    return "; ".join(filter(None, [said, link])) or "not measured"
 
 
 def peers_rows(docs: Path) -> dict[str, dict[str, str]]:
