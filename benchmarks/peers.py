@@ -153,7 +153,8 @@ def run_batchbayes(data: Images) -> list[Row]:
         if name == "MCBN":
             best = bb.tune_batch_size(posterior, [data.calibration], bb.categorical()).posterior
             found.append(judged("MCBN, tuned", library, data, seen(best, **linear)))
-    views = bb.with_views(own, bb.Compose(bb.RandomCrop(4), bb.RandomFlip()), average=4)
+    black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
+    views = bb.with_views(own, bb.Compose(bb.RandomCrop(4, fill=black), bb.RandomFlip()), average=4)
     found.append(judged("16 views + temperature", library, data, tuned(views, num_samples=4)))
     laplace = bb.last_layer_laplace(network, data.train[0].split(CHUNK), bb.categorical(), held_out=[data.calibration])
     found.append(judged("last-layer Laplace", library, data, seen(laplace, num_samples=64)))

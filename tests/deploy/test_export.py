@@ -21,7 +21,7 @@ def posterior():
 
 def test_a_torch_file_predicts_in_a_process_without_batchbayes(tmp_path):
     fitted, inputs = posterior(), torch.randn(7, 3)
-    detector = bb.novelty(fitted.network.module, torch.randn(80, 3))
+    detector = bb.novelty(fitted.network.module, torch.randn(80, 3), calibration=torch.randn(60, 3))
     with left_alone(fitted.network.module):
         made = bb.export(
             fitted, tmp_path / "a.pt2", inputs[:2], bb.categorical(), num_samples=3, threshold=0.5, novelty=detector,
