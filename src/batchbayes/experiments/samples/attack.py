@@ -11,21 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from batchbayes.attacks import gradient_sign_steps
 from batchbayes.data.folder import DataFolder
 from batchbayes.decisions import detection_auroc
 from batchbayes.experiments.samples.images import Images, Source, load_images
+from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.dropout import mc_dropout
 from batchbayes.methods.point import deterministic
-from batchbayes.methods.samples.deep_ensemble import deep_ensemble, made
-from batchbayes.methods.weights.fit import fit_noisy
-from batchbayes.methods.weights.noisy import noisy
-from batchbayes.methods.weights.variance import Variance
+from batchbayes.methods.samples.deep_ensemble import deep_ensemble
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
 from batchbayes.posterior import Posterior
@@ -33,8 +30,7 @@ from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, supervised, train
+from batchbayes.training.loop import TrainingConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,18 +69,6 @@ PRESETS = {
     "quick": AttackConfig(),
     "paper": AttackConfig(num_train=50_000, num_attacked=1000, epochs=40, updates=(10, 25, 50, 75, 100, 150, 200)),
 }
-
-
-class WithDropout(nn.Module):
-    """The same network, with dropout before the last layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = SmallVGG(num_classes=128)
-        self.dropout, self.output = nn.Dropout(0.5), nn.Linear(128, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.output(self.dropout(self.body(images).relu()))
 
 
 def units(config: AttackConfig) -> list[Unit]:
@@ -127,15 +111,11 @@ def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> 
     training = TrainingConfig(config.epochs, 64, 2e-3, seed=seed)
     if method == "deep ensemble":
         return deep_ensemble(SmallVGG, images.train, cross_entropy, training, num_members=config.num_samples)
-    if method == "variance layer":
-        random = noisy(made(SmallVGG, seed), Variance(), layers=["dense"], start="fresh", seed=seed)
-        batches = shuffled(*images.train, 64, seed)
-        fit_noisy(random, batches, categorical(), training, num_examples=len(images.train[0]))
-        return random.posterior()
-    network = made(WithDropout if method == "MC dropout" else SmallVGG, seed)
-    train(network, shuffled(*images.train, 64, seed), supervised(cross_entropy), training)
     if method == "MC dropout":
-        return mc_dropout(network)
+        return dropout_network(images.train, training)
+    if method == "variance layer":
+        return variance_network(images.train, training)
+    network = trained(images.train, training)
     return deterministic(network) if method == "network" else mcbn(network, images.train[0], batch_size=64, seed=seed)
 
 
@@ -181,7 +161,7 @@ def notes(config: AttackConfig) -> list[str]:
     return [
         "The paper does not state attack, step and data. Here: iterated gradient sign with a step of "
         f"{config.step:g} standard deviations of a pixel, gradients averaged over {config.num_samples} draws.",
-        f"A small network with batch norm, {config.num_train:,} training images. The variance layer is the hidden dense "
-        "layer; the ensemble of variance networks of the paper is not repeated.",
+        f"A small network with batch norm, {config.num_train:,} training images. The hidden dense layer is the "
+        "variance layer; the ensemble of variance networks of the paper is not repeated.",
         *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

@@ -20,19 +20,23 @@ from torch.nn.functional import cross_entropy
 from batchbayes.calibrate import tune_temperature
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.samples.images import Images, Source, load_images
+from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
+from batchbayes.methods.batchnorm.stochastic_bn import correlated_bn, stochastic_bn
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
 from batchbayes.methods.laplace.last_layer import last_layer_laplace
 from batchbayes.methods.point import deterministic
-from batchbayes.methods.samples.deep_ensemble import deep_ensemble, made
+from batchbayes.methods.samples.deep_ensemble import deep_ensemble
 from batchbayes.methods.samples.schedules import Cyclical
 from batchbayes.methods.samples.sg_mcmc import sg_mcmc
 from batchbayes.methods.samples.trajectory import fast_geometric, snapshots, swag
 from batchbayes.methods.samples.weight_samples import WeightSamples
 from batchbayes.methods.views.images import RandomCrop
 from batchbayes.methods.views.posterior import with_views
+from batchbayes.methods.weights.fit import Schedule, variational
+from batchbayes.methods.weights.mean_field import MeanField
+from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.metrics import accuracy, negative_log_likelihood
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
@@ -42,7 +46,7 @@ from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, supervised, train
+from batchbayes.training.loop import TrainingConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,11 +73,11 @@ class EnsemblesConfig:
 
 
 PRESETS = {
-    "smoke": EnsemblesConfig("synthetic", (0,), 256, 100, 100, epochs=5, num_members=3, passes=(1, 2, 3)),
+    "smoke": EnsemblesConfig("synthetic", (0,), 192, 100, 100, epochs=4, num_members=3, passes=(1, 2, 3)),
     "quick": EnsemblesConfig(),
     "paper": EnsemblesConfig(num_train=50_000, num_held_out=10_000, num_test=10_000, epochs=60, num_members=20),
 }
-FAMILIES = ("networks", "snapshots", "after training", "cyclical SGLD")
+FAMILIES = ("networks", "snapshots", "after training", "cyclical SGLD", "random weights")
 """One unit each: what is made from independent trainings, and from one training of a special kind."""
 
 
@@ -111,6 +115,7 @@ def work(config: EnsemblesConfig, unit: Unit, needed: Results, data_folder: Data
         "snapshots": _from_snapshots,
         "after training": _after_training,
         "cyclical SGLD": _from_cycles,
+        "random weights": _random_weights,
     }[family]
     with warnings_ignored():
         posteriors = made_by(config, seed, images)
@@ -137,12 +142,13 @@ def _from_networks(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     noisy = tuned_mcbn(config, seed, images, network)
     views = RandomCrop(padding=2, fill=float(images.train[0].min()))
     laplace = last_layer_laplace(network, images.train[0], categorical(), held_out=images.held_out)
-    gaussian = stochastic_bn(network, images.train[0], batch_size=config.batch_size, center="running", seed=seed)
+    around: Any = {"batch_size": config.batch_size, "center": "running", "seed": seed}
     cost = float(config.num_members)
     return {
         "network": (deterministic(network), 1.0),
         "MCBN, tuned": (noisy, 1.0),
-        "stochastic BN": (gaussian, 1.0),
+        "stochastic BN": (stochastic_bn(network, images.train[0], **around), 1.0),
+        "correlated BN": (correlated_bn(network, images.train[0], **around), 1.0),
         "last-layer Laplace": (laplace, 1.0),
         "views": (with_views(deterministic(network), views), 1.0),
         DEEP: (members, cost),
@@ -176,8 +182,7 @@ def _from_snapshots(config: EnsemblesConfig, seed: int, images: Images) -> Found
 def _after_training(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     """Go on training one network for half as long again."""
     training = _training(config, seed)
-    network = made(SmallVGG, seed)
-    train(network, shuffled(*images.train, config.batch_size, seed), supervised(cross_entropy), training)
+    network = trained(images.train, training)
     further = max(2, config.epochs // 2)
     cycling = _training(config, seed, epochs=further)
     constant = _training(config, seed, epochs=further, optimiser="sgd", learning_rate=0.01)
@@ -201,6 +206,24 @@ def _from_cycles(config: EnsemblesConfig, seed: int, images: Images) -> Found:
         )  # fmt: skip
         found[name] = (samples, 2.0)
     return found
+
+
+def _random_weights(config: EnsemblesConfig, seed: int, images: Images) -> Found:
+    """Train with noise in the weights: from the start, or for half as long again after an ordinary training.
+
+    After so short a training the full KL leaves a mean field too wide, so it is also weighed by a tenth.
+    """
+    training = _training(config, seed)
+    network, batches = trained(images.train, training), shuffled(*images.train, config.batch_size, seed)
+    options: Any = {"epochs": max(2, config.epochs // 2), "learning_rate": config.learning_rate, "seed": seed}
+    mean_field, tenth = MeanField(prior_std=None, initial_std=0.03), Schedule(temperature=0.1)
+    return {
+        "MC dropout": (dropout_network(images.train, training), 1.0),
+        "variance layer": (variance_network(images.train, training), 1.0),
+        "mean field": (variational(network, batches, mean_field, **options), 1.5),
+        "mean field, KL / 10": (variational(network, batches, mean_field, schedule=tenth, **options), 1.5),
+        "sparse VD, KL / 10": (variational(network, batches, SparseVD(), schedule=tenth, **options), 1.5),
+    }
 
 
 def curve(
