@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CHOICES: dict[str, Any] = {
-    "random": {"by": "random"},
+    "random": {},
     "entropy": {"by": "entropy"},
     "mutual information": {"by": "mutual_information"},
     "mutual information, jointly": {"by": "mutual_information", "jointly": True},
@@ -112,6 +112,8 @@ def _with_more(
     rest = free.nonzero()[:, 0]
     order = torch.randperm(len(rest), generator=generator(seed, "candidates", round_number))
     candidates = rest[order[: config.num_candidates]]
+    if choice == "random":  # they are in random order
+        return torch.cat([labelled, candidates[: config.batch]])
     posterior = mcbn(
         network, pool[labelled], batch_size=min(32, len(labelled) // 2), num_samples=config.num_samples, seed=seed,
         center="running",

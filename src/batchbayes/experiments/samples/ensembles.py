@@ -69,7 +69,7 @@ class EnsemblesConfig:
     learning_rate: float = 2e-3
     num_members: int = 6
     """Networks of the deep ensemble."""
-    passes: tuple[int, ...] = (1, 2, 4, 6, 12)
+    passes: tuple[int, ...] = (1, 2, 4, 8)
 
 
 PRESETS = {
