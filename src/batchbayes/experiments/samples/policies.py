@@ -1,12 +1,12 @@
 r"""Policies with noise in their weights, and REINFORCE with a baseline.
 
-A policy has two hidden layers. The second one has ordinary weights, weights $\mu + \sigma\epsilon$ (parameter noise), or
-weights $\sigma\epsilon$ without means (a variance layer). It is not the first one: what a variance layer does to an
-input x and to -x is the same, so the sign of an observation would be lost.
+A policy has two hidden layers. The second one has ordinary weights, weights $\mu + \sigma\epsilon$ with one draw of
+$\epsilon$ for each episode (parameter noise), or weights $\sigma\epsilon$ without means and with a new draw for each
+step (a variance layer). It is not the first one, because a variance layer does the same to an input x as to -x, so the
+sign of an observation would be lost.
 
-Each episode has its own draw of the noise $\epsilon$. The return depends on the parameters only through the chances of
-the actions given $\epsilon$, so its gradient is the mean of $\sum_t A_t \nabla\log\pi(a_t\mid s_t, \epsilon)$ over
-episodes, with the noise that each of them was played with.
+The return depends on the parameters only through the chances of the actions given $\epsilon$, so its gradient is the
+mean of $\sum_t A_t \nabla\log\pi(a_t\mid s_t, \epsilon)$ over episodes, with the noise that they were played with.
 """
 
 from dataclasses import dataclass
