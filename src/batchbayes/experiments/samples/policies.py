@@ -88,8 +88,8 @@ def play(policy: Policy, environments: Environments, count: int, random: torch.G
         observations, rewards, is_over = environments.step(actions.numpy())
         steps.append((seen, actions, torch.from_numpy(rewards * is_alive).float(), torch.from_numpy(is_alive)))
         is_alive = is_alive & ~is_over
-    columns = (torch.stack(column, 1) for column in zip(*steps, strict=True))
-    return Episodes(*columns, torch.cat(each_noise, 1) if each_noise else noise)
+    all_seen, actions, rewards, was_alive = (torch.stack(column, 1) for column in zip(*steps, strict=True))
+    return Episodes(all_seen, actions, rewards, was_alive, torch.cat(each_noise, 1) if each_noise else noise)
 
 
 def returns_to_go(rewards: Tensor, discount: float) -> Tensor:
