@@ -8,9 +8,9 @@ Differences from the paper: Small networks and few images replace VGG and ResNet
 held-out images, and not by cross-validation on the test images, and it scales the logits of each draw.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +37,7 @@ from batchbayes.methods.views.posterior import with_views
 from batchbayes.methods.weights.fit import Schedule, variational
 from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.sparse import SparseVD
-from batchbayes.metrics import accuracy, negative_log_likelihood
+from batchbayes.metrics import accuracy, deep_ensemble_equivalent, negative_log_likelihood
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
 from batchbayes.posterior import Posterior
@@ -262,22 +262,6 @@ def predictive_of(draws: Tensor, temperature: float = 1.0) -> CategoricalPredict
     return summary.finish(draws)
 
 
-def deep_ensemble_equivalent(value: float, ensemble: Sequence[float], members: Sequence[int]) -> float | None:
-    """Return how many networks of a deep ensemble reach a calibrated NLL, by linear interpolation.
-
-    None stands for more networks than there are.
-
-    >>> round(deep_ensemble_equivalent(0.35, ensemble=[0.5, 0.4, 0.3], members=[1, 2, 4]), 6)
-    3.0
-    """
-    if value >= ensemble[0]:
-        return float(members[0])
-    for (low, high), (few, many) in zip(pairwise(ensemble), pairwise(members), strict=True):
-        if high <= value <= low:
-            return few + (many - few) * (low - value) / (low - high) if low > high else float(few)
-    return None
-
-
 def curves(config: EnsemblesConfig, results: Results) -> dict[str, list[Curve]]:
     """Return the curves of all finished units by method, one for each seed."""
     found: dict[str, list[Curve]] = {}
@@ -289,35 +273,42 @@ def curves(config: EnsemblesConfig, results: Results) -> dict[str, list[Curve]]:
 
 
 def tables(config: EnsemblesConfig, results: Results) -> list[ResultTable]:
-    """Return means over seeds with all passes of each method, and its deep-ensemble equivalent for each seed."""
+    """Return means over seeds with all passes of each method, and its deep-ensemble equivalent."""
     found, lines = curves(config, results), []
     ensembles = {own.seed: own for own in found.get(DEEP, [])}
     for method, each in found.items():
-        equivalents = [
-            deep_ensemble_equivalent(
-                own.calibrated_nll[-1], ensembles[own.seed].calibrated_nll, ensembles[own.seed].passes
-            )
-            for own in each
-            if own.seed in ensembles
-        ]
-        shown = [value if value is not None else float(config.num_members) for value in equivalents]
-        more = "" if all(value is not None for value in equivalents) else f"{config.num_members} or more in some seeds"
+        paired = [own for own in each if own.seed in ensembles]
+        together = equivalent(paired, [ensembles[own.seed] for own in paired]) if paired else None
+        alone = [equivalent([own], [ensembles[own.seed]]) for own in paired]
         lines.append((
             method, each[0].trainings, each[0].passes[-1],
             _mean([own.accuracy[-1] for own in each]), _mean([own.nll[-1] for own in each]),
             _mean([own.calibrated_nll[-1] for own in each]),
-            _mean(shown) if shown else None, " ".join(f"{value:.1f}" for value in shown), more,
+            _shown(together, config), " ".join(_shown(value, config) for value in alone),
         ))  # fmt: skip
     return [
         ResultTable(
             "Every method with all its passes",
-            ("method", "trainings", "passes", "accuracy", "NLL", "calibrated NLL", "equivalent", "each seed", ""),
+            ("method", "trainings", "passes", "accuracy", "NLL", "calibrated NLL", "equivalent", "each seed"),
             tuple(lines),
-            ("", ".1f", "", ".4f", ".4f", ".4f", ".1f", "", ""),
+            ("", ".1f", "", ".4f", ".4f", ".4f", "", ""),
             ("Calibrated NLL: with the temperature that is best on held-out images.",
-             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL."),
+             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL, by the mean curve."),
         )
     ]  # fmt: skip
+
+
+def equivalent(own: Sequence[Curve], ensembles: Sequence[Curve]) -> float:
+    """Return the deep-ensemble equivalent by means over seeds. It is infinite beyond the largest ensemble."""
+    value = -_mean([each.calibrated_nll[-1] for each in own])
+    mean_curve = [-_mean(column) for column in zip(*(each.calibrated_nll for each in ensembles), strict=True)]
+    return deep_ensemble_equivalent(value, ensembles[0].passes, mean_curve)  # type: ignore[arg-type]
+
+
+def _shown(value: float | None, config: EnsemblesConfig) -> str:
+    if value is None:
+        return ""
+    return f"over {config.num_members}" if value == math.inf else f"{value:.1f}"
 
 
 def _mean(values: Sequence[float]) -> float:
