@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt, dealt_first, normals
-from batchbayes.engines.linearity import linearity_from_json, linearity_to_json
+from batchbayes.engines.linear_check import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import each_tensor, require_finite
 from batchbayes.methods.batchnorm.collect import as_buffers
