@@ -9,6 +9,7 @@ in the figure. An attack succeeds when the averaged prediction changes from righ
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -55,6 +56,8 @@ class AttackConfig:
     num_train: int = 3000
     num_attacked: int = 200
     epochs: int = 8
+    width: int = 8
+    """Channels of the first convolution."""
     step: float = 0.009
     """In the unit of standardised pixels."""
     epsilon: float = 3.0
@@ -67,7 +70,9 @@ class AttackConfig:
 PRESETS = {
     "smoke": AttackConfig("synthetic", (0,), 128, 20, epochs=3, updates=(1, 3), num_samples=2),
     "quick": AttackConfig(),
-    "paper": AttackConfig(num_train=50_000, num_attacked=1000, epochs=40, updates=(10, 25, 50, 75, 100, 150, 200)),
+    "paper": AttackConfig(
+        num_train=50_000, num_attacked=1000, epochs=40, width=16, updates=(10, 25, 50, 75, 100, 150, 200)
+    ),
 }
 
 
@@ -110,12 +115,14 @@ def _classes(predictive: CategoricalPredictive) -> Tensor:
 def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> Posterior:
     training = TrainingConfig(config.epochs, 64, 2e-3, seed=seed)
     if method == "deep ensemble":
-        return deep_ensemble(SmallVGG, images.train, cross_entropy, training, num_members=config.num_samples)
+        return deep_ensemble(
+            partial(SmallVGG, width=config.width), images.train, cross_entropy, training, num_members=config.num_samples
+        )
     if method == "MC dropout":
-        return dropout_network(images.train, training)
+        return dropout_network(images.train, training, config.width)
     if method == "variance layer":
-        return variance_network(images.train, training)
-    network = trained(images.train, training)
+        return variance_network(images.train, training, config.width)
+    network = trained(images.train, training, config.width)
     return deterministic(network) if method == "network" else mcbn(network, images.train[0], batch_size=64, seed=seed)
 
 

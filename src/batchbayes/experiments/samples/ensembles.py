@@ -9,8 +9,9 @@ held-out images, and not by cross-validation on the test images, and it scales t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +68,8 @@ class EnsemblesConfig:
     epochs: int = 10
     batch_size: int = 64
     learning_rate: float = 2e-3
+    width: int = 8
+    """Channels of the first convolution."""
     num_members: int = 6
     """Networks of the deep ensemble."""
     passes: tuple[int, ...] = (1, 2, 4, 8)
@@ -75,7 +78,9 @@ class EnsemblesConfig:
 PRESETS = {
     "smoke": EnsemblesConfig("synthetic", (0,), 192, 100, 100, epochs=4, num_members=3, passes=(1, 2, 3)),
     "quick": EnsemblesConfig(),
-    "paper": EnsemblesConfig(num_train=50_000, num_held_out=10_000, num_test=10_000, epochs=60, num_members=20),
+    "paper": EnsemblesConfig(
+        num_train=50_000, num_held_out=10_000, num_test=10_000, epochs=60, width=16, num_members=20
+    ),
 }
 FAMILIES = ("networks", "snapshots", "after training", "cyclical SGLD", "random weights")
 """One unit each: what is made from independent trainings, and from one training of a special kind."""
@@ -126,6 +131,10 @@ Found = dict[str, tuple[Posterior, float]]
 """Posteriors by the names of their methods, with the cost of their training."""
 
 
+def _network(config: EnsemblesConfig) -> Callable[[], nn.Module]:
+    return partial(SmallVGG, width=config.width)
+
+
 def _training(config: EnsemblesConfig, seed: int, **changes: Any) -> TrainingConfig:
     return TrainingConfig(**{
         "epochs": config.epochs, "batch_size": config.batch_size, "learning_rate": config.learning_rate, "seed": seed,
@@ -136,7 +145,7 @@ def _training(config: EnsemblesConfig, seed: int, **changes: Any) -> TrainingCon
 def _from_networks(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     """Independent trainings: one of them with every method that needs no other training, and all of them together."""
     members = deep_ensemble(
-        SmallVGG, images.train, cross_entropy, _training(config, seed), num_members=config.num_members
+        _network(config), images.train, cross_entropy, _training(config, seed), num_members=config.num_members
     )
     network = members.member(0)
     noisy = tuned_mcbn(config, seed, images, network)
@@ -176,13 +185,13 @@ def with_mcbn(config: EnsemblesConfig, seed: int, images: Images, members: Weigh
 def _from_snapshots(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     cycles = max(2, config.num_members // 2)
     training = _training(config, seed, epochs=2 * config.epochs)
-    return {"snapshots": (snapshots(SmallVGG, images.train, cross_entropy, training, num_members=cycles), 2.0)}
+    return {"snapshots": (snapshots(_network(config), images.train, cross_entropy, training, num_members=cycles), 2.0)}
 
 
 def _after_training(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     """Go on training one network for half as long again."""
     training = _training(config, seed)
-    network = trained(images.train, training)
+    network = trained(images.train, training, config.width)
     further = max(2, config.epochs // 2)
     cycling = _training(config, seed, epochs=further)
     constant = _training(config, seed, epochs=further, optimiser="sgd", learning_rate=0.01)
@@ -201,7 +210,7 @@ def _from_cycles(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     for temperature, name in ((1.0, "cyclical SGLD"), (0.01, "cyclical SGLD, T = 0.01")):
         training = _training(config, seed, epochs=2 * config.epochs, learning_rate=0.1)
         samples = sg_mcmc(
-            SmallVGG, images.train, cross_entropy, training, schedule=Cyclical(cycles, exploring=0.7),
+            _network(config), images.train, cross_entropy, training, schedule=Cyclical(cycles, exploring=0.7),
             prior_precision=10.0, temperature=temperature, num_samples=min(4 * cycles, max(config.passes)),
         )  # fmt: skip
         found[name] = (samples, 2.0)
@@ -214,12 +223,12 @@ def _random_weights(config: EnsemblesConfig, seed: int, images: Images) -> Found
     After so short a training the full KL leaves a mean field too wide, so it is also weighed by a tenth.
     """
     training = _training(config, seed)
-    network, batches = trained(images.train, training), shuffled(*images.train, config.batch_size, seed)
+    network, batches = trained(images.train, training, config.width), shuffled(*images.train, config.batch_size, seed)
     options: Any = {"epochs": max(2, config.epochs // 2), "learning_rate": config.learning_rate, "seed": seed}
     mean_field, tenth = MeanField(prior_std=None, initial_std=0.03), Schedule(temperature=0.1)
     return {
-        "MC dropout": (dropout_network(images.train, training), 1.0),
-        "variance layer": (variance_network(images.train, training), 1.0),
+        "MC dropout": (dropout_network(images.train, training, config.width), 1.0),
+        "variance layer": (variance_network(images.train, training, config.width), 1.0),
         "mean field": (variational(network, batches, mean_field, **options), 1.5),
         "mean field, KL / 10": (variational(network, batches, mean_field, schedule=tenth, **options), 1.5),
         "sparse VD, KL / 10": (variational(network, batches, SparseVD(), schedule=tenth, **options), 1.5),

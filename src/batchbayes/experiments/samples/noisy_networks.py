@@ -18,21 +18,22 @@ from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
 
 
-def trained(train_data: Examples, config: TrainingConfig, dropout: float = 0.0) -> nn.Module:
+def trained(train_data: Examples, config: TrainingConfig, width: int, dropout: float = 0.0) -> nn.Module:
     """Return a small network that was trained in the ordinary way."""
-    network = made(partial(SmallVGG, dropout=dropout), config.seed)
+    network = made(partial(SmallVGG, width=width, dropout=dropout), config.seed)
     train(network, shuffled(*train_data, config.batch_size, config.seed), supervised(cross_entropy), config)
     return network
 
 
-def dropout_network(train_data: Examples, config: TrainingConfig) -> Posterior:
+def dropout_network(train_data: Examples, config: TrainingConfig, width: int) -> Posterior:
     """Train a network with dropout of a half before its last layer, and return the draws of its masks."""
-    return mc_dropout(trained(train_data, config, dropout=0.5))
+    return mc_dropout(trained(train_data, config, width, dropout=0.5))
 
 
-def variance_network(train_data: Examples, config: TrainingConfig) -> Posterior:
+def variance_network(train_data: Examples, config: TrainingConfig, width: int) -> Posterior:
     """Train a network whose hidden dense layer has weights with zero means."""
-    random = noisy(made(SmallVGG, config.seed), Variance(), layers=["dense"], start="fresh", seed=config.seed)
+    network = made(partial(SmallVGG, width=width), config.seed)
+    random = noisy(network, Variance(), layers=["dense"], start="fresh", seed=config.seed)
     batches = shuffled(*train_data, config.batch_size, config.seed)
     fit_noisy(random, batches, categorical(), config, num_examples=len(train_data[0]))
     return random.posterior()
