@@ -29,7 +29,7 @@ def test_the_first_member_is_the_network_of_the_other_methods(results: dict[str,
     found = ensembles.curves(SMOKE, results)
     accuracies = {found[DEEP][0].accuracy[0], found["network"][0].accuracy[0]}
     assert max(accuracies) - min(accuracies) < 0.3  # dealt like cards: the first may be another member
-    assert equivalent(found[DEEP], found[DEEP]) <= 3
+    assert equivalent(found[DEEP], found[DEEP]) <= 3  # itself, or fewer if a smaller ensemble is as good
 
 
 def test_tables_and_figures(results: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ def test_tables_and_figures(results: dict[str, Any]) -> None:
     assert len(ensembles.notes(SMOKE)) == 3
 
 
-@pytest.mark.parametrize(("value", "expected"), [(0.9, 1.0), (0.45, 1.5), (0.4, 2.0), (0.3, 4.0), (0.2, math.inf)])
+@pytest.mark.parametrize(("value", "expected"), [(0.9, 1.0), (0.45, 1.5), (0.4, 2.0), (0.31, 3.8), (0.2, math.inf)])
 def test_equivalents_are_read_off_the_mean_curve(value: float, expected: float) -> None:
     def curve(shift: float, nll: tuple[float, ...], passes: tuple[int, ...]) -> Curve:
         return Curve(0, "", passes, nll, tuple(each + shift for each in nll), nll, 1.0)

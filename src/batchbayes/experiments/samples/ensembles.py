@@ -311,7 +311,9 @@ def equivalent(own: Sequence[Curve], ensembles: Sequence[Curve]) -> float:
     """Return the deep-ensemble equivalent by means over seeds. It is infinite beyond the largest ensemble."""
     value = -_mean([each.calibrated_nll[-1] for each in own])
     mean_curve = [-_mean(column) for column in zip(*(each.calibrated_nll for each in ensembles), strict=True)]
-    return deep_ensemble_equivalent(value, ensembles[0].passes, mean_curve)  # type: ignore[arg-type]
+    return deep_ensemble_equivalent(
+        value, torch.tensor(ensembles[0].passes), torch.tensor(mean_curve, dtype=torch.float64)
+    )
 
 
 def _shown(value: float | None, config: EnsemblesConfig) -> str:
