@@ -10,7 +10,7 @@ in the figure. An attack succeeds when the averaged prediction changes from righ
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -26,15 +26,13 @@ from batchbayes.methods.point import deterministic
 from batchbayes.methods.samples.deep_ensemble import deep_ensemble
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.training.loop import TrainingConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PUBLISHED_UPDATES = (10, 25, 50, 75, 100, 125, 150, 175, 198)
 PUBLISHED = {
@@ -151,7 +149,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def figures(config: AttackConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: AttackConfig, results: Results) -> dict[str, Figure]:
     """Show the share of successful attacks against the number of updates, beside the published readings."""
     lines = {m: (config.updates, [results[f"seed {seed}, {m}"]["success"] for seed in config.seeds]) for m in METHODS}
     most = max(config.updates)

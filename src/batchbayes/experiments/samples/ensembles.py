@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.metrics import accuracy, deep_ensemble_equivalent, negative_log_likelihood
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
@@ -48,9 +49,6 @@ from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEEP = "deep ensemble"
 
@@ -326,7 +324,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def figures(config: EnsemblesConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: EnsemblesConfig, results: Results) -> dict[str, Figure]:
     """Show the calibrated NLL against forward passes."""
     found = curves(config, results)
     lines = {

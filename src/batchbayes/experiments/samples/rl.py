@@ -8,18 +8,16 @@ second has the noise. Needs the extra "rl".
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.samples.environments import make_environments
 from batchbayes.experiments.samples.policies import Kind, Policy, learn_policy
 from batchbayes.plots import seeds_figure
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import ResultTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 KINDS: tuple[Kind, ...] = ("deterministic", "variance", "parameter noise")
 MOST_STEPS = {"CartPole": 200, "Acrobot": 500}
@@ -116,7 +114,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def figures(config: RlConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: RlConfig, results: Results) -> dict[str, Figure]:
     """Show the score in training, beside the published readings."""
     found = {}
     for task in config.datasets:

@@ -10,7 +10,7 @@ table has the evidence lower bounds of four parametrisations of variational drop
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from torch.nn.functional import cross_entropy
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
-from batchbayes.experiments.batch_size_collapse import ood_auroc
 from batchbayes.experiments.weights.images import ImageData, fast, load_images, new_network
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.dropout import mc_dropout
@@ -31,17 +30,15 @@ from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.methods.weights.variance import Variance
 from batchbayes.methods.weights.variational_dropout import VariationalDropout
-from batchbayes.metrics import accuracy
+from batchbayes.metrics import accuracy, ood_auroc
 from batchbayes.models.lenet import NormalisedLeNet5
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Step, TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PUBLISHED = {"dropout": (99.1, 99.4, 99.4), "variance": (95.9, 10.1, 99.3)}
 """Accuracy of one draw, of the means, and of the mean over draws, in per cent."""
@@ -289,7 +286,7 @@ def interleaved(ours: Sequence[CellValue], published: Sequence[CellValue]) -> li
     return [cell for pair in zip(ours, published, strict=True) for cell in pair]
 
 
-def figures(config: VarianceNetworksConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: VarianceNetworksConfig, results: Results) -> dict[str, Figure]:
     """Show the phase transition."""
     from batchbayes.plots.lines import Line, lines_figure
 

@@ -121,9 +121,9 @@ class BatchNormPosterior(Posterior):
         return drawn
 
     def _statistics(self, omega: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return (mean, variance) for each layer, in its dtype and on its device."""
+        """Return (mean, variance) for each layer, in its dtype and on its device: omega is copied there at once."""
         placed = []
-        for site, (mean, variance) in zip(self.sites, unpack(self.sites, omega), strict=True):
+        for site, (mean, variance) in zip(self.sites, unpack(self.sites, omega.to(self.device)), strict=True):
             like = reference_tensor(site.layer)
             like = like if like.numel() else reference_tensor(self.network.module)
             placed.append((mean.to(like), variance.to(like)))
@@ -219,6 +219,7 @@ class BatchNormPosterior(Posterior):
         With `contrasts`, the derivatives of logits (n, K) may be off by a constant within each example, and those of
         unlikely classes are left out.
         """
+        require_present(self.network, self.sites)
         with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
             statistics = self._statistics(self.center.clone())
             inputs = each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
