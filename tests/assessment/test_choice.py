@@ -1,6 +1,7 @@
 """The choice of a method: honest on small data, simple where the data cannot tell, within the budget."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +33,16 @@ def test_the_best_is_recommended_if_it_is_clearly_better():
 def test_the_simpler_is_recommended_within_noise():
     picked = recommend([trial("complex", 0.299, 0.1, rank=2), trial("simple", 0.3, 0.1, rank=1), trial("n", 0.5, 0.1)])
     assert (picked.recommended.name, picked.best.name) == ("simple", "complex")
+
+
+@pytest.mark.parametrize(("errors", "enough"), [(0.9, False), (1.1, True)])
+def test_a_temperature_needs_less_evidence_because_it_costs_nothing(errors, enough):
+    noise = torch.linspace(-1, 1, 101).double()
+    better = noise - errors * float(noise.std(correction=0)) / 10  # so many standard errors
+    plain = replace(trial("plain", 0, 0, count=101), losses=0 * noise, simplicity=(0.0, 0.0, 1.0, 0.0))
+    scaled, other = (replace(plain, losses=better, simplicity=(r, 0.0, 1.0, 1.0 - r)) for r in (0.0, 1.0))
+    assert (recommend([plain, scaled]).recommended is scaled) == enough
+    assert recommend([plain, other]).recommended is plain
 
 
 def test_the_budget_is_kept_and_what_it_costs_is_told():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from batchbayes.assessment.named import call_named, is_name
 from batchbayes.assessment.options import AssessOptions
@@ -149,7 +149,8 @@ class Training:
 def training_of(name: str, made: Any, batch_size: int | None) -> Training:
     """Return training data from a loader, a data set, an iterator of batches, or tensors x or (x, y)."""
     if isinstance(made, tuple) and made and isinstance(made[0], Tensor | np.ndarray):
-        made = made[0]
+        inputs, targets = as_batch(made, name)
+        made = inputs if targets is None else TensorDataset(inputs, targets)
     if isinstance(made, Tensor | np.ndarray):
         inputs = as_batch(made, name)[0]
         return Training(name, inputs, inputs)

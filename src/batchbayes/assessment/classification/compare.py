@@ -24,7 +24,7 @@ from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import as_choice, recommend
-from batchbayes.assessment.result import FLAGGED_SHARE, RANKING, STRANGE, Assessment, MetricColumn
+from batchbayes.assessment.result import RANKING, STRANGE, Assessment, MetricColumn, flag_threshold
 from batchbayes.assessment.rows import assessed_rows, class_labels
 from batchbayes.assessment.strange import fit_novelty, novelty_level
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
@@ -94,7 +94,7 @@ def assess_classification(case: Case) -> Assessment:
     contenders.sort(key=lambda contender: contender.trial.simplicity)
     choice = as_choice(picked, contenders)
     chosen: ClassContender = choice.recommended
-    threshold = float(chosen.seen.calibration.entropy.double().quantile(1 - FLAGGED_SHARE))
+    threshold = float(flag_threshold(chosen.seen.calibration.entropy))
     novelty, why_not = fit_novelty(case)
     notes = notes_for_prediction(
         case,

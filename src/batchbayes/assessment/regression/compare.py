@@ -25,7 +25,7 @@ from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
 from batchbayes.assessment.regression.quantities import quantities
 from batchbayes.assessment.regression.verdict import value_terms, value_verdict
-from batchbayes.assessment.result import FLAGGED_SHARE, STRANGE, Assessment, MetricColumn
+from batchbayes.assessment.result import STRANGE, Assessment, MetricColumn, flag_threshold
 from batchbayes.assessment.rows import (
     CONFORMAL_LEVEL,
     assessed_rows,
@@ -123,6 +123,7 @@ def assess_regression(case: Case) -> Assessment:
             truth,
             (outputs_of(test.mean) - half, outputs_of(test.mean) + half),
             predicted,
+            own=contenders[0].metrics,
             ood=case.ood,
             calibration_count=len(held_out),
         ),
@@ -155,9 +156,9 @@ def assess_regression(case: Case) -> Assessment:
 
 def _thresholds(spread: Tensor) -> list[float]:
     """Return a threshold for each output, so that the flagged share of spreads (N, D) has one above it."""
-    scale = spread.double().quantile(1 - FLAGGED_SHARE, dim=0)  # (D,)
+    scale = flag_threshold(spread)  # (D,)
     ratio = torch.where(scale > 0, spread / scale.clamp_min(1e-300), 0.0).amax(1)
-    return (scale * max(1.0, float(ratio.quantile(1 - FLAGGED_SHARE)))).tolist()
+    return (scale * max(1.0, float(flag_threshold(ratio)))).tolist()
 
 
 def conformal_widths(held: GaussianPredictive, targets: Tensor) -> list[float]:

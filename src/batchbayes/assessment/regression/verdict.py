@@ -29,6 +29,7 @@ def value_verdict(
     ends: tuple[Tensor, Tensor],
     quantities: Sequence[Quantity],
     *,
+    own: Mapping[str, float],
     ood: Examples | None,
     calibration_count: int,
 ) -> dict[str, str]:
@@ -41,6 +42,7 @@ def value_verdict(
         targets: the test targets, (N, D).
         ends: the ends of its intervals, (N, D) each.
         quantities: what the D outputs are.
+        own: the metrics of the network as it is.
         ood: the strange data.
         calibration_count: the number of examples that the intervals were calibrated on.
     """
@@ -48,7 +50,7 @@ def value_verdict(
     good = [_within(quantity, error) for quantity, error, *_ in each]
     verdict = {
         "headline": f"90 % of true values fall within {_listed(good, quantities)} of the prediction.",
-        "What to do next": next_step(choice, [], marks=any(rows["flag"])),
+        "What to do next": next_step(choice, value_gains(choice, own), marks=any(rows["flag"])),
         "How good is it?": " ".join(_good(*every[:3], named=len(each) > 1) for every in each)
         + f" This was counted on {count(len(targets), 'test example')}.",
         "Can its intervals be believed?": " ".join(
@@ -65,6 +67,19 @@ def value_verdict(
         )
         verdict |= {"headline": headline, "What to do next": CHECK}
     return verdict
+
+
+def value_gains(choice: Choice, own: Mapping[str, float]) -> list[str]:
+    """Say what the recommended method does better than the network as it is."""
+    if choice.is_network:
+        return []
+    chosen = choice.recommended.metrics
+    named = {"rmse": ("typical errors are", "smaller"), "conformal_width": ("the intervals are", "narrower")}
+    less = {key: 1 - chosen[key] / own[key] for key in named if key in chosen and own.get(key)}
+    found = [f"{named[key][0]} {percent(share, 0)} {named[key][1]}" for key, share in less.items() if share >= SMALL]
+    if not found and chosen["nll"] < own["nll"]:
+        found = ["the intervals fit each prediction better"]
+    return found or ["the predictions fitted the calibration data best, though they do not fit the test data better"]
 
 
 def _reach(errors: Tensor) -> float:

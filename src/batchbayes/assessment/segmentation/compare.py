@@ -22,7 +22,7 @@ from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import as_choice, recommend
-from batchbayes.assessment.result import FLAGGED_SHARE, RANKING, Assessment, MetricColumn
+from batchbayes.assessment.result import RANKING, Assessment, MetricColumn, flag_threshold
 from batchbayes.assessment.rows import Show, assessed_rows, single_images
 from batchbayes.assessment.segmentation.figures import image_figures
 from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels, sums_over
@@ -68,7 +68,7 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     choice = as_choice(picked, contenders)
     chosen: Contender[PixelSums] = choice.recommended
     [held_out] = sums_over(case, case.calibration, [chosen.trial])
-    threshold = float(held_out.mean_entropy().quantile(1 - FLAGGED_SHARE))
+    threshold = float(flag_threshold(held_out.mean_entropy()))
     novelty, why_not = fit_novelty(case)
     notes = notes_for_prediction(
         case,
@@ -87,7 +87,7 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
         columns=COLUMNS,
         contenders=contenders,
         choice=choice,
-        verdict=image_verdict(rows, contenders, choice),
+        verdict=image_verdict(rows, contenders, choice, len(held_out.mean_entropy())),
         terms=image_terms(contenders, choice),
         rows=rows,
         figures=shared_figures(
