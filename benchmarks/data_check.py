@@ -160,7 +160,7 @@ def public(depth: int, folder: Path, done: int) -> Iterable[Fit]:
     network = cifar_resnet(depth, folder / "weights" / f"resnet{depth}_cifar10_akamaster.safetensors")
     unseen, labels = load_cifar10("test", folder)
     cases = [colour_mistakes(part) for part in unseen.split(TEST_IMAGES)[:PARTS]]
-    cases += [{f"only class {k}": standardise(unseen[labels == k][:TEST_IMAGES])} for k in range(10)]
+    cases += [{"images of one class": standardise(unseen[labels == k][:TEST_IMAGES])} for k in range(10)]
     for case in progress(cases[done:], f"ResNet-{depth}", len(cases) - done):
         yield Fit(network, True, case, {})
 

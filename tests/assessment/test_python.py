@@ -137,6 +137,34 @@ def test_bad_options_say_what_to_do(options, message):
         bb.assess(network(), assess_cases.blobs(300, 0)[0], assess_cases.blobs(240, 1), **{**FEW, **options})
 
 
+def unclear():
+    x, y = assess_cases.blobs(240, 1)
+    steps = nn.Sequential(nn.Linear(2, 3), nn.Unflatten(1, (3, 1)), nn.Upsample(4))
+    yes = (y > 0).float()
+    return {
+        "yes or no as floats": (assess_cases.one_logit(), (x, yes), r"y\.long\(\)"),
+        "the same as a column": (assess_cases.one_logit(), (x, yes[:, None]), r"y\.long\(\)"),
+        "several labels as floats": (network(), (x, torch.stack([yes, 1 - yes, yes], 1)), "one output at a time"),
+        "several labels": (network(), (x, torch.stack([y, y, y], 1)), "one output at a time"),
+        "labels in a column": (network(), (x, y[:, None]), r"y\[:, 0\]"),
+        "a label for each time step": (steps, (x, y[:, None].expand(-1, 4)), r"\(N, classes, 1, steps\)"),
+        "one test example": (network(), (x[:1], y[:1]), "a random third"),
+    }
+
+
+@pytest.mark.parametrize("kind", unclear())
+def test_data_without_a_clear_meaning_is_refused(kind):
+    model, data, message = unclear()[kind]
+    with pytest.raises(bb.BatchbayesError, match=message):
+        bb.assess(model, data[0], data, **FEW)
+
+
+def test_zeros_and_ones_are_values_if_the_user_says_so():
+    x, y = assess_cases.halves(240, 1)
+    found = bb.assess(assess_cases.one_logit(), x, (x, y.float()), task="regression", **FEW)
+    assert found.case.task == "regression"
+
+
 def test_one_logit_is_two_classes():
     model = assess_cases.one_logit()
     model.load_state_dict(assess_cases.trained("binary"))

@@ -62,16 +62,21 @@ def unfamiliar(network: nn.Module, data: Examples, *, classes: bool) -> str | No
         for mean, std in NORMALISED:
             other = _look(wrapped, sites, data, classes, partial(_reversed_channels, mean=mean, std=std))
             if other is not None and is_closer(other, own) and _difference(other, live) is None:
-                return (
-                    "WARNING: this data does not look like the training data. Probably the colour channels are in the "
-                    "wrong order (RGB or BGR): with the other order the images look more like those of training. Check "
-                    "the preprocessing first: all other numbers depend on it."
+                return _warning(
+                    "Probably the colour channels are in the wrong order (RGB or BGR): with the other order the images "
+                    "look more like those of training."
                 )
     how = _difference(own, live)
-    return how and (
-        "WARNING: this data does not look like the training data. Probably it is not scaled or prepared as in "
-        f"training. At {sites[0].name}, the first batch-norm layer, its values {how} in training. Check the "
-        "preprocessing first: all other numbers depend on it."
+    return how and _warning(
+        f"Probably it is not scaled or prepared as in training. At {sites[0].name}, the first batch-norm layer, its "
+        f"values {how} in training."
+    )
+
+
+def _warning(reason: str) -> str:
+    return (
+        f"WARNING: this data does not look like the training data. {reason} Check the preprocessing first: all other "
+        "numbers depend on it. If it is right, the data is of another kind than that of training."
     )
 
 

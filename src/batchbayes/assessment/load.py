@@ -26,6 +26,11 @@ CALIBRATION_SHARE = 1 / 3
 """Share of the test data that is split off for tuning and choosing if there is no calibration data."""
 FEW = 64
 """Examples whose outputs show whether they are probabilities."""
+SEVERAL_LABELS = (
+    "A network with several yes-or-no outputs is assessed one output at a time, with a model that returns only this "
+    "one; bb.predict(..., bb.bernoulli()) takes all of them"
+)
+"""What to do with several labels for each example."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +100,12 @@ def make_case(
     split_off = calibration is None
     if calibration is None:
         calibration, test = test.split(CALIBRATION_SHARE, settings.seed)
+        if any(next(iter(part), None) is None for part in (calibration, test)):
+            raise BatchbayesError(
+                expected="test data of which a random third can be set aside for calibration",
+                got="too few examples",
+                fix="give more test data, or calibration data of its own (calibration=, --calibration)",
+            )
     for part in [part for part in (calibration, ood) if part]:
         trial(network, part)
     inputs = some_inputs(calibration)
@@ -195,6 +206,13 @@ def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
         )
     if isinstance(likelihood, Gaussian):
         return "regression"
+    if likelihood is None and targets.is_floating_point() and _yes_or_no(test):
+        raise BatchbayesError(
+            expected=f"targets in {test.name} whose meaning is clear",
+            got=f"zeros and ones as {targets.dtype}, which may be yes and no, or values",
+            fix='pass y.long() for yes and no, or task="regression" (--task regression) for values'
+            + (f". {SEVERAL_LABELS}" if targets.ndim > 1 and targets.shape[1] > 1 else ""),
+        )
     one = outputs.ndim < 2 or outputs.shape[1] == 1
     if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
         return "regression"
@@ -209,11 +227,13 @@ def _yes_or_no(data: Examples) -> bool:
 def _require_fitting(case: Case, outputs: Tensor) -> None:
     """Raise an error if targets or class names do not fit the outputs of the network."""
     shape = outputs.shape
-    if (case.task == "segmentation") != (outputs.ndim == 4) and case.task != "regression":
+    axes = {"segmentation": (4,), "classification": (1, 2)}.get(case.task, (outputs.ndim,))
+    if outputs.ndim not in axes:
+        steps = "let the network return (N, classes, 1, steps) for labels (N, 1, steps)"
         raise BatchbayesError(
             expected="outputs (N, classes, height, width) of a segmentation, or (N, classes) of a classification",
             got=f"{tuple(shape)} for a {case.task}",
-            fix="choose another --task, or leave it out",
+            fix=steps if outputs.ndim == 3 else "choose another --task, or leave it out",
         )
     if isinstance(case.likelihood, OneLogit):  # as many classes as yes and no
         shape = torch.Size([shape[0], 2, *shape[2:]])
@@ -253,6 +273,12 @@ def _require_targets(name: str, targets: Tensor, outputs: Tensor) -> None:
 
 def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label: int | None) -> None:
     classes = shape[1]
+    if targets.ndim == 2 and len(shape) == 2:
+        raise BatchbayesError(
+            expected=f"one label for each example of {name}",
+            got=f"{targets.shape[1]} for each",
+            fix=SEVERAL_LABELS if targets.shape[1] > 1 else "pass y[:, 0]",
+        )
     if targets.is_floating_point() or targets.shape[1:] != shape[2:]:
         raise BatchbayesError(
             expected=f"whole-number labels of shape {('N', *shape[2:])} in {name}",

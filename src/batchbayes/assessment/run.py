@@ -35,7 +35,10 @@ ASSESSORS = {
     "segmentation": "batchbayes.assessment.segmentation.compare:assess_segmentation",
 }
 
-PREPARE = "Compare how this data and the training data were prepared. Then assess again."
+PREPARE = (
+    "Compare how this data and the training data were prepared. Then assess again: what stands below holds for this "
+    "data only."
+)
 
 
 def assess(

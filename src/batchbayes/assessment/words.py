@@ -59,6 +59,16 @@ def give_or_take(error: float) -> str:
     return f", give or take {points}" if points else ""
 
 
+def too_few(examples: int, noun: str, wanted: int) -> dict[str, str]:
+    """Return the headline and what to do next if there are too few examples.
+
+    >>> too_few(1, "test image", 20)["headline"]
+    '1 test image is too few to say how good it is.'
+    """
+    told = f"{count(examples, noun)} {'is' if examples == 1 else 'are'} too few to say how good it is."
+    return {"headline": told, "What to do next": f"Assess again with at least {wanted} {noun}s."}
+
+
 def honesty(gap: float, error: float) -> str:
     """Say how honest percentages are, by how far they are above the truth in the mean, and the standard error of that.
 

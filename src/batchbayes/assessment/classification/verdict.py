@@ -16,6 +16,7 @@ from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.words import (
     DOUBT,
     UNKNOWN,
+    VAGUE,
     binomial_error,
     column,
     give_or_take,
@@ -27,6 +28,7 @@ from batchbayes.assessment.words import (
     of_100,
     share_error,
     strange_sentence,
+    too_few,
 )
 
 SURE_LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5)
@@ -52,7 +54,9 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     verdict["How good is it?"] += f" This was counted on {count(len(right), 'test example')}."
     if case.ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, case.ood.name)
-    if guess := no_better_than_guessing(targets, right, choice.recommended.metrics["nll"]):
+    if DOUBT * share_error(accuracy, len(right)) > 2 * VAGUE:
+        verdict |= too_few(len(right), "test example", 100)
+    elif guess := no_better_than_guessing(targets, right, choice.recommended.metrics["nll"]):
         verdict |= {"headline": guess, "What to do next": CHECK}
     return verdict
 
@@ -126,7 +130,7 @@ def class_honesty(confidence: Tensor, right: Tensor) -> str:
 def believed(confidence: Tensor, right: Tensor, word: str) -> str:
     """Say whether confidences (N,) can be taken at their word, with an example."""
     level = next((level for level in SURE_LEVELS if float((confidence >= level).double().mean()) >= 0.2), None)
-    text = {"honest": "Yes.", UNKNOWN: f"Not known: there are only {count(len(right), 'test example')}."}.get(
+    text = {"honest": "Yes.", UNKNOWN: "Not known: the test examples are too few."}.get(
         word, f"Not quite: it is {word}."
     )
     if word not in ("honest", UNKNOWN):

@@ -11,10 +11,22 @@ from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.regression.quantities import Quantity
 from batchbayes.assessment.rows import CONFORMAL_LEVEL, Rows
-from batchbayes.assessment.words import DOUBT, LARGE, SMALL, next_step, novelty_terms, numbers, of_100, strange_sentence
+from batchbayes.assessment.words import (
+    DOUBT,
+    LARGE,
+    SMALL,
+    next_step,
+    novelty_terms,
+    numbers,
+    of_100,
+    strange_sentence,
+    too_few,
+)
 from batchbayes.data.examples import Examples
 from batchbayes.metrics import rank_correlation
 
+FEWEST = 20
+"""With fewer test examples nothing is said about where 90 % of true values are."""
 CHECK = (
     "Do not use it yet. Check that inputs and targets are prepared as in training (scaling, units, the order of the "
     "columns), and that these are the right weights."
@@ -61,7 +73,9 @@ def value_verdict(
     }
     if ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, ood.name)
-    if all(_explained(error, target) <= 0 for _, error, target, *_ in each):
+    if len(targets) < FEWEST:
+        verdict |= too_few(len(targets), "test example", 100)
+    elif all(_explained(error, target) <= 0 for _, error, target, *_ in each):
         headline = (
             "It is no better than guessing: the mean of the test values as the answer to all inputs does as well."
         )

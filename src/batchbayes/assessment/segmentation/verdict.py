@@ -9,7 +9,7 @@ from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.segmentation.pixels import PixelSums
-from batchbayes.assessment.words import UNKNOWN, few_errors, honesty, numbers, of_100
+from batchbayes.assessment.words import DOUBT, UNKNOWN, VAGUE, few_errors, honesty, numbers, of_100, too_few
 from batchbayes.metrics import RiskCoverage, risk_coverage
 
 FEWEST = 20
@@ -31,6 +31,8 @@ def image_verdict(
     error = float(wrong.std()) / len(wrong) ** 0.5 if len(wrong) > 1 else 0.5
     good = class_sentences(choice, accuracy, own.metrics, word, alone, error=error, noun="pixel")
     good["How good is it?"] += f" This was counted on {count(len(wrong), 'test image')}."
+    if DOUBT * error > 2 * VAGUE:
+        good |= too_few(len(wrong), "test image", 20)
     return {
         **good,
         "Can its percentages be believed?": text + told_alone(choice, own.metrics, word, alone),
