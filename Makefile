@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-export check chromium format third-party users clean
+.PHONY: demo test check chromium format third-party users clean
 
 demo: .venv/demo.stamp  ## train two small networks, fit MCBN to both, write two figures to demo/
 	$(BIN)/batchbayes demo --out demo
@@ -13,10 +13,6 @@ test: .venv/dev.stamp chromium  ## everything that CI checks
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
-
-test-export: .venv/dev.stamp  ## ONNX files in onnxruntime; 113 MB of packages that make test does without
-	$(INSTALL) -e '.[dev,export]'
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy tests/test_cli.py
 
 check: test
 

@@ -17,6 +17,7 @@ LAYERS = [
     {"scores", "metrics"},
     {
         "copying",
+        "restoring",
         "shadow",
         "network",
         "batches",

@@ -1,14 +1,13 @@
 """The laws that every posterior obeys. They run for every method, on a network with branches and several sites, or on
 the networks that the method names itself (see `ON` in helpers/cases.py)."""
 
-import subprocess
-import sys
 import threading
-from pathlib import Path
+from functools import cache
 
 import pytest
 import torch
 from helpers.cases import CASES, CONTRACT, POSTERIORS
+from helpers.other_process import OtherProcess
 from helpers.references import left_alone
 
 import batchbayes as bb
@@ -37,9 +36,23 @@ def x(case):
     return case.batches(1, size=5, seed=4)[0]
 
 
+@pytest.fixture(scope="session")
+def other_process():
+    process = OtherProcess()
+    yield process
+    process.end()
+
+
 @pytest.fixture
-def posterior(fit, case):
-    return fit(case.network(), case.batches(12))
+def posterior(pair):
+    return fitted(*pair)
+
+
+@cache
+def fitted(method, network):
+    """Posteriors never change, so one of each is enough for all laws."""
+    case = CASES[network]
+    return POSTERIORS[method](case.network(), case.batches(12))
 
 
 def test_draws_depend_on_seed_and_index_only(posterior, x):
@@ -90,24 +103,11 @@ def test_survives_a_file(posterior, x, tmp_path):
 
 
 @pytest.mark.parametrize("pair", list({pair[0]: pair for pair in reversed(CONTRACT)}.values()), ids=" on ".join)
-def test_survives_a_new_process(posterior, pair, x, tmp_path):
+def test_survives_a_new_process(posterior, pair, x, tmp_path, other_process):
     """Law 4, in a process that shares nothing but the files and the code."""
     bb.save(posterior, tmp_path / "posterior.safetensors")
     probs = bb.predict(posterior, x, bb.categorical(), num_samples=8, seed=3).probs
-    script = f"""
-import sys, torch
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-torch.set_num_threads(1)
-import batchbayes as bb
-from helpers import cases
-case = cases.CASES[{pair[1]!r}]
-posterior = bb.load({str(tmp_path / "posterior.safetensors")!r}, case.network())
-x = case.batches(1, size=5, seed=4)[0]
-print(bb.predict(posterior, x, bb.categorical(), num_samples=8, seed=3).probs.numpy().tobytes().hex())
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == probs.numpy().tobytes().hex()
+    assert other_process.probs(pair[1], tmp_path / "posterior.safetensors") == probs.numpy().tobytes().hex()
 
 
 def test_uncertainty_adds_up(posterior, x):

@@ -9,7 +9,7 @@ from helpers.references import left_alone, training_forward
 
 import batchbayes as bb
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
-from batchbayes.engines.linearity import measure_linearity
+from batchbayes.engines.linear_check import measure_linearity
 from batchbayes.models.mlp import MLP
 from batchbayes.models.pretrained import cifar_resnet, espnet_camvid
 from batchbayes.training.batches import shuffled

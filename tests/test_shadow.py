@@ -1,9 +1,11 @@
 """Shadows: what is shared, what is not, what follows later changes, and what cannot be copied."""
 
 import gc
+import signal
 import threading
 import tracemalloc
 import weakref
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -214,8 +216,8 @@ def test_an_interrupt_while_things_are_put_back_harms_nothing(monkeypatch):
         expected = wrapped(x)
         with workplace(network) as place:
             place.prepare({"tensors": {"1.running_mean": torch.ones(4)}, "before": {"0": lambda h: h + 1}})
-            place._put_back = lambda: None  # cut off
-        del place._put_back
+            place.put_back = lambda: None  # cut off
+        del place.put_back
         assert torch.equal(wrapped(x), expected)
 
 
@@ -325,3 +327,139 @@ def test_scripted_modules_keep_their_modes():
     with torch.no_grad():
         Network(network)(torch.randn(4, 3))
     assert (network.training, network[0].training, network[1].training) == (True, True, False)
+
+
+def compiled_in_place() -> nn.Module:
+    network = trained(small)
+    network.compile(backend="eager")
+    return network
+
+
+def test_a_network_that_compiles_itself_is_not_run_in_its_place():
+    """module.compile() keeps a function that runs the user's module, and copies must not take it over."""
+    network, x = compiled_in_place(), torch.randn(64, 3)
+    with left_alone(network):
+        posterior = bb.mcbn(network, x, batch_size=16)
+        probs = bb.predict(posterior, x, bb.categorical(), num_samples=4).probs
+    twin = trained(small)
+    twin.load_state_dict(network.state_dict())
+    assert torch.equal(probs, bb.predict(bb.mcbn(twin, x, batch_size=16), x, bb.categorical(), num_samples=4).probs)
+
+
+class Remembering(Wrapped):
+    """Has a method of its own as a hook, and so a registry of hooks that must be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Tensor | None = None
+        self.norm.register_forward_hook(self.remember)
+
+    def remember(self, module: nn.Module, args: object, output: Tensor) -> None:
+        self.seen = output
+
+
+def test_hooks_that_come_and_go_beside_a_bound_method_are_followed():
+    network, x = trained(Remembering).eval(), torch.randn(5, 3)
+    wrapped, network.seen = Network(network), None
+    with torch.no_grad():
+        plain = wrapped(x)
+        assert network.seen is None
+        hook = network.norm.register_forward_hook(lambda module, args, output: 2 * output)
+        assert torch.equal(wrapped(x), network(x))
+        assert not torch.equal(wrapped(x), plain)
+        hook.remove()
+        assert torch.equal(wrapped(x), plain)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(torch.relu(self.encoder(x)))
+
+
+@pytest.mark.parametrize("name", ["encoder.weight", "decoder.weight"])
+def test_a_tensor_stands_in_for_a_parameter_in_all_its_places(name):
+    network, x, other = Tied(), torch.randn(5, 3), torch.randn(3, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(Network(network)(x, tensors={name: other}), torch.relu(x @ other.T) @ other.T)
+        network.decoder.weight = nn.Parameter(torch.eye(3))  # from now on they are two
+        expected = torch.relu(x @ other.T) if name == "encoder.weight" else None
+        found = Network(network)(x, tensors={name: other})
+        assert expected is None or torch.equal(found, expected)
+        both = {"encoder.weight": other, "decoder.weight": torch.zeros(3, 3)}
+        assert torch.equal(Network(Tied())(x, tensors=both), torch.zeros(5, 3))
+
+
+def test_tensors_follow_a_network_that_is_moved():
+    """Weights that a posterior keeps for itself take the dtype that the network has now."""
+    networks = [trained(small) for _ in range(3)]
+    x, posterior = torch.randn(5, 3), bb.weight_samples(networks[0], [n.state_dict() for n in networks])
+    before = bb.predict(posterior, x, bb.categorical(), num_samples=3).probs
+    networks[0].double()
+    after = bb.predict(posterior, x.double(), bb.categorical(), num_samples=3).probs
+    assert after.dtype == torch.float64
+    torch.testing.assert_close(after.float(), before)
+
+
+def test_a_pass_inside_a_pass_disturbs_neither():
+    network, x = trained(small), torch.randn(5, 3)
+    wrapped, moved = Network(network), {"tensors": {"1.running_mean": torch.ones(4)}}
+    inner: list[Tensor] = []
+    with torch.no_grad(), left_alone(network):
+        plain, expected = wrapped(x), wrapped(x, **moved)
+        assert torch.equal(wrapped(x, before={"0": lambda h: inner.append(wrapped(x))}, **moved), expected)
+        assert torch.equal(inner[0], plain)
+        assert torch.equal(wrapped(x), plain)
+
+
+class Bank(nn.Module):
+    """Writes to a large buffer, but only if there are many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+        self.register_buffer("bank", torch.zeros(5000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 4:
+            self.bank[: len(x)] += 1
+        return self.last(x)
+
+
+def test_a_large_buffer_that_changes_late_is_told_and_guarded_from_then_on():
+    wrapped = Network(Bank())
+    wrapped(torch.randn(2, 3))
+    with pytest.warns(bb.BatchbayesWarning, match=r"Bank has changed its own buffers.*bank.*load the weights again"):
+        wrapped(torch.randn(8, 3))
+    with left_alone(wrapped.module):
+        wrapped(torch.randn(8, 3))
+
+
+@pytest.mark.parametrize("kind", ["plain", "closure", "scripted"])
+@pytest.mark.filterwarnings("ignore:.*cannot be copied", "ignore:.*torch.jit.script")
+def test_real_interrupts_at_random_moments_harm_nothing(kind):
+    network, x = trained((KINDS | IN_PLACE)[kind]), torch.randn(6, 3)
+    wrapped, random, interrupted = as_network(network), Random(0), 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with torch.no_grad(), left_alone(network):
+            expected = wrapped(x)
+            for _ in range(150):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 4e-4))
+                    while True:
+                        wrapped(x, dropout=True)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                assert torch.equal(wrapped(x), expected)
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    assert interrupted == 150

@@ -13,7 +13,7 @@ from batchbayes.assessment.result import Assessment as Assessment
 from batchbayes.assessment.run import assess as assess
 from batchbayes.deploy.export import Exported as Exported, export as export
 from batchbayes.detection.novelty import Novelty as Novelty, NoveltyReport as NoveltyReport, novelty as novelty
-from batchbayes.engines.linearity import check_linearity as check_linearity
+from batchbayes.engines.linear_check import check_linearity as check_linearity
 from batchbayes.errors import BatchbayesError as BatchbayesError, BatchbayesWarning as BatchbayesWarning
 from batchbayes.likelihoods import (
     bernoulli as bernoulli,
@@ -73,5 +73,6 @@ from batchbayes.predictive import (
     Predictive as Predictive,
 )
 from batchbayes.saving import load as load, save as save
+from batchbayes.training.loop import TrainingConfig as TrainingConfig, train as train
 
 __version__: str

@@ -24,7 +24,7 @@ PLAIN = {"±": "+-", "−": "-", "≥": ">=", "≤": "<=", "…": "..."}
 
 DATA_HELP = """\
 data (T, X, V, O and the input of predict):
-  FILE.npz              arrays X and y (whole numbers are classes), optionally class_names
+  FILE.npz, .zarr       arrays X and y (whole numbers are classes), optionally class_names
   FILE.csv, .parquet    a table with column names; --target names the target, --id the ids, all others are inputs;
                         columns are found by name, and classes may be words
   FOLDER                images, in a sub-folder for each class; RGB from 0 to 1, all of one size unless --resize
@@ -221,6 +221,9 @@ def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
     command.add_argument("--datasets", nargs="+", action="extend", metavar="A,B,...",
                          help="only these (default: all of the preset)")  # fmt: skip
     command.add_argument("--workers", type=positive, metavar="N", help="processes (default: the cores, at most 8)")
+    command.add_argument("--cluster", metavar="WHERE", help="do the work on a dask cluster: the address of its "
+                         "scheduler (tcp://HOST:PORT), or local:N to start N workers here")  # fmt: skip
+    command.add_argument("--scheduler-file", type=Path, metavar="F", help="the scheduler file of a dask cluster")
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="where the data sets are (BATCHBAYES_DATA)")
     command.add_argument("--quiet", action="store_true", help="show no progress and no tables")
     command.set_defaults(run="batchbayes.reproduce.command:reproduce_command", options=None)

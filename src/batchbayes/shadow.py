@@ -19,11 +19,10 @@ from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
-from batchbayes.copying import SHARED, TENSORS, TORCH, copy_modules, is_wrapper, reachable
-from batchbayes.errors import BatchbayesError
+from batchbayes.copying import SHARED, copy_modules, is_wrapper, plain_name, reachable
+from batchbayes.errors import BatchbayesError, warn
+from batchbayes.restoring import Part
 
 _FORWARD_HOOKS = (
     "_forward_hooks",
@@ -32,10 +31,6 @@ _FORWARD_HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-_CONTAINERS = (dict, list, set)
-_SMALL = 4096
-"""Buffers of at most this many numbers are copied for each pass, in case the network changes them."""
-_MISSING = object()
 _LOCAL = threading.local()
 _LOCK = threading.RLock()
 
@@ -44,8 +39,9 @@ class Changes(TypedDict, total=False):
     """What is different in one pass through a network."""
 
     tensors: Mapping[str, Tensor | None]
-    """Parameters or buffers to use instead of the network's own, by their full names. A batch-norm layer whose running
-    statistics are None normalises by the statistics of its batch."""
+    """Parameters or buffers to use instead of the network's own, by their full names. They get the dtype and device of
+    those, and stand in all places that share a parameter. A batch-norm layer whose running statistics are None
+    normalises by the statistics of its batch."""
     before: Mapping[str, Callable[[Tensor], Tensor | None]]
     """Functions by name of module. Each gets the input of its module before the module runs. If it returns a tensor,
     the module gets that tensor instead."""
@@ -74,21 +70,31 @@ def workplace(module: nn.Module, *, own_modes: bool = False) -> "Iterator[Workpl
             fix="train a network of plain modules",
         )
     else:
-        with _LOCK, _evaluating_scripted(module), Workplace({id(m): m for m in module.modules()}, module) as place:
+        with _LOCK, _in_place(module) as place:
             yield place
 
 
 @contextmanager
-def _evaluating_scripted(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode in scripted modules, whose attributes cannot be set through vars()."""
-    modes = [(m, m.training) for m in module.modules() if isinstance(m, torch.jit.ScriptModule)]
-    try:
-        for m, _ in modes:
-            m.eval()
-        yield
-    finally:
-        for m, mode in modes:  # parents come first, because train() sets the children too
+def _in_place(module: nn.Module) -> "Iterator[Workplace]":
+    """Work inside the user's own modules. What is put back is put back twice, in case Ctrl-C stops the first time."""
+    place = Workplace({id(m): m for m in module.modules()}, module)
+    scripted = [(m, m.training) for m in module.modules() if isinstance(m, torch.jit.ScriptModule)]
+
+    def put_back() -> None:
+        place.put_back()
+        for m, mode in scripted:  # parents come first, because train() sets the children too
             m.train(mode)
+
+    try:
+        for m, _ in scripted:  # their attributes cannot be set through vars()
+            m.eval()
+        with place:
+            yield place
+    finally:
+        try:
+            put_back()
+        finally:
+            put_back()
 
 
 def why_in_place(module: nn.Module) -> str | None:
@@ -101,7 +107,7 @@ def _shadow_of(module: nn.Module) -> "Workplace | str":
     """Return the calling thread's shadow of a network, made when first asked for, or why there can be none."""
     table = _LOCAL.__dict__.setdefault("shadows", weakref.WeakKeyDictionary())
     shadow = table.get(module)
-    if shadow is None or (isinstance(shadow, Workplace) and shadow.is_outdated()):
+    if shadow is None or (isinstance(shadow, Workplace) and not shadow.is_usable()):
         shadow = table[module] = _make_shadow(module)
     return shadow
 
@@ -130,21 +136,24 @@ class Workplace:
     def __init__(self, copies: Mapping[int, nn.Module], module: nn.Module) -> None:
         self.module = copies[id(module)]
         own = [m for m in module.modules() if not is_wrapper(m) and not isinstance(m, torch.jit.ScriptModule)]
-        self._parts = [_Part(m, copies[id(m)]) for m in own]
+        self._parts = [Part(m, copies[id(m)]) for m in own]
         self._by_name: dict[str, nn.Module] = {}
+        self._ties = _names_of_tied(module)
         self._hooked: list[tuple[dict[str, Any], str, Any]] = []
         """Hook registries replaced in this pass: attributes of the module, name of the registry, old registry."""
         self._first, self._in_use = True, False
         self.own_modes = False
         """Whether modules run in the modes of the user's, and changes of buffers stay."""
 
-    def is_outdated(self) -> bool:
-        """Whether the user has changed modules or containers of the network since the copy was made."""
-        return any(part.is_outdated() for part in self._parts)
+    def is_usable(self) -> bool:
+        """Whether a new pass can run here.
+
+        It cannot if the user has changed modules or containers of the network since the copy was made, if this is a
+        pass inside another one, or if the last pass was interrupted before it had put everything back.
+        """
+        return not self._in_use and not any(part.is_outdated() for part in self._parts)
 
     def __enter__(self) -> Self:
-        if self._in_use:  # the last pass was interrupted before it had put everything back
-            self._put_back()
         self._in_use = True
         for part in self._parts:
             if self.own_modes:
@@ -154,13 +163,20 @@ class Workplace:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._first and kind is None and not self.own_modes:
-            for part in self._parts:
-                part.find_changing_buffers()
+        late: list[str] = []
+        if kind is None and not self.own_modes:
+            late = [name for part in self._parts for name in part.find_changing_buffers()]
             self._first = False
-        self._put_back()
+        self.put_back()
+        if late:
+            warn(
+                f"{type(self.module).__name__} has changed its own buffers while it predicted: {', '.join(late[:6])}. "
+                "They are large, and it had not changed them in its first pass, so they were not copied. From now on "
+                "they are. If their former values matter, load the weights again."
+            )
 
-    def _put_back(self) -> None:
+    def put_back(self) -> None:
+        """Undo what a pass has changed."""
         for attributes, kind, hooks in self._hooked:
             attributes[kind] = hooks
         self._hooked.clear()
@@ -170,27 +186,38 @@ class Workplace:
 
     def prepare(self, changes: Changes) -> None:
         """Make the changes of one pass."""
-        for name, tensor in changes.get("tensors", {}).items():
-            path, _, key = name.rpartition(".")
-            attributes = vars(self._find(path))
-            kind = attributes["_parameters" if key in attributes["_parameters"] else "_buffers"]
-            if key not in kind:
-                raise BatchbayesError(
-                    expected=f"a network with the tensor {name}",
-                    got=f"a {type(self._find(path)).__name__} without it in its place",
-                    fix="fit again after you change the network",
-                )
-            kind[key] = tensor
+        given = changes.get("tensors", {})
+        tied = {other: t for name, t in given.items() for other in self._ties.get(name, ()) if self._same(other, name)}
+        for name, tensor in {**tied, **given}.items():
+            registry, key = self._place_of(name)
+            registry[key] = _placed_like(registry[key], tensor)
         for name, see in changes.get("before", {}).items():
             self._with_own_hooks(name).register_forward_pre_hook(partial(_before, see), with_kwargs=True)
         for name, replace in changes.get("instead", {}).items():
             found = self._with_own_hooks(name)
-            found.register_forward_pre_hook(
-                _do_nothing
-            )  # torch's short cut for transformers skips modules without hooks
+            # torch's short cut for transformers does not call modules without hooks
+            found.register_forward_pre_hook(_do_nothing)
             vars(found)["forward"] = partial(_instead, replace)
         for part in self._parts:
             part.adapt(changes.get("dropout", False))
+
+    def _place_of(self, name: str) -> tuple[dict[str, Tensor | None], str]:
+        """Return the registry that holds a tensor, and its key there."""
+        path, _, key = name.rpartition(".")
+        attributes = vars(self._find(path))
+        registry = attributes["_parameters" if key in attributes["_parameters"] else "_buffers"]
+        if key not in registry:
+            raise BatchbayesError(
+                expected=f"a network with the tensor {name}",
+                got=f"a {type(self._find(path)).__name__} without it in its place",
+                fix="fit again after you change the network",
+            )
+        return registry, key
+
+    def _same(self, first: str, second: str) -> bool:
+        """Whether two names are still names of one tensor."""
+        (one, key), (other, other_key) = self._place_of(first), self._place_of(second)
+        return one[key] is other[other_key]
 
     def _find(self, name: str) -> nn.Module:
         """Return the module of a name, as `plain_name` writes it."""
@@ -212,126 +239,19 @@ class Workplace:
         return module
 
 
-class _Part:
-    """One of the user's modules, and the module that passes run on in its place."""
-
-    __slots__ = ("_changing", "_children", "_contents", "_is_copy", "_module", "_own", "_theirs")
-
-    def __init__(self, theirs: nn.Module, ours: nn.Module) -> None:
-        self._module, self._is_copy = ours, theirs is not ours
-        self._theirs = vars(theirs) if theirs is not ours else vars(theirs).copy()
-        self._children = tuple(theirs._modules.values())
-        shared = self._theirs.keys() & (TENSORS | {"training"})
-        self._own = {n: v for n, v in vars(ours).items() if v is not self._theirs.get(n, _MISSING) and n not in shared}
-        """Attributes that belong to the copy. All others are shared with the user's module."""
-        copied = [n for n in vars(ours).keys() - TORCH if n in self._own or type(vars(ours)[n]) in _CONTAINERS]
-        self._contents = tuple(_Container(self._theirs[n], vars(ours)[n], n) for n in copied if n in self._theirs)
-        """Containers and other objects in attributes that were copied: some layers keep results of a pass there."""
-        self._changing: dict[str, Tensor | None] | None = None
-        """Large buffers that the module changed in the first pass. A pass works on copies of them and of small ones."""
-
-    def is_outdated(self) -> bool:
-        """Whether the user has replaced a child module or changed a container since the copy was made."""
-        if tuple(self._theirs["_modules"].values()) != self._children:
-            return True
-        return any(container.is_outdated(self._theirs) for container in self._contents)
-
-    def begin(self, *, first: bool) -> None:
-        """Take over the user's present tensors and attributes, and set evaluation mode."""
-        self.put_back()
-        ours, buffers = vars(self._module), self._theirs["_buffers"].copy()
-        guarded = buffers and not isinstance(self._module, _NormBase)  # which changes no buffers in evaluation mode
-        for name, buffer in tuple(buffers.items()) if first or guarded else ():
-            small = buffer is not None and buffer.numel() <= _SMALL
-            if buffer is not None and (first or small or name in (self._changing or ())):
-                buffers[name] = buffer.clone()
-        if first:
-            self._changing = buffers.copy()
-        ours["training"], ours["_parameters"], ours["_buffers"] = False, self._theirs["_parameters"].copy(), buffers
-
-    def begin_training(self) -> None:
-        """Take over the user's present tensors, attributes and mode. Changes of buffers reach the user's module."""
-        self.put_back()
-        ours, theirs = vars(self._module), self._theirs
-        ours["training"], ours["_parameters"], ours["_buffers"] = (
-            theirs["training"],
-            theirs["_parameters"].copy(),
-            theirs["_buffers"],
-        )
-
-    def adapt(self, dropout: bool) -> None:
-        """Make the changes that depend on the kind of module."""
-        if dropout and isinstance(self._module, _DropoutNd):
-            vars(self._module)["training"] = True
-        elif isinstance(self._module, nn.RNNBase):
-            weights = [getattr(self._module, name) for name in self._module._flat_weights_names]
-            vars(self._module)["_flat_weights"] = weights
-
-    def find_changing_buffers(self) -> None:
-        """Look which buffers the first pass changed. It ran on copies of all of them."""
-        theirs = self._theirs["_buffers"]
-        pairs = [(name, theirs.get(name), copied) for name, copied in (self._changing or {}).items()]
-        self._changing = {n: None for n, own, copied in pairs if _is_changed(own, copied)} or None
-
-    def put_back(self) -> None:
-        """Undo what a pass has changed."""
-        ours = vars(self._module)
-        ours.update(self._theirs)
-        ours.update(self._own)
-        if self._is_copy:
-            ours["training"] = False  # so that a pass which runs late cannot update statistics
-        if len(ours) > len(self._theirs):
-            for name in ours.keys() - self._theirs.keys() - self._own.keys():
-                del ours[name]
-        for container in self._contents:
-            container.put_back()
+def _names_of_tied(module: nn.Module) -> dict[str, list[str]]:
+    """Return the names of each parameter that has several, by each of its names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(plain_name(name))
+    return {name: same for same in names.values() if len(same) > 1 for name in same}
 
 
-class _Container:
-    """A container or another object in an attribute: the user's, ours, and what each of them holds between passes."""
-
-    __slots__ = ("_name", "_ours", "_ours_before", "_theirs", "_theirs_before")
-
-    def __init__(self, theirs: Any, ours: Any, name: str) -> None:
-        self._theirs, self._ours, self._name = theirs, ours, name
-        self._theirs_before, self._ours_before = _content(theirs), _content(ours)
-        if _same(self._theirs_before, self._ours_before):
-            self._ours_before = self._theirs_before  # takes less memory
-
-    def is_outdated(self, attributes: Mapping[str, Any]) -> bool:
-        """Whether the user's module has another container, or the container holds something else."""
-        now = attributes.get(self._name, _MISSING)
-        return now is not self._theirs or not _same(_content(now), self._theirs_before)
-
-    def put_back(self) -> None:
-        content = self._ours_before
-        if _same(_content(self._ours), content):
-            return
-        ours = self._ours if type(self._ours) in _CONTAINERS else vars(self._ours)
-        ours.clear()
-        if isinstance(ours, dict):
-            ours.update(zip(content[::2], content[1::2], strict=True))
-        else:
-            (ours.extend if isinstance(ours, list) else ours.update)(content)
-
-
-def _is_changed(before: Tensor | None, after: Tensor | None) -> bool:
-    return before is not None and after is not None and not torch.equal(before, after)
-
-
-def _content(value: Any) -> tuple[Any, ...]:
-    """Return what a container holds, or the attributes of an object with names and values in turn."""
-    if type(value) in (list, set):
-        return tuple(value)
-    if type(value) is not dict:
-        if callable(value) or not hasattr(value, "__dict__"):
-            return ()
-        value = vars(value)
-    return tuple(part for item in value.items() for part in item)
-
-
-def _same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
-    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
+def _placed_like(own: Tensor | None, tensor: Tensor | None) -> Tensor | None:
+    """Give a tensor the dtype and device of the one that it replaces: the user may have moved the network."""
+    if own is None or tensor is None or (own.dtype == tensor.dtype and own.device == tensor.device):
+        return tensor
+    return tensor.to(own)
 
 
 def _before(

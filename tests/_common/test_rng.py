@@ -181,3 +181,23 @@ def test_even_numbers_are_uniform_over_seeds():
     numbers = torch.stack([even_numbers(seed, 5, 2) for seed in range(400)])
     for column in numbers.T:
         assert stats.kstest(column.numpy(), "uniform").pvalue > 1e-3
+
+
+def test_generators_of_a_gpu_follow_the_stream(monkeypatch):
+    """Stands in for `torch.cuda`, since there is no GPU here: one generator of the CPU."""
+    gpu = torch.Generator().manual_seed(99)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [gpu.get_state()])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: gpu.set_state(states[0]))
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", gpu.manual_seed)
+    before = gpu.get_state()
+    stream = GlobalStream(3)
+    with stream:
+        first = torch.rand(2, generator=gpu)
+    assert torch.equal(gpu.get_state(), before)
+    resumed = GlobalStream(3)
+    resumed.restore(stream.state())
+    with resumed:
+        second = torch.rand(2, generator=gpu)
+    with GlobalStream(3):
+        assert torch.equal(torch.rand(4, generator=gpu), torch.cat([first, second]))

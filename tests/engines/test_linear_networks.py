@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import batchbayes as bb
+from batchbayes.engines import linear_check
 from batchbayes.engines import linear_draws as drawn
-from batchbayes.engines import linearity
-from batchbayes.engines.linearity import Linearity, spread_evenly
+from batchbayes.engines.linear_check import Linearity, spread_evenly
 
 X = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
 
@@ -127,7 +127,7 @@ def test_what_is_not_trusted_is_measured_once(monkeypatch):
     posterior = bb.mcbn(settled(Curved()), X, batch_size=16)
     noisy = {"data": X[:40] * 40, "likelihood": bb.categorical(), "num_samples": 32, "engine": "auto"}
     before = bb.predict(posterior, **noisy)
-    monkeypatch.setattr(linearity, "measure_linearity", None)
+    monkeypatch.setattr(linear_check, "measure_linearity", None)
     after = bb.predict(posterior, **noisy)
     assert "exact draws" in before.engine
     assert torch.equal(before.probs, after.probs)

@@ -31,6 +31,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(),
+    "some": Config(count=12, seconds=0.1),
     "quick": Config(count=40, seconds=0.1),
     "large": Config(count=40, size=3000),
     "bad": Config(trouble="bad input"),

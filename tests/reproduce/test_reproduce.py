@@ -26,6 +26,7 @@ from batchbayes.reproduce.leases import ProcessIdentity
 from batchbayes.reproduce.plan import make_plan
 from batchbayes.reproduce.run import run_units
 from batchbayes.reproduce.store import ResultStore, read_results
+from batchbayes.reproduce.workers import Workers
 
 Printed = pytest.CaptureFixture[str]
 
@@ -129,12 +130,16 @@ def test_results_do_not_depend_on_the_number_of_workers(
     assert os.environ["OMP_NUM_THREADS"] == "2"
 
 
+class Threads(ThreadPoolExecutor, Workers):
+    size = 4
+
+
 def test_other_executors_can_replace_local_workers(out: Path) -> None:
     plan = make_plan("own.tiny", "smoke")
     out.mkdir(parents=True)
-    shown = UnitProgress({unit.name: unit.effort for unit in plan.units}, 4)
+    shown = UnitProgress({unit.name: unit.effort for unit in plan.units})
     with ResultStore(out / "results.sqlite", plan.settings) as store:
-        run_units(plan, store, lambda: ThreadPoolExecutor(4), 4, None, shown)
+        run_units(plan, store, Threads, None, shown)
         assert store.finished().keys() == {unit.name for unit in plan.units}
 
 

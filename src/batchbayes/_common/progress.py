@@ -97,15 +97,15 @@ def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterat
 class UnitProgress(_Shown):
     """Progress of work in units: one bar where a person watches, and elsewhere a plain line for each finished unit."""
 
-    def __init__(self, efforts: Mapping[str, float], workers: int) -> None:
+    def __init__(self, efforts: Mapping[str, float], workers: int = 1) -> None:
         """`efforts` says how much work each unit is, in any measure. `workers` units run at the same time."""
-        self._efforts, self._workers = efforts, workers
+        self._efforts, self.workers = efforts, workers
 
     def show(self, taken: Mapping[str, float], running: Mapping[str, float]) -> None:
         """Draw the bar, given the seconds that each finished unit took and that each running unit has run."""
         if _HIDDEN.get() or not _is_watched():
             return
-        left = seconds_left(self._efforts, taken, running, self._workers)
+        left = seconds_left(self._efforts, taken, running, self.workers)
         time_left = "" if left is None else f"{duration(left)} left  "
         more = f" + {len(running) - 1} more" if len(running) > 1 else ""
         look = "{bar:20}| {n}/{total}  {desc}"
@@ -117,7 +117,7 @@ class UnitProgress(_Shown):
         """Print a line about a finished unit where nobody sees a bar."""
         if _HIDDEN.get() or _is_watched():
             return
-        left = seconds_left(self._efforts, taken, running, self._workers)
+        left = seconds_left(self._efforts, taken, running, self.workers)
         rest = "" if left is None or len(taken) == len(self._efforts) else f"; {duration(left)} left"
         print(f"{len(taken)}/{len(self._efforts)}  {name} ({taken[name]:.1f} s){rest}", file=sys.stderr)
 

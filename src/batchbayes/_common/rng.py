@@ -38,6 +38,7 @@ class GlobalStream:
     Data loaders, augmentations and dropout draw from the global generators. Inside `with stream:` these generators
     continue this stream. After the block they have their former state again, and the stream remembers its place for
     the next block. The global generators belong to the whole process, so only one thread at a time can be in a block.
+    Those of CUDA devices are included once a program uses them; those of other accelerators are not.
 
     >>> stream = GlobalStream(0)
     >>> with stream:
@@ -63,6 +64,8 @@ class GlobalStream:
         torch.default_generator.manual_seed(stream_seed(self._seed, "torch"))
         np.random.seed(stream_seed(self._seed, "numpy") % 2**32)
         random.seed(stream_seed(self._seed, "python"))
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(stream_seed(self._seed, "cuda"))
 
     def __exit__(self, *_: object) -> None:
         self._place = _global_states()
@@ -71,25 +74,29 @@ class GlobalStream:
         time.sleep(0)  # a thread that enters blocks in a loop would otherwise never let another thread in
 
     def state(self) -> Any:
-        """Return the place in the stream as plain values and one tensor, for `restore`; None before the first block."""
+        """Return the place in the stream as plain values and tensors, for `restore`; None before the first block."""
         if self._place is None:
             return None
-        of_torch, (name, key, *rest), of_python = self._place
-        return of_torch, (name, key.tolist(), *rest), of_python
+        of_torch, (name, key, *rest), *others = self._place
+        return of_torch, (name, key.tolist(), *rest), *others
 
     def restore(self, state: Any) -> None:
         """Continue from a place that `state` returned, in this process or in another one."""
         self._place = state
 
 
-def _global_states() -> tuple[torch.Tensor, Any, Any]:
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+def _global_states() -> tuple[Any, ...]:
+    of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), np.random.get_state(), random.getstate(), of_cuda
 
 
 def _set_global_states(states: Any) -> None:
-    torch.set_rng_state(states[0])
-    np.random.set_state(states[1])
-    random.setstate(states[2])
+    of_torch, of_numpy, of_python, *of_cuda = states  # files of earlier versions have nothing for CUDA
+    torch.set_rng_state(of_torch)
+    np.random.set_state(of_numpy)
+    random.setstate(of_python)
+    if of_cuda and of_cuda[0]:
+        torch.cuda.set_rng_state_all(of_cuda[0])
 
 
 def normals(seed: int, indices: Sequence[int], size: int) -> torch.Tensor:

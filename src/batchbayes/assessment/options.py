@@ -240,9 +240,35 @@ class PredictOptions(CommonOptions):
     """The options of `batchbayes predict`. Draws, seed and engine are as in the assessment if they are None."""
 
     posterior: Path = field(metadata=option("posterior.safetensors of an assessment", type=Path, metavar="P"))
-    input: str = field(metadata=option("inputs; targets are ignored", metavar="I"))
+    input: Sequence[str] = field(
+        metadata=option(
+            "inputs; targets are ignored. With --parts: several files, or folders of .npz, .zarr, .csv or .parquet",
+            nargs="+",
+            metavar="I",
+        )
+    )
     out: Path | None = field(
         default=None, metadata=option("a new .csv file (default: printed)", type=Path, metavar="FILE")
+    )
+    parts: Path | None = field(
+        default=None,
+        metadata=option(
+            "for data of any size: a folder for part-00000.csv and so on, which are made one by one, in memory that "
+            "does not grow. If this is stopped, give the same command again: it continues",
+            type=Path,
+            metavar="DIR",
+        ),
+    )
+    cluster: str | None = field(
+        default=None,
+        metadata=option(
+            "make --parts on a dask cluster: tcp://HOST:PORT of its scheduler, or local:N to start N workers here. "
+            "The network and the posterior are sent once to each worker; --input and --model must be found there",
+            metavar="WHERE",
+        ),
+    )
+    scheduler_file: Path | None = field(
+        default=None, metadata=option("the scheduler file of a dask cluster", type=Path, metavar="F")
     )
     method: str | None = field(
         default=None, metadata=option("only for a method of your own: imports its module", metavar="pkg.module:name")

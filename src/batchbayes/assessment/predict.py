@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +19,49 @@ from batchbayes.assessment.rows import Rows, predict_rows
 from batchbayes.assessment.run import noted_warnings, running
 from batchbayes.assessment.sources import Reading
 from batchbayes.assessment.write import NOVELTY, print_rows, require_new_file, write_rows
+from batchbayes.data.examples import Examples
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError, warn
+from batchbayes.methods import resolve
+from batchbayes.posterior import Posterior
 from batchbayes.saving import load, load_notes
 
 
-def predict_new(options: PredictOptions) -> Rows:
-    """Return the rows of predictions.csv for new inputs."""
-    if options.method:
-        named_method(options.method)
-    network = build_network(options.model, options.weights, options.device)
-    posterior, notes = load(options.posterior, network), checked_notes(load_notes(options.posterior))
-    reading = Reading.from_json(notes["reading"], options.target, options.id)
-    data = reading.read(options.input, "the inputs", inputs_only=True)
-    require_outputs(notes, trial(network, data))
-    problem = unfamiliar(network, data, classes=notes["task"] != "regression")
-    if problem:
-        warn(problem)
-    novelty = _novelty(options.posterior, notes, network)
-    maps = options.maps
-    show = None if maps is None else map_writer(maps, notes["task"], notes.get("classes", 1))
-    given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}
-    notes |= {key: value for key, value in given.items() if value is not None}
-    return predict_rows(posterior, data, notes, "new", novelty, show)
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A network with the posterior of its assessment, ready to predict."""
+
+    network: nn.Module
+    posterior: Posterior
+    notes: Mapping[str, Any]
+    novelty: Novelty | None
+    reading: Reading
+
+    @classmethod
+    def load(cls, options: PredictOptions) -> "Predictor":
+        """Read the network and the posterior that the options name."""
+        if options.method:
+            named_method(options.method)
+        network = build_network(options.model, options.weights, options.device)
+        posterior, notes = load(options.posterior, network), checked_notes(load_notes(options.posterior))
+        given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}
+        notes |= {key: value for key, value in given.items() if value is not None}
+        reading = Reading.from_json(notes["reading"], options.target, options.id)
+        return cls(network, posterior, notes, _novelty(options.posterior, notes, network), reading)
+
+    def read(self, source: str, rows: range | None = None) -> Examples:
+        """Read inputs as those of the training data were read."""
+        return self.reading.read(source, "the inputs", inputs_only=True, rows=rows)
+
+    def rows(self, data: Examples, source: str, maps: Path | None = None) -> Rows:
+        """Return the rows of predictions.csv for new inputs. Warn if they are unlike the training data."""
+        notes = self.notes
+        require_outputs(notes, trial(self.network, data))
+        problem = unfamiliar(self.network, data, classes=notes["task"] != "regression")
+        if problem:
+            warn(problem)
+        show = None if maps is None else map_writer(maps, notes["task"], notes.get("classes", 1))
+        return predict_rows(self.posterior, data, notes, source, self.novelty, show)
 
 
 def _novelty(posterior: Path, notes: Mapping[str, Any], network: nn.Module) -> Novelty | None:
@@ -59,10 +80,18 @@ def _novelty(posterior: Path, notes: Mapping[str, Any], network: nn.Module) -> N
 
 def predict_command(options: PredictOptions) -> None:
     """Write predictions of new data to a file, or print them."""
+    if options.parts is not None:
+        resolve("batchbayes.assessment.parts:parts_command")(options)
+        return
+    if len(options.input) > 1 or options.cluster or options.scheduler_file:
+        raise BatchbayesError(
+            expected="--parts DIR beside several inputs or a cluster", got="none", fix="name a folder for the parts"
+        )
     if options.out is not None:
         require_new_file(options.out)
     with running(options), noted_warnings():
-        rows = predict_new(options)
+        predictor = Predictor.load(options)
+        rows = predictor.rows(predictor.read(options.input[0]), "new", options.maps)
     cells = list(zip(*rows.values(), strict=True))
     if options.out is not None:
         write_rows(options.out, rows)

@@ -192,8 +192,8 @@ def running(options: CommonOptions) -> Iterator[None]:
 
 
 @contextmanager
-def noted_warnings(shown: bool = False) -> Iterator[list[str]]:
-    """Collect our own warnings for the report, each once. They are printed, or `shown` as other warnings are."""
+def noted_warnings(shown: bool = False, quiet: bool = False) -> Iterator[list[str]]:
+    """Collect our own warnings, each once. They are printed, or `shown` as other warnings are, or only collected."""
     notes: list[str] = []
 
     def note(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -204,7 +204,7 @@ def noted_warnings(shown: bool = False) -> Iterator[list[str]]:
             notes.append(str(message))
         if shown or not ours:
             usual(message, category, *where, **more)
-        else:
+        elif not quiet:
             print(f"warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():

@@ -31,8 +31,11 @@ class Reading:
     """The names of the classes in the training data, in the order of the network's outputs."""
     preprocessing: Preprocessing | None = None
 
-    def read(self, source: str, what: str, *, inputs_only: bool = False) -> Examples:
-        """Read examples from a file, a folder or a data function. With `inputs_only`, targets in files are ignored."""
+    def read(self, source: str, what: str, *, inputs_only: bool = False, rows: range | None = None) -> Examples:
+        """Read examples from a file, a folder or a data function.
+
+        With `inputs_only`, targets in files are ignored. With `rows`, only these examples of a file are read.
+        """
         if is_function(source):
             examples = from_object(source, call_named(source, what))
             if not inputs_only:
@@ -47,6 +50,7 @@ class Reading:
             ignored_label=self.ignored_label,
             preprocessing=self.preprocessing,
             inputs_only=inputs_only,
+            rows=rows,
         )
 
     def _require_class_names(self, examples: Examples) -> None:

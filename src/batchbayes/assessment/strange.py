@@ -9,7 +9,7 @@ from batchbayes._common.rng import GlobalStream
 from batchbayes.assessment.load import Case
 from batchbayes.data.examples import Examples
 from batchbayes.detection.novelty import Novelty, novelty
-from batchbayes.engines.linearity import spread_evenly
+from batchbayes.engines.linear_check import spread_evenly
 from batchbayes.errors import BatchbayesError
 
 LEVEL = 0.01

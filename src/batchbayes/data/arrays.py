@@ -1,18 +1,21 @@
-"""Examples from arrays: .npz files."""
+"""Examples from arrays: .npz files and .zarr folders."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from batchbayes.data.array_file import StoredArray, open_arrays
 from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_tensors
 from batchbayes.data.schema import Column, Schema, dtype_of, require_distinct
 from batchbayes.errors import BatchbayesError
 
 INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "labels", "target")
+A = TypeVar("A", np.ndarray, StoredArray)
 CLASS_KEYS, FEATURE_KEYS, ID_KEYS = ("class_names", "classes"), ("features", "feature_names"), ("ids", "id")
 
 
@@ -24,17 +27,16 @@ def read_arrays(
     schema: Schema | None = None,
     class_names: Sequence[str] | None = None,
     inputs_only: bool = False,
+    rows: range | None = None,
 ) -> Examples:
-    """Read the inputs and the targets of an .npz file.
+    """Read the inputs and the targets of an .npz file or a .zarr folder.
 
     The inputs are an array `X` (or inputs, images, data), the targets an array `y` (or targets, labels, target). There
     may be texts beside them: `class_names`, `features` (the names of the columns of X) and `ids`. With `features`, the
     columns are put in the order of the schema. `read_examples` explains the arguments.
     """
-    arrays = read_npz(path)
-    inputs = _wanted(path, arrays, None, INPUT_KEYS, "an array X of inputs")
-    if inputs is None:
-        raise _no_array(path, arrays, "an array X of inputs")
+    arrays = _arrays(path, rows)
+    inputs = _inputs(path, arrays)
     targets = None if inputs_only else _wanted(path, arrays, target, TARGET_KEYS, "an array of targets")
     features = _texts(path, arrays, FEATURE_KEYS, inputs.shape[1] if inputs.ndim == 2 else None)
     ids = _texts(path, arrays, (id_array,) if id_array else ID_KEYS, len(inputs))
@@ -62,25 +64,31 @@ def read_arrays(
     )
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read all arrays of an .npz file. Pickled objects are refused and not loaded."""
-    try:
-        with path.open("rb") as stream:  # given a path, numpy would leave a damaged file open
-            file = np.load(stream, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise ValueError("a single array")
-            return {key: file[key] for key in file.files}
-    except Exception as error:  # zipfile, zlib, lzma and numpy each have their own errors for a damaged file
-        raise BatchbayesError(
-            expected=f"arrays of numbers in {path}",
-            got=(str(error).splitlines() or [type(error).__name__])[0].rstrip("."),
-            fix="write it with numpy.savez",
-        ) from error
+def input_shape(path: Path) -> tuple[int, ...]:
+    """Return the shape of all inputs of a file, (N, ...), without reading them."""
+    with open_arrays(path) as arrays:
+        return _inputs(path, arrays).shape
 
 
-def _wanted(
-    path: Path, arrays: Mapping[str, np.ndarray], name: str | None, keys: Sequence[str], what: str
-) -> np.ndarray | None:
+def _arrays(path: Path, rows: range | None) -> dict[str, np.ndarray]:
+    """Read all arrays. With `rows`, arrays with a row for each example are read in part."""
+    with open_arrays(path) as stored:
+        count = None if rows is None else _inputs(path, stored).shape[0]
+        whole = (*CLASS_KEYS, *FEATURE_KEYS)
+        return {
+            name: array.read(rows if name not in whole and array.shape[:1] == (count,) else None)
+            for name, array in stored.items()
+        }
+
+
+def _inputs(path: Path, arrays: Mapping[str, A]) -> A:
+    inputs = _wanted(path, arrays, None, INPUT_KEYS, "an array X of inputs")
+    if inputs is None:
+        raise _no_array(path, arrays, "an array X of inputs")
+    return inputs
+
+
+def _wanted(path: Path, arrays: Mapping[str, A], name: str | None, keys: Sequence[str], what: str) -> A | None:
     """Return the array with a name, or the only one with a usual name. A single text is a name, and no data."""
     if name is not None:
         if name not in arrays or not arrays[name].ndim:
@@ -197,7 +205,7 @@ def _target_name(arrays: Mapping[str, np.ndarray]) -> str | None:
     return str(name) if name is not None and not name.ndim and name.dtype.kind == "U" else None
 
 
-def _no_array(path: Path, arrays: Mapping[str, np.ndarray], wanted: str) -> BatchbayesError:
+def _no_array(path: Path, arrays: Mapping[str, Any], wanted: str) -> BatchbayesError:
     return BatchbayesError(
         expected=f"{wanted} in {path.name}", got=f"arrays {', '.join(sorted(arrays)) or 'none'}", fix="rename one"
     )

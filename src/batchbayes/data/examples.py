@@ -94,6 +94,13 @@ class Examples:
         """Return the same examples with a preprocessing, which is applied each time that they are read."""
         return replace(self, preprocessing=preprocessing)
 
+    def between(self, rows: range) -> "Examples":
+        """Return some consecutive examples of a data set."""
+        assert isinstance(self.batches, DataLoader)
+        ids = None if self.source_ids is None else self.source_ids[rows.start : rows.stop]
+        loader = DataLoader(Subset(self.batches.dataset, rows), batch_size=READ_SIZE)
+        return replace(self, batches=loader, source_ids=ids)
+
     def raw(self) -> "Examples":
         """Return the same examples without the preprocessing, to show them to people."""
         return replace(self, preprocessing=None)

@@ -5,15 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from batchbayes.data.arrays import read_arrays
+from batchbayes.data.arrays import input_shape, read_arrays
 from batchbayes.data.examples import Examples
 from batchbayes.data.image_folders import read_images, visible
 from batchbayes.data.images import IMAGES
 from batchbayes.data.masks import IMAGE_FOLDER, MASK_FOLDER, read_masked_images
 from batchbayes.data.preprocess import Preprocessing
 from batchbayes.data.schema import Schema
-from batchbayes.data.tables import TABLES, read_table
+from batchbayes.data.tables import TABLES, parquet_shape, read_table
 from batchbayes.errors import BatchbayesError
+
+ARRAYS = (".npz", ".zarr")
+READ_IN_PART = (*ARRAYS, ".parquet")
 
 
 def read_examples(
@@ -27,12 +30,13 @@ def read_examples(
     ignored_label: int | None = None,
     preprocessing: Preprocessing | None = None,
     inputs_only: bool = False,
+    rows: range | None = None,
 ) -> Examples:
     """Read the examples in a file or folder.
 
     Args:
-        path: a table (.csv, .parquet), arrays (.npz), an image, a folder of images, a folder with a sub-folder of
-            images for each class, or a folder with the sub-folders `images` and `masks`.
+        path: a table (.csv, .parquet), arrays (.npz, .zarr), an image, a folder of images, a folder with a sub-folder
+            of images for each class, or a folder with the sub-folders `images` and `masks`.
         target: the target column of a table, or the target array of an .npz file. Integers and names become class
             numbers, other numbers become real targets.
         id_column: the column or array with a name for each example. Images have their file names.
@@ -42,6 +46,7 @@ def read_examples(
         ignored_label: the number of pixels in masks that do not count.
         preprocessing: what is done to the inputs each time they are read.
         inputs_only: whether targets are ignored, so that they may be of classes that training did not have.
+        rows: only these examples. Of .npz, .zarr and .parquet no others are read; a .csv file is read whole.
     """
     path = Path(path)
     if not path.exists():
@@ -49,7 +54,9 @@ def read_examples(
     suffix = path.suffix.lower()
     known: dict[str, Any] = {"schema": schema, "class_names": class_names, "inputs_only": inputs_only}
     try:
-        if path.is_dir() or (suffix in IMAGES and path.is_file()):
+        if suffix in ARRAYS:
+            examples = read_arrays(path, target, id_array=id_column, rows=rows, **known)
+        elif path.is_dir() or (suffix in IMAGES and path.is_file()):
             _require_unit_scale(preprocessing)
             resize = preprocessing.resize if preprocessing else None
             images, answers = _segmentation(path, None if masks is None else Path(masks))
@@ -60,12 +67,10 @@ def read_examples(
             else:
                 examples = read_images(images, class_names, resize, inputs_only=inputs_only)
         elif suffix in TABLES and path.is_file():
-            examples = read_table(path, target, id_column=id_column, **known)
-        elif suffix == ".npz" and path.is_file():
-            examples = read_arrays(path, target, id_array=id_column, **known)
+            examples = read_table(path, target, id_column=id_column, rows=rows, **known)
         else:
             raise BatchbayesError(
-                expected="a .npz, .csv or .parquet file, an image, a folder of images, or pkg.module:function",
+                expected="a .npz, .zarr, .csv or .parquet file, an image, a folder of images, or pkg.module:function",
                 got=str(path),
                 fix="convert it, or write a function that returns a DataLoader",
             )
@@ -73,7 +78,25 @@ def read_examples(
         raise BatchbayesError(
             expected=f"a file that can be read at {path}", got=str(error.strerror or error), fix="check its permissions"
         ) from error
+    if rows is not None and suffix not in READ_IN_PART:
+        examples = examples.between(rows)
     return examples if preprocessing is None else examples.prepared(preprocessing)
+
+
+def example_shape(path: str | os.PathLike[str], preprocessing: Preprocessing | None = None) -> tuple[int, ...]:
+    """Return the number of examples in a file or folder, and the shape of one of them or the number of its columns.
+
+    Files that can be read in part are not read here.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix in ARRAYS and path.exists():
+        return input_shape(path)
+    if suffix == ".parquet" and path.is_file():
+        return parquet_shape(path)
+    examples = read_examples(path, preprocessing=preprocessing, inputs_only=True)
+    assert examples.size is not None
+    return examples.size, *next(iter(examples))[0].shape[1:]
 
 
 def _segmentation(path: Path, masks: Path | None) -> tuple[Path, Path | None]:

@@ -1,7 +1,10 @@
 """Examples from tables: .csv and .parquet files. Columns are found by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +17,36 @@ from batchbayes.data.table import Table
 from batchbayes.errors import BatchbayesError
 
 
-def read_parquet(path: Path) -> Table:
-    """Read a Parquet table. This needs pyarrow."""
+def read_parquet(path: Path, rows: range | None = None) -> Table:
+    """Read a Parquet table, or some of its rows. This needs pyarrow."""
+    with _parquet(path) as file:
+        table = file.read() if rows is None else _groups(file, rows)
+        cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+    if not table.num_rows:
+        raise BatchbayesError(expected=f"rows in {path.name}", got="none", fix="check the file")
+    first = 1 if rows is None else 1 + rows.start
+    places = [f"row {row}" for row in range(first, first + table.num_rows)]
+    return Table(path.name, tuple(table.column_names), cells, places)
+
+
+def parquet_shape(path: Path) -> tuple[int, int]:
+    """Return the number of rows and columns of a Parquet table, without reading it."""
+    with _parquet(path) as file:
+        return file.metadata.num_rows, file.metadata.num_columns
+
+
+def _groups(file: Any, rows: range) -> Any:
+    """Read the groups of rows that hold these rows, and cut them."""
+    sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    ends = list(accumulate(sizes))
+    wanted = [i for i, end in enumerate(ends) if end > rows.start and end - sizes[i] < rows.stop]
+    table = file.read_row_groups(wanted)
+    return table.slice(rows.start - (ends[wanted[0]] - sizes[wanted[0]]), len(rows))
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """Give an open Parquet file."""
     try:
         from pyarrow import ArrowException, parquet  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -23,20 +54,17 @@ def read_parquet(path: Path) -> Table:
             expected="pyarrow, to read .parquet files", got="none", fix="pip install pyarrow, or convert to .csv"
         ) from error
     try:
-        table = parquet.read_table(path)
-        cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+        with parquet.ParquetFile(path) as file:
+            yield file
     except (ArrowException, OSError) as error:
         raise BatchbayesError(
             expected=f"a Parquet table in {path.name}",
             got=f"a damaged file ({' '.join(str(error).split())[:200]})",
             fix="write it again, or convert it to .csv",
         ) from error
-    if not table.num_rows:
-        raise BatchbayesError(expected=f"rows in {path.name}", got="none", fix="check the file")
-    return Table(path.name, tuple(table.column_names), cells, [f"row {row}" for row in range(1, table.num_rows + 1)])
 
 
-TABLES: dict[str, Callable[[Path], Table]] = {".csv": read_csv, ".parquet": read_parquet}
+TABLES = (".csv", ".parquet")
 
 
 def read_table(
@@ -47,6 +75,7 @@ def read_table(
     schema: Schema | None = None,
     class_names: Sequence[str] | None = None,
     inputs_only: bool = False,
+    rows: range | None = None,
 ) -> Examples:
     """Read a table. All columns are inputs, except the target and the ids. `read_examples` explains the arguments.
 
@@ -54,7 +83,7 @@ def read_table(
     table has them. A target column without any value is then left out. The names of the classes are those of the
     schema, those that are given, or those in the column in the order of the alphabet.
     """
-    table = TABLES[path.suffix.lower()](path)
+    table = read_csv(path) if path.suffix.lower() == ".csv" else read_parquet(path, rows)
     target, id_column = _special_columns(table, target, id_column, schema)
     features = [name for name in table.header if name not in (target, id_column)]
     if schema:

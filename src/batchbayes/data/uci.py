@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from batchbayes._common.atomic import atomic_path
-from batchbayes.data.arrays import read_npz
+from batchbayes.data.array_file import read_npz
 from batchbayes.data.folder import VARIABLE, DataFolder, cache_folder
 from batchbayes.errors import BatchbayesError, unknown_name, warn
 

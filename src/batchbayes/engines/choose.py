@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from batchbayes.engines.linear import LinearPlan, linear_draws, plan_linear, require_linearisable
-from batchbayes.engines.linear_draws import Block, LinearDraws
-from batchbayes.engines.linearity import (
+from batchbayes.engines.linear_check import (
     Linearity,
     known_beyond,
     known_linearity,
     warn_unless_trusted,
 )
+from batchbayes.engines.linear_draws import Block, LinearDraws
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.posterior import Linearisable, Posterior

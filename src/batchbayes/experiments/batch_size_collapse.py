@@ -27,7 +27,7 @@ from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.digits import pixel_shuffled
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
-from batchbayes.engines.linearity import measure_linearity
+from batchbayes.engines.linear_check import measure_linearity
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior

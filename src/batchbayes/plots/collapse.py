@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, Axes, Figure, house_style, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +19,7 @@ class BatchSizeSweep:
     auroc: ArrayLike
 
 
-def collapse_figure(
-    batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep], *, ax: "Axes | None" = None
-) -> "Figure":
+def collapse_figure(batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep], *, ax: Axes | None = None) -> Figure:
     """Draw mutual information in and out of distribution by training batch size, for each method; then the AUROC.
 
     Lines are means over seeds. Dots are single seeds. With `ax`, the panels take the place of these axes.
@@ -53,7 +46,7 @@ def collapse_figure(
 
 
 def _seeds_line(
-    panel: "Axes", batch_sizes: Sequence[int], values: ArrayLike, label: str, colour: str, marker: str
+    panel: Axes, batch_sizes: Sequence[int], values: ArrayLike, label: str, colour: str, marker: str
 ) -> None:
     each = np.asarray(values)  # (seeds, B)
     panel.plot(batch_sizes, each.mean(0), color=colour, lw=1.6, label=label, marker=marker, ms=5)

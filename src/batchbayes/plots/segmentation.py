@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import Axes, Figure, house_style, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +25,8 @@ def segmentation_figure(
     *,
     num_classes: int,
     names: Sequence[str] | None = None,
-    ax: "Axes | None" = None,
-) -> "Figure":
+    ax: Axes | None = None,
+) -> Figure:
     """Draw a row for each image: the image, the prediction, the uncertainty and the errors.
 
     With `ax`, the panels take the place of these axes.
@@ -61,7 +56,7 @@ def segmentation_figure(
     return figure.figure
 
 
-def _class_legend(figure: "Figure", names: Sequence[str], palette) -> None:
+def _class_legend(figure: Figure, names: Sequence[str], palette) -> None:
     from matplotlib.patches import Patch
 
     patches = [Patch(color=palette(k % 20), label=name.replace("$", r"\$")) for k, name in enumerate(names)]

@@ -14,6 +14,7 @@ from batchbayes._common.progress import UnitProgress, hidden_progress
 from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.errors import BatchbayesError
+from batchbayes.reproduce.cluster import Cluster, ClusterWorkers, find_cluster
 from batchbayes.reproduce.experiment import EXPERIMENTS, load_experiment
 from batchbayes.reproduce.outputs import explained_write_errors, mixed_versions, tables_with_notes, write_outputs
 from batchbayes.reproduce.plan import Plan, make_plan, plan_of_results, require_known_units
@@ -43,9 +44,12 @@ def reproduce_command(options: argparse.Namespace) -> None:
         datasets = [name.strip() for text in options.datasets for name in text.split(",") if name.strip()]
     plan = make_plan(options.name, options.preset, datasets)
     out = options.out or _default_folder(plan, datasets or ())
+    cluster = find_cluster(options.cluster, options.scheduler_file)
+    if cluster and options.workers:
+        raise BatchbayesError(expected="--workers or a cluster", got="both", fix="a cluster has workers of its own")
     workers = options.workers or min(MOST_WORKERS, os.cpu_count() or 1)
     with hidden_progress(options.quiet):
-        tables = reproduce(plan, out, workers=workers, data_folder=options.data_dir)
+        tables = reproduce(plan, out, workers=workers, data_folder=options.data_dir, cluster=cluster)
     if not options.quiet:
         print("\n\n".join(map(to_terminal, tables)))
         print(f"\nTables, figures and a page: {out / 'index.html'}")
@@ -60,7 +64,9 @@ def _default_folder(plan: Plan, as_given: Sequence[str]) -> Path:
     return next((folder for folder in names if folder.exists()), names[-1])
 
 
-def reproduce(plan: Plan, out: Path, *, workers: int = 1, data_folder: DataFolder = None) -> list[ResultTable]:
+def reproduce(
+    plan: Plan, out: Path, *, workers: int = 1, data_folder: DataFolder = None, cluster: Cluster | None = None
+) -> list[ResultTable]:
     """Do the units that are not finished in `out`, write tables, figures and a page there, and return the tables."""
     require_packages("figures and the page", "report", matplotlib="matplotlib", jinja2="jinja2")
     if data_folder is not None and not os.path.isdir(data_folder):
@@ -77,11 +83,12 @@ def reproduce(plan: Plan, out: Path, *, workers: int = 1, data_folder: DataFolde
         before = store.finished()
         require_known_units(plan, before)
         workers = min(workers, max(1, len(plan.units) - len(before)))
-        with UnitProgress({unit.name: unit.effort for unit in plan.units}, workers) as shown:
+        make_workers = partial(ClusterWorkers, cluster) if cluster else partial(local_workers, workers)
+        with UnitProgress({unit.name: unit.effort for unit in plan.units}) as shown:
             if before:
                 shown.say(f"{len(before)} of {count(len(plan.units), 'unit')} were finished before")
             folder = None if data_folder is None else os.fspath(data_folder)
-            run_units(plan, store, partial(local_workers, workers), workers, folder, shown)
+            run_units(plan, store, make_workers, folder, shown)
         finished = store.finished()
     return write_outputs(plan, finished, out)
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass, field
 
 from batchbayes._common.progress import UnitProgress, duration
@@ -13,6 +13,7 @@ from batchbayes.reproduce.perform import UnitFailure, perform
 from batchbayes.reproduce.plan import Plan
 from batchbayes.reproduce.records import UnitOutcome
 from batchbayes.reproduce.store import ResultStore
+from batchbayes.reproduce.workers import Workers
 
 TICK_SECONDS = 0.5
 """How often to look for units that other processes have finished, and to redraw the progress line."""
@@ -27,8 +28,7 @@ class UnitError(RuntimeError):
 def run_units(
     plan: Plan,
     store: ResultStore,
-    make_workers: Callable[[], Executor],
-    num_workers: int,
+    make_workers: Callable[[], Workers],
     data_folder: str | None,
     shown: UnitProgress,
 ) -> None:
@@ -39,10 +39,10 @@ def run_units(
     """
     failures: dict[str, UnitFailure] = {}
     for attempt in range(1 + RESTARTS):
-        scheduler = _Scheduler(plan, store, num_workers, data_folder, shown, failures)
+        scheduler = _Scheduler(plan, store, data_folder, shown, failures)
         try:
-            with make_workers() as executor:
-                scheduler.run(executor)
+            with make_workers() as workers:
+                scheduler.run(workers)
             break
         except BrokenExecutor as error:
             lost = [unit.name for unit, _ in scheduler.running.values()]
@@ -63,7 +63,6 @@ class _Scheduler:
 
     plan: Plan
     store: ResultStore
-    num_workers: int
     data_folder: str | None
     shown: UnitProgress
     failures: dict[str, UnitFailure]
@@ -71,7 +70,7 @@ class _Scheduler:
     """The units in work, each with its start time."""
     waiting_said: bool = False
 
-    def run(self, executor: Executor) -> None:
+    def run(self, workers: Workers) -> None:
         """Continue until no unit is left that could be done."""
         order = sorted(self.plan.units, key=lambda unit: -unit.effort)
         while True:
@@ -82,19 +81,20 @@ class _Scheduler:
             if not waiting and not self.running:
                 return
             ready = [unit for unit in waiting if all(name in taken for name in unit.needs)]
-            self.start(executor, ready, taken)
+            self.start(workers, ready, taken)
             if self.running:
                 self.collect()
             else:
                 self.wait_for_others(ready)
 
-    def start(self, executor: Executor, ready: Sequence[Unit], taken: Mapping[str, float]) -> None:
+    def start(self, workers: Workers, ready: Sequence[Unit], taken: Mapping[str, float]) -> None:
         """Claim one unit for each idle worker and start it. No other process can do a claimed unit."""
-        claimed = set(self.store.claim([unit.name for unit in ready], self.num_workers - len(self.running)))
+        self.shown.workers = workers.size
+        claimed = set(self.store.claim([unit.name for unit in ready], workers.size - len(self.running)))
         for unit in (unit for unit in ready if unit.name in claimed):
             self.shown.show(taken, self.seconds_running() | {unit.name: 0.0})
             needed, begun = {name: self.store.result(name) for name in unit.needs}, time.monotonic()
-            future = executor.submit(
+            future = workers.submit(
                 perform, self.plan.settings.experiment, self.plan.config, unit, needed, self.data_folder
             )
             self.running[future] = unit, begun

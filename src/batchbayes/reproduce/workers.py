@@ -1,7 +1,7 @@
 """Workers for units of work, as a `concurrent.futures.Executor`.
 
-The code that runs units needs only this interface. So other executors can replace the processes of this machine, for
-example `Client.get_executor()` of dask.distributed.
+The code that runs units needs only this interface. So the workers of a cluster can replace the processes of this
+machine (`cluster.py`).
 """
 
 import os
@@ -23,7 +23,16 @@ _UNTIL_EXIT = ExitStack()
 """Keeps the contexts that a worker process enters at its start: without a reference they would end at once."""
 
 
-def local_workers(count: int) -> Executor:
+class Workers(Executor):
+    """An executor that knows how many units it can do at the same time."""
+
+    @property
+    def size(self) -> int:
+        """The number of units. In a cluster it may change."""
+        return 1
+
+
+def local_workers(count: int) -> Workers:
     """Return an executor with `count` processes of this machine, each with one thread.
 
     For a count of 1 the work is done in the current process.
@@ -35,7 +44,7 @@ def local_workers(count: int) -> Executor:
     return ThisProcess() if count == 1 else WorkerProcesses(count)
 
 
-class ThisProcess(Executor):
+class ThisProcess(Workers):
     """An executor that does all work at once in the current process, with one thread."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -49,7 +58,7 @@ class ThisProcess(Executor):
         return future
 
 
-class WorkerProcesses(ProcessPoolExecutor):
+class WorkerProcesses(ProcessPoolExecutor, Workers):
     """An executor with spawned processes that always end when their parent ends.
 
     The workers hold one end of a pipe, and the parent holds the other. When the parent closes its end (after Ctrl-C) or
@@ -59,7 +68,12 @@ class WorkerProcesses(ProcessPoolExecutor):
     def __init__(self, count: int) -> None:
         context = get_context("spawn")
         listening, self._lifeline = context.Pipe(duplex=False)
+        self._count = count
         super().__init__(count, mp_context=context, initializer=_start_worker, initargs=(listening,))
+
+    @property
+    def size(self) -> int:
+        return self._count
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Submit work as usual. This may start a process, which must not receive Ctrl-C."""

@@ -8,7 +8,7 @@ training, for the gradient with respect to the means and to the log standard dev
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -22,13 +22,11 @@ from batchbayes.methods.weights.fit import fit_noisy
 from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.noisy import Noisy, noisy
 from batchbayes.models.lenet import LeNet300
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ESTIMATORS = {"local": "local", "one weight draw": "weights", "score function": "score"}
 STAGES = ("start", "trained")
@@ -109,7 +107,7 @@ def tables(config: VarianceConfig, results: Results) -> list[ResultTable]:
     ]  # fmt: skip
 
 
-def figures(config: VarianceConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: VarianceConfig, results: Results) -> dict[str, Figure]:
     """There is no figure: the table says it all."""
     return {}
 

@@ -7,7 +7,7 @@ spread of each layer allows, for mean-field weights, and the accuracy with weigh
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,13 +23,11 @@ from batchbayes.methods.weights.noisy import noisy
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.methods.weights.quantisation import bits_needed, rounded_means
 from batchbayes.methods.weights.variational_dropout import VariationalDropout
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PUBLISHED = {1.0: (98.3, 98.3, 37), 1.5: (98.2, 98.2, 70), 2.0: (97.95, 97.9, 155), 2.5: (97.35, 97.25, 450),
              3.0: (92.0, 91.1, 2200)}  # fmt: skip
@@ -152,7 +150,7 @@ def tables(config: PropagationConfig, results: Results) -> list[ResultTable]:
     ]
 
 
-def figures(config: PropagationConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: PropagationConfig, results: Results) -> dict[str, Figure]:
     """Show accuracy and the number of noisy weights against the threshold."""
     from batchbayes.plots.lines import Line, lines_figure
 

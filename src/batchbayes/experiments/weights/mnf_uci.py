@@ -8,7 +8,7 @@ noise leaves on held-out rows.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchbayes._common.rng import GlobalStream
 from batchbayes.data.folder import DataFolder
@@ -23,13 +23,11 @@ from batchbayes.methods.weights.flow import MultiplicativeFlow
 from batchbayes.methods.weights.noisy import noisy
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.models.mlp import MLP
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DATASETS = tuple(SETS)
 UNIT, MATCHED = "unit noise", "matched noise"
@@ -134,7 +132,7 @@ def score_table(config: FlowConfig, runs: Runs, metric: str) -> ResultTable:
     )
 
 
-def figures(config: FlowConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: FlowConfig, results: Results) -> dict[str, Figure]:
     """There are no figures: the tables say it all."""
     return {}
 

@@ -7,7 +7,7 @@ sparse, and is trained further.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,13 +20,11 @@ from batchbayes.methods.weights.fit import Schedule, fit_noisy
 from batchbayes.methods.weights.noisy import Noisy, noisy
 from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.methods.weights.sparsity import compression, sparsity
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Step, TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PUBLISHED = {
     "LeNet-300-100": {"dense": (1.64, 1.0), "pruned": (1.59, 12.0), "sparse VD": (1.92, 68.0)},
@@ -194,7 +192,7 @@ def sparsity_table(config: SparseConfig, results: Results) -> ResultTable:
     )
 
 
-def figures(config: SparseConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: SparseConfig, results: Results) -> dict[str, Figure]:
     """Show error and compression during training."""
     from batchbayes.plots.lines import Line, lines_figure
 

@@ -10,7 +10,7 @@ table has the evidence lower bounds of four parametrisations of variational drop
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,15 +33,13 @@ from batchbayes.methods.weights.variance import Variance
 from batchbayes.methods.weights.variational_dropout import VariationalDropout
 from batchbayes.metrics import accuracy
 from batchbayes.models.lenet import NormalisedLeNet5
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Step, TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PUBLISHED = {"dropout": (99.1, 99.4, 99.4), "variance": (95.9, 10.1, 99.3)}
 """Accuracy of one draw, of the means, and of the mean over draws, in per cent."""
@@ -289,7 +287,7 @@ def interleaved(ours: Sequence[CellValue], published: Sequence[CellValue]) -> li
     return [cell for pair in zip(ours, published, strict=True) for cell in pair]
 
 
-def figures(config: VarianceNetworksConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: VarianceNetworksConfig, results: Results) -> dict[str, Figure]:
     """Show the phase transition."""
     from batchbayes.plots.lines import Line, lines_figure
 

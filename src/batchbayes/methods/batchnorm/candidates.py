@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.text import number
-from batchbayes.engines.linearity import measure_linearity, spread_evenly
+from batchbayes.engines.linear_check import measure_linearity, spread_evenly
 from batchbayes.errors import BatchbayesWarning
 from batchbayes.methods import Method
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior

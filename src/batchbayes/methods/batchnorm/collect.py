@@ -117,7 +117,7 @@ class PooledMoments:
 
     def add(self, inputs: Tensor) -> None:
         """Take in one batch (N, C, ...)."""
-        mean, variance = batch_statistics(inputs.cpu().double())
+        mean, variance = batch_statistics(_double(inputs))
         count = inputs.numel() // inputs.shape[1]
         total, shift = self._count + count, mean - self._mean
         self._deviation = self._deviation + variance * count + shift.square() * (self._count * count / total)
@@ -163,7 +163,7 @@ def example_moments(
                 fix="use stochastic_bn, or leave this layer out with sites=",
             )
         seen.add(name)
-        values = inputs.detach().cpu().double()
+        values = _double(inputs.detach())
         values = (values if values.ndim > 2 else values.unsqueeze(2)).flatten(2) - _origin(layers[name])
         values = values.unflatten(0, (size, -1)).transpose(1, 2).flatten(2)  # (n, C, P)
         a, b = values.mean(2), values.square().mean(2)  # (n, C)
@@ -177,13 +177,18 @@ def example_moments(
             before = {**refusing(idle), **{name: partial(see, name) for name in layers}}
             network(batch.to(network.device), before=before)
         _require_all(sites, seen)
-    return [_moments(sums[name] / count, _origin(layer)) for name, layer in layers.items()]
+    return [_moments(sums[name].cpu() / count, _origin(layer).cpu()) for name, layer in layers.items()]
 
 
 def _origin(layer: _BatchNorm) -> Tensor:
     """Return the running mean, (C, 1): moments are taken about it, so that little is lost to rounding."""
     assert layer.running_mean is not None
-    return layer.running_mean.detach().cpu().double()[:, None]
+    return _double(layer.running_mean.detach())[:, None]
+
+
+def _double(values: Tensor) -> Tensor:
+    """Return float64 on the device of the values, which may be large. Apple's GPUs have no float64."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def _moments(expected: Tensor, origin: Tensor) -> ExampleMoments:

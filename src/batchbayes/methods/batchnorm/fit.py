@@ -13,7 +13,7 @@ from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import Batches, mini_batches
-from batchbayes.engines.linearity import known_linearity
+from batchbayes.engines.linear_check import known_linearity
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.inputs import Picker, require_finite

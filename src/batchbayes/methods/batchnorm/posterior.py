@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt, dealt_first, normals
-from batchbayes.engines.linearity import linearity_from_json, linearity_to_json
+from batchbayes.engines.linear_check import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import each_tensor, require_finite
 from batchbayes.methods.batchnorm.collect import as_buffers
@@ -121,9 +121,9 @@ class BatchNormPosterior(Posterior):
         return drawn
 
     def _statistics(self, omega: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return (mean, variance) for each layer, in its dtype and on its device."""
+        """Return (mean, variance) for each layer, in its dtype and on its device: omega is copied there at once."""
         placed = []
-        for site, (mean, variance) in zip(self.sites, unpack(self.sites, omega), strict=True):
+        for site, (mean, variance) in zip(self.sites, unpack(self.sites, omega.to(self.device)), strict=True):
             like = reference_tensor(site.layer)
             like = like if like.numel() else reference_tensor(self.network.module)
             placed.append((mean.to(like), variance.to(like)))

@@ -18,7 +18,7 @@ from torch import Tensor
 from batchbayes._common.checks import whole_number
 from batchbayes._common.minimise import minimise
 from batchbayes.batches import Batches, as_batches
-from batchbayes.engines.linearity import measure_linearity, warn_unless_trusted
+from batchbayes.engines.linear_check import measure_linearity, warn_unless_trusted
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import Picker, pick_inputs
 from batchbayes.likelihoods import Categorical, Gaussian, TargetLikelihood, require_likelihood

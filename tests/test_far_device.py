@@ -1,0 +1,78 @@
+"""Networks on another device: the same numbers, no operation between devices, and no hidden copies.
+
+There is no GPU here. `helpers/far_device.py` has tensors that behave as if they were on one, and count copies.
+"""
+
+import pytest
+import torch
+from helpers.far_device import COUNTED, FarDevice, moved
+from torch import Tensor, nn
+
+import batchbayes as bb
+
+INPUTS = torch.randn(64, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+VIEWS = bb.Compose(bb.RandomCrop(1), bb.RandomFlip())
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.3),
+        nn.Flatten(), nn.Linear(64, 3),
+    ).train()  # fmt: skip
+    for batch in INPUTS.split(16):
+        made(batch)
+    return made.eval()
+
+
+FITS = {
+    "mcbn": lambda net: bb.mcbn(net, INPUTS, batch_size=8),
+    "mcbn around the running statistics": lambda net: bb.mcbn(net, INPUTS, batch_size=8, center="running"),
+    "stochastic_bn": lambda net: bb.stochastic_bn(net, INPUTS, batch_size=8),
+    "clt_bn": lambda net: bb.clt_bn(net, INPUTS, batch_size=8),
+    "mc_dropout": bb.mc_dropout,
+    "views": lambda net: bb.with_views(bb.deterministic(net), VIEWS),
+    "network": bb.deterministic,
+}
+TO_DEVICE = {"views": 0, "network": 0}
+"""What each draw copies to the device, if not one tensor: all statistics, or the mask of the dropout layer. Views move
+images where they are."""
+
+
+def predicted(posterior: bb.Posterior, engine: str, num_samples: int) -> tuple[Tensor, dict[str, int]]:
+    """Return probabilities, and what was copied for them. The first call tries draws, and is not counted."""
+    for _ in range(2):
+        COUNTED.clear()
+        seen = bb.predict(posterior, INPUTS[:5], bb.categorical(), num_samples=num_samples, engine=engine)
+    return seen.probs, dict(COUNTED)
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_each_draw_costs_one_copy_of_its_outputs(name: str) -> None:
+    near, _ = predicted(FITS[name](network()), "sample", 6)
+    with FarDevice():
+        far, counted = predicted(FITS[name](moved(network())), "sample", 6)
+    draws = 1 if name == "network" else 6
+    assert torch.equal(far, near)
+    assert type(far) is Tensor
+    assert counted == {"to the CPU": draws, "to the device": 1 + draws * TO_DEVICE.get(name, 1)}
+
+
+def test_the_linear_engine_copies_as_much_for_many_draws_as_for_few() -> None:
+    near, _ = predicted(FITS["mcbn"](network()), "linear", 64)
+    with FarDevice():
+        posterior = FITS["mcbn"](moved(network()))
+        (_, few), (far, many) = (predicted(posterior, "linear", count) for count in (8, 64))
+    torch.testing.assert_close(far, near, rtol=0, atol=1e-6)
+    assert few == many == {"to the device": 11, "to the CPU": 6, "numbers asked for": 6}
+
+
+def test_the_far_device_tells_mistakes() -> None:
+    with FarDevice():
+        x = torch.ones(3).to("meta")
+        with pytest.raises(RuntimeError, match="the same device"):
+            x + torch.ones(3)
+        COUNTED.clear()
+        assert float(x.sum()) == 3
+        assert (x + 1).cpu().tolist() == [2, 2, 2]
+    assert COUNTED == {"numbers asked for": 1, "to the CPU": 1}
