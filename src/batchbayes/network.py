@@ -37,8 +37,8 @@ class Network:
 
     def __call__(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Tensor:
         """Run the network on inputs (N, ...), and return its outputs (N, ...). `Changes` lists the options."""
-        with self.running(inputs, **changes) as outputs:
-            return outputs
+        with self.prepared(**changes) as run:
+            return run(inputs)
 
     @contextmanager
     def running(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Iterator[Tensor]:
@@ -46,16 +46,24 @@ class Network:
 
         A backward pass belongs inside the block: a network with activation checkpoints runs parts of itself again.
         """
+        with self.prepared(**changes) as run:
+            yield run(inputs)
+
+    @contextmanager
+    def prepared(self, **changes: Unpack[Changes]) -> Iterator[Function]:
+        """Make the changes once, for any number of passes inside the block."""
         with workplace(self.module, own_modes=changes.get("own_modes", False)) as place:
             place.prepare(changes)
-            try:
-                many = isinstance(inputs, Inputs)
-                found = place.module(*inputs.args, **inputs.named) if many else place.module(inputs)
-            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
-                if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
-                    raise
-                raise _failed(self.module, inputs, changes.get("tensors", {}), error) from error
-            yield _checked_outputs(pick_output(found, self.output), len(inputs))
+            yield partial(self._run, place.module, changes.get("tensors", {}))
+
+    def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
+        try:
+            found = module(*inputs.args, **inputs.named) if isinstance(inputs, Inputs) else module(inputs)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+            if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
+                raise
+            raise _failed(self.module, inputs, tensors, error) from error
+        return _checked_outputs(pick_output(found, self.output), len(inputs))
 
     @property
     def device(self) -> torch.device:
