@@ -159,6 +159,40 @@ def test_data_without_a_clear_meaning_is_refused(kind):
         bb.assess(model, data[0], data, **FEW)
 
 
+class Words(nn.Module):
+    """A network for sentences of seven words, which are whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.last = nn.Embedding(20, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, words):
+        return self.last(self.norm(self.embed(words).mean(1)).relu())
+
+
+def test_inputs_get_the_type_that_the_network_needs(tmp_path):
+    random = torch.Generator().manual_seed(0)
+    words = torch.randint(0, 20, (90, 7), generator=random)
+    labels = torch.randint(0, 2, (90,), generator=random)
+    found = bb.assess(Words().eval(), words, (words, labels), **FEW)
+    assert found.case.reading.input_dtype == "int64"
+    (x, y), plain = assess_cases.blobs(240, 1), assess_cases.blobs(240, 0)[0]
+    expected = bb.assess(network(), plain, (x, y), **FEW)
+    assert expected.case.reading.input_dtype is None
+    wide = bb.assess(network(), plain.double().numpy(), (x.double().numpy(), y.numpy()), **FEW)
+    assert wide.rows == expected.rows
+    exact = bb.assess(network().double(), plain, (x, y), **(FEW | {"method": "mcbn"}))
+    assert exact.case.reading.input_dtype == "float64"
+    exact.save(tmp_path / "out")
+    np.savez(tmp_path / "new.npz", X=x.numpy())
+    save_file(network().double().state_dict(), tmp_path / "weights.safetensors")
+    given = ["--model", "helpers.assess_cases:double_classifier", "--weights", str(tmp_path / "weights.safetensors")]
+    given += ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--input", str(tmp_path / "new.npz")]
+    assert cli.main(["predict", *given, "--out", str(tmp_path / "new.csv"), "--quiet"]) == 0
+    new = rows_in(tmp_path / "new.csv")
+    assert [new[row]["confidence"] for row in exact.rows["row"]] == [str(c) for c in exact.rows["confidence"]]
+
+
 def test_zeros_and_ones_are_values_if_the_user_says_so():
     x, y = assess_cases.halves(240, 1)
     found = bb.assess(assess_cases.one_logit(), x, (x, y.float()), task="regression", **FEW)

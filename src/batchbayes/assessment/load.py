@@ -1,6 +1,7 @@
 """From options to a network and data that fit together, or to a message that says what does not fit."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,15 @@ from torch import Tensor, nn
 from batchbayes.assessment.likelihood import OneLogit, class_likelihood
 from batchbayes.assessment.named import build_network, call_named, fitting_weights, named_methods
 from batchbayes.assessment.options import AssessOptions, Settings, Task
-from batchbayes.assessment.sources import Reading, Training, first_reading, is_function, read_training, training_of
+from batchbayes.assessment.sources import (
+    INPUT_DTYPES,
+    Reading,
+    Training,
+    first_reading,
+    is_function,
+    read_training,
+    training_of,
+)
 from batchbayes.assessment.views import named_views, some_inputs, words
 from batchbayes.batches import pick_inputs
 from batchbayes.data.examples import Examples
@@ -95,6 +104,10 @@ def make_case(
     members: Sequence[Mapping[str, Tensor]] = (),
 ) -> Case:
     """Check that network and data fit together, and find out what the task is."""
+    if name := needed_dtype(network, test):
+        dtype, reading = INPUT_DTYPES[name], replace(reading, input_dtype=name)
+        train, test = train.typed(dtype), replace(test, input_dtype=dtype)
+        calibration, ood = (part and replace(part, input_dtype=dtype) for part in (calibration, ood))
     outputs = trial(network, test)
     task = settings.task or guess_task(outputs, test, likelihood)
     split_off = calibration is None
@@ -169,6 +182,26 @@ def _outputs(network: nn.Module, inputs: Tensor) -> Tensor:
     """Return outputs for a few examples, enough to see whether they are probabilities."""
     wrapped = as_network(network)
     return wrapped(inputs[:FEW].to(wrapped.device)).cpu()
+
+
+@torch.no_grad()
+def needed_dtype(network: nn.Module, source: Examples) -> str | None:
+    """Return the type that inputs must have: that of the weights, or whole numbers. None if they can stay as they are.
+
+    Inputs are converted only if the network does not take them as they are, and takes them so.
+    """
+    wrapped, first = as_network(network), next(iter(source), None)
+    if first is None:
+        return None
+    inputs = pick_inputs(first)[:2].to(wrapped.device)
+    weights = next((p.dtype for p in wrapped.module.parameters() if p.is_floating_point()), inputs.dtype)
+    others = [name for name, dtype in INPUT_DTYPES.items() if dtype == weights != inputs.dtype]
+    others += ["int64"] if bool((inputs == inputs.round()).all()) else []
+    for name in (None, *others):
+        with suppress(Exception):  # `trial` says what is wrong if nothing works
+            wrapped(inputs if name is None else inputs.to(INPUT_DTYPES[name]))
+            return name
+    return None
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """What is found in the batch-norm layers is said: never trained, without buffers, frozen."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -61,4 +63,6 @@ def test_the_condition_of_the_layers_is_told(change, message):
 
 
 def test_a_trained_network_is_no_reason_to_warn():
-    bb.mcbn(trained().eval(), X, batch_size=8, num_samples=4)  # warnings are errors in tests
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(bb.mcbn(trained().eval(), X, batch_size=8, num_samples=4).sites) == 2

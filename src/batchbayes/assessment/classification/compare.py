@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from batchbayes.assessment.entries import (
     pick_shown,
     price,
     trial_of,
+    try_all,
 )
 from batchbayes.assessment.explorer import class_explorer
 from batchbayes.assessment.figures import shared_figures
@@ -84,7 +86,7 @@ TEMPERATURES = temperature_grid(0.25, 16, 17)
 def assess_classification(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
     held_out, labels = case.calibration.targets(), case.test.targets()
-    tried = [(entry, *_try(case, entry, held_out)) for entry in compared_entries(case, case.likelihood)]
+    tried = try_all(case, compared_entries(case, case.likelihood), partial(_try, labels=held_out))
     picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
     drawn = {entry: draws for entry, _, draws in tried}
     contenders: list[ClassContender] = []

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from batchbayes.assessment.entries import (
     pick_shown,
     price,
     trial_of,
+    try_all,
 )
 from batchbayes.assessment.explorer import value_explorer
 from batchbayes.assessment.figures import shared_figures
@@ -87,7 +89,7 @@ STRANGE_COLUMNS = (
 def assess_regression(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
     held_out, targets = case.calibration.targets().float(), case.test.targets().float()
-    tried = [(entry, *_try(case, entry, held_out)) for entry in compared_entries(case, gaussian(1.0), averaged=1)]
+    tried = try_all(case, compared_entries(case, gaussian(1.0), averaged=1), partial(_try, targets=held_out))
     picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
     drawn = {entry: draws for entry, _, draws in tried}
     contenders = [

@@ -16,6 +16,7 @@ from batchbayes.assessment.entries import (
     price,
     too_dear,
     trial_of,
+    try_all,
 )
 from batchbayes.assessment.explorer import image_explorer
 from batchbayes.assessment.figures import shared_figures
@@ -59,7 +60,7 @@ TEMPERATURES = temperature_grid(0.4, 4, 9)
 def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     """Choose a method on the calibration images, and compare it with others on the test images."""
     entries = compared_entries(case, case.likelihood, tuning_samples=TUNING_DRAWS, tuning_examples=TUNING_IMAGES)
-    tried = [(entry, _try(case, entry)) for entry in entries]
+    tried = [each[:2] for each in try_all(case, entries, lambda case, entry: (_try(case, entry), None))]
     picked = recommend([trial for _, trials in tried for trial in trials], case.settings.budget)
     contenders: list[Contender[PixelSums]] = []
     for _, trials in pick_shown(tried, picked.trials):
