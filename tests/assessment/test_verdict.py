@@ -96,11 +96,13 @@ def test_few_examples_do_not_make_percentages_believable():
     verdict = class_verdict(class_rows(confidence, right, [0, 1]), [own], NETWORK, SimpleNamespace(ood=None))
     assert verdict["headline"] == "2 test examples are too few to say how good it is."
     assert verdict["What to do next"] == "Assess again with at least 100 test examples."
-    assert verdict["Can its percentages be believed?"].startswith("Not known: the test examples are too few.")
+    assert verdict["How good is it?"] == "2 answers were right."
+    assert len(verdict) == 3  # nothing else can be said
     confidence, right = answers(30, 0)
     own = SimpleNamespace(metrics={"accuracy": 0.75, "mean_confidence": 0.75, "nll": 0.2})
     verdict = class_verdict(class_rows(confidence, right, [0] * 30), [own], NETWORK, SimpleNamespace(ood=None))
     assert "too few test examples to know whether its percentages" in verdict["headline"]
+    assert verdict["Can its percentages be believed?"].startswith("Not known: the test examples are too few.")
     assert "calibration data would" not in verdict["What to do next"]
 
 

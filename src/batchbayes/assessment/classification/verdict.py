@@ -55,8 +55,11 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     if case.ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, case.ood.name)
     if DOUBT * share_error(accuracy, len(right)) > 2 * VAGUE:
-        verdict |= too_few(len(right), "test example", 100)
-    elif guess := no_better_than_guessing(targets, right, choice.recommended.metrics["nll"]):
+        return {
+            **too_few(len(right), "test example", 100),
+            "How good is it?": f"{int(right.sum())} answers were right.",
+        }
+    if guess := no_better_than_guessing(targets, right, choice.recommended.metrics["nll"]):
         verdict |= {"headline": guess, "What to do next": CHECK}
     return verdict
 

@@ -74,8 +74,8 @@ def value_verdict(
     if ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, ood.name)
     if len(targets) < FEWEST:
-        verdict |= too_few(len(targets), "test example", 100)
-    elif all(_explained(error, target) <= 0 for _, error, target, *_ in each):
+        return too_few(len(targets), "test example", 100)
+    if all(_explained(error, target) <= 0 for _, error, target, *_ in each):
         headline = (
             "It is no better than guessing: the mean of the test values as the answer to all inputs does as well."
         )

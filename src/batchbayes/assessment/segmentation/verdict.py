@@ -32,7 +32,7 @@ def image_verdict(
     good = class_sentences(choice, accuracy, own.metrics, word, alone, error=error, noun="pixel")
     good["How good is it?"] += f" This was counted on {count(len(wrong), 'test image')}."
     if DOUBT * error > 2 * VAGUE:
-        good |= too_few(len(wrong), "test image", 20)
+        return too_few(len(wrong), "test image", 20)
     return {
         **good,
         "Can its percentages be believed?": text + told_alone(choice, own.metrics, word, alone),
