@@ -30,6 +30,7 @@ third-party: .venv-third-party/stamp  ## MCBN on networks of timm and segmentati
 
 users: .venv-users/stamp  ## the seven users of examples/users, with the packages that they know
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 -m slow tests/test_users.py
+	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 tests/methods/weights/test_third_party_networks.py
 
 clean:
 	rm -rf .venv .venv-third-party .venv-users demo .pytest_cache .ruff_cache .hypothesis

@@ -25,10 +25,10 @@ from batchbayes.assessment.explorer import class_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
+from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.result import RANKING, STRANGE, Assessment, MetricColumn, flag_threshold
 from batchbayes.assessment.rows import assessed_rows, class_labels
-from batchbayes.assessment.strange import fit_novelty
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
 from batchbayes.calibrate import conformal_sets, tune_temperature

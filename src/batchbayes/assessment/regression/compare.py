@@ -23,6 +23,7 @@ from batchbayes.assessment.entries import (
 from batchbayes.assessment.explorer import value_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.load import Case
+from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
 from batchbayes.assessment.regression.quantities import quantities
@@ -37,7 +38,6 @@ from batchbayes.assessment.rows import (
     spread_of_draws,
     suffix,
 )
-from batchbayes.assessment.strange import fit_novelty
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import cross_fitted
 from batchbayes.calibrate import conformal_quantile, tune_precision

@@ -22,13 +22,13 @@ from batchbayes.assessment.explorer import image_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
+from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.result import RANKING, Assessment, MetricColumn, flag_threshold
 from batchbayes.assessment.rows import Show, assessed_rows, single_images
 from batchbayes.assessment.segmentation.figures import image_figures
 from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels, sums_over
 from batchbayes.assessment.segmentation.verdict import image_terms, image_verdict
-from batchbayes.assessment.strange import fit_novelty
 from batchbayes.assessment.thumbnails import pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
 from batchbayes.prediction import predict_stream
