@@ -32,7 +32,7 @@ class Tolerance:
 LOOSE = Tolerance(shift=0.4, channel=0.5, spread=3.0)
 """Further away is data that was prepared in another way. Test images that lack the random crops of training are at
 0.16, 0.31 and a factor of 1.4 (docs/results/data-check.md)."""
-STRICT = Tolerance(shift=0.1, channel=0.5, spread=1.15)
+STRICT = Tolerance(shift=0.07, channel=0.5, spread=1.15)
 """Further away are training batches that lack the transforms of training. They matter only if draws scatter around the
 batches."""
 
