@@ -1,6 +1,8 @@
 """The choice of a method: honest on small data, simple where the data cannot tell, within the budget."""
 
 import math
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +10,8 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.assessment import tuning
-from batchbayes.assessment.contenders import Trial
-from batchbayes.assessment.recommend import recommend
+from batchbayes.assessment.contenders import Contender, Trial
+from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.views import named_views
 from batchbayes.methods.candidates import Candidate, cross_fitted_gain
 from batchbayes.metrics import mean_score
@@ -41,6 +43,22 @@ def test_the_budget_is_kept_and_what_it_costs_is_told():
         picked = recommend(trials, budget)
         assert picked.recommended.name == name
         assert (picked.beyond and picked.beyond.name) == beyond
+
+
+def test_a_caution_is_said_only_about_what_is_recommended():
+    def chosen(cautious):
+        named = [trial("network", 0.5, 0.1), trial("views", 0.3, 0.1, rank=1, passes=16)]
+        trials = [
+            replace(each, candidate=replace(each.candidate, caution="rough" if each.name == cautious else ""))
+            for each in named
+        ]
+        return as_choice(recommend(trials), [Contender(each, None, {}, each.losses) for each in trials])
+
+    with pytest.warns(bb.BatchbayesWarning, match="rough"):
+        assert chosen("views").name == "views"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen("network")
 
 
 def noise_only(count, settings, seed):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from batchbayes._common.text import number
 from batchbayes.assessment.contenders import Contender, Trial
+from batchbayes.errors import warn
 
 DOUBT = 2.0
 """Two methods count as equally good if their mean losses differ by at most this many standard errors."""
@@ -79,9 +80,14 @@ def paired_difference(losses: Tensor, others: Tensor) -> tuple[float, float]:
 
 
 def as_choice(picked: Picked, contenders: Sequence[Contender[Any]]) -> Choice:
-    """Return the choice with what the test data says about it. The network as it is is the first contender."""
+    """Return the choice with what the test data says about it. The network as it is is the first contender.
+
+    Warn of what somebody who uses it should know.
+    """
     of = {contender.trial: contender for contender in contenders}
     chosen = of[picked.recommended]
+    if chosen.candidate.caution:
+        warn(chosen.candidate.caution)
     return Choice(chosen, of[picked.best], picked.beyond, is_network=chosen is contenders[0])
 
 

@@ -69,6 +69,8 @@ class Candidate:
     curve: TuningCurve | None = None
     tuning_gain: Tensor | None = None
     """By how much the loss of each calibration example is lower because it took part in the tuning, (n,)."""
+    caution: str = ""
+    """What somebody who uses it should know. It is said only where the candidate is recommended."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "short_name", self.short_name or self.name)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.text import number
 from batchbayes.engines.linear_check import measure_linearity, spread_evenly
-from batchbayes.errors import BatchbayesWarning, warn
+from batchbayes.errors import BatchbayesWarning
 from batchbayes.methods import Method
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import all_sites
@@ -29,7 +29,7 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
         options["batch_size"] = setting.batch_size
     trained = method(setting.model, setting.train, **options)
     assert isinstance(trained, BatchNormPosterior)
-    tuned = _tune(trained, method.label, setting)
+    tuned = _tune(trained, setting)
     about = "mean of draws with the noise of the batch size"
     return [
         Candidate(
@@ -58,6 +58,7 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
                 "size. A smaller batch size means more noise.",
             ),
             tuning_gain=_gain(tuned, setting),
+            caution=_caution(tuned, method.label, setting),
         ),
     ]
 
@@ -85,19 +86,22 @@ def _advice(posterior: BatchNormPosterior) -> str:
     return f"Average draws at an effective batch size of {number(posterior.batch_size)}"
 
 
-def _tune(trained: BatchNormPosterior, label: str, setting: Setting) -> TunedBatchSize:
-    """Tune the batch size. Warn if the network is not linear in its statistics: tuning takes it as linear."""
+def _tune(trained: BatchNormPosterior, setting: Setting) -> TunedBatchSize:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchbayesWarning)  # the warning below says it in words that fit a report
-        tuned = tune_batch_size(
+        warnings.simplefilter("ignore", BatchbayesWarning)  # `_caution` says it in words that fit a report
+        return tune_batch_size(
             trained, setting.calibration, setting.likelihood, num_samples=setting.tuning_samples, seed=setting.seed
         )
+
+
+def _caution(tuned: TunedBatchSize, label: str, setting: Setting) -> str:
+    """Return what to know if the network is not linear in its statistics, because tuning takes it as linear."""
     inputs = torch.cat([inputs for inputs, _ in setting.calibration])
     found = measure_linearity(tuned.posterior, inputs, num_draws=8, max_examples=32, seed=0)
-    if not found.trusted:
-        warn(
-            f"The tuned batch size of {label} is only rough. Tuning takes the network as linear in its batch "
-            f"statistics, and this holds only roughly here ({found}). The end of the report names the engine that made "
-            "the draws of each method."
-        )
-    return tuned
+    if found.trusted:
+        return ""
+    return (
+        f"The tuned batch size of {label} is only rough. Tuning takes the network as linear in its batch statistics, "
+        f"and this holds only roughly here ({found}). To find a better one, predict the calibration data with "
+        'posterior.at_batch_size(...) at half and at twice this size and engine="sample", and compare.'
+    )
