@@ -169,6 +169,10 @@ def test_many_outputs_go_forward_and_few_go_reverse():
     assert predictive.probs.shape == (3, 8, 8, 3)
     assert (predictive.probs - exact.probs).abs().max() < 0.02
     assert plan_linear(posterior, 1, 5, seed=0).mode == "reverse"
+    classes, pixels = plan_linear(posterior, 1000, 40, seed=0), plan_linear(posterior, 5000, 40, seed=0)
+    assert (classes.sides, pixels.sides) == (1, 2)
+    assert classes.cost(1000) == len(classes.directions) <= 8
+    assert pixels.cost(5000) == 2 * len(pixels.directions)
 
 
 def test_chunks_and_numbers_of_draws_do_not_matter():
