@@ -93,7 +93,7 @@ def _checked_outputs(outputs: Tensor, count: int) -> Tensor:
 def _failed(
     module: nn.Module, inputs: Tensor | Inputs, tensors: Mapping[str, Tensor | None], error: Exception
 ) -> BatchbayesError:
-    """Return what to say when the network raises an error."""
+    """Return the error to raise when the network itself raises one."""
     forms = [(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors_of(inputs)]
     shapes = " and ".join(f"{shape} of {dtype}" for shape, dtype in forms)
     own = str(reference_tensor(module).dtype).removeprefix("torch.")
@@ -217,8 +217,15 @@ def inputs_watched(modules: Mapping[str, nn.Module], see: Callable[[str, Tensor]
 def require_layout(
     module: nn.Module, saved: Sequence[Sequence[object]], own: Sequence[Sequence[object]], what: str, row: str
 ) -> None:
-    """Refuse a network whose layers are not those that a file describes. `row` is a format string that describes one
-    layer."""
+    """Refuse a network whose layers are not those that a file describes.
+
+    Args:
+        module: the network.
+        saved: a row for each layer, from the file.
+        own: the same of the network.
+        what: the kind of layers, for the message.
+        row: a format string that describes one layer by its row.
+    """
     if (kept := [tuple(r) for r in saved]) != (found := [tuple(r) for r in own]):
         parts = [f"{len(found)} {what} layers where the file has {len(kept)}"] if len(found) != len(kept) else []
         parts += ["no " + row.format(*r) for r in [r for r in kept if r not in found][:3]]

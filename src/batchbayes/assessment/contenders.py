@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from batchbayes.assessment.load import Case
-from batchbayes.assessment.strange import novelty_level
+from batchbayes.assessment.novelty import novelty_level
 from batchbayes.detection.novelty import Novelty
 from batchbayes.engines.choose import EXACT_TOO
 from batchbayes.methods.candidates import Candidate

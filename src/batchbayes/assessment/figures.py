@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 from batchbayes import plots
 from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.load import Case
+from batchbayes.assessment.novelty import novelty_level
 from batchbayes.assessment.result import Figures, MetricColumn
 from batchbayes.assessment.rows import Rows
-from batchbayes.assessment.strange import novelty_level
 from batchbayes.assessment.words import numbers
 from batchbayes.detection.novelty import Novelty
 

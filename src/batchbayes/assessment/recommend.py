@@ -11,10 +11,11 @@ from torch import Tensor
 
 from batchbayes._common.text import number
 from batchbayes.assessment.contenders import Contender, Trial
-from batchbayes.errors import warn
 
 DOUBT = 2.0
 """Two methods count as equally good if their mean losses differ by at most this many standard errors."""
+FREE_DOUBT = 1.0
+"""The same for a method with and without a temperature, which costs nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,8 @@ def recommend(trials: Sequence[Trial], budget: int | None = None) -> Picked:
 def _is_as_good(trial: Trial, best: Trial) -> bool:
     """Return whether the paired differences of losses leave a doubt that the best is better."""
     difference, error = paired_difference(trial.losses, best.losses)
-    return trial is best or difference <= DOUBT * error
+    same_but_for_temperature = trial.simplicity[:-1] == best.simplicity[:-1]
+    return trial is best or difference <= (FREE_DOUBT if same_but_for_temperature else DOUBT) * error
 
 
 def paired_difference(losses: Tensor, others: Tensor) -> tuple[float, float]:
@@ -80,14 +82,9 @@ def paired_difference(losses: Tensor, others: Tensor) -> tuple[float, float]:
 
 
 def as_choice(picked: Picked, contenders: Sequence[Contender[Any]]) -> Choice:
-    """Return the choice with what the test data says about it. The network as it is is the first contender.
-
-    Warn of what somebody who uses it should know.
-    """
+    """Return the choice with what the test data says about it. The network as it is is the first contender."""
     of = {contender.trial: contender for contender in contenders}
     chosen = of[picked.recommended]
-    if chosen.candidate.caution:
-        warn(chosen.candidate.caution)
     return Choice(chosen, of[picked.best], picked.beyond, is_network=chosen is contenders[0])
 
 

@@ -52,7 +52,7 @@ class LinearPlan:
     share: float = 1.0
     """Share of the variance of the outputs that the directions keep."""
     contrasts: bool = False
-    """Whether outputs (n, K) move relative to the last of them, which saves one backward pass."""
+    """Whether only the differences between the outputs (n, K) of an example matter, which saves backward passes."""
     sides: int = 2
     """Forward mode: whether differences are taken to one side of the centre or to both."""
 

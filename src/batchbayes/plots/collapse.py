@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, Axes, Figure, house_style, new_figure
+from batchbayes.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Axes, Figure, house_style, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,10 +19,17 @@ class BatchSizeSweep:
     auroc: ArrayLike
 
 
-def collapse_figure(batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep], *, ax: Axes | None = None) -> Figure:
+def collapse_figure(
+    batch_sizes: Sequence[int],
+    sweeps: Sequence[BatchSizeSweep],
+    *,
+    novelty: ArrayLike | None = None,
+    ax: Axes | None = None,
+) -> Figure:
     """Draw mutual information in and out of distribution by training batch size, for each method; then the AUROC.
 
-    Lines are means over seeds. Dots are single seeds. With `ax`, the panels take the place of these axes.
+    `novelty` is the AUROC (seeds, B) of a detector without noise. Lines are means over seeds. Dots are single seeds.
+    With `ax`, the panels take the place of these axes.
     """
     with house_style():
         count = len(sweeps) + 1
@@ -36,6 +43,8 @@ def collapse_figure(batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep]
         panels[0].legend(frameon=False)
         for sweep, colour, marker in zip(sweeps, (GREY, GREEN, PURPLE), "^Dv", strict=False):
             _seeds_line(panels[-1], batch_sizes, sweep.auroc, sweep.title, colour, marker)
+        if novelty is not None:
+            _seeds_line(panels[-1], batch_sizes, novelty, "novelty", ORANGE, "P")
         panels[-1].set(title="detection of out-of-distribution data", ylabel="AUROC")
         panels[-1].legend(frameon=False)
         for panel in panels:

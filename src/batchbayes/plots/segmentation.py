@@ -52,11 +52,12 @@ def segmentation_figure(
         assert shown is not None, "there is a row"
         figure.colorbar(shown, ax=panels[:, 2].tolist(), location="bottom", shrink=0.9, pad=0.02)
         if names:
-            _class_legend(figure, names[:num_classes], palette)
+            class_legend(figure, names[:num_classes], palette)
     return figure.figure
 
 
-def _class_legend(figure: Figure, names: Sequence[str], palette) -> None:
+def class_legend(figure: Figure, names: Sequence[str], palette) -> None:
+    """Put the names and colours of classes below a figure."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=palette(k % 20), label=name.replace("$", r"\$")) for k, name in enumerate(names)]

@@ -25,6 +25,9 @@ EXPERIMENTS = {
     "mcbn-passes": "batchbayes.experiments.mcbn.passes",
     "mcbn-toy": "batchbayes.experiments.mcbn.toy",
     "mcbn-normality": "batchbayes.experiments.mcbn.normality",
+    "mcbn-cifar": "batchbayes.experiments.images.cifar",
+    "mcbn-camvid": "batchbayes.experiments.images.camvid",
+    "sbn": "batchbayes.experiments.images.sbn",
     "batch-size-collapse": "batchbayes.experiments.batch_size_collapse",
     "random-labels": "batchbayes.experiments.weights.random_labels",
     "variance-networks": "batchbayes.experiments.weights.variance_networks",
@@ -38,6 +41,7 @@ EXPERIMENTS = {
     "attack": "batchbayes.experiments.samples.attack",
     "online": "batchbayes.experiments.samples.online",
     "sg-mcmc": "batchbayes.experiments.samples.sg_mcmc",
+    "rl": "batchbayes.experiments.samples.rl",
 }
 """The modules of the experiments of this package. A module is imported only when its experiment is used."""
 

@@ -48,7 +48,7 @@ class RandomLabelsConfig:
 
 PRESETS = {
     "smoke": RandomLabelsConfig("synthetic", 100, 100, epochs=30, width=200, dropout=0.1, learning_rate=3e-3),
-    "quick": RandomLabelsConfig(num_train=10_000, epochs=80, width=512),
+    "quick": RandomLabelsConfig(num_train=5000, epochs=120, batch_size=50),
     "paper": RandomLabelsConfig(),
 }
 

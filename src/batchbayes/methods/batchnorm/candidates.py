@@ -29,7 +29,7 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
         options["batch_size"] = setting.batch_size
     trained = method(setting.model, setting.train, **options)
     assert isinstance(trained, BatchNormPosterior)
-    tuned = _tune(trained, setting)
+    tuned, caution = _tune(trained, method.label, setting)
     about = "mean of draws with the noise of the batch size"
     return [
         Candidate(
@@ -57,8 +57,8 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
                 caption=f"How much noise suits {method.label}: the loss on calibration data at each effective batch "
                 "size. A smaller batch size means more noise.",
             ),
+            caution=caution,
             tuning_gain=_gain(tuned, setting),
-            caution=_caution(tuned, method.label, setting),
         ),
     ]
 
@@ -86,22 +86,17 @@ def _advice(posterior: BatchNormPosterior) -> str:
     return f"Average draws at an effective batch size of {number(posterior.batch_size)}"
 
 
-def _tune(trained: BatchNormPosterior, setting: Setting) -> TunedBatchSize:
+def _tune(trained: BatchNormPosterior, label: str, setting: Setting) -> tuple[TunedBatchSize, str]:
+    """Tune the batch size. Also return a caution if the network is not linear in its statistics, as tuning takes it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchbayesWarning)  # `_caution` says it in words that fit a report
-        return tune_batch_size(
+        warnings.simplefilter("ignore", BatchbayesWarning)  # the caution below says it in words that fit a report
+        tuned = tune_batch_size(
             trained, setting.calibration, setting.likelihood, num_samples=setting.tuning_samples, seed=setting.seed
         )
-
-
-def _caution(tuned: TunedBatchSize, label: str, setting: Setting) -> str:
-    """Return what to know if the network is not linear in its statistics, because tuning takes it as linear."""
     inputs = torch.cat([inputs for inputs, _ in setting.calibration])
     found = measure_linearity(tuned.posterior, inputs, num_draws=8, max_examples=32, seed=0)
-    if found.trusted:
-        return ""
-    return (
+    caution = (
         f"The tuned batch size of {label} is only rough. Tuning takes the network as linear in its batch statistics, "
-        f"and this holds only roughly here ({found}). To find a better one, predict the calibration data with "
-        'posterior.at_batch_size(...) at half and at twice this size and engine="sample", and compare.'
+        f"and this holds only roughly here ({found}). How good it is was measured with the draws that are recommended."
     )
+    return tuned, "" if found.trusted else caution
