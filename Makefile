@@ -31,6 +31,7 @@ third-party: .venv-third-party/stamp  ## MCBN on networks of timm and segmentati
 users: .venv-users/stamp  ## the seven users of examples/users, and pandas, MAPIE, Parquet and Zarr beside batchbayes
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 -m slow tests/test_users.py
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n auto tests/sklearn tests/data tests/assessment/test_parts.py
+	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 tests/methods/weights/test_third_party_networks.py
 
 clean:
 	rm -rf .venv .venv-third-party .venv-users demo .pytest_cache .ruff_cache .hypothesis

@@ -1,3 +1,5 @@
+from importlib.util import find_spec
+
 import pytest
 import torch
 from helpers import shared
@@ -20,3 +22,16 @@ def data_folder():
     if shared.FOLDER is None:
         pytest.skip(shared.REASON)
     return shared.FOLDER
+
+
+@pytest.fixture(scope="session")
+def torchvision_operators():
+    """Declare two operators that `import torchvision` looks for: PyPI's build cannot load its own without CUDA."""
+    if find_spec("torchvision") is None:
+        yield
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    yield
+    del library

@@ -67,8 +67,9 @@ def test_misuse_ends_with_2_and_usage(arguments: list[str], capsys: pytest.Captu
 
 
 PRINTING = """
-import sys
-from batchbayes import cli, demo
+import sys, types
+from batchbayes import cli
+demo = sys.modules["batchbayes.demo"] = types.ModuleType("batchbayes.demo")  # the real one would import torch
 demo.run_demo = lambda out, seed: [print("7.5 ± 0.5, \u22121 \u4e00", file={stream}) for _ in range({lines})]
 sys.exit(cli.main({arguments}))
 """

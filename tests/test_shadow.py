@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.references import left_alone
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 import batchbayes as bb
 from batchbayes.models.cifar_resnet import CifarResNet
@@ -414,6 +414,15 @@ def test_a_pass_inside_a_pass_disturbs_neither():
         assert torch.equal(wrapped(x, before={"0": lambda h: inner.append(wrapped(x))}, **moved), expected)
         assert torch.equal(inner[0], plain)
         assert torch.equal(wrapped(x), plain)
+
+
+def test_weights_that_torch_keeps_for_all_draws_are_refused():
+    network, x = trained(KINDS["parametrised"]), torch.randn(5, 3)
+    name = "0.parametrizations.weight.original1"
+    with torch.no_grad(), parametrize.cached():
+        assert torch.equal(Network(network)(x), network.eval()(x))
+        with pytest.raises(bb.BatchbayesError, match=r"parametrize.cached.*end that block"):
+            Network(network)(x, tensors={name: torch.randn(4, 3)})
 
 
 class Bank(nn.Module):

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 USERS = {
@@ -23,17 +22,7 @@ USERS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def torchvision_operators():
-    """Declare two operators that `import torchvision` looks for: PyPI's build cannot load its own without CUDA."""
-    if find_spec("torchvision") is None:
-        yield
-        return
-    library = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    yield
-    del library
+pytestmark = pytest.mark.usefixtures("torchvision_operators")
 
 
 @pytest.mark.slow

@@ -161,11 +161,6 @@ def agreement_temperature(predictive: CategoricalPredictive, *, average: int = 1
     return math.exp(minimise(gap, -math.log(20), math.log(20))[0])
 
 
-def lowest(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Return the point where a function of one number is lowest."""
-    return minimise(cost, low, high)[0]
-
-
 @dataclass(frozen=True)
 class ConformalIntervals:
     """Intervals mean ± width * std that contain a new target with probability `level`, even if the model is wrong."""

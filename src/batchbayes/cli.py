@@ -215,10 +215,11 @@ def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
     command.add_argument(
         "name", nargs="?", metavar="NAME", help="which one; with a dot: a module of your own, which is EXECUTED"
     )
+    command.add_argument("--all", action="store_true", help="run all of them, and write one page (runs/all-PRESET)")
     command.add_argument("--list", action="store_true", help="list the experiments and their presets, and stop")
     command.add_argument("--preset", default="quick", help="smoke (seconds, no data needed), quick, ... (quick)")
     command.add_argument("--out", type=Path, metavar="DIR", help="where the results go (runs/NAME-PRESET)")
-    command.add_argument("--datasets", nargs="+", action="extend", metavar="A,B,...",
+    command.add_argument("--datasets", "--data", nargs="+", action="extend", metavar="A,B,...",
                          help="only these (default: all of the preset)")  # fmt: skip
     command.add_argument("--workers", type=positive, metavar="N", help="processes (default: the cores, at most 8)")
     command.add_argument("--cluster", metavar="WHERE", help="do the work on a dask cluster: the address of its "

@@ -35,7 +35,8 @@ class Likelihood(Protocol[P_co]):
 
     @property
     def shift_invariant(self) -> bool:
-        """Whether it changes nothing to add one number to all outputs of an example. This saves an output."""
+        """Whether p(y | f) stays the same when one number is added to all outputs of an example, as for logits of
+        classes. Then the linear engine needs the differences of outputs only."""
         return False
 
     def __call__(self, outputs: Tensor) -> distributions.Distribution: ...
@@ -54,10 +55,8 @@ class TargetLikelihood(Likelihood[P_co], Protocol[P_co]):
 def require_likelihood(likelihood: object) -> None:
     """Raise an error unless the object is a likelihood: a common slip is to forget the brackets of `categorical()`."""
     if isinstance(likelihood, type) or not callable(getattr(likelihood, "summary", None)):
-        name, makers = (
-            getattr(likelihood, "__name__", None),
-            (categorical, bernoulli, gaussian, heteroscedastic_gaussian),
-        )
+        name = getattr(likelihood, "__name__", None)
+        makers = (categorical, bernoulli, gaussian, heteroscedastic_gaussian)
         raise BatchbayesError(
             expected="a likelihood: bb.categorical(), bb.bernoulli(), bb.gaussian(precision=...) or the like",
             got=f"the function {name}, not called" if name else f"a {type(likelihood).__name__}",
@@ -207,7 +206,7 @@ def _log(probabilities: Tensor) -> Tensor:
 def _already_probabilities(name: str, got: str) -> BatchbayesError:
     return BatchbayesError(
         expected="logits, to which the likelihood applies softmax or sigmoid",
-        got=f"{got}: probabilities, it seems, so that it would be applied twice",
+        got=f"{got}: these look like probabilities, so it would be applied twice",
         fix=f"drop the last layer, or use bb.{name}(probabilities=True); if they are logits, "
         f"bb.{name}(probabilities=False)",
     )

@@ -37,8 +37,8 @@ class Network:
 
     def __call__(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Tensor:
         """Run the network on inputs (N, ...), and return its outputs (N, ...). `Changes` lists the options."""
-        with self.running(inputs, **changes) as outputs:
-            return outputs
+        with self.prepared(**changes) as run:
+            return run(inputs)
 
     @contextmanager
     def running(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Iterator[Tensor]:
@@ -46,16 +46,24 @@ class Network:
 
         A backward pass belongs inside the block: a network with activation checkpoints runs parts of itself again.
         """
+        with self.prepared(**changes) as run:
+            yield run(inputs)
+
+    @contextmanager
+    def prepared(self, **changes: Unpack[Changes]) -> Iterator[Function]:
+        """Make the changes once, for any number of passes inside the block."""
         with workplace(self.module, own_modes=changes.get("own_modes", False)) as place:
             place.prepare(changes)
-            try:
-                many = isinstance(inputs, Inputs)
-                found = place.module(*inputs.args, **inputs.named) if many else place.module(inputs)
-            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
-                if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
-                    raise
-                raise _failed(self.module, inputs, changes.get("tensors", {}), error) from error
-            yield _checked_outputs(pick_output(found, self.output), len(inputs))
+            yield partial(self._run, place.module, changes.get("tensors", {}))
+
+    def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
+        try:
+            found = module(*inputs.args, **inputs.named) if isinstance(inputs, Inputs) else module(inputs)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+            if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
+                raise
+            raise _failed(self.module, inputs, tensors, error) from error
+        return _checked_outputs(pick_output(found, self.output), len(inputs))
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +93,7 @@ def _checked_outputs(outputs: Tensor, count: int) -> Tensor:
 def _failed(
     module: nn.Module, inputs: Tensor | Inputs, tensors: Mapping[str, Tensor | None], error: Exception
 ) -> BatchbayesError:
-    """Return what to say when the network raises an error."""
+    """Return the error to raise when the network itself raises one."""
     forms = [(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors_of(inputs)]
     shapes = " and ".join(f"{shape} of {dtype}" for shape, dtype in forms)
     own = str(reference_tensor(module).dtype).removeprefix("torch.")
@@ -209,8 +217,15 @@ def inputs_watched(modules: Mapping[str, nn.Module], see: Callable[[str, Tensor]
 def require_layout(
     module: nn.Module, saved: Sequence[Sequence[object]], own: Sequence[Sequence[object]], what: str, row: str
 ) -> None:
-    """Refuse a network whose layers are not those that a file describes. `row` is a format string that describes one
-    layer."""
+    """Refuse a network whose layers are not those that a file describes.
+
+    Args:
+        module: the network.
+        saved: a row for each layer, from the file.
+        own: the same of the network.
+        what: the kind of layers, for the message.
+        row: a format string that describes one layer by its row.
+    """
     if (kept := [tuple(r) for r in saved]) != (found := [tuple(r) for r in own]):
         parts = [f"{len(found)} {what} layers where the file has {len(kept)}"] if len(found) != len(kept) else []
         parts += ["no " + row.format(*r) for r in [r for r in kept if r not in found][:3]]

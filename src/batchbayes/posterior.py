@@ -14,11 +14,11 @@ Header = dict[str, Any]
 
 
 class Posterior(ABC):
-    """A fitted distribution over functions. What remains to compute depends on test inputs.
+    """A fitted distribution over functions. All work that does not depend on test inputs is done.
 
-    Draw `index` under `seed` is a deterministic function. Beside the present weights it depends on nothing else: not on
-    the number of draws, not on how inputs are batched, and not on the other inputs of a batch. Any number of threads
-    may use a posterior at once.
+    Draw `index` under `seed` is a deterministic function. It depends on these two numbers and on the present weights of
+    the network alone: not on the number of draws, not on how inputs are batched, and not on the other inputs of a
+    batch. Any number of threads may use a posterior at once.
     """
 
     kind: ClassVar[str]
@@ -26,12 +26,13 @@ class Posterior(ABC):
     is_point: bool = False
     """Whether all draws are the same function, so that one draw is enough."""
     num_functions: int | None = None
-    """How many different functions there are, if they are few and dealt like cards: `predict` makes no more draws."""
+    """How many different functions there are, if they are few. Draws take each of them once before any comes again, so
+    `predict` makes at most this many draws."""
     linear: "Linearisable | None" = None
     """What the linear engine needs; None if draws must be made one by one."""
     needs_weights: ClassVar[bool] = True
-    """Whether it belongs to the weights of its `network`, so that a file keeps their fingerprint. False if its own
-    state holds all weights."""
+    """Whether the posterior holds only for the present weights of its `network`. A file then has a fingerprint of them.
+    False if the posterior keeps all weights itself."""
 
     network: Network
     """The user's network, if there is one behind all draws."""

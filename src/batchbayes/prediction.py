@@ -25,7 +25,8 @@ CHUNK = 2**20
 """Input numbers in one chunk. An engine may cut a chunk into several forward passes."""
 
 TRIED = 4
-"""Examples on which a draw is called several times, once for each posterior, to see that it is a function."""
+"""When a posterior is first used, a draw is called several times on this many examples, to see that it is a function
+of each example alone."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from batchbayes.errors import BatchbayesError
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Summary(ABC):
-    """What all predictives have: where they come from, and how they are joined and become arrays or a table."""
+    """What all predictives share: their origin, how they are joined, and how they become arrays or a table."""
 
     num_samples: int
     likelihood: Any

@@ -19,6 +19,7 @@ from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from batchbayes.copying import SHARED, copy_modules, is_wrapper, plain_name, reachable
 from batchbayes.errors import BatchbayesError, warn
@@ -187,6 +188,12 @@ class Workplace:
     def prepare(self, changes: Changes) -> None:
         """Make the changes of one pass."""
         given = changes.get("tensors", {})
+        if parametrize._cache_enabled and any("parametrizations." in name for name in given):
+            raise BatchbayesError(
+                expected="random weights outside of torch.nn.utils.parametrize.cached()",
+                got="a call inside of it, where torch gives every draw the weights of the first",
+                fix="end that block before you fit or predict",
+            )
         tied = {other: t for name, t in given.items() for other in self._ties.get(name, ()) if self._same(other, name)}
         for name, tensor in {**tied, **given}.items():
             registry, key = self._place_of(name)

@@ -124,7 +124,8 @@ def test_the_detector_gives_the_p_values_of_python(name, logits):
         case.network(),
         torch.cat(case.batches(10, seed=5)) * torch.linspace(0.5, 3, 80).reshape(80, *[1] * len(case.shape)),
     )
-    detector = bb.novelty(network, torch.cat(case.batches(20)), logits=logits)
+    train, calibration = (torch.cat(case.batches(20, seed=seed)) for seed in (0, 1))
+    detector = bb.novelty(network, train, calibration=calibration, logits=logits)
     with torch.no_grad():
         found = Detector(detector, detector.sight.network)(inputs)
     expected = detector.p_value(inputs)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ TRACKING = [name for name, case in NETWORKS.items() if case.tracks]
 ROUNDING = {"rtol": 1e-3, "atol": 1e-3}
 """Passes in float32 round differently with other neighbours, and distances subtract large numbers."""
 TABLE, UNTRACKED = NETWORKS["affine=False"], NETWORKS["track_running_stats=False"]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:the p-values are calibrated on training examples")
 
 
 def fitted(name="BatchNorm2d", count=120, **options):
@@ -115,6 +119,17 @@ def test_a_file_is_refused_by_another_network(tmp_path):
     bb.save(fitted()[2], tmp_path / "novelty")
     with pytest.raises(bb.BatchbayesError, match="no layer"):
         bb.load(tmp_path / "novelty", NETWORKS["BatchNorm1d (N, C)"].network())
+
+
+def test_a_classifier_without_calibration_data_is_warned_of():
+    case = NETWORKS["BatchNorm2d"]
+    train, others = case.batches(15), case.batches(10, seed=9)
+    with pytest.warns(bb.BatchbayesWarning, match=r"calibrated on training examples.* Pass data .* calibration="):
+        bb.novelty(case.network(), train)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bb.novelty(case.network(), train, calibration=others)
+        bb.novelty(case.network(), train, logits=False)  # a regression is not so sure of its training data
 
 
 @pytest.mark.parametrize("held_out", [False, True])

@@ -1,8 +1,13 @@
 """Draws kept as what they are combined from, against draws formed one by one, in float64."""
 
+import math
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import batchbayes as bb
 from batchbayes.engines import linear_draws
@@ -73,6 +78,39 @@ def test_the_density_of_many_linear_draws_needs_little_memory(monkeypatch):
     summary.finish(draws).log_prob(torch.zeros(10))
     assert sum(sizes) == 5000
     assert max(sizes) <= 100
+
+
+class _Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor has that torch makes inside the block."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.untyped_storage().size():
+            self.numbers = max(self.numbers, found.untyped_storage().size() // found.element_size())
+        return found
+
+
+@pytest.mark.parametrize("covariance", ["correlated", "factorised"])
+def test_many_gaussian_draws_are_never_all_formed(covariance):
+    """The largest tensor of prediction and density is a block of draws, however many draws there are."""
+    torch.manual_seed(0)
+    network, train = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1)), torch.randn(400, 2)
+    for _ in range(60):  # so that the running statistics are those of the data
+        network(train)
+    posterior = bb.stochastic_bn(network.eval(), train, batch_size=40, covariance=covariance)
+    x, y = torch.randn(1000, 2), torch.randn(1000, 1)
+    bb.predict(posterior, x, bb.gaussian(1.0), num_samples=10, engine="auto")  # the check of linearity is made once
+    with _Largest() as largest:
+        predictive = bb.predict(posterior, x, bb.gaussian(1.0), num_samples=4000, engine="linear")
+        density = predictive.log_prob(y)
+    assert predictive.engine.startswith("linear")
+    assert 100_000 < largest.numbers <= linear_draws.BLOCK < 4000 * 1000 / 3
+    few = slice(0, 20)
+    mixture = torch.distributions.Normal(predictive.draws[:, few].double(), 1.0)
+    expected = mixture.log_prob(y[few].double()).logsumexp(0) - math.log(4000)
+    torch.testing.assert_close(density[few].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_predicted_noise_is_averaged_over_linear_draws():

@@ -259,18 +259,31 @@ def test_examples_are_spread_over_all(length, count):
     assert max(steps) - min(steps) <= 1
 
 
+class OwnBatchNorm(nn.BatchNorm1d):
+    """A subclass, which may do more than normalise."""
+
+
 class Checkpointed(nn.Module):
-    def __init__(self):
+    def __init__(self, norm):
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.first = nn.Sequential(nn.Linear(3, 8), norm(8), nn.Tanh(), nn.Linear(8, 8), norm(8))
         self.last = nn.Linear(8, 3)
 
     def forward(self, x):
         return self.last(checkpoint(self.first, x, use_reentrant=False))
 
 
-def test_activation_checkpoints_are_told_and_auto_makes_exact_draws():
-    posterior = bb.mcbn(settled(Checkpointed()), X, batch_size=100)
+def test_activation_checkpoints_change_nothing():
+    network = settled(Checkpointed(nn.BatchNorm1d))
+    posterior = bb.mcbn(network, X, batch_size=100)
+    plain = bb.mcbn(nn.Sequential(network.first, network.last), X, batch_size=100)
+    found, expected = (p.tangents(X[:40], p.deviations)[1] for p in (posterior, plain))
+    torch.testing.assert_close(found, expected)
+    assert found.abs().max() > 0.01
+
+
+def test_checkpoints_around_other_layers_are_told_and_auto_makes_exact_draws():
+    posterior = bb.mcbn(settled(Checkpointed(OwnBatchNorm)), X, batch_size=100)
     with pytest.raises(bb.BatchbayesError, match="activation checkpoints"):
         bb.predict(posterior, X[:40], bb.categorical(), engine="linear")
     exact, auto = (bb.predict(posterior, X[:40], bb.categorical(), engine=engine) for engine in ("sample", "auto"))

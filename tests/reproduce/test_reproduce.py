@@ -211,7 +211,7 @@ def test_tables_in_every_format(out: Path, capsys: Printed) -> None:
         (["reproduce", "own.tiny", "--datasets", "frist"], "one of: first, second, third; got 'frist'"),
         (["reproduce", "own.tiny", "--datasets", ""], "got ''"),
         (["reproduce", "own.tiny", "--datasets", "first,first"], "data sets, each once; got 'first,first'"),
-        (["reproduce", "batch-size-collapse", "--datasets", "boston"], "batch-size-collapse, which has only one"),
+        (["reproduce", "random-labels", "--datasets", "boston"], "random-labels, which has only one"),
         (["reproduce", "own.tiny", "--data-dir", "gone"], "got no folder at gone. Do this: check the name"),
         (["reproduce", "--datasets", "first", "own.tiny"], "from the output of --list, and give it before --datasets"),
         (["table", "batch-size-colapse", "."], "(did you mean batch-size-collapse?)"),
@@ -394,3 +394,28 @@ def test_different_software_versions_are_reported(out: Path, capsys: Printed) ->
 
 def test_chosen_data_sets_are_in_the_configuration(out: Path) -> None:
     assert make_plan("own.tiny", "smoke", ["third"]).config == replace(tiny.PRESETS["smoke"], datasets=("third",))
+
+
+def test_a_gallery_of_all_experiments(tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "EXPERIMENTS", {"own.tiny": "own.tiny"})
+    monkeypatch.setattr("batchbayes.reproduce.command.EXPERIMENTS", {"own.tiny": "own.tiny"})
+    command = ["reproduce", "--all", "--preset", "smoke", "--out", str(tmp_path / "all"), "--workers", "1"]
+    assert cli.main(command) == 0
+    page = (tmp_path / "all" / "index.html").read_text()
+    assert '<a href="#own.tiny">own.tiny</a>' in page
+    assert '<section id="own.tiny"' in page
+    assert (tmp_path / "all" / "own.tiny" / "index.html").exists()
+    before = read_results(tmp_path / "all" / "own.tiny" / "results.sqlite")[1]
+    assert cli.main(command) == 0
+    assert read_results(tmp_path / "all" / "own.tiny" / "results.sqlite")[1] == before
+    assert "1 experiment in one page" in capsys.readouterr().out
+
+
+def test_an_experiment_that_cannot_run_is_named_in_the_gallery(
+    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchbayes.reproduce.command.EXPERIMENTS", {"own.nowhere": "own.nowhere"})
+    assert cli.main(["reproduce", "--all", "--preset", "smoke", "--out", str(tmp_path)]) == 2
+    assert "own.nowhere is missing" in (tmp_path / "index.html").read_text()
+    assert "own.nowhere" in capsys.readouterr().err
+    assert cli.main(["reproduce", "own.tiny", "--all"]) == 2

@@ -90,7 +90,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(value=JSON, name=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
 def test_results_keep_every_bit(value: object, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("results") / "file ?#%.sqlite"

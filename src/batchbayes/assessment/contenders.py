@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from batchbayes.assessment.load import Case
+from batchbayes.assessment.novelty import novelty_level
+from batchbayes.detection.novelty import Novelty
 from batchbayes.engines.choose import EXACT_TOO
 from batchbayes.methods.candidates import Candidate
 from batchbayes.posterior import Posterior
@@ -126,7 +128,7 @@ def is_linear(engine: str) -> bool:
 
 
 def notes_for_prediction(
-    case: Case, chosen: Contender[Any], threshold: float | list[float], **more: Any
+    case: Case, chosen: Contender[Any], threshold: float | list[float], novelty: Novelty | None, **more: Any
 ) -> dict[str, Any]:
     """Return what one has to know to predict new data with the recommended posterior."""
     return {
@@ -137,5 +139,6 @@ def notes_for_prediction(
         "draws": chosen.num_samples,
         "engine": "linear" if is_linear(chosen.engine) else "sample",  # what "auto" has chosen
         "reading": case.reading.to_json(),
+        "novelty_level": novelty_level(novelty),
         **more,
     }

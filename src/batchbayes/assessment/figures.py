@@ -5,9 +5,12 @@ from typing import Any, TypeVar
 
 from batchbayes import plots
 from batchbayes.assessment.contenders import Contender
+from batchbayes.assessment.load import Case
+from batchbayes.assessment.novelty import novelty_level
 from batchbayes.assessment.result import Figures, MetricColumn
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.words import numbers
+from batchbayes.detection.novelty import Novelty
 
 C = TypeVar("C", bound=Contender[Any])
 SHOWN = 6
@@ -17,27 +20,26 @@ PRICED = ("nll", "accuracy", "ece", "rmse", "crps")
 
 
 def shared_figures(
+    case: Case,
     contenders: Sequence[Contender[Any]],
     chosen: Contender[Any],
     columns: Sequence[MetricColumn],
     rows: Rows,
-    *,
-    level: float,
-    strange: str | None,
+    novelty: Novelty | None,
 ) -> Figures:
     """Draw quality against price, the novelty of test and strange inputs, and curves of tuning.
 
     Args:
+        case: the data.
         contenders: what is compared.
         chosen: the recommended one.
         columns: the metrics.
         rows: the rows of predictions.csv.
-        level: inputs with a p-value of novelty up to this one are called novel.
-        strange: the name of the strange data.
+        novelty: the detector of unusual inputs, if there is one.
     """
     return {
         **_price(contenders, chosen, [column for column in columns if column.key in PRICED]),
-        **_novelty(rows, level, strange),
+        **_novelty(rows, novelty_level(novelty), case.ood.name if case.ood else None),
         **_tuning(contenders),
     }
 

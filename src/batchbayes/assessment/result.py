@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -16,18 +16,16 @@ from batchbayes.assessment.recommend import Choice
 from batchbayes.assessment.rows import Rows
 from batchbayes.detection.novelty import Novelty
 from batchbayes.likelihoods import gaussian
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FLAGGED_SHARE = 0.1
 """The threshold for flags is set so that this share of the calibration data is above it."""
 RANKING, STRANGE = "Does the uncertainty find errors?", "Does the uncertainty find strange inputs?"
 """Titles of tables."""
 
-Figures = dict[str, tuple["Figure", str]]
+Figures = dict[str, tuple[Figure, str]]
 """Figures by file name, each with its caption."""
 
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from batchbayes._common.minimise import minimise
 from batchbayes._common.rng import fold_numbers
-from batchbayes.calibrate import lowest
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def between(temperatures: Sequence[float], costs: Sequence[float]) -> float:
     def parabola(at: float) -> float:
         return sum(w * v for w, v in zip(_weights(three, math.exp(at)), values, strict=True))
 
-    return math.exp(lowest(parabola, math.log(three[0]), math.log(three[2])))
+    return math.exp(minimise(parabola, math.log(three[0]), math.log(three[2]))[0])
 
 
 def _start(temperatures: Sequence[float], at: float) -> int:

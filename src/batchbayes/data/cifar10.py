@@ -39,10 +39,13 @@ def standardise(images: Tensor) -> Tensor:
     return (images.float() / 255 - MEAN) / STD
 
 
-def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Apply the transforms of training: for each image a random crop with black padding, and a random flip."""
+def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4, *, reflect: bool = False) -> Tensor:
+    """Apply the transforms of training: for each image a random crop, and a random flip.
+
+    The padding of the crop is black, or the image itself, reflected.
+    """
     count, _, height, width = images.shape
-    padded = torch.nn.functional.pad(images, [padding] * 4)
+    padded = torch.nn.functional.pad(images, [padding] * 4, mode="reflect" if reflect else "constant")
     top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=generator)
     rows = top[:, None] + torch.arange(height)  # (N, H)
     columns = left[:, None] + torch.arange(width)  # (N, W)

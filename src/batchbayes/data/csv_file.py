@@ -6,7 +6,7 @@ import io
 import re
 from pathlib import Path
 
-from batchbayes.data.table import Table, as_numbers
+from batchbayes.data.text_table import Table, as_numbers
 from batchbayes.errors import BatchbayesError
 
 DELIMITERS = ",;\t"

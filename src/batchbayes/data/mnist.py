@@ -1,7 +1,8 @@
 """MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017): 60,000 + 10,000 grey images of 28x28, ten classes.
 
-Both are read from the published, gzipped idx files. Such a file has two zero bytes, a type code, the number of axes,
-the lengths of the axes as big-endian 32-bit numbers, and then the values.
+notMNIST (letters A to J) has the same form, with test images alone. All are read from the published, gzipped idx files.
+Such a file has two zero bytes, a type code, the number of axes, the lengths of the axes as big-endian 32-bit numbers,
+and then the values.
 """
 
 import gzip
@@ -21,7 +22,7 @@ PREFIXES = {"train": "train", "test": "t10k"}
 
 
 def load_mnist(
-    name: Literal["mnist", "fashion_mnist"],
+    name: Literal["mnist", "fashion_mnist", "notmnist"],
     split: Literal["train", "test"],
     folder: DataFolder = None,
     limit: int | None = None,

@@ -13,7 +13,7 @@ from torch import Tensor
 from batchbayes.data.csv_file import read_csv
 from batchbayes.data.examples import Examples, from_tensors
 from batchbayes.data.schema import Schema, dtype_of
-from batchbayes.data.table import Table
+from batchbayes.data.text_table import Table
 from batchbayes.errors import BatchbayesError
 
 

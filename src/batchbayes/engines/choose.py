@@ -68,7 +68,7 @@ def _linear_engine(
     If there is no fallback, warn where it is not to be trusted.
     """
     num_outputs = _num_outputs(posterior, inputs)
-    plan = plan_linear(posterior, num_outputs, num_samples, seed, contrasts=contrasts)
+    plan = _plan(posterior, num_outputs, num_samples, seed, contrasts)
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
     found = known_linearity(posterior, inputs, contrasts=contrasts)
@@ -78,6 +78,19 @@ def _linear_engine(
     checked = _Checked(posterior, plan, found, fallback)
     checked.engine = Engine(f"{plan} ({found})", checked.blocks)
     return checked.engine
+
+
+_PLANS: "weakref.WeakKeyDictionary[Linearisable, tuple[tuple[object, ...], LinearPlan]]" = weakref.WeakKeyDictionary()
+"""The latest plan for each posterior, and what it was made for: small calls are often made again and again."""
+
+
+def _plan(posterior: Linearisable, num_outputs: int, num_samples: int, seed: int, contrasts: bool) -> LinearPlan:
+    wanted = (num_outputs, num_samples, seed, contrasts)
+    made_for, plan = _PLANS.get(posterior, (None, None))
+    if plan is None or made_for != wanted:
+        plan = plan_linear(posterior, num_outputs, num_samples, seed, contrasts=contrasts)
+        _PLANS[posterior] = (wanted, plan)
+    return plan
 
 
 _NUM_OUTPUTS: "weakref.WeakKeyDictionary[Linearisable, dict[torch.Size, int]]" = weakref.WeakKeyDictionary()

@@ -50,7 +50,7 @@ class LinearPlan:
     share: float = 1.0
     """Share of the variance of the outputs that the directions keep."""
     contrasts: bool = False
-    """Whether outputs (n, K) move relative to the last of them, which saves one backward pass."""
+    """Whether only the differences between the outputs (n, K) of an example matter, which saves backward passes."""
 
     @property
     def left_out(self) -> float:

@@ -4,77 +4,52 @@ Mukhoti, Dokania, Torr and Gal, "On Batch Normalisation for Approximate Bayesian
 several batch sizes M. The mutual information of MCBN vanishes as M grows, both in and out of distribution. Here the
 same networks then get the batch size with the highest likelihood of held-out images, without further training. We scale
 the noise of the batches that they were trained with, or the noise of small batches of the same training images. The
-noise of small batches is less Gaussian.
+noise of small batches is less Gaussian. Novelty is a detector that needs no noise, so it has nothing to lose.
 
-Differences from the paper: A small network and 10,000 training images replace VGG-16, ResNet-50 and all 60,000 images.
-40 epochs of Adam at one learning rate replace 100 epochs of SGD with drops: so few images give only four steps in each
-epoch at M = 2048, and SGD does not converge in them. There are 64 draws instead of 20. Each draw is shared by all test
-inputs and centred on the running statistics, so all methods have the same mean function and differ only in their
-spread. All predictions are exact draws. Tuning takes the network as linear in its statistics, and one column of the
-table says how well this holds at the batch size that it finds.
+Differences from the paper: Small networks and 10,000 training images replace VGG-16, ResNet-50 and all images. Adam
+replaces SGD with drops: so few images give only four steps in each epoch at M = 2048, and SGD does not converge in
+them. Each draw is shared by all test inputs and centred on the running statistics, so all methods have the same mean
+function and differ only in their spread. All predictions are exact draws. Tuning takes the network as linear in its
+statistics, and one column of the table says how well this holds at the batch size that it finds.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-
-from batchbayes._common.rng import GlobalStream, generator
-from batchbayes.data.digits import pixel_shuffled
 from batchbayes.data.folder import DataFolder
-from batchbayes.data.mnist import load_mnist
-from batchbayes.engines.linear_check import measure_linearity
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
-from batchbayes.methods.point import deterministic
-from batchbayes.metrics import accuracy, mean_score, negative_log_likelihood, ood_auroc
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.experiments.collapse_networks import (
+    AS_TRAINED,
+    DEPTH,
+    DETERMINISTIC,
+    METHODS,
+    REFITTED,
+    TUNED,
+    WIDTH,
+    CollapseConfig,
+    CollapseRow,
+    load_images,
+    network_rows,
+)
 from batchbayes.plots import BatchSizeSweep, collapse_figure
 from batchbayes.plots.style import Figure
-from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import CellValue, ResultTable, mean_of
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, supervised, train
 
-DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
-METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED
-PIXEL_MEAN, PIXEL_STD = 0.2860, 0.3530
-"""The moments of the Fashion-MNIST training images. MNIST images are scaled in the same way."""
-NOISE_STD = 6.0
-"""The noise of the pixels of synthetic images. Their patterns have a standard deviation of one."""
-
-
-@dataclass(frozen=True)
-class CollapseConfig:
-    """A configuration. The defaults are those of the preset `quick`."""
-
-    data: Literal["fashion", "synthetic"] = "fashion"
-    """Fashion-MNIST and MNIST, or noisy patterns and the same patterns with shuffled pixels."""
-    batch_sizes: tuple[int, ...] = (32, 128, 512, 2048)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    num_train: int = 10_000
-    """So few that the network memorises them: a network that is not overconfident needs no noise."""
-    num_held_out: int = 2000
-    num_test: int = 2000
-    """The number of test images of each kind, in and out of distribution."""
-    epochs: int = 40
-    """The same for each M, as in the paper. The final training loss is below 0.04 for each of them."""
-    learning_rate: float = 2e-3
-    """Not scaled with M, as in the paper."""
-    num_samples: int = 64
-
-
+DATASETS = ("fashion", "cifar10")
+TITLES = {"fashion": "Fashion-MNIST, MNIST unseen", "cifar10": "CIFAR-10, SVHN unseen", "synthetic": "patterns"}
+PUBLISHED = {
+    "fashion": {
+        "ResNet-50": {32: 0.9343, 64: 0.9377, 128: 0.9386, 256: 0.9396, 512: 0.9359, 1024: 0.9365, 2048: 0.9387},
+        "VGG-16": {32: 0.9429, 64: 0.9436, 128: 0.9437, 256: 0.9427, 512: 0.9438, 1024: 0.9450, 2048: 0.9486},
+    },
+    "cifar10": {"ResNet-50": {32: 0.9366, 64: 0.9459, 128: 0.9517, 256: 0.9547, 512: 0.9545}},
+}
+"""Table 1 of the paper: the accuracy of MCBN by the batch size of the training."""
 PRESETS = {
     "smoke": CollapseConfig(
-        data="synthetic",
+        ("synthetic",),
         batch_sizes=(16, 256),
         seeds=(0,),
         num_train=512,
@@ -84,154 +59,60 @@ PRESETS = {
         learning_rate=1e-2,
         num_samples=16,
     ),
-    "quick": CollapseConfig(),
-}
-
-
-@dataclass(frozen=True)
-class CollapseRow:
-    """The scores of one method with one trained network."""
-
-    seed: int
-    batch_size: int
-    """The batch size M of the training."""
-    training_loss: float
-    """The mean over the last epoch."""
-    method: str
-    noise_batch_size: float | None
-    """The batch size M of the noise: that of the training, or the tuned one."""
-    unexplained: float | None
-    """The share of the exact deviations that the linear approximation misses, on 32 images of each kind."""
-    accuracy: float
-    nll: float
-    information_in: float | None
-    """The mean mutual information in nats, on test images of the kind that the network was trained on."""
-    information_out: float | None
-    """The same on images of another kind."""
-    auroc_information: float | None
-    """How well mutual information separates the two kinds."""
-    auroc_entropy: float
-
-
-@dataclass(frozen=True, eq=False)
-class CollapseData:
-    """The images (N, 1, H, W) and labels (N,) for one seed."""
-
-    train: tuple[Tensor, Tensor]
-    held_out: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    strange: Tensor
-    """Images of another kind than those of the training."""
+    "quick": CollapseConfig(
+        DATASETS,
+        changes={
+            "cifar10": {
+                "batch_sizes": (32, 128, 512, 1024),
+                "seeds": (0,),
+                "num_held_out": 1000,
+                "num_test": 1000,
+                "epochs": 15,
+                "learning_rate": 5e-3,
+                "num_samples": 24,
+            }
+        },
+    ),
+    "paper": CollapseConfig(
+        DATASETS,
+        batch_sizes=(32, 64, 128, 256, 512, 1024, 2048),
+        num_train=55_000,
+        num_held_out=5000,
+        num_test=10_000,
+        epochs=100,
+        num_samples=20,
+        changes={"cifar10": {"batch_sizes": (32, 64, 128, 256, 512, 1024), "num_train": 45_000, "epochs": 350,
+                             "num_test": 5000}},
+    ),
+}  # fmt: skip
 
 
 def units(config: CollapseConfig) -> list[Unit]:
-    """Return one unit for each seed and batch size: a network, used by four methods."""
+    """Return one unit for each data set, seed and batch size: a network, used by four methods."""
     return [
-        Unit(f"seed {seed}, M = {size}", {"seed": seed, "batch_size": size})
-        for seed in config.seeds
-        for size in config.batch_sizes
+        Unit(
+            f"{dataset}, seed {seed}, M = {size}",
+            {"dataset": dataset, "seed": seed, "batch_size": size},
+            effort=config.of(dataset).epochs,
+        )
+        for dataset in config.datasets
+        for seed in config.of(dataset).seeds
+        for size in config.of(dataset).batch_sizes
     ]
 
 
 def work(config: CollapseConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
     """Return the rows of one network."""
-    seed, batch_size = unit.arguments["seed"], unit.arguments["batch_size"]
+    own, seed = config.of(unit.arguments["dataset"]), unit.arguments["seed"]
+    data = load_images(own, seed, data_folder)
     with warnings_ignored():
-        return [asdict(row) for row in network_rows(config, seed, batch_size, load_images(config, seed, data_folder))]
+        return [asdict(row) for row in network_rows(own, seed, unit.arguments["batch_size"], data)]
 
 
-def collapse_rows(config: CollapseConfig, results: Results) -> list[CollapseRow]:
-    """Return the rows of all finished units, by seed and batch size."""
-    return [CollapseRow(**record) for unit in units(config) for record in results.get(unit.name, [])]
-
-
-def load_images(config: CollapseConfig, seed: int, data_folder: DataFolder = None) -> CollapseData:
-    """Load the images for one seed. The seed chooses the images to train on and the images to hold out."""
-    if config.data == "synthetic":
-        pool, labels = noisy_patterns(config.num_train + config.num_held_out, seed, "train")
-        test, test_labels = noisy_patterns(config.num_test, seed, "test")
-        strange = pixel_shuffled(test, seed)
-    else:
-        pool, labels = load_mnist("fashion_mnist", "train", data_folder)
-        test, test_labels = load_mnist("fashion_mnist", "test", data_folder, config.num_test)
-        strange, _ = load_mnist("mnist", "test", data_folder, config.num_test)
-    order = torch.randperm(len(pool), generator=generator(seed, "split"))
-    own, held_out = order[: config.num_train], order[config.num_train :][: config.num_held_out]
-    return CollapseData(
-        (scale_pixels(pool[own]), labels[own]),
-        (scale_pixels(pool[held_out]), labels[held_out]),
-        (scale_pixels(test), test_labels),
-        scale_pixels(strange),
-    )
-
-
-def scale_pixels(images: Tensor) -> Tensor:
-    """Scale bytes to about zero mean and unit variance. Images that are not bytes stay unchanged."""
-    return images if images.is_floating_point() else (images.float() / 255 - PIXEL_MEAN) / PIXEL_STD
-
-
-def noisy_patterns(count: int, seed: int, part: str) -> tuple[Tensor, Tensor]:
-    """Return images and labels of ten coarse patterns, with too much noise to classify all of them correctly."""
-    patterns = torch.randn(10, 1, 7, 7, generator=generator(seed, "patterns")).repeat_interleave(4, 2)
-    source = generator(seed, "noise", part)
-    labels = torch.randint(0, 10, (count,), generator=source)
-    images = patterns.repeat_interleave(4, 3)[labels]
-    return images + NOISE_STD * torch.randn(images.shape, generator=source), labels
-
-
-def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> list[CollapseRow]:
-    """Train a network at one batch size, and score it without noise, by MCBN, and by MCBN tuned in two ways."""
-    network, loss = trained_network(config, seed, batch_size, data)
-
-    def fitted(size: int) -> BatchNormPosterior:
-        images, count = data.train[0], config.num_samples
-        return mcbn(network, images, batch_size=size, num_samples=count, seed=seed, center="running")
-
-    def tuned(posterior: BatchNormPosterior) -> BatchNormPosterior:
-        images, count = [data.held_out], config.num_samples
-        return tune_batch_size(posterior, images, categorical(), num_samples=count, seed=seed).posterior
-
-    as_trained, smallest = fitted(batch_size), min(config.batch_sizes)
-    own = measure(deterministic(network), 1, seed, data)
-    rows = [CollapseRow(seed, batch_size, loss, DETERMINISTIC, None, None, **own)]
-    posteriors = {AS_TRAINED: as_trained, TUNED: tuned(as_trained)}
-    if batch_size > smallest:
-        posteriors[REFITTED] = tuned(fitted(smallest))
-    for method, posterior in posteriors.items():
-        seen = measure(posterior, config.num_samples, seed, data)
-        both = torch.cat([data.test[0][:32], data.strange[:32]])
-        linearity = measure_linearity(posterior, both, num_draws=16, max_examples=len(both), seed=seed)
-        rows.append(CollapseRow(seed, batch_size, loss, method, posterior.batch_size, linearity.unexplained, **seen))
-    return rows if batch_size > smallest else [*rows, replace(rows[-1], method=REFITTED)]
-
-
-def trained_network(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> tuple[nn.Module, float]:
-    """Return a network and its mean training loss in the last epoch. The seed alone sets the initial weights."""
-    with GlobalStream(seed):
-        network = SmallVGG()
-    network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  # faster; torch's stubs lack it
-    training = TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)
-    batches = shuffled(*data.train, batch_size, seed)
-    return network, train(network, batches, supervised(cross_entropy), training)[-1]
-
-
-def measure(posterior: Posterior, num_samples: int, seed: int, data: CollapseData) -> dict[str, Any]:
-    """Compare familiar with strange images by exact draws. Return the fields of a row from accuracy on."""
-    images, labels = data.test
-    familiar, strange = (
-        predict(posterior, inputs, categorical(), num_samples=num_samples, seed=seed)
-        for inputs in (images, data.strange)
-    )
-    inside, outside = familiar.mutual_information, strange.mutual_information
-    informed = num_samples > 1  # one function cannot disagree with itself
-    return {
-        "accuracy": accuracy(familiar.probs, labels),
-        "nll": negative_log_likelihood(familiar.log_prob(labels)),
-        "information_in": mean_score(inside) if informed else None,
-        "information_out": mean_score(outside) if informed else None,
-        "auroc_information": ood_auroc(inside, outside) if informed else None,
-        "auroc_entropy": ood_auroc(familiar.entropy, strange.entropy),
-    }
+def collapse_rows(config: CollapseConfig, results: Results, dataset: str) -> list[CollapseRow]:
+    """Return the rows of all finished units of a data set, by seed and batch size."""
+    own = [unit for unit in units(config) if unit.arguments["dataset"] == dataset]
+    return [CollapseRow(**record) for unit in own for record in results.get(unit.name, [])]
 
 
 COLUMNS = {
@@ -241,13 +122,24 @@ COLUMNS = {
     "MI out": ("information_out", ".2g"),
     "AUROC by entropy": ("auroc_entropy", ".3f"),
     "AUROC by MI": ("auroc_information", ".3f"),
+    "AUROC by novelty": ("auroc_novelty", ".3f"),
 }
 """The headings of the table, with their fields and formats."""
 
 
 def tables(config: CollapseConfig, results: Results) -> list[ResultTable]:
-    """Return means over seeds for each training batch size and method, and notes that compare the ends of the range."""
-    rows = collapse_rows(config, results)
+    """Return for each data set the scores by training batch size and method, and the accuracy beside the paper's."""
+    made = []
+    for dataset in config.datasets:
+        own, rows = config.of(dataset), collapse_rows(config, results, dataset)
+        made.append(_scores_table(own, rows, TITLES[dataset]))
+        if published := PUBLISHED.get(dataset):
+            made.append(_accuracy_table(own, rows, published, TITLES[dataset]))
+    return made
+
+
+def _scores_table(config: CollapseConfig, rows: Sequence[CollapseRow], title: str) -> ResultTable:
+    """Return means over seeds, and notes that compare the ends of the range."""
     lines = []
     for size, method in product(config.batch_sizes, METHODS):
         group = [row for row in rows if (row.batch_size, row.method) == (size, method)]
@@ -255,15 +147,30 @@ def tables(config: CollapseConfig, results: Results) -> list[ResultTable]:
         cells += [mean_of(group, name) for name, _ in COLUMNS.values()]
         cells += [" ".join(_each(group, "auroc_information", ".3f")), mean_of(group, "unexplained")]
         lines.append(tuple(cells))
-    return [
-        ResultTable(
-            "Uncertainty of networks by training batch size M",
-            ("trained at M", "method", "noise of M", *COLUMNS, "AUROC by MI, each seed", "not linear"),
-            tuple(lines),
-            ("", "", "", *(form for _, form in COLUMNS.values()), "", ".0%"),
-            tuple(comparison(config, rows)),
-        )
-    ]
+    return ResultTable(
+        f"Uncertainty of networks by training batch size M: {title}",
+        ("trained at M", "method", "noise of M", *COLUMNS, "AUROC by MI, each seed", "not linear"),
+        tuple(lines),
+        ("", "", "", *(form for _, form in COLUMNS.values()), "", ".0%"),
+        tuple(comparison(config, rows)),
+    )
+
+
+def _accuracy_table(
+    config: CollapseConfig, rows: Sequence[CollapseRow], published: dict[str, dict[int, float]], title: str
+) -> ResultTable:
+    """Return the accuracy of MCBN and the training loss by batch size, beside table 1 of the paper."""
+    lines = []
+    for size in sorted({*config.batch_sizes, *(size for own in published.values() for size in own)}):
+        group = [row for row in rows if (row.batch_size, row.method) == (size, AS_TRAINED)]
+        paper = [own.get(size) for own in published.values()]
+        lines.append((size, mean_of(group, "accuracy"), *paper, mean_of(group, "training_loss")))
+    return ResultTable(
+        f"Table 1: accuracy of MCBN by training batch size, {title}",
+        ("trained at M", "here", *(f"paper, {name}" for name in published), "training loss, here"),
+        tuple(lines),
+        ("", ".4f", *[".4f"] * len(published), ".3f"),
+    )
 
 
 def comparison(config: CollapseConfig, rows: Sequence[CollapseRow]) -> list[str]:
@@ -281,14 +188,20 @@ def comparison(config: CollapseConfig, rows: Sequence[CollapseRow]) -> list[str]
 
 
 def notes(config: CollapseConfig) -> list[str]:
-    """Say how this differs from the paper."""
-    return [
-        f"A network of four batch-norm layers and {config.num_train:,} training images, "
-        "instead of VGG-16, ResNet-50 and all 60,000 images.",
-        f"{config.epochs} epochs of Adam at a constant {config.learning_rate:g}, instead of 100 of SGD with drops.",
-        f"{config.num_samples} draws, each shared by all test inputs and centred on the running statistics.",
-        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
-    ]
+    """Say how this differs from the paper, for each data set."""
+    lines = []
+    for dataset in config.datasets:
+        own = config.of(dataset)
+        kind = f"a ResNet-{DEPTH} of width {WIDTH}" if dataset == "cifar10" else "a network of four batch-norm layers"
+        rate = "that falls to zero from" if dataset == "cifar10" else "of"
+        lines.append(
+            f"{TITLES[dataset]}: {kind} and {own.num_train:,} training images, instead of VGG-16, ResNet-50 and all "
+            f"images; {own.epochs} epochs of Adam with a learning rate {rate} {own.learning_rate:g}, instead of SGD "
+            f"with drops; {own.num_samples} draws, shared by all test inputs and centred on the running statistics."
+        )
+    if "synthetic" in config.datasets:
+        lines.append("Noisy patterns replace images, only to test the program.")
+    return lines
 
 
 def _each(rows: Sequence[CollapseRow], name: str, form: str) -> list[str]:
@@ -296,8 +209,17 @@ def _each(rows: Sequence[CollapseRow], name: str, form: str) -> list[str]:
 
 
 def figures(config: CollapseConfig, results: Results) -> dict[str, Figure]:
-    """Show mutual information against M, as trained and tuned, and how well it detects strange images."""
-    sizes, rows = sorted(config.batch_sizes), collapse_rows(config, results)
+    """Show mutual information against M, as trained and tuned, and how well strange images are detected."""
+    made = {}
+    for dataset in config.datasets:
+        rows = collapse_rows(config, results, dataset)
+        name = "collapse" if dataset != "cifar10" else "collapse-cifar10"
+        made[name] = _figure(config.of(dataset), rows)
+    return made
+
+
+def _figure(config: CollapseConfig, rows: Sequence[CollapseRow]) -> Figure:
+    sizes = sorted(config.batch_sizes)
 
     def column(method: str, name: str) -> list[list[float]]:
         """(seeds, batch sizes)"""
@@ -311,4 +233,4 @@ def figures(config: CollapseConfig, results: Results) -> dict[str, Figure]:
         REFITTED: f"batches of {sizes[0]}, M tuned",
     }
     sweeps = [BatchSizeSweep(title, *(column(method, name) for name in names)) for method, title in titles.items()]
-    return {"collapse": collapse_figure(sizes, sweeps)}
+    return collapse_figure(sizes, sweeps, novelty=column(DETERMINISTIC, "auroc_novelty"))

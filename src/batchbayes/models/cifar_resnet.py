@@ -30,17 +30,20 @@ class ResidualBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """A network of 6 n + 2 layers: three stages of n blocks with 16, 32 and 64 channels. It returns logits."""
+    """A network of 6 n + 2 layers: three stages of n blocks with 16, 32 and 64 channels. It returns logits.
 
-    def __init__(self, depth: int = 20, classes: int = 10) -> None:
+    With another `width` the stages have that many channels, twice and four times as many.
+    """
+
+    def __init__(self, depth: int = 20, classes: int = 10, width: int = 16) -> None:
         super().__init__()
         blocks = (depth - 2) // 6
-        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = self._stage(16, 16, blocks)
-        self.layer2 = self._stage(16, 32, blocks)
-        self.layer3 = self._stage(32, 64, blocks)
-        self.linear = nn.Linear(64, classes)
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = self._stage(width, width, blocks)
+        self.layer2 = self._stage(width, 2 * width, blocks)
+        self.layer3 = self._stage(2 * width, 4 * width, blocks)
+        self.linear = nn.Linear(4 * width, classes)
 
     @staticmethod
     def _stage(channels_in: int, channels: int, blocks: int) -> nn.Sequential:

@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, LIGHT_BLUE, MIDDLE_BLUE, VERMILION, house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import BLUE, LIGHT_BLUE, MIDDLE_BLUE, VERMILION, Axes, Figure, house_style, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +27,8 @@ def band_figure(
     support: Sequence[tuple[float, float]],
     levels: Sequence[float] = (1, 2),
     columns: int | None = None,
-    ax: "Axes | None" = None,
-) -> "Figure":
+    ax: Axes | None = None,
+) -> Figure:
     """Draw predictions along one input with bands of uncertainty: one panel for each prediction, with shared axes.
 
     Args:
@@ -64,7 +59,7 @@ def band_figure(
 
 
 def _band_panel(
-    panel: "Axes",
+    panel: Axes,
     x: np.ndarray,
     band: Band,
     data: tuple[ArrayLike, ArrayLike],

@@ -1,15 +1,9 @@
 """How much noise is best: a held-out score against the effective batch size of the noise."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, GREY, VERMILION, one_panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import BLUE, GREY, VERMILION, Axes, Figure, one_panel
 
 
 def batch_size_figure(
@@ -19,8 +13,8 @@ def batch_size_figure(
     best: float,
     trained_with: float,
     score: str,
-    ax: "Axes | None" = None,
-) -> "Figure":
+    ax: Axes | None = None,
+) -> Figure:
     """Draw the score by batch size, its optimum, and the batch size of training.
 
     Shapes: batch sizes (G,), scores (G,) where lower is better; `score` is the label of the vertical axis.

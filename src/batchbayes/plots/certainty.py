@@ -1,16 +1,12 @@
 """Images with the most and the least certain predictions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import GREY, VERMILION, house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import GREY, VERMILION, Axes, Figure, house_style, new_figure
 
 
 def certainty_figure(
@@ -22,8 +18,8 @@ def certainty_figure(
     mutual_information: ArrayLike,
     count: int = 8,
     names: Sequence[str] | None = None,
-    ax: "Axes | None" = None,
-) -> "Figure":
+    ax: Axes | None = None,
+) -> Figure:
     """Draw the images with the lowest mutual information above those with the highest. Wrong answers are marked.
 
     Shapes: images (N, 1, H, W), or (N, 3, H, W) with colours from 0 to 1; all others (N,). Both uncertainties are in
@@ -46,9 +42,7 @@ def certainty_figure(
     return figure.figure
 
 
-def _image_cell(
-    cell: "Axes", image: np.ndarray, predicted: int, label: int, names: Sequence[str] | None = None
-) -> None:
+def _image_cell(cell: Axes, image: np.ndarray, predicted: int, label: int, names: Sequence[str] | None = None) -> None:
     look: dict[str, Any] = {"color": VERMILION, "fontweight": "bold"} if predicted != label else {}
     cell.imshow(image[0] if len(image) == 1 else image.transpose(1, 2, 0), cmap="gray_r", interpolation="nearest")
     cell.set(xticks=[], yticks=[])

@@ -1,23 +1,18 @@
 """Reliability (of the answers with confidence p, is a share p right?) and risk against coverage."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from batchbayes.metrics import Reliability
-from batchbayes.plots.style import BLUE, GREY, VERMILION, house_style, line_look, new_figure, one_panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import BLUE, GREY, VERMILION, Axes, Figure, house_style, line_look, new_figure, one_panel
 
 FEW = 10
 """With fewer answers in a bin its accuracy is mostly chance."""
 
 
-def reliability_figure(bins: Mapping[str, Reliability], *, ax: "Axes | None" = None) -> "Figure":
+def reliability_figure(bins: Mapping[str, Reliability], *, ax: Axes | None = None) -> Figure:
     """Draw accuracy against confidence for each method, and below it the share of answers with that confidence.
 
     Dots on the diagonal are calibrated. Dots below it are over-confident. A hollow dot has fewer than ten answers. With
@@ -36,7 +31,7 @@ def reliability_figure(bins: Mapping[str, Reliability], *, ax: "Axes | None" = N
     return figure.figure
 
 
-def _reliability_panel(panel: "Axes", name: str, bins: Reliability) -> None:
+def _reliability_panel(panel: Axes, name: str, bins: Reliability) -> None:
     seen = bins.counts > 0
     confidence, accuracy = bins.mean_confidence[seen].numpy(), bins.accuracy[seen].numpy()
     panel.plot([0, 1], [0, 1], color=GREY, lw=0.8, ls="--")
@@ -48,7 +43,7 @@ def _reliability_panel(panel: "Axes", name: str, bins: Reliability) -> None:
     panel.set_title(name, parse_math=False)
 
 
-def _count_panel(panel: "Axes", bins: Reliability) -> None:
+def _count_panel(panel: Axes, bins: Reliability) -> None:
     count = len(bins.counts)
     share = (bins.counts / bins.counts.sum()).numpy()
     panel.bar((np.arange(count) + 0.5) / count, share, 0.85 / count, color=BLUE)
@@ -59,8 +54,8 @@ def risk_coverage_figure(
     curves: Mapping[str, tuple[ArrayLike, ArrayLike]],
     *,
     risk: str = "error of the answers kept",
-    ax: "Axes | None" = None,
-) -> "Figure":
+    ax: Axes | None = None,
+) -> Figure:
     """Draw the risk of the answers that are kept against their share, if the least certain answers are left out.
 
     Args:

@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Axes, Figure, house_style, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +20,16 @@ class BatchSizeSweep:
 
 
 def collapse_figure(
-    batch_sizes: Sequence[int], sweeps: Sequence[BatchSizeSweep], *, ax: "Axes | None" = None
-) -> "Figure":
+    batch_sizes: Sequence[int],
+    sweeps: Sequence[BatchSizeSweep],
+    *,
+    novelty: ArrayLike | None = None,
+    ax: Axes | None = None,
+) -> Figure:
     """Draw mutual information in and out of distribution by training batch size, for each method; then the AUROC.
 
-    Lines are means over seeds. Dots are single seeds. With `ax`, the panels take the place of these axes.
+    `novelty` is the AUROC (seeds, B) of a detector without noise. Lines are means over seeds. Dots are single seeds.
+    With `ax`, the panels take the place of these axes.
     """
     with house_style():
         count = len(sweeps) + 1
@@ -43,6 +43,8 @@ def collapse_figure(
         panels[0].legend(frameon=False)
         for sweep, colour, marker in zip(sweeps, (GREY, GREEN, PURPLE), "^Dv", strict=False):
             _seeds_line(panels[-1], batch_sizes, sweep.auroc, sweep.title, colour, marker)
+        if novelty is not None:
+            _seeds_line(panels[-1], batch_sizes, novelty, "novelty", ORANGE, "P")
         panels[-1].set(title="detection of out-of-distribution data", ylabel="AUROC")
         panels[-1].legend(frameon=False)
         for panel in panels:
@@ -53,7 +55,7 @@ def collapse_figure(
 
 
 def _seeds_line(
-    panel: "Axes", batch_sizes: Sequence[int], values: ArrayLike, label: str, colour: str, marker: str
+    panel: Axes, batch_sizes: Sequence[int], values: ArrayLike, label: str, colour: str, marker: str
 ) -> None:
     each = np.asarray(values)  # (seeds, B)
     panel.plot(batch_sizes, each.mean(0), color=colour, lw=1.6, label=label, marker=marker, ms=5)

@@ -2,16 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import GREY, house_style, line_look, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import GREY, Axes, Figure, house_style, line_look, new_figure
 
 EXPECTED, OBSERVED = "(N − M) / (N − 1): drawn without replacement", "variance: median over units"
 
@@ -30,8 +25,8 @@ class StatisticSweep:
 
 
 def normality_sweep_figure(
-    batch_sizes: Sequence[int], sweeps: Sequence[StatisticSweep], *, level: float = 0.05, ax: "Axes | None" = None
-) -> "Figure":
+    batch_sizes: Sequence[int], sweeps: Sequence[StatisticSweep], *, level: float = 0.05, ax: Axes | None = None
+) -> Figure:
     """Draw the share of units that pass each test, by batch size; below, observed divided by claimed variance.
 
     Lines are means over epochs. Dots are single epochs. An exact claim passes in a share `1 - level` of the units.
@@ -60,7 +55,7 @@ def normality_sweep_figure(
 
 
 def _epochs_line(
-    panel: "Axes", batch_sizes: Sequence[int], values: ArrayLike, label: str, marker: str, number: int
+    panel: Axes, batch_sizes: Sequence[int], values: ArrayLike, label: str, marker: str, number: int
 ) -> None:
     each = np.asarray(values, dtype=float)  # (E, B)
     look = line_look(number)
@@ -68,7 +63,7 @@ def _epochs_line(
     panel.plot(batch_sizes, each.T, marker, color=look["color"], ms=3, mew=0, alpha=0.4)
 
 
-def _epochs_points(panel: "Axes", batch_sizes: Sequence[int], values: ArrayLike, label: str) -> None:
+def _epochs_points(panel: Axes, batch_sizes: Sequence[int], values: ArrayLike, label: str) -> None:
     """Draw points without a line, which would hide the expected line."""
     each = np.asarray(values, dtype=float)  # (E, B)
     panel.plot(batch_sizes, each.mean(0), "o", color="black", ms=5.5, label=label)

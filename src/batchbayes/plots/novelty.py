@@ -1,21 +1,16 @@
 """How unusual inputs are, by their p-values: of ordinary inputs, each p-value is as frequent as any other."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import GREY, line_look, one_panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import GREY, Axes, Figure, line_look, one_panel
 
 BINS = 20
 
 
-def novelty_figure(p_values: Mapping[str, ArrayLike], *, level: float, ax: "Axes | None" = None) -> "Figure":
+def novelty_figure(p_values: Mapping[str, ArrayLike], *, level: float, ax: Axes | None = None) -> Figure:
     """Draw a histogram of the p-values of novelty of each kind of data, (N,) each.
 
     Inputs that are like those of training are spread evenly (the dotted line). Unusual ones are on the left. The

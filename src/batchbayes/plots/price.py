@@ -1,16 +1,11 @@
 """Quality against price: how good each method is, by what it costs."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import GREY, PALETTE, house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import GREY, PALETTE, Axes, Figure, house_style, new_figure
 
 MARKERS = "osD^vPX*<>"
 
@@ -21,8 +16,8 @@ def price_figure(
     qualities: Mapping[str, ArrayLike],
     *,
     recommended: str | None = None,
-    ax: "Axes | None" = None,
-) -> "Figure":
+    ax: Axes | None = None,
+) -> Figure:
     """Draw each quality of the methods against their cost, a panel for each quality.
 
     Args:

@@ -1,7 +1,6 @@
 """Does the predicted spread grow with the error, and do intervals contain as many targets as they should?"""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,23 +10,21 @@ from batchbayes.plots.style import (
     LIGHT_BLUE,
     MIDDLE_BLUE,
     VERMILION,
+    Axes,
+    Figure,
     house_style,
     line_look,
     new_figure,
     one_panel,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 HALF, MOST = 0.6745, 1.96
 """Half-widths of the central 50 % and 95 % of a Gaussian, in standard deviations."""
 
 
 def uncertainty_error_figure(
-    std: ArrayLike, error: ArrayLike, *, constant_std: float, unit: str = "target", ax: "Axes | None" = None
-) -> "Figure":
+    std: ArrayLike, error: ArrayLike, *, constant_std: float, unit: str = "target", ax: Axes | None = None
+) -> Figure:
     """Draw the absolute errors of the points, sorted by predicted std, over the errors that the std predicts.
 
     If the uncertainty is informative, the dots and their running mean rise with the bands. The dashed line is the end
@@ -44,8 +41,8 @@ def uncertainty_error_figure(
 
 
 def uncertainty_error_grid(
-    panels: "Mapping[str, tuple[ArrayLike, ArrayLike, float]]", columns: int = 4, *, ax: "Axes | None" = None
-) -> "Figure":
+    panels: "Mapping[str, tuple[ArrayLike, ArrayLike, float]]", columns: int = 4, *, ax: Axes | None = None
+) -> Figure:
     """Draw `uncertainty_error_figure` for several data sets: (std, error, constant_std) by title.
 
     With `ax`, the panels take the place of these axes.
@@ -67,7 +64,7 @@ def uncertainty_error_grid(
     return figure.figure
 
 
-def _draw_errors(panel: "Axes", std: ArrayLike, error: ArrayLike, constant_std: float) -> None:
+def _draw_errors(panel: Axes, std: ArrayLike, error: ArrayLike, constant_std: float) -> None:
     std, error = np.asarray(std), np.abs(np.asarray(error))
     order = np.argsort(std, kind="stable")
     std, error, rank = std[order], error[order], np.arange(1, len(std) + 1)
@@ -96,8 +93,8 @@ def running_mean(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def interval_coverage_figure(
-    levels: ArrayLike, coverages: Mapping[str, ArrayLike], *, ax: "Axes | None" = None
-) -> "Figure":
+    levels: ArrayLike, coverages: Mapping[str, ArrayLike], *, ax: Axes | None = None
+) -> Figure:
     """Draw the share of targets inside central intervals against their level. Below the diagonal they are too narrow.
 
     Shapes: levels (L,), and coverage (L,) for each method.

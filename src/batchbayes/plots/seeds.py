@@ -1,16 +1,12 @@
 """Curves over seeds: the mean of each, and a band for the spread."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import line_look, one_panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import Axes, Figure, line_look, one_panel
 
 
 def seeds_figure(
@@ -20,8 +16,8 @@ def seeds_figure(
     ylabel: str,
     xscale: Literal["linear", "log"] = "linear",
     published: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
-    ax: "Axes | None" = None,
-) -> "Figure":
+    ax: Axes | None = None,
+) -> Figure:
     """Draw a line for each name: positions (X,) and values (seeds, X), as the mean with a band of two standard errors.
 
     Args:

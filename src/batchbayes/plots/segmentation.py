@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import Axes, Figure, house_style, new_figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +25,8 @@ def segmentation_figure(
     *,
     num_classes: int,
     names: Sequence[str] | None = None,
-    ax: "Axes | None" = None,
-) -> "Figure":
+    ax: Axes | None = None,
+) -> Figure:
     """Draw a row for each image: the image, the prediction, the uncertainty and the errors.
 
     With `ax`, the panels take the place of these axes.
@@ -57,11 +52,12 @@ def segmentation_figure(
         assert shown is not None, "there is a row"
         figure.colorbar(shown, ax=panels[:, 2].tolist(), location="bottom", shrink=0.9, pad=0.02)
         if names:
-            _class_legend(figure, names[:num_classes], palette)
+            class_legend(figure, names[:num_classes], palette)
     return figure.figure
 
 
-def _class_legend(figure: "Figure", names: Sequence[str], palette) -> None:
+def class_legend(figure: Figure, names: Sequence[str], palette) -> None:
+    """Put the names and colours of classes below a figure."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=palette(k % 20), label=name.replace("$", r"\$")) for k, name in enumerate(names)]

@@ -1,21 +1,16 @@
 """Uncertainty in and out of distribution: is the network less certain about data of another kind?"""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import BLUE, VERMILION, house_style, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from batchbayes.plots.style import BLUE, VERMILION, Axes, Figure, house_style, new_figure
 
 BINS = 30
 
 
-def shift_figure(scores: Mapping[str, tuple[ArrayLike, ArrayLike]], *, ax: "Axes | None" = None) -> "Figure":
+def shift_figure(scores: Mapping[str, tuple[ArrayLike, ArrayLike]], *, ax: Axes | None = None) -> Figure:
     """Draw histograms and cumulative shares of scores in and out of distribution, a column for each score.
 
     Args:
@@ -35,7 +30,7 @@ def shift_figure(scores: Mapping[str, tuple[ArrayLike, ArrayLike]], *, ax: "Axes
     return figure.figure
 
 
-def _histogram(panel: "Axes", both: Mapping[str, np.ndarray]) -> None:
+def _histogram(panel: Axes, both: Mapping[str, np.ndarray]) -> None:
     highest = max(float(values.max()) for values in both.values()) or 1.0
     for (name, values), color, style in zip(both.items(), (BLUE, VERMILION), ("-", "--"), strict=True):
         weights = np.full(len(values), 1 / len(values))
@@ -45,7 +40,7 @@ def _histogram(panel: "Axes", both: Mapping[str, np.ndarray]) -> None:
     panel.set_xlim(0, highest)
 
 
-def _cumulative(panel: "Axes", both: Mapping[str, np.ndarray]) -> None:
+def _cumulative(panel: Axes, both: Mapping[str, np.ndarray]) -> None:
     for values, color, style in zip(both.values(), (BLUE, VERMILION), ("-", "--"), strict=True):
         panel.step(np.sort(values), np.arange(1, len(values) + 1) / len(values), where="post", color=color, ls=style)
     panel.set(ylim=(0, 1), xlim=(0, max(float(values.max()) for values in both.values()) or 1.0))

@@ -5,19 +5,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchbayes.plots.style import BLUE, GREEN, GREY, LIGHT_BLUE, VERMILION, house_style, new_figure, one_panel
+from batchbayes.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    LIGHT_BLUE,
+    VERMILION,
+    Axes,
+    Figure,
+    house_style,
+    new_figure,
+    one_panel,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from batchbayes.methods.batchnorm.diagnostics.normality import CorrelationMap, Marginal
 
 LINES = ((VERMILION, "-"), ("black", (0, (4, 2))), (GREEN, (0, (1, 1))), (BLUE, (0, (6, 1, 1, 1))))
 """Colour and dashes of the curves of a panel. Each alone is enough to distinguish the curves."""
 
 
-def normality_figure(fits: "Mapping[str, Sequence[Marginal]]", *, ax: "Axes | None" = None) -> "Figure":
+def normality_figure(fits: "Mapping[str, Sequence[Marginal]]", *, ax: Axes | None = None) -> Figure:
     """Draw histograms of the batch statistics of single units, the fitted Gaussian, and the p-value of its test.
 
     Args:
@@ -42,7 +50,7 @@ def normality_figure(fits: "Mapping[str, Sequence[Marginal]]", *, ax: "Axes | No
     return figure.figure
 
 
-def marginals_figure(shown: "Sequence[Marginal]", *, ax: "Axes | None" = None) -> "Figure":
+def marginals_figure(shown: "Sequence[Marginal]", *, ax: Axes | None = None) -> Figure:
     """Draw batch statistics and the densities that claim to describe them; below, the errors of these claims.
 
     The lower panels show the observed minus the claimed share of values below x. The largest gap is the
@@ -69,7 +77,7 @@ def marginals_figure(shown: "Sequence[Marginal]", *, ax: "Axes | None" = None) -
     return figure.figure
 
 
-def correlation_figure(shown: "CorrelationMap", *, ax: "Axes | None" = None) -> "Figure":
+def correlation_figure(shown: "CorrelationMap", *, ax: Axes | None = None) -> Figure:
     """Draw the mean absolute correlation of batch statistics between sites, from the value of pure chance up."""
     values, count = np.asarray(shown.values), len(shown.sites)
     side = min(7.0, 3.0 + 0.25 * count)
@@ -90,7 +98,7 @@ def correlation_figure(shown: "CorrelationMap", *, ax: "Axes | None" = None) -> 
     return panel.figure
 
 
-def _histogram(panel: "Axes", marginal: "Marginal") -> None:
+def _histogram(panel: Axes, marginal: "Marginal") -> None:
     """Draw observed values and the densities of the claims."""
     import torch
 
@@ -106,7 +114,7 @@ def _histogram(panel: "Axes", marginal: "Marginal") -> None:
     panel.margins(x=0)
 
 
-def _gaps(panel: "Axes", marginal: "Marginal") -> None:
+def _gaps(panel: Axes, marginal: "Marginal") -> None:
     """Draw the empirical distribution function minus each claimed one, at the observed values."""
     values = marginal.observed.sort().values
     count = len(values)
@@ -119,7 +127,7 @@ def _gaps(panel: "Axes", marginal: "Marginal") -> None:
     panel.locator_params(axis="x", nbins=4)
 
 
-def _p_value(panel: "Axes", p_value: float) -> None:
+def _p_value(panel: Axes, p_value: float) -> None:
     text = f"p = {p_value:.2f}" if p_value >= 0.01 else "p < 0.01"
     look: dict[str, Any] = {"color": VERMILION, "fontweight": "bold"} if p_value < 0.05 else {}
     panel.text(0.97, 0.95, text, transform=panel.transAxes, ha="right", va="top", fontsize=8.5, **look)
@@ -129,6 +137,6 @@ def _title(marginal: "Marginal") -> str:
     return f"{marginal.site}, unit {marginal.channel}: batch {marginal.statistic}"
 
 
-def _legend(panel: "Axes") -> dict[str, Any]:
+def _legend(panel: Axes) -> dict[str, Any]:
     handles, labels = panel.get_legend_handles_labels()
     return dict(zip(labels, handles, strict=True))

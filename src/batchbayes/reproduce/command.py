@@ -16,7 +16,14 @@ from batchbayes.data.folder import DataFolder
 from batchbayes.errors import BatchbayesError
 from batchbayes.reproduce.cluster import Cluster, ClusterWorkers, find_cluster
 from batchbayes.reproduce.experiment import EXPERIMENTS, load_experiment
-from batchbayes.reproduce.outputs import explained_write_errors, mixed_versions, tables_with_notes, write_outputs
+from batchbayes.reproduce.outputs import (
+    explained_write_errors,
+    mixed_versions,
+    shown_run,
+    tables_with_notes,
+    write_gallery,
+    write_outputs,
+)
 from batchbayes.reproduce.plan import Plan, make_plan, plan_of_results, require_known_units
 from batchbayes.reproduce.records import to_json
 from batchbayes.reproduce.run import run_units, some_names
@@ -30,9 +37,12 @@ MOST_WORKERS = 8
 
 
 def reproduce_command(options: argparse.Namespace) -> None:
-    """Run an experiment, or print the list of experiments."""
+    """Run an experiment or all of them, or print the list of experiments."""
     if options.list:
         print("\n".join(experiment_list()))
+        return
+    if options.all:
+        _reproduce_all(options)
         return
     if options.name is None:
         where = ", and give it before --datasets" if options.datasets else ""
@@ -44,15 +54,49 @@ def reproduce_command(options: argparse.Namespace) -> None:
         datasets = [name.strip() for text in options.datasets for name in text.split(",") if name.strip()]
     plan = make_plan(options.name, options.preset, datasets)
     out = options.out or _default_folder(plan, datasets or ())
-    cluster = find_cluster(options.cluster, options.scheduler_file)
-    if cluster and options.workers:
-        raise BatchbayesError(expected="--workers or a cluster", got="both", fix="a cluster has workers of its own")
-    workers = options.workers or min(MOST_WORKERS, os.cpu_count() or 1)
+    workers, cluster = _find_workers(options)
     with hidden_progress(options.quiet):
         tables = reproduce(plan, out, workers=workers, data_folder=options.data_dir, cluster=cluster)
     if not options.quiet:
         print("\n\n".join(map(to_terminal, tables)))
         print(f"\nTables, figures and a page: {out / 'index.html'}")
+
+
+def _find_workers(options: argparse.Namespace) -> tuple[int, Cluster | None]:
+    """Return the number of processes, and the cluster if one was named."""
+    cluster = find_cluster(options.cluster, options.scheduler_file)
+    if cluster and options.workers:
+        raise BatchbayesError(expected="--workers or a cluster", got="both", fix="a cluster has workers of its own")
+    return options.workers or min(MOST_WORKERS, os.cpu_count() or 1), cluster
+
+
+def _reproduce_all(options: argparse.Namespace) -> None:
+    """Run every experiment in its own folder, and write a gallery of all of them. What fails does not stop the rest."""
+    if options.name is not None or options.datasets is not None:
+        raise BatchbayesError(
+            expected="no name and no --datasets beside --all", got=str(options.name or options.datasets), fix="omit it"
+        )
+    out = options.out or Path("runs") / f"all-{options.preset}"
+    runs, missing, (workers, cluster) = [], {}, _find_workers(options)
+    with hidden_progress(options.quiet):
+        for name in EXPERIMENTS:
+            try:
+                plan = make_plan(name, options.preset)
+                reproduce(plan, out / name, workers=workers, data_folder=options.data_dir, cluster=cluster)
+            except BatchbayesError as error:
+                missing[name] = " ".join(str(error).split())
+                continue
+            finished = read_results(out / name / RESULTS_FILE)[1]
+            runs.append(shown_run(plan, finished, sorted((out / name / "figures").glob("*.png"))))
+    write_gallery(options.preset, runs, missing, out / "index.html")
+    if not options.quiet:
+        print(f"{count(len(runs), 'experiment')} in one page: {out / 'index.html'}")
+    if missing:
+        raise BatchbayesError(
+            expected=f"all {len(EXPERIMENTS)} experiments to be run",
+            got="; ".join(f"{name}: {reason}" for name, reason in missing.items()),
+            fix="give the same command again after that: what is finished is kept",
+        )
 
 
 def _default_folder(plan: Plan, as_given: Sequence[str]) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from batchbayes._common.atomic import atomic_path
 from batchbayes._common.page import data_address, page_style, template
@@ -41,17 +42,29 @@ def write_outputs(plan: Plan, finished: Mapping[str, FinishedUnit], out: Path) -
 
 def render_page(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequence[Path]) -> str:
     """Return the page of a run as HTML. It needs no other file, and all texts in it are escaped."""
-    return template(Path(__file__).with_name("page.html")).render(
-        name=plan.settings.experiment,
-        about=plan.about,
-        tables=tables_without_notes(plan, results_by_unit(finished)),
-        pictures=[(path.stem.replace("-", " ").replace("_", " "), data_address(path)) for path in pictures],
-        notes=plan.experiment.notes(plan.config),
-        cautions=cautions(finished),
-        facts=facts_about_run(plan, finished),
-        config={key: json.dumps(value) for key, value in json.loads(plan.settings.config).items()},
-        style=page_style(),
-    )
+    run = shown_run(plan, finished, pictures)
+    return template(Path(__file__).with_name("page.html")).render(run=run, style=page_style())
+
+
+def shown_run(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequence[Path]) -> dict[str, Any]:
+    """Return what a page shows of a run, by the names in its template."""
+    return {
+        "name": plan.settings.experiment,
+        "about": plan.about,
+        "tables": tables_without_notes(plan, results_by_unit(finished)),
+        "pictures": [(path.stem.replace("-", " ").replace("_", " "), data_address(path)) for path in pictures],
+        "notes": plan.experiment.notes(plan.config),
+        "cautions": cautions(finished),
+        "facts": facts_about_run(plan, finished),
+        "config": {key: json.dumps(value) for key, value in json.loads(plan.settings.config).items()},
+    }
+
+
+def write_gallery(preset: str, runs: Sequence[Mapping[str, Any]], missing: Mapping[str, str], path: Path) -> None:
+    """Write one page with a list of contents and all tables and figures of several runs."""
+    page = template(Path(__file__).with_name("gallery.html"))
+    with explained_write_errors(path.parent):
+        _write(path, page.render(preset=preset, runs=runs, missing=missing, style=page_style()))
 
 
 def results_by_unit(finished: Mapping[str, FinishedUnit]) -> Results:

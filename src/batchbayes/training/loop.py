@@ -7,6 +7,7 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn, optim
 
 from batchbayes._common.progress import Progress
@@ -105,6 +106,7 @@ def train(
     >>> losses[-1] < losses[0]
     True
     """
+    _keep_freed_memory()
     training = Training(network, _optimiser(network, config), GlobalStream(config.seed))
     file = Checkpoint(Path(checkpoint), training, vars(config)) if checkpoint else None
     if file:
@@ -120,6 +122,15 @@ def train(
                 file.write()
     network.eval()
     return training.losses
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep the memory that a step frees for the next step, instead of returning it to the system.
+
+    glibc returns memory beyond a threshold, which is twice the largest block that was freed before (at most 32 MB). The
+    block here is never written to, so it costs nothing. Without it page faults took a sixth of a training step.
+    """
+    torch.empty(2**25 - 2**13, dtype=torch.uint8)
 
 
 def _epoch(
@@ -184,10 +195,15 @@ def _optimiser(network: nn.Module, config: TrainingConfig) -> optim.Optimizer:
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     if config.optimiser == "adam":
-        return optim.Adam(groups, lr=config.learning_rate)
+        return optim.Adam(groups, lr=config.learning_rate, fused=_can_fuse(trained))
     if config.optimiser == "sgd":
         return optim.SGD(groups, lr=config.learning_rate, momentum=SGD_MOMENTUM)
     return config.optimiser(groups, lr=config.learning_rate)
+
+
+def _can_fuse(parameters: list[nn.Parameter]) -> bool:
+    """Whether torch has an Adam for these parameters that reads them once. It is several times as fast on a CPU."""
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
 
 
 def _finite_mean(total: float, count: int, epoch: int) -> float:

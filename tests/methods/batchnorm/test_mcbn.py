@@ -1,5 +1,7 @@
 """MCBN against a naive training-mode forward pass, on every kind of batch norm."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.cases import NETWORKS, vectors
@@ -101,13 +103,21 @@ def test_deviations_scale_with_the_batch_size():
     assert (wide.center[~mean] < posterior.center[~mean]).all()  # E[var_B] = (M-1)/M var: smaller batches, less
 
 
+def fitted_at(size, seed):
+    """MCBN with 4000 rows, computed all at once: the statistics of mini-batches of this size from the same data."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, 3, dtype=torch.float64, generator=random) * torch.tensor([1.0, 2.0, 0.5]) + 1
+    network = nn.Sequential(nn.BatchNorm1d(3, eps=1e-12), nn.Linear(3, 2)).double()
+    few = bb.mcbn(network, x, batch_size=size, num_samples=2)
+    drawn = x[torch.randint(len(x), (4000, size), generator=random.manual_seed(seed))]  # (4000, size, 3)
+    rows = torch.cat([drawn.mean(1), 0.5 * drawn.var(1, correction=0).log()], 1)
+    return replace(few, center=rows.mean(0), deviations=rows - rows.mean(0), influence=None)
+
+
 @pytest.mark.parametrize(("size", "tolerance"), [(20, 0.006), (80, 0.006), (8, 0.02)])
 def test_a_posterior_taken_to_another_batch_size_is_the_one_fitted_there(size, tolerance):
     """Centre and spread; 4000 rows estimate a mean log std to 0.0025. At M = 8 the expansion in 1/M ends to show."""
-    network = nn.Sequential(nn.BatchNorm1d(3, eps=1e-12), nn.Linear(3, 2)).double()
-    x = torch.randn(20_000, 3, dtype=torch.float64) * torch.tensor([1.0, 2.0, 0.5]) + 1
-    moved = bb.mcbn(network, x, batch_size=40, num_samples=4000).at_batch_size(size)
-    fitted = bb.mcbn(network, x, batch_size=size, num_samples=4000, seed=1)
+    moved, fitted = fitted_at(40, seed=0).at_batch_size(size), fitted_at(size, seed=1)
     mean = is_mean(moved.sites)
     torch.testing.assert_close(moved.center[~mean], fitted.center[~mean], rtol=0, atol=tolerance)
     torch.testing.assert_close(moved.center[mean], fitted.center[mean], rtol=0, atol=0.03)

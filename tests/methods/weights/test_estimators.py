@@ -28,27 +28,30 @@ def assert_unbiased(samples, exact):
 
 
 def squared_error(outputs):
-    return 0.5 * (Y - outputs).square().sum()
+    """Return the loss of each copy, from outputs (examples, 2 copies)."""
+    return 0.5 * (Y[:, None] - outputs.view(2, -1, 2)).square().sum((0, 2))
 
 
 @pytest.mark.parametrize("estimator", ["local", "weights", "score"])
 def test_estimators_are_unbiased(estimator):
+    """10,000 copies of a layer, which are the blocks of two rows of one large weight, draw their noise at once."""
     site = find_sites(nn.Linear(3, 2, bias=False))[0]
-
-    def loss(mean, log_std, _):
-        given = bb.MeanField().given(mean, {"log_std": log_std}, site)
-        if estimator == "local":
-            return squared_error(given.outputs(site, X))
-        weight = given.sample()
-        if estimator == "weights":
-            return squared_error(X @ weight.T)
-        weight = weight.detach()
-        return squared_error(X @ weight.T) * given.log_density(weight)
-
+    mean, log_std = (value.repeat(DRAWS, 1).requires_grad_() for value in (MEAN, LOG_STD))
     torch.manual_seed(0)
-    gradients = torch.func.vmap(torch.func.grad(loss, (0, 1)), (None, None, 0), randomness="different")
-    for samples, exact in zip(gradients(MEAN, LOG_STD, torch.zeros(DRAWS)), exact_gradients(), strict=True):
-        assert_unbiased(samples, exact)
+    given = bb.MeanField().given(mean, {"log_std": log_std}, site)
+    weight = given.sample()
+    if estimator == "local":
+        loss = squared_error(given.outputs(site, X)).sum()
+    elif estimator == "weights":
+        loss = squared_error(X @ weight.T).sum()
+    else:
+        fixed = weight.detach()
+        density = torch.distributions.Normal(mean, given.variance.sqrt()).log_prob(fixed)
+        torch.testing.assert_close(given.log_density(fixed), density.sum())
+        loss = (squared_error(X @ fixed.T) * density.view(DRAWS, -1).sum(1)).sum()
+    found = torch.autograd.grad(loss, (mean, log_std))
+    for samples, exact in zip(found, exact_gradients(), strict=True):
+        assert_unbiased(samples.view(DRAWS, 2, 3), exact)
 
 
 def test_score_function_of_a_network_is_unbiased():
@@ -58,7 +61,9 @@ def test_score_function_of_a_network_is_unbiased():
     torch.manual_seed(0)
 
     def estimate():
-        return score_function_loss(network, lambda weights: squared_error(X @ weights["0.weight"].T), num_draws=50)
+        return score_function_loss(
+            network, lambda weights: squared_error(X @ weights["0.weight"].T).sum(), num_draws=50
+        )
 
     mean, variance = gradient_moments(network, estimate, 200)["0.weight"]  # 10,000 draws
     assert ((mean - exact_gradients()[0]).abs() < 4 * (variance / 200).sqrt()).all()

@@ -1,9 +1,11 @@
-"""Random weights in networks of other packages, by one call. The tests are skipped where the packages are missing."""
+"""Random weights in networks of other packages, by one call. `make users` has these packages; others are skipped."""
 
 import pytest
 import torch
 
 import batchbayes as bb
+
+pytestmark = pytest.mark.usefixtures("torchvision_operators")
 
 
 def check(model, inputs, targets, tmp_path):

@@ -68,6 +68,28 @@ def test_hutchinson_estimates_the_same():
     assert ((samples.mean(0) - exact).abs() < 4.5 * samples.std(0) / 40**0.5 + 1e-5).all()
 
 
+def test_gauss_newton_is_the_hessian_of_a_network_with_relus():
+    torch.manual_seed(0)
+    relus = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+    posterior, (x, y) = bb.noisy(relus, bb.MeanField()).posterior(), data()
+    exact = curvatures(posterior, [(x, y)], bb.categorical(), method="exact")
+    halves = [(x[:6], y[:6]), (x[6:], y[6:])]
+    for name, expected in exact.items():
+        probes = [
+            curvatures(posterior, halves, bb.categorical(), method="gauss-newton", num_probes=50, seed=s)[name]
+            for s in range(20)
+        ]
+        samples = torch.stack(probes)
+        assert ((samples.mean(0) - expected).abs() < 4.5 * samples.std(0) / 20**0.5 + 1e-5).all()
+
+
+def test_gauss_newton_refuses_convolutions():
+    posterior = bb.noisy(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), bb.MeanField()).posterior()
+    batch = torch.randn(2, 1, 4, 4), torch.tensor([0, 1])
+    with pytest.raises(bb.BatchbayesError, match='method="hutchinson"'):
+        curvatures(posterior, [batch], bb.categorical(), method="gauss-newton")
+
+
 def test_kappa_and_draws_of_some_weights():
     posterior, (x, y) = bb.noisy(network(), bb.MeanField(initial_std=0.3)).posterior(), data()
     curvature = curvatures(posterior, [(x, y)], bb.categorical(), method="exact")

@@ -23,10 +23,10 @@ from batchbayes.assessment.explorer import class_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
+from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.result import FLAGGED_SHARE, RANKING, STRANGE, Assessment, MetricColumn
 from batchbayes.assessment.rows import assessed_rows, class_labels
-from batchbayes.assessment.strange import fit_novelty, novelty_level
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
 from batchbayes.calibrate import conformal_sets, tune_temperature
@@ -96,14 +96,8 @@ def assess_classification(case: Case) -> Assessment:
     chosen: ClassContender = choice.recommended
     threshold = float(chosen.seen.calibration.entropy.double().quantile(1 - FLAGGED_SHARE))
     novelty, why_not = fit_novelty(case)
-    notes = notes_for_prediction(
-        case,
-        chosen,
-        threshold,
-        class_names=case.class_names,
-        novelty_level=novelty_level(novelty),
-        **likelihood_notes(case.likelihood),
-    )
+    told = {"class_names": case.class_names, **likelihood_notes(case.likelihood)}
+    notes = notes_for_prediction(case, chosen, threshold, novelty, **told)
     truth = {"target": class_labels(labels, case.class_names)}
     rows = assessed_rows(chosen.posterior, case, notes, truth, novelty)
     wrong = is_misclassified(chosen.seen.test.probs, labels)
@@ -115,14 +109,7 @@ def assess_classification(case: Case) -> Assessment:
         verdict=class_verdict(rows, contenders, choice, case),
         terms=class_terms(rows, contenders, choice, wrong, case),
         rows=rows,
-        figures=shared_figures(
-            contenders,
-            chosen,
-            COLUMNS,
-            rows,
-            level=novelty_level(novelty),
-            strange=case.ood.name if case.ood else None,
-        )
+        figures=shared_figures(case, contenders, chosen, COLUMNS, rows, novelty)
         | class_figures(case, contenders, chosen, labels),
         explorer=class_explorer(chosen.seen.test.entropy, wrong, threshold, has_novelty=novelty is not None),
         thumbnails=pick_thumbnails(case, rows, "entropy"),

@@ -1,7 +1,6 @@
 """The figures of a classifier."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,10 +12,8 @@ from batchbayes.assessment.load import Case
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.thumbnails import displayable
 from batchbayes.metrics import count_by_score, equal_width_reliability, risk_coverage
+from batchbayes.plots.style import Figure
 from batchbayes.scores import is_misclassified, max_probability
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: ClassContender, labels: Tensor) -> Figures:
@@ -53,7 +50,7 @@ def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: Clas
     return figures
 
 
-def _certainty(case: Case, chosen: ClassContender, labels: Tensor) -> "Figure | None":
+def _certainty(case: Case, chosen: ClassContender, labels: Tensor) -> Figure | None:
     test = chosen.seen.test
     order = (test.mutual_information if chosen.has_draws else test.entropy).argsort(stable=True)
     shown = torch.cat([order[:8], order[-8:]]) if len(order) >= 16 else order

@@ -21,6 +21,7 @@ from batchbayes.assessment.entries import (
 from batchbayes.assessment.explorer import value_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.load import Case
+from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
 from batchbayes.assessment.regression.quantities import quantities
@@ -35,7 +36,6 @@ from batchbayes.assessment.rows import (
     spread_of_draws,
     suffix,
 )
-from batchbayes.assessment.strange import fit_novelty, novelty_level
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import cross_fitted
 from batchbayes.calibrate import conformal_quantile, tune_precision
@@ -102,9 +102,7 @@ def assess_regression(case: Case) -> Assessment:
     widths = conformal_widths(held, held_out)
     novelty, why_not = fit_novelty(case)
     thresholds = _thresholds(outputs_of(held.epistemic_variance.sqrt()))
-    notes = notes_for_prediction(
-        case, chosen, thresholds, conformal_width=widths, outputs=len(widths), novelty_level=novelty_level(novelty)
-    )
+    notes = notes_for_prediction(case, chosen, thresholds, novelty, conformal_width=widths, outputs=len(widths))
     truth = outputs_of(targets.reshape(test.mean.shape))  # (N, D)
     predicted = quantities(case.test.target_name, case.settings.unit, truth.shape[1])
     columns = {f"target{suffix(i)}": rounded(column) for i, column in enumerate(truth.T)}
@@ -128,14 +126,7 @@ def assess_regression(case: Case) -> Assessment:
         ),
         terms=value_terms(rows, contenders, choice, spread, errors, truth, predicted, case.ood),
         rows=rows,
-        figures=shared_figures(
-            contenders,
-            chosen,
-            COLUMNS,
-            rows,
-            level=novelty_level(novelty),
-            strange=case.ood.name if case.ood else None,
-        )
+        figures=shared_figures(case, contenders, chosen, COLUMNS, rows, novelty)
         | value_figures(contenders, chosen, targets, held_out, predicted[0].label),
         explorer=None if spread is None else value_explorer(spread, errors[:, 0], thresholds[0], predicted[0].label),
         thumbnails=pick_thumbnails(case, rows, None if spread is None else "epistemic_std"),

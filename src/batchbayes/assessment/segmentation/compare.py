@@ -21,13 +21,13 @@ from batchbayes.assessment.explorer import image_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
+from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.result import FLAGGED_SHARE, RANKING, Assessment, MetricColumn
 from batchbayes.assessment.rows import Show, assessed_rows, single_images
 from batchbayes.assessment.segmentation.figures import image_figures
 from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels, sums_over
 from batchbayes.assessment.segmentation.verdict import image_terms, image_verdict
-from batchbayes.assessment.strange import fit_novelty, novelty_level
 from batchbayes.assessment.thumbnails import pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
 from batchbayes.prediction import predict_stream
@@ -70,15 +70,8 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     [held_out] = sums_over(case, case.calibration, [chosen.trial])
     threshold = float(held_out.mean_entropy().quantile(1 - FLAGGED_SHARE))
     novelty, why_not = fit_novelty(case)
-    notes = notes_for_prediction(
-        case,
-        chosen,
-        threshold,
-        class_names=case.class_names,
-        classes=case.num_outputs,
-        novelty_level=novelty_level(novelty),
-        **likelihood_notes(case.likelihood),
-    )
+    told = {"class_names": case.class_names, "classes": case.num_outputs, **likelihood_notes(case.likelihood)}
+    notes = notes_for_prediction(case, chosen, threshold, novelty, **told)
     wrong = chosen.seen.images["wrong"]
     truth = {"accuracy": [1 - share for share in wrong], "error_rate": wrong}
     rows = assessed_rows(chosen.posterior, case, notes, truth, novelty, show)
@@ -90,14 +83,7 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
         verdict=image_verdict(rows, contenders, choice),
         terms=image_terms(contenders, choice),
         rows=rows,
-        figures=shared_figures(
-            contenders,
-            chosen,
-            COLUMNS,
-            rows,
-            level=novelty_level(novelty),
-            strange=case.ood.name if case.ood else None,
-        )
+        figures=shared_figures(case, contenders, chosen, COLUMNS, rows, novelty)
         | image_figures(case, contenders, chosen),
         explorer=image_explorer(chosen.seen.entropy.counts()),
         thumbnails=pick_thumbnails(case, rows, "entropy"),

@@ -1,7 +1,6 @@
 """The figures of a segmentation."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,10 +14,8 @@ from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels
 from batchbayes.assessment.thumbnails import displayable
 from batchbayes.data.examples import Examples
 from batchbayes.metrics import risk_coverage
+from batchbayes.plots.style import Figure
 from batchbayes.prediction import predict_stream
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def image_figures(case: Case, contenders: Sequence[Contender[PixelSums]], chosen: Contender[PixelSums]) -> Figures:
@@ -44,7 +41,7 @@ def image_figures(case: Case, contenders: Sequence[Contender[PixelSums]], chosen
     }
 
 
-def _triptychs(case: Case, chosen: Contender[PixelSums]) -> "Figure":
+def _triptychs(case: Case, chosen: Contender[PixelSums]) -> Figure:
     order = chosen.seen.mean_entropy().argsort()
     picked = list(dict.fromkeys(int(order[i]) for i in (0, len(order) // 2, len(order) - 1)))
     found = {row: (image, labels) for row, image, labels in case.test.find(picked)}

@@ -7,7 +7,7 @@ labels each choice needs for an accuracy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,14 +24,12 @@ from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.metrics import accuracy
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
+from batchbayes.plots.style import Figure
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CHOICES: dict[str, Any] = {
     "random": {"by": "random"},
@@ -162,7 +160,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def figures(config: ActiveConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: ActiveConfig, results: Results) -> dict[str, Figure]:
     """Show the learning curves."""
     return {"curves": seeds_figure(curves(config, results), xlabel="labels", ylabel="accuracy on test images")}
 

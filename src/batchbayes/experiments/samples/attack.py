@@ -9,7 +9,7 @@ succeeds when the averaged prediction changes from right to wrong.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -25,6 +25,7 @@ from batchbayes.methods.point import deterministic
 from batchbayes.methods.samples.deep_ensemble import deep_ensemble, made
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
@@ -32,9 +33,6 @@ from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PUBLISHED_UPDATES = (10, 25, 50, 75, 100, 125, 150, 175, 198)
 PUBLISHED = {
@@ -155,7 +153,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def figures(config: AttackConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: AttackConfig, results: Results) -> dict[str, Figure]:
     """Show the share of successful attacks against the number of updates, beside the published readings."""
     lines = {m: (config.updates, [results[f"seed {seed}, {m}"]["success"] for seed in config.seeds]) for m in METHODS}
     most = max(config.updates)

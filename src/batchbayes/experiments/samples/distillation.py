@@ -6,7 +6,7 @@ on shifted views of them. The expected order is single network, student, ensembl
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.nn.functional import cross_entropy
 
@@ -20,14 +20,12 @@ from batchbayes.methods.views.images import RandomCrop
 from batchbayes.metrics import accuracy, negative_log_likelihood, rank_correlation
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
+from batchbayes.plots.style import Figure
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.training.loop import TrainingConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SINGLE, STUDENT, DIRICHLET, ENSEMBLE = "single network", "student", "Dirichlet student", "ensemble"
 METHODS = SINGLE, STUDENT, DIRICHLET, ENSEMBLE
@@ -155,7 +153,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def figures(config: DistillationConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: DistillationConfig, results: Results) -> dict[str, Figure]:
     """Show the NLL of each method, seed by seed."""
     found = rows(config, results)
     lines = {m: (config.seeds, [row.nll for row in found if row.method == m]) for m in METHODS}

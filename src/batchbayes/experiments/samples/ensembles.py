@@ -11,7 +11,7 @@ held-out images, and not by cross-validation on the test images, and it scales t
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from batchbayes.methods.views.posterior import with_views
 from batchbayes.metrics import accuracy, negative_log_likelihood
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
@@ -43,9 +44,6 @@ from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEEP = "deep ensemble"
 
@@ -301,7 +299,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def figures(config: EnsemblesConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: EnsemblesConfig, results: Results) -> dict[str, Figure]:
     """Show the calibrated NLL against forward passes."""
     found = curves(config, results)
     lines = {

@@ -9,7 +9,7 @@ from torch import Tensor
 from batchbayes._common.rng import generator
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
-from batchbayes.experiments.batch_size_collapse import noisy_patterns, scale_pixels
+from batchbayes.experiments.collapse_networks import noisy_patterns, scale_pixels
 
 Source = Literal["fashion_mnist", "mnist", "synthetic"]
 Examples = tuple[Tensor, Tensor]

@@ -7,7 +7,7 @@ All of them have the same network and the same noise precision, which is measure
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +23,12 @@ from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.mlp import MLP
 from batchbayes.online import LastLayer, MeanField, Part
 from batchbayes.plots import seeds_figure
+from batchbayes.plots.style import Figure
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DATASETS = (*SETS, "mnist", "synthetic")
 JOINT, ONLINE, LAST, TUNED = "joint", "online mean field", "online last layer", "fine-tuning"
@@ -242,7 +240,7 @@ def tables(config: OnlineConfig, results: Results) -> list[ResultTable]:
     ]
 
 
-def figures(config: OnlineConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
     """Show the NLL after each part, for each data set."""
     parts = range(1, config.num_parts + 1)
     return {

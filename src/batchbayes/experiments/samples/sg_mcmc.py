@@ -5,7 +5,7 @@ errors, with R-hat and the effective sample size, with all data and under the no
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,9 @@ from batchbayes.data.folder import DataFolder
 from batchbayes.methods.samples.diagnostics import effective_sample_size, r_hat
 from batchbayes.methods.samples.samplers import Hamiltonian, Langevin
 from batchbayes.plots import seeds_figure
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import ResultTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NUM_EXAMPLES, SIZE, TAU, DELTA = 60, 3, 4.0, 2.0
 SAMPLERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -128,7 +126,7 @@ def tables(config: McmcConfig, results: Results) -> list[ResultTable]:
     ]
 
 
-def figures(config: McmcConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: McmcConfig, results: Results) -> dict[str, Figure]:
     """Show the first weight along some chains of the first sampler."""
     trace = torch.tensor(results[units(config)[0].name]["trace"])
     lines = {f"chain {number + 1}": (list(range(len(row))), row[None].numpy()) for number, row in enumerate(trace)}

@@ -8,7 +8,7 @@ training, for the gradient with respect to the means and to the log standard dev
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -22,13 +22,11 @@ from batchbayes.methods.weights.fit import fit_noisy
 from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.noisy import Noisy, noisy
 from batchbayes.models.lenet import LeNet300
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ESTIMATORS = {"local": "local", "one weight draw": "weights", "score function": "score"}
 STAGES = ("start", "trained")
@@ -42,12 +40,14 @@ class VarianceConfig:
     num_train: int = 6000
     epochs: int = 3
     batch_size: int = 100
+    large_batch_size: int = 1000
+    """Of a second measurement, because the ratio of two estimators grows with the batch."""
     initial_std: float = 0.05
     num_draws: int = 200
 
 
 PRESETS = {
-    "smoke": VarianceConfig("synthetic", num_train=200, epochs=1, num_draws=10),
+    "smoke": VarianceConfig("synthetic", num_train=200, epochs=1, large_batch_size=200, num_draws=10),
     "quick": VarianceConfig(),
 }
 
@@ -66,12 +66,14 @@ def work(config: VarianceConfig, unit: Unit, needed: Results, data_folder: DataF
         batches = shuffled(*data, config.batch_size, seed=0)
         training = TrainingConfig(config.epochs, config.batch_size)
         fit_noisy(network, batches, categorical(), training, num_examples=config.num_train)
-    images, labels = data[0][: config.batch_size], data[1][: config.batch_size]
     found = {}
-    for name, estimator in ESTIMATORS.items():
-        with GlobalStream(1):
-            moments = gradient_moments(network, estimate(network, estimator, images, labels), config.num_draws)
-        found[name] = {parameter: float(variance.sum()) for parameter, (_, variance) in moments.items()}
+    for size, names in ((config.batch_size, list(ESTIMATORS)), (config.large_batch_size, list(ESTIMATORS)[:2])):
+        images, labels = data[0][:size], data[1][:size]
+        for name in names:
+            with GlobalStream(1):
+                loss = estimate(network, ESTIMATORS[name], images, labels)
+                moments = gradient_moments(network, loss, config.num_draws)
+            found[f"{name}, {size}"] = {parameter: float(v.sum()) for parameter, (_, v) in moments.items()}
     return found
 
 
@@ -91,25 +93,38 @@ def estimate(network: Noisy, estimator: str, images: Tensor, labels: Tensor) -> 
 def tables(config: VarianceConfig, results: Results) -> list[ResultTable]:
     """Return the variances of all estimators as multiples of that of the local reparametrisation."""
     rows: list[tuple[CellValue, ...]] = []
+    local, weights, score = ESTIMATORS
     for stage in STAGES:
         found = results.get(stage, {})
-        for parameter, variance in found.get("local", {}).items():
+        for parameter, variance in found.get(f"{local}, {config.batch_size}", {}).items():
             layer, _, own = parameter.partition(" ")
-            ratios = [found[name][parameter] / variance for name in list(ESTIMATORS)[1:]]
-            rows.append((stage, layer, own or "mean", variance, *ratios))
+            ratios = [
+                found[f"{name}, {size}"][parameter] / found[f"{local}, {size}"][parameter]
+                for name, size in (
+                    (weights, config.batch_size), (weights, config.large_batch_size), (score, config.batch_size)
+                )
+            ]  # fmt: skip
+            correlation = (ratios[0] - 1) / (config.batch_size - 1)
+            rows.append((stage, layer, own or "mean", variance, *ratios[:2], correlation, ratios[2]))
+    columns = (
+        "stage", "weight", "parameter", "local", "one weight draw / local",
+        f"the same, batch {config.large_batch_size}", "correlation of two examples", "score function / local",
+    )  # fmt: skip
     return [
         ResultTable(
             f"Variance of the gradient of a batch of {config.batch_size}, layer by layer",
-            ("stage", "weight", "parameter", "local", *(f"{name} / local" for name in list(ESTIMATORS)[1:])),
+            columns,
             tuple(rows),
-            ("", "", "", ".2e", ".1f", ".1f"),
+            ("", "", "", ".2e", ".1f", ".1f", ".3f", ".1e"),
             (f"Summed over each parameter, from {config.num_draws} draws at one fixed batch. The score function has "
-             "two draws, each with the loss of the other as its baseline.",),
+             "two draws, each with the loss of the other as its baseline. If the gradients of two examples at one draw "
+             "of the weights have the correlation r, the ratio is about 1 + (n - 1) r for a batch of n; r is found "
+             "from the first ratio. It exceeds one where the estimators differ in the variance of one example, too.",),
         )
     ]  # fmt: skip
 
 
-def figures(config: VarianceConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: VarianceConfig, results: Results) -> dict[str, Figure]:
     """There is no figure: the table says it all."""
     return {}
 

@@ -7,7 +7,7 @@ fewest nats.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,13 +21,11 @@ from batchbayes.methods.weights.fit import Schedule, fit_noisy
 from batchbayes.methods.weights.noisy import noisy
 from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.methods.weights.sparsity import compression
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PUBLISHED = {"binary dropout": (100.0, 10.0, None), "sparse VD": (10.0, 10.0, 100.0)}
 """Accuracy on training and test images, and sparsity, in per cent."""
@@ -50,7 +48,7 @@ class RandomLabelsConfig:
 
 PRESETS = {
     "smoke": RandomLabelsConfig("synthetic", 100, 100, epochs=30, width=200, dropout=0.1, learning_rate=3e-3),
-    "quick": RandomLabelsConfig(num_train=10_000, epochs=80, width=512),
+    "quick": RandomLabelsConfig(num_train=5000, epochs=120, batch_size=50),
     "paper": RandomLabelsConfig(),
 }
 
@@ -112,7 +110,7 @@ def tables(config: RandomLabelsConfig, results: Results) -> list[ResultTable]:
     return [ResultTable("Random labels", ("method", *columns), tuple(rows), ("", *[".1f", ".0f"] * 3))]
 
 
-def figures(config: RandomLabelsConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: RandomLabelsConfig, results: Results) -> dict[str, Figure]:
     """There is no figure: the table says it all."""
     return {}
 

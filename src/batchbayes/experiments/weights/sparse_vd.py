@@ -7,7 +7,7 @@ sparse, and is trained further.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,13 +20,11 @@ from batchbayes.methods.weights.fit import Schedule, fit_noisy
 from batchbayes.methods.weights.noisy import Noisy, noisy
 from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.methods.weights.sparsity import compression, sparsity
+from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Step, TrainingConfig, supervised, train
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PUBLISHED = {
     "LeNet-300-100": {"dense": (1.64, 1.0), "pruned": (1.59, 12.0), "sparse VD": (1.92, 68.0)},
@@ -47,11 +45,13 @@ class SparseConfig:
     """For each network."""
     decay_from: tuple[int, ...] = (100, 0)
     """For each network the epoch from which the learning rate falls to zero."""
-    kl_from: int = 5
-    kl_full: int = 20
+    kl_from: tuple[int, ...] = (5, 5)
+    kl_full: tuple[int, ...] = (20, 20)
+    """For each network the epochs between which the weight of the KL rises."""
+    learning_rate: tuple[float, ...] = (1e-3, 1e-3)
+    """For each network. That of the dense ones is 1e-3."""
     dense_epochs: int = 30
     """Of the dense networks; half as many follow after pruning."""
-    learning_rate: float = 1e-3
     batch_size: int = 100
     num_train: int = 60_000
     num_test: int = 10_000
@@ -61,10 +61,12 @@ class SparseConfig:
 
 PRESETS = {
     "smoke": SparseConfig(
-        "synthetic", epochs=(24, 2), decay_from=(12, 0), kl_from=1, kl_full=4, dense_epochs=2, learning_rate=1e-2,
-        batch_size=50, num_train=200, num_test=100, looks=2,
+        "synthetic", epochs=(24, 2), decay_from=(12, 0), kl_from=(1, 0), kl_full=(4, 1), dense_epochs=2,
+        learning_rate=(1e-2, 1e-2), batch_size=50, num_train=200, num_test=100, looks=2,
     ),
-    "quick": SparseConfig(epochs=(200, 40), dense_epochs=10),
+    "quick": SparseConfig(
+        epochs=(200, 16), kl_from=(5, 1), kl_full=(20, 5), learning_rate=(1e-3, 3e-3), dense_epochs=6
+    ),
     "paper": SparseConfig(),
 }  # fmt: skip
 
@@ -92,8 +94,8 @@ def work(config: SparseConfig, unit: Unit, needed: Results, data_folder: DataFol
 def sparse_result(config: SparseConfig, name: str, data: ImageData) -> dict[str, Any]:
     """Train by sparse variational dropout."""
     number = config.networks.index(name)
-    training = TrainingConfig(config.epochs[number], config.batch_size, config.learning_rate)
-    schedule = Schedule(config.kl_from, config.kl_full, decay_from=config.decay_from[number])
+    training = TrainingConfig(config.epochs[number], config.batch_size, config.learning_rate[number])
+    schedule = Schedule(config.kl_from[number], config.kl_full[number], decay_from=config.decay_from[number])
     network = noisy(new_network(name, seed=0), SparseVD())
     batches = shuffled(*data.train, config.batch_size, seed=0)
     every = max(1, training.epochs // config.looks) * len(batches)  # type: ignore[arg-type]
@@ -121,7 +123,7 @@ def pruned_result(config: SparseConfig, name: str, data: ImageData, target: list
     network = fast(NETWORKS[name]())
     batches = shuffled(*data.train, config.batch_size, seed=0)
     objective = supervised(cross_entropy)
-    train(network, batches, objective, TrainingConfig(config.dense_epochs, config.batch_size, config.learning_rate))
+    train(network, batches, objective, TrainingConfig(config.dense_epochs, config.batch_size))
     dense = error_percent(network, data.test)
     weights = [parameter for parameter in network.parameters() if parameter.ndim > 1]
     masks = [largest(weight.detach(), share) for weight, share in zip(weights, target, strict=True)]
@@ -132,7 +134,7 @@ def pruned_result(config: SparseConfig, name: str, data: ImageData, target: list
                 weight.mul_(mask)
 
     prune()
-    further = TrainingConfig(-(-config.dense_epochs // 2), config.batch_size, config.learning_rate, seed=1)
+    further = TrainingConfig(-(-config.dense_epochs // 2), config.batch_size, seed=1)
     train(network, batches, objective, further, after_step=prune)
     count = sum(weight.numel() for weight in weights)
     return {
@@ -194,7 +196,7 @@ def sparsity_table(config: SparseConfig, results: Results) -> ResultTable:
     )
 
 
-def figures(config: SparseConfig, results: Results) -> "dict[str, Figure]":
+def figures(config: SparseConfig, results: Results) -> dict[str, Figure]:
     """Show error and compression during training."""
     from batchbayes.plots.lines import Line, lines_figure
 

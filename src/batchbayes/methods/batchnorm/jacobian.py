@@ -16,12 +16,14 @@ passes run on ever fewer examples.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
@@ -53,26 +55,25 @@ def tangents_by_reverse_mode(
 
     With `contrasts`, outputs (n, K) are logits, and only differences between the logits of an example have a meaning.
     """
-    build = partial(_Graph, network, sites, statistics)
     size = max(1, min(MOST_ROWS, CHUNK // max(1, inputs[0].numel())))
     outputs, along, slopes, start = [], [], torch.empty(0), 0
-    for part in inputs.split(size):
-        with build(part) as graph:
+    with _watched(network, sites, statistics) as build:
+        for part in inputs.split(size):
+            graph = build(part)
             contrasts = contrasts and graph.outputs.ndim == 2 and graph.flat.shape[1] > 1
             passes = _first_contrasts(graph.flat) if contrasts else _units(graph.flat)
             if not outputs:
                 along = _along(sites, statistics, directions.to(graph.flat))
                 count = 1 if contrasts else graph.flat.shape[1]
-                slopes = graph.flat.new_zeros(count, len(directions), len(inputs))  # (1 or K, Q, n)
-            for found, weights in zip(slopes[..., start : start + len(part)], passes, strict=True):
-                graph.add_slopes(found, weights, along)
-        outputs.append(graph.outputs)
-        start += len(part)
-    middle = torch.cat(outputs)
-    if contrasts:
-        slopes = _all_contrasts(build, inputs, middle.to(slopes.dtype), slopes[0], along, size)
-    tangents = slopes.permute(1, 2, 0) if len(slopes) > 1 else slopes[0]
-    return middle, tangents.reshape(len(directions), *middle.shape)
+                slopes = graph.flat.new_empty(count, len(inputs), len(directions))  # (1 or K, n, Q)
+            for found, weights in zip(slopes[:, start : start + len(part)], passes, strict=True):
+                graph.slopes(weights, along, out=found)
+            outputs.append(graph.outputs)
+            start += len(part)
+        middle = torch.cat(outputs)
+        if contrasts:
+            slopes = _all_contrasts(build, inputs, middle.to(slopes.dtype), slopes[0], along, size)
+    return middle, slopes.permute(2, 1, 0).reshape(len(directions), *middle.shape)
 
 
 def _units(flat: Tensor) -> Iterator[Tensor]:
@@ -100,22 +101,22 @@ def _all_contrasts(
     along: Sequence[tuple[Tensor, Tensor]],
     size: int,
 ) -> Tensor:
-    """Return the slopes of all classes, (K, Q, n), from those of the first contrast, (Q, n)."""
+    """Return the slopes of all classes, (K, n, Q), from those of the first contrast, (n, Q)."""
     order = logits.argsort(1, descending=True)
     rows = torch.arange(len(logits), device=logits.device)
     slopes = first.new_zeros(logits.shape[1], *first.shape)
-    slopes[order[:, 1], :, rows] = first.T
-    needed = contrasts_needed(logits.gather(1, order), first.square().mean(0).sqrt())
+    slopes[order[:, 1], rows] = first
+    needed = contrasts_needed(logits.gather(1, order), first.square().mean(1).sqrt())
     by_need = needed.argsort(descending=True, stable=True)[: int((needed > 1).sum())]
     for some in by_need.split(size) if len(by_need) else ():
         k = 2
         while len(some := some[needed[some] >= k]):  # those that need most come first
-            with build(inputs[some]) as graph:
-                while 2 * (count := int((needed[some] >= k).sum())) > len(some):
-                    moved = graph.flat.new_zeros(len(first), len(some))
-                    graph.add_slopes(moved, _contrast(graph.flat, order[some, k], order[some, 0]), along)
-                    slopes[order[some[:count], k], :, some[:count]] = moved.T[:count]
-                    k += 1
+            graph = build(inputs[some])
+            while 2 * (count := int((needed[some] >= k).sum())) > len(some):
+                moved = graph.flat.new_empty(len(some), first.shape[1])
+                graph.slopes(_contrast(graph.flat, order[some, k], order[some, 0]), along, out=moved)
+                slopes[order[some[:count], k], some[:count]] = moved[:count]
+                k += 1
     return slopes
 
 
@@ -134,68 +135,100 @@ def contrasts_needed(ordered: Tensor, std: Tensor) -> Tensor:
     return (covered < 1 - LEFT_OUT).sum(1).clamp(min=1, max=ordered.shape[1] - 1)
 
 
-class _Graph:
-    """One forward pass at given statistics, ready for backward passes to the inputs of the sites.
+@contextmanager
+def _watched(
+    network: Network, sites: Sequence[Site], statistics: Sequence[tuple[Tensor, Tensor]]
+) -> Iterator["Callable[[Tensor], _Graph]"]:
+    """Make the network ready for graphs at given statistics. Inside the block, call what it gives with some inputs.
 
     The backward passes belong inside the block, because activation checkpoints run parts of the network again.
     """
+    seen: list[Tensor] = []
+    plain = {site.name: pair for site, pair in zip(sites, statistics, strict=True) if _is_plain(site.layer)}
+    instead = {site.name: _Normalise(site, *plain[site.name], seen) for site in sites if site.name in plain}
+    before = {site.name: partial(_see, site.name, seen) for site in sites if site.name not in plain}
+    tensors = as_buffers(sites, statistics)
+    with network.prepared(tensors=tensors, before=before, instead=instead) as run:
 
-    def __init__(
-        self,
-        network: Network,
-        sites: Sequence[Site],
-        statistics: Sequence[tuple[Tensor, Tensor]],
-        inputs: Tensor,
-    ) -> None:
-        self._sites, self._statistics, self._count = sites, statistics, len(inputs)
-        self._seen: list[Tensor] = []
-        before = {site.name: partial(self._see, site.name) for site in sites}
-        self._running = network.running(inputs, tensors=as_buffers(sites, statistics), before=before)
+        def build(inputs: Tensor) -> _Graph:
+            seen.clear()
+            with torch.enable_grad(), affine_batch_norm() if before else nullcontext():
+                outputs = run(inputs)
+            return _Graph(outputs, tuple(seen))
 
-    def __enter__(self) -> Self:
-        with torch.enable_grad(), affine_batch_norm():
-            self._outputs = self._running.__enter__()
-        self.outputs = self._outputs.detach()
+        yield build
+
+
+def _is_plain(layer: _BatchNorm) -> bool:
+    """Whether a layer does nothing but normalise its input."""
+    return type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and not layer._forward_pre_hooks
+
+
+def _see(name: str, seen: list[Tensor], h: Tensor) -> Tensor:
+    """Note the input of a site, and return it as a node of the graph that this layer alone uses.
+
+    The input itself may go elsewhere too (a shortcut).
+    """
+    if not torch.is_grad_enabled():
+        raise _unfit("a network without no_grad in its forward pass", f"{name} under no_grad")
+    seen.append(h.view_as(h) if h.requires_grad else h.detach().requires_grad_())
+    return seen[-1]
+
+
+class _Normalise:
+    """A layer that does nothing but normalise, as one multiplication and addition (see `affine_batch_norm`)."""
+
+    def __init__(self, site: Site, mean: Tensor, variance: Tensor, seen: list[Tensor]) -> None:
+        layer = site.layer
+        self._site, self._seen = site, seen
+        self._fixed = (mean, variance, layer.weight, layer.bias, False, 0.0, layer.eps)
+        self._scale, self._shift = _scale_and_shift(mean, variance, layer.weight, layer.bias, layer.eps)
+
+    def __call__(self, h: Tensor) -> Tensor:
+        h = _see(self._site.name, self._seen, h)
+        if h.dtype != self._scale.dtype:
+            return F.batch_norm(h, *self._fixed)
+        return _scaled(h, self._scale, self._shift)
+
+
+class _Graph:
+    """One forward pass at given statistics, ready for backward passes to the inputs of the sites."""
+
+    def __init__(self, outputs: Tensor, seen: Sequence[Tensor]) -> None:
+        self._outputs, self._seen = outputs, seen
+        self.outputs = outputs.detach()
         """(n, ...)"""
-        flat = self.outputs.reshape(self._count, -1)
+        flat = self.outputs.flatten(1) if outputs.ndim > 1 else self.outputs[:, None]
         self.flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
         """(n, K)"""
-        shapes = {(h.shape, h.dtype): h for h in self._seen}
+        for h in seen:
+            if h.shape[0] % flat.shape[0]:
+                got = f"{h.shape[0]} rows at a batch-norm layer for {flat.shape[0]}"
+                raise _unfit("the same number of rows for every example", got)
+        shapes = {(h.shape, h.dtype): h for h in seen}
         self._products = {key: torch.empty_like(h, requires_grad=False) for key, h in shapes.items()}
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._running.__exit__(*error)
-
-    def _see(self, name: str, h: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            raise _unfit("a network without no_grad in its forward pass", f"{name} under no_grad")
-        if len(h) % self._count:
-            raise _unfit("the same number of rows for every example", f"{len(h)} rows at {name} for {self._count}")
-        # A node of the graph that this layer alone uses: the input itself may go elsewhere too (a shortcut).
-        self._seen.append(h.view_as(h) if h.requires_grad else h.detach().requires_grad_())
-        return self._seen[-1]
-
-    def add_slopes(self, total: Tensor, weights: Tensor, along: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Add to `total` (Q, n) the derivatives along Q directions of the sum of outputs with weights (n, K)."""
+    def slopes(self, weights: Tensor, along: Sequence[tuple[Tensor, Tensor]], *, out: Tensor) -> None:
+        """Write to `out` (n, Q) the derivatives along Q directions of the sum of outputs with weights (n, K)."""
         one = weights.to(self._outputs.dtype).view_as(self._outputs)
         try:
             gradients = torch.autograd.grad(self._outputs, self._seen, one, retain_graph=True, allow_unused=True)
         except CheckpointError as error:
             raise _unfit("a network without activation checkpoints", "checkpoints in its forward pass") from error
+        out.zero_()
         for gradient, h, (mean, log_std) in zip(gradients, self._seen, along, strict=True):
             if gradient is not None:  # a layer of another head moves nothing
                 product = torch.mul(gradient, h.detach(), out=self._products[h.shape, h.dtype])
-                total.addmm_(mean, _summed(gradient, self.flat).T).addmm_(log_std, _summed(product, self.flat).T)
+                out.addmm_(_summed(gradient, self.flat), mean).addmm_(_summed(product, self.flat), log_std)
 
 
 def _along(
     sites: Sequence[Site], statistics: Sequence[tuple[Tensor, Tensor]], directions: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    r"""Return what each site multiplies $\sum g$ and $\sum g h$ by, (Q, C) each; the first includes the mean of h."""
+    r"""Return what each site multiplies $\sum g$ and $\sum g h$ by, (C, Q) each; the first includes the mean of h."""
     found = []
     for (mean, _), (d_mean, d_log_std) in zip(statistics, by_site(sites, directions), strict=True):
-        found.append((mean.to(directions) * d_log_std - d_mean, -d_log_std))
+        found.append(((mean.to(directions) * d_log_std - d_mean).T, -d_log_std.T))
     return found
 
 
@@ -234,8 +267,20 @@ def _affine(
     **_: object,
 ) -> Tensor:
     """Return what `torch.nn.functional.batch_norm` returns in evaluation mode; the parameters are constants."""
+    return _scaled(inputs, *_scale_and_shift(mean, variance, weight, bias, eps))
+
+
+def _scale_and_shift(
+    mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return what evaluation mode multiplies a channel by, and what it adds then, (C,) each."""
     scale = (variance + eps).rsqrt()
     scale = scale if weight is None else scale * weight.detach()
-    shift = -mean * scale if bias is None else bias.detach() - mean * scale
-    shape = (-1, *[1] * (inputs.ndim - 2))
-    return (inputs * scale.view(shape)).add_(shift.view(shape))
+    return scale, -mean * scale if bias is None else bias.detach() - mean * scale
+
+
+def _scaled(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    if inputs.ndim > 2:
+        shape = (-1, *[1] * (inputs.ndim - 2))
+        scale, shift = scale.view(shape), shift.view(shape)
+    return torch.addcmul(shift, inputs, scale)

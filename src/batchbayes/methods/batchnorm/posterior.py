@@ -219,6 +219,7 @@ class BatchNormPosterior(Posterior):
         With `contrasts`, the derivatives of logits (n, K) may be off by a constant within each example, and those of
         unlikely classes are left out.
         """
+        require_present(self.network, self.sites)
         with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
             statistics = self._statistics(self.center.clone())
             inputs = each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)

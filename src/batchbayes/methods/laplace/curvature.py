@@ -7,30 +7,12 @@ $\delta$.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical, Gaussian
-
-
-class Curvature(Protocol):
-    """A symmetric matrix (K P, K P), by its eigenvectors and eigenvalues."""
-
-    @property
-    def eigenvalues(self) -> Tensor:
-        """All eigenvalues, in any shape."""
-        ...
-
-    def deviations(self, normals: Tensor, prior_precision: float) -> Tensor:
-        r"""Turn standard normal numbers (S, K, P) into draws from $N(0, (H + \delta I)^{-1})$, (S, K, P)."""
-        ...
-
-    def output_covariance(self, features: Tensor, prior_precision: float) -> Tensor:
-        """Return the covariance of the outputs at features (n, P), (n, K, K)."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +25,12 @@ class FullCurvature:
     """(K P,)"""
 
     def deviations(self, normals: Tensor, prior_precision: float) -> Tensor:
+        r"""Turn standard normal numbers (S, K, P) into draws from $N(0, (H + \delta I)^{-1})$, (S, K, P)."""
         scaled = normals.flatten(1) * (self.eigenvalues + prior_precision).rsqrt()
         return (scaled @ self.vectors.T).view_as(normals)
 
     def output_covariance(self, features: Tensor, prior_precision: float) -> Tensor:
+        """Return the covariance of the outputs at features (n, P), (n, K, K)."""
         half = self.vectors * (self.eigenvalues + prior_precision).rsqrt()
         root = half.unflatten(0, (-1, features.shape[1]))  # (K, P, K P)
         seen = torch.einsum("np,kpd->nkd", features, root)

@@ -15,10 +15,11 @@ start from the weights of a network.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from batchbayes._common.checks import whole_number
@@ -40,6 +41,8 @@ class FlowWeights:
     num_steps: int
     by_filter: bool
     """Whether z has a number for each output, as in convolutions, or for each input."""
+    drawn: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """z of the first example in the last pass, and its log determinant. The next estimate of the KL uses it."""
 
     @property
     def mean(self) -> Tensor:
@@ -54,7 +57,8 @@ class FlowWeights:
 
     def outputs(self, site: Site, inputs: Tensor) -> Tensor:
         """Return the outputs with one z for each example, and Gaussian noise in each output."""
-        z, _ = self._draw_z(len(inputs), None)
+        z, log_det = self._draw_z(len(inputs), None)
+        self.drawn[:] = [(z[0], log_det[0])]
         axes = [1] * (inputs.ndim - 2)
         variance = site.product(inputs.square(), (2 * self.own["log_std"]).exp())
         if self.by_filter:
@@ -66,13 +70,14 @@ class FlowWeights:
 
     def divergence(self) -> Tensor:
         """Estimate the bound of the KL with one draw of z and W."""
-        z, log_det = self._draw_z(1, None)
-        z, log_std = z[0], self.own["log_std"]
+        if not self.drawn:
+            self.drawn.extend(zip(*self._draw_z(1, None), strict=True))
+        (z, log_det), log_std = self.drawn.pop(), self.own["log_std"]
         mean = self.weight * self._on_weight(z)
         weight = torch.addcmul(mean, log_std.exp(), torch.randn_like(mean))
         gaussian = 0.5 * ((2 * log_std).exp() + mean.square() - 1).sum() - log_std.sum()
         entropy = 0.5 * (1 + math.log(2 * math.pi) + self.own["z_log_var"]).sum()  # of z_0
-        return gaussian - entropy - log_det[0] - self.log_auxiliary(z, weight)
+        return gaussian - entropy - log_det - self.log_auxiliary(z, weight)
 
     def log_auxiliary(self, z: Tensor, weight: Tensor) -> Tensor:
         """Return log r(z | W)."""
@@ -95,14 +100,12 @@ class FlowWeights:
         """Run a flow on z (..., size), and return the log determinant (...) too."""
         log_det = z.new_zeros(z.shape[:-1])
         for step in range(self.num_steps):
-            hidden, hidden_bias, shift, shift_bias, gate, gate_bias = (
-                self.own[f"{which}{step}_{part}"] for part in _PARTS
-            )
-            mask = torch.full_like(z, 0.5) if is_mean else (standard_normal(z, source) > 0).to(z.dtype)
-            units = torch.tanh((mask * z) @ hidden.T + hidden_bias)
-            kept = torch.sigmoid(units @ gate.T + gate_bias)
-            log_det = log_det + ((1 - mask) * kept.log()).sum(-1)
-            z = mask * z + (1 - mask) * (z * kept + (1 - kept) * (units @ shift.T + shift_bias))
+            hidden, hidden_bias, shift_and_gate, its_bias = (self.own[f"{which}{step}_{part}"] for part in _PARTS)
+            mask = torch.full_like(z, 0.5) if is_mean else _coins(z, source)
+            units = torch.tanh(F.linear(mask * z, hidden, hidden_bias))
+            shift, gate = F.linear(units, shift_and_gate, its_bias).chunk(2, -1)
+            log_det = log_det + (F.logsigmoid(gate) * (1 - mask)).sum(-1)
+            z = torch.lerp(torch.lerp(shift, z, gate.sigmoid()), z, mask)
         return z, log_det
 
     def _on_weight(self, z: Tensor) -> Tensor:
@@ -111,7 +114,14 @@ class FlowWeights:
         return z.view(-1, 1, *ones) if self.by_filter else z.view(1, -1, *ones)
 
 
-_PARTS = ("hidden", "hidden_bias", "shift", "shift_bias", "gate", "gate_bias")
+_PARTS = ("hidden", "hidden_bias", "shift_and_gate", "shift_and_gate_bias")
+
+
+def _coins(like: Tensor, source: torch.Generator | None) -> Tensor:
+    """Return zeros and ones in the shape of a tensor. A generator draws them on the CPU, on every device."""
+    if source is None:
+        return torch.empty_like(like).bernoulli_()
+    return torch.empty(like.shape, dtype=like.dtype).bernoulli_(generator=source).to(like.device)
 
 
 @dataclass(frozen=True)
@@ -140,8 +150,7 @@ class MultiplicativeFlow(Family):
             for step in range(self.num_steps):
                 parts = (
                     torch.randn(hidden, size) * (2 / (hidden + size)) ** 0.5, torch.zeros(hidden),
-                    torch.randn(size, hidden) * 0.01, torch.ones(size),
-                    torch.randn(size, hidden) * 0.01, torch.full((size,), GATE_BIAS),
+                    torch.randn(2 * size, hidden) * 0.01, torch.tensor([1.0, GATE_BIAS]).repeat_interleave(size),
                 )  # fmt: skip
                 own |= {f"{which}{step}_{part}": value.to(weight) for part, value in zip(_PARTS, parts, strict=True)}
         return own

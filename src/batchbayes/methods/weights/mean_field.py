@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.checks import finite_number
-from batchbayes.methods.weights.family import Family, GaussianWeights, full
+from batchbayes.methods.weights.family import Family, GaussianWeights, exp, full
 from batchbayes.methods.weights.sites import Site
 
 
@@ -56,7 +56,7 @@ class MeanField(Family):
 
 def moments(mean: Tensor, log_std: Tensor, prior_std: float | None) -> tuple[Tensor, Tensor]:
     """Return the variance of each weight, and the KL of all of them."""
-    variance, count = (2 * log_std).exp(), mean.numel()
+    variance, count = exp(2 * log_std), mean.numel()
     power = variance.sum() + torch.linalg.vector_norm(mean).square()
     if prior_std is None:
         return variance, 0.5 * count * (power / count).log() - log_std.sum()
@@ -66,16 +66,12 @@ def moments(mean: Tensor, log_std: Tensor, prior_std: float | None) -> tuple[Ten
 class _Moments(torch.autograd.Function):
     """`moments` with its gradient in closed form, which takes few passes over the weights."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(mean: Tensor, log_std: Tensor, prior_std: float | None) -> tuple[Tensor, Tensor]:
-        return moments(mean, log_std, prior_std)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        mean, _, ctx.prior_std = inputs
-        ctx.save_for_backward(mean, output[0])
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, prior_std: float | None) -> tuple[Tensor, Tensor]:
+        variance, kl = moments(mean, log_std, prior_std)
+        ctx.save_for_backward(mean, variance)
+        ctx.prior_std = prior_std
+        return variance, kl
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -85,5 +81,5 @@ class _Moments(torch.autograd.Function):
             by_power = 0.5 * by_kl * mean.numel() / (variance.sum() + mean.square().sum())
         else:
             by_power = by_kl / (2 * ctx.prior_std**2)
-        by_log_std = (by_variance + by_power).mul_(variance).mul_(2).sub_(by_kl)
+        by_log_std = torch.addcmul(-by_kl, by_variance + by_power, variance, value=2)
         return mean * (2 * by_power), by_log_std, None

@@ -36,11 +36,15 @@ class Noisy(nn.Module):
         super().__init__()
         self.module, self.family, self.sites, self.estimator, self.output = module, family, sites, estimator, output
         self.own = nn.ParameterDict()
+        self._names: dict[str, tuple[str, ...]] = {}
+        """The names of the family's own parameters of each random weight."""
         for site in sites:
             if not family.has_means:
                 nn.init.zeros_(site.weight)
                 site.weight.requires_grad_(False)
-            for name, value in family.start(site.weight.detach(), site).items():
+            start = family.start(site.weight.detach(), site)
+            self._names[site.name] = tuple(start)
+            for name, value in start.items():
                 self.own[_key(site, name)] = nn.Parameter(value)
         self.register_buffer("kl_weight", torch.ones(()))
 
@@ -68,8 +72,7 @@ class Noisy(nn.Module):
 
     def parameters_of(self, site: Site) -> dict[str, Tensor]:
         """Return the family's own parameters of one weight, by name."""
-        start = _key(site, "")
-        return {key.removeprefix(start): value for key, value in self.own.items() if key.startswith(start)}
+        return {name: self.own[_key(site, name)] for name in self._names[site.name]}
 
     def _outputs(self, inputs: Tensor | Inputs, given: dict[str, WeightDistribution]) -> Tensor:
         local = [site for site in self.sites if self.is_local(site)]

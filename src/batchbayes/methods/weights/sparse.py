@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from batchbayes.methods.weights.family import Family, GaussianWeights, full
+from batchbayes.methods.weights.family import Family, GaussianWeights, exp, full
 from batchbayes.methods.weights.sites import Site
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
@@ -28,7 +28,8 @@ LIMIT = 8.0
 """The largest |log alpha|; beyond it the gradient is zero."""
 THRESHOLD = 3.0
 """Weights with a larger log alpha are pruned."""
-TINY = 1e-8
+TINY = 1e-16
+"""It is added to the square of a mean, whose logarithm is infinite at zero."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,21 @@ def sparse_moments(weight: Tensor, log_var: Tensor) -> tuple[Tensor, Tensor, Ten
     """Return the mean (zero where pruned) and variance of each weight, and the KL of all of them."""
     log_alpha = clipped_log_alpha(weight, log_var)
     kl = log_uniform_divergence(log_alpha).sum()
-    return weight * (log_alpha <= THRESHOLD), log_alpha.exp() * weight.square(), kl
+    return weight * (log_alpha <= THRESHOLD), log_alpha.exp() * (weight.square() + TINY), kl
+
+
+def sum_of_logs(shares: Tensor) -> Tensor:
+    """Return the sum of the logarithms of numbers between exp(-LIMIT) and 1.
+
+    Products of eight of them do not underflow, so that one logarithm does for eight.
+
+    >>> sum_of_logs(torch.full((3, 4, 4), 0.5)) / torch.tensor(0.5).log()
+    tensor(48.)
+    """
+    products = shares.flatten()
+    while len(products) % 2 == 0 and 8 * len(products) > shares.numel():
+        products = products[: len(products) // 2] * products[len(products) // 2 :]
+    return products.log().sum()
 
 
 class _Sparse(torch.autograd.Function):
@@ -83,24 +98,27 @@ class _Sparse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, log_var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        square = weight.square()
-        shifted = square + TINY
-        log_alpha = shifted.log().neg_().add_(log_var).clamp_(-LIMIT, LIMIT)
-        kept = (log_alpha <= THRESHOLD).to(weight.dtype)
-        alpha = log_alpha.exp()
-        variance = square.mul_(alpha)
-        inside = (log_alpha.abs() < LIMIT).to(weight.dtype)
+        square = weight.square().add_(TINY)
+        log_square_slope = torch.div(weight, square).mul_(2)  # d log square / d weight
+        log_square = square.log_()
+        log_alpha = torch.sub(log_var, log_square).clamp_(-LIMIT, LIMIT)
+        variance = exp(log_square.add_(log_alpha))
+        kept = log_alpha.clone().le_(THRESHOLD)
+        inside = log_alpha.abs().lt_(LIMIT)
+        noise = log_alpha.sigmoid()  # alpha / (1 + alpha)
         share = log_alpha.mul_(K3).add_(K2).sigmoid_()
-        kl = K1 * weight.numel() - K1 * share.sum() + 0.5 * alpha.reciprocal().log1p_().sum()
+        kl = K1 * (weight.numel() - share.sum()) - 0.5 * sum_of_logs(noise)
         slope = share.addcmul_(share, share, value=-1).mul_(-K1 * K3)  # dKL / d log alpha
-        slope.sub_((alpha + 1).reciprocal_(), alpha=0.5).mul_(inside)
-        ctx.save_for_backward(weight, shifted, alpha, variance, inside, kept, slope)
+        slope.add_(noise.sub_(1), alpha=0.5).mul_(inside)
+        ctx.save_for_backward(log_square_slope, variance, kept, inside, slope)
         return weight * kept, variance, kl
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         by_mean, by_variance, by_kl = gradients
-        weight, shifted, alpha, variance, inside, kept, slope = ctx.saved_tensors
-        by_log_alpha = (by_variance * inside).mul_(variance).addcmul_(slope, by_kl)
-        by_square = (by_variance * alpha).addcdiv_(by_log_alpha, shifted, value=-1)
-        return by_square.mul_(weight).mul_(2).addcmul_(by_mean, kept), by_log_alpha
+        log_square_slope, variance, kept, inside, slope = ctx.saved_tensors
+        by_log_variance = by_variance * variance
+        by_log_var = (by_log_variance * inside).addcmul_(slope, by_kl)
+        # Inside the limits the variance does not depend on the weight. At a limit it is a multiple of its square.
+        by_log_square = by_log_variance.sub_(by_log_var)
+        return (by_mean * kept).addcmul_(by_log_square, log_square_slope), by_log_var

@@ -1,0 +1,253 @@
+"""MCBN in segmentation: street scenes of CamVid, with measures of its uncertainty for every pixel.
+
+Teye, Azizpour and Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks" (ICML 2018) show maps of
+uncertainty of Bayesian SegNet. They take the statistics of the first two blocks from batches of 10 images, in 20
+passes. Here the same is done with the public ESPNet, and beside it: all layers, a tuned batch size, the linear engine,
+and views whose maps are moved back. The paper has pictures alone; the measures are those that people use today.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.rng import GlobalStream, generator
+from batchbayes.data.camvid import CLASSES, UNLABELLED, Frame, camvid_frames, standardise
+from batchbayes.data.folder import DataFolder, data_file
+from batchbayes.experiments.images.camvid_tables import camvid_figures, camvid_tables
+from batchbayes.experiments.images.frame_sums import counted, frame_sums
+from batchbayes.experiments.images.novelty_map import fit_novelty_map
+from batchbayes.experiments.images.tensors import pack_tensors
+from batchbayes.likelihoods import categorical
+from batchbayes.methods.batchnorm.mcbn import mcbn
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
+from batchbayes.methods.point import deterministic
+from batchbayes.methods.views.images import RandomFlip, RandomShiftScale
+from batchbayes.methods.views.posterior import with_views
+from batchbayes.methods.views.transform import Compose
+from batchbayes.models.espnet import ESPNet
+from batchbayes.models.pretrained import espnet_camvid
+from batchbayes.plots.style import Figure
+from batchbayes.posterior import Posterior
+from batchbayes.prediction import predict_stream
+from batchbayes.predictive import CategoricalPredictive
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import ResultTable
+
+NETWORK, BLOCKS, ALL = "network", "MCBN, first two blocks (published)", "MCBN, all layers"
+LINEAR, TUNED, VIEWS, BOTH = "MCBN, linear", "MCBN, tuned M", "views", "MCBN with views"
+NOVELTY = "novelty"
+METHODS = (NETWORK, BLOCKS, ALL, LINEAR, TUNED, VIEWS, BOTH)
+FIRST_BLOCKS = ("encoder.level1.*", "encoder.b1.*", "encoder.level2_0.*", "encoder.level2.*", "encoder.b2.*")
+PLACES = ("encoder.b1.bn", "encoder.b2.bn", "encoder.b3.bn", "conv.bn")
+"""Sites at the end of each level, for the map of novelty."""
+THIN = 2
+"""Maps keep every second row and column."""
+
+
+@dataclass(frozen=True)
+class CamvidConfig:
+    """A configuration. The defaults are those of the preset `quick`."""
+
+    data: Literal["camvid", "synthetic"] = "camvid"
+    num_test: int = 24
+    num_tuning: int = 6
+    """Frames that tune the batch size. They follow those of the test."""
+    batch_size: int = 10
+    passes: int = 20
+    few_passes: int = 8
+    """Of views, and of the draws that tune the batch size."""
+    num_maps: int = 6
+    """Frames that are shown, at equal distances in the order of their names."""
+
+
+PRESETS = {
+    "smoke": CamvidConfig("synthetic", num_test=4, num_tuning=2, batch_size=4, passes=3, few_passes=2, num_maps=2),
+    "quick": CamvidConfig(),
+    "paper": CamvidConfig(num_test=33, few_passes=20),
+}
+
+
+def units(config: CamvidConfig) -> list[Unit]:
+    """Return one unit for each method, and one for novelty."""
+    efforts = {NETWORK: 1.0, VIEWS: 4.0, BOTH: 6.0, NOVELTY: 2.0}
+    return [Unit(name, {"method": name}, effort=efforts.get(name, 10.0)) for name in (*METHODS, NOVELTY)]
+
+
+def work(config: CamvidConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> Any:
+    """Return the counts of each test frame for one method, and maps of some frames."""
+    network = load_network(config, data_folder)
+    with warnings_ignored():
+        if unit.arguments["method"] == NOVELTY:
+            return _novelty(config, network, data_folder)
+        posterior, passes, engine = _fitted(config, unit.arguments["method"], network, data_folder)
+        return _counts(config, posterior, passes, engine, data_folder)
+
+
+def load_network(config: CamvidConfig, folder: DataFolder = None) -> nn.Module:
+    """Return the public ESPNet, or a small one with random weights."""
+    if config.data == "camvid":
+        return espnet_camvid(data_file("weights/espnet_camvid_sacmehta.safetensors", folder))
+    with GlobalStream(0):
+        return ESPNet(len(CLASSES), p=1, q=1).eval()
+
+
+def frames(config: CamvidConfig, split: Literal["train", "test"], folder: DataFolder = None) -> Iterator[Frame]:
+    """Yield training frames, or the test frames with those that tune the batch size after them."""
+    count = config.num_test + config.num_tuning if split == "test" else None
+    yield from camvid_frames(split, folder, count) if config.data == "camvid" else _blocks(split, count or 6)
+
+
+def _blocks(split: str, count: int) -> Iterator[Frame]:
+    """Yield small frames of coloured blocks, one colour for each class, to test the program without data."""
+    colours = torch.randint(0, 256, (12, 3), generator=generator(0, "colours"))
+    for number in range(count):
+        random = generator(number, split)
+        labels = torch.randint(0, 12, (3, 4), generator=random).repeat_interleave(16, 0).repeat_interleave(16, 1)
+        image = colours[labels].permute(2, 0, 1) + 20 * torch.randn(3, 48, 64, generator=random)
+        yield Frame(f"{split} {number}", image.clamp(0, 255).to(torch.uint8), labels)
+
+
+def _fitted(
+    config: CamvidConfig, method: str, network: nn.Module, folder: DataFolder
+) -> tuple[Posterior, int, Literal["sample", "linear"]]:
+    """Return the posterior of a method, its draws and its engine."""
+
+    def noisy(center: Literal["batches", "running"], **options: Any) -> BatchNormPosterior:
+        images = torch.stack([frame.image for frame in frames(config, "train", folder)])
+        inputs, size = standardise(images), config.batch_size
+        return mcbn(network, inputs, batch_size=size, num_samples=config.passes, center=center, **options)
+
+    black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
+    look = Compose(RandomShiftScale(0.02, 0.1, black), RandomFlip())
+    few, many = config.few_passes, config.passes
+    if method == NETWORK:
+        return deterministic(network), 1, "sample"
+    if method == BLOCKS:
+        return noisy("batches", sites=FIRST_BLOCKS), many, "sample"
+    if method == VIEWS:
+        return with_views(deterministic(network), look), few, "sample"
+    if method == BOTH:
+        return with_views(noisy("running"), look), few, "sample"
+    if method == TUNED:
+        return _tuned(config, noisy("running"), folder), many, "sample"
+    return noisy("running"), many, "linear" if method == LINEAR else "sample"
+
+
+def _tuned(config: CamvidConfig, posterior: BatchNormPosterior, folder: DataFolder) -> BatchNormPosterior:
+    """Return the posterior at the batch size that makes the tuning frames most likely."""
+    held_out = list(frames(config, "test", folder))[config.num_test :]
+    batches = [(standardise(frame.image[None]), frame.labels[None]) for frame in held_out]
+    likelihood = categorical(ignore_index=UNLABELLED)
+    return tune_batch_size(posterior, batches, likelihood, num_samples=config.few_passes).posterior
+
+
+def shown_frames(count: int, shown: int) -> list[int]:
+    """Return the numbers of frames at equal distances, from the first to the last.
+
+    >>> shown_frames(24, 6)
+    [0, 5, 9, 14, 18, 23]
+    """
+    return torch.linspace(0, count - 1, shown).round().long().tolist()
+
+
+def _counts(
+    config: CamvidConfig, posterior: Posterior, passes: int, engine: Literal["sample", "linear"], folder: DataFolder
+) -> dict[str, Any]:
+    """Predict the test frames one by one, and keep counts of each."""
+    every, maps, used = [], {}, engine
+    shown = shown_frames(config.num_test, config.num_maps)
+    for number, (frame, seen) in enumerate(predicted(config, posterior, passes, engine, folder)):
+        every.append(frame_sums(seen, frame.labels, UNLABELLED))
+        used = seen.engine
+        if number in shown:
+            maps |= {f"{number}.{name}": value for name, value in _maps(frame, seen).items()}
+    sums = {name: torch.stack([own[name] for own in every]) for name in every[0]}
+    size = getattr(posterior, "batch_size", None)
+    return {"sums": pack_tensors(sums), "maps": pack_tensors(maps), "engine": used, "passes": passes, "M": size}
+
+
+def predicted(
+    config: CamvidConfig, posterior: Posterior, passes: int, engine: Literal["sample", "linear"], folder: DataFolder
+) -> Iterator[tuple[Frame, CategoricalPredictive]]:
+    """Yield each test frame with its prediction. One frame is in memory at a time, and running sums over draws."""
+    kept: list[Frame] = []
+
+    def inputs() -> Iterator[Tensor]:
+        for frame in limited(frames(config, "test", folder), config.num_test):
+            kept[:] = [frame]
+            yield standardise(frame.image[None])
+
+    for found in predict_stream(posterior, inputs(), [categorical()], num_samples=passes, engine=engine):
+        yield kept[0], found.predictives[0]
+
+
+def limited(items: Iterator[Frame], count: int) -> Iterator[Frame]:
+    """Yield the first `count` frames."""
+    for _, item in zip(range(count), items, strict=False):
+        yield item
+
+
+def _maps(frame: Frame, seen: CategoricalPredictive) -> dict[str, Tensor]:
+    """Return what is shown of a frame, with fewer pixels."""
+    answer = seen.log_probs[0].argmax(-1)
+    wrong = (answer != frame.labels) & (frame.labels != UNLABELLED)
+    thin = {
+        "image": frame.image,
+        "predicted": answer.to(torch.uint8),
+        "wrong": wrong.to(torch.uint8),
+        "entropy": seen.entropy[0].half(),
+        "information": seen.mutual_information[0].half(),
+    }
+    return {name: values[..., ::THIN, ::THIN] for name, values in thin.items()}
+
+
+def _novelty(config: CamvidConfig, network: nn.Module, folder: DataFolder) -> dict[str, Any]:
+    """Count novelty on wrong and right pixels, and on pixels without a label; keep maps of some frames."""
+
+    def training() -> Iterator[Tensor]:
+        for frame in frames(config, "train", folder):
+            yield standardise(frame.image[None])
+
+    detector = fit_novelty_map(network, training, PLACES)
+    shown = shown_frames(config.num_test, config.num_maps)
+    maps, counts = {}, []
+    for number, frame in enumerate(limited(frames(config, "test", folder), config.num_test)):
+        inputs = standardise(frame.image[None])
+        with torch.no_grad():
+            wrong = network(inputs)[0].argmax(0) != frame.labels
+        score = detector(inputs)[0]
+        labelled = frame.labels != UNLABELLED
+        cell = torch.where(labelled, (~wrong).long(), 2)  # wrong, right, unlabelled
+        counts.append(counted((score + 10).clamp(0, 40).flatten(), cell.flatten(), 3, 40.0))
+        if number in shown:
+            maps[f"{number}.novelty"] = score[::THIN, ::THIN].half()
+    return {"counts": pack_tensors({"counts": torch.stack(counts)}), "maps": pack_tensors(maps)}
+
+
+def tables(config: CamvidConfig, results: Results) -> list[ResultTable]:
+    """Return all measures of all methods with standard errors over frames."""
+    return camvid_tables(METHODS, results)
+
+
+def figures(config: CamvidConfig, results: Results) -> dict[str, Figure]:
+    """Show maps of some frames, and how well uncertainty finds wrong pixels."""
+    shown: Sequence[int] = shown_frames(config.num_test, config.num_maps)
+    return camvid_figures(METHODS, ALL, shown, results)
+
+
+def notes(config: CamvidConfig) -> list[str]:
+    """Say how this differs from the paper."""
+    return [
+        "The public ESPNet of sacmehta replaces Bayesian SegNet; its training batch size is not known. Its first two "
+        "blocks are the levels at a half and a quarter of the resolution, with 6 of 21 batch-norm layers.",
+        f"{config.num_test} of the 233 test frames. Batches of {config.batch_size} come from 41 training frames, "
+        "so they share frames more often than those of the paper (367).",
+        "The test frame is not in the batch. In the authors' script it is; their paper does not say.",
+        f"Views: {config.few_passes} shifts, zooms and flips. The centre of the noise is that of the batches for the "
+        "published method, and the running statistics for all others.",
+        *(["Coloured blocks and random weights, only to test the program."] if config.data == "synthetic" else []),
+    ]

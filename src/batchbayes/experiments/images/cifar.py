@@ -1,0 +1,361 @@
+"""MCBN on CIFAR-10: the likelihood of test images against the number of passes, table 2 of the MCBN paper.
+
+Teye, Azizpour and Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks" (ICML 2018). The paper
+trains a ResNet-32 with batches of 32; the baseline normalises by moving averages of decay 0.9. Here there are two
+networks: the public ResNet-32 of akamaster, trained with batches of 128, and a narrow ResNet that is trained here with
+batches of 32. Every curve is a mean over disjoint groups of passes, so that one pass is as certain as 128.
+
+Beyond the paper: running and population statistics as baselines, the linear engine, views, a tuned batch size, and
+three ways to put a test image together with training images (`query`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.rng import GlobalStream
+from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, standardise
+from batchbayes.data.folder import DataFolder, data_file
+from batchbayes.experiments.images.colour import Recipe, Source, load_colour, train_on_bytes
+from batchbayes.experiments.images.query import query_rows, query_table
+from batchbayes.experiments.images.tensors import pack_weights, unpack_weights
+from batchbayes.experiments.weights.images import fast
+from batchbayes.likelihoods import categorical
+from batchbayes.methods.batchnorm.mcbn import mcbn
+from batchbayes.methods.batchnorm.omega import is_mean
+from batchbayes.methods.batchnorm.population import population
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
+from batchbayes.methods.point import deterministic
+from batchbayes.methods.views.images import RandomCrop, RandomFlip
+from batchbayes.methods.views.posterior import with_views
+from batchbayes.methods.views.transform import Compose
+from batchbayes.models.cifar_resnet import CifarResNet
+from batchbayes.models.pretrained import cifar_resnet
+from batchbayes.plots.lines import Line, lines_figure
+from batchbayes.plots.style import Figure
+from batchbayes.posterior import Posterior
+from batchbayes.prediction import predict
+from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
+from batchbayes.reproduce.tables import CellValue, ResultTable
+
+PUBLISHED = {1: -0.36, 2: -0.32, 4: -0.30, 8: -0.29, 16: -0.29, 32: -0.28, 64: -0.28, 128: -0.28}
+"""Table 2: the mean log-likelihood of a test image with so many passes."""
+PUBLISHED_BASELINE = -0.32
+"""The network with moving averages, from the text of the paper."""
+PUBLIC, OWN = "public ResNet-32, M = 128", "trained here, M = 32"
+BATCH_SIZES = {PUBLIC: 128, OWN: 32}
+MCBN, LINEAR, VIEWS, BOTH, TUNED = "MCBN", "MCBN, linear", "views", "MCBN with views", "MCBN, tuned M"
+RUNNING, MOVING, POPULATION = "running statistics", "moving average, decay 0.9", "population statistics"
+BASELINES = RUNNING, MOVING, POPULATION
+PARTS = ("MCBN", "views", "tuning", "query")
+DECAY = 0.9
+MOVING_ENDS = 8
+"""A moving average depends on the last batches. So many of them are compared."""
+
+OWN_RECIPE = Recipe(epochs=3, batch_size=32, learning_rate=0.05, weight_decay=2e-4)
+"""The weight decay is that of the authors' code."""
+
+
+@dataclass(frozen=True)
+class CifarConfig:
+    """A configuration. The defaults are those of the preset `quick`."""
+
+    data: Source = "cifar10"
+    networks: tuple[str, ...] = (PUBLIC, OWN)
+    num_test: int = 500
+    num_held_out: int = 500
+    """Test images that follow those of the test. They choose the batch size of "tuned"."""
+    passes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    few_passes: int = 32
+    """The passes of views and of the tuned batch size."""
+    num_population: int = 500
+    """Training images for the population statistics: there is a pass over them for each layer."""
+    depth: int = 20
+    width: int = 8
+    num_train: int = 25_000
+    recipe: Recipe = OWN_RECIPE
+    num_query: int = 48
+    """Test images that are predicted inside and outside of their batches."""
+    query_passes: int = 32
+
+
+PRESETS = {
+    "smoke": CifarConfig(
+        "synthetic", (OWN,), num_test=40, num_held_out=40, passes=(1, 2, 4, 8), few_passes=4, num_population=64,
+        depth=8, width=4, num_train=320, recipe=Recipe(3, 32, 0.05), num_query=4, query_passes=6,
+    ),
+    "quick": CifarConfig(),
+    "paper": CifarConfig(
+        num_test=5000, few_passes=128, num_population=50_000, depth=32, width=16, num_train=50_000,
+        recipe=Recipe(58, 32, 0.1, weight_decay=2e-4), num_query=500, query_passes=128,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The log-likelihood of one method after 1, 2, 4, ... passes."""
+
+    network: str
+    method: str
+    passes: tuple[int, ...]
+    """For a baseline there is one entry: it needs one pass."""
+    pll: tuple[float, ...]
+    """Means over test images and over groups of passes."""
+    accuracy: float
+    """With all passes."""
+    examples: tuple[float, ...]
+    """The log-likelihood of each test image with all passes."""
+    spread: float | None = None
+    """The standard deviation over the ends of a moving average."""
+    batch_size: float | None = None
+    """M of the noise, if it was tuned."""
+
+
+def units(config: CifarConfig) -> list[Unit]:
+    """Return the training of our own network, and for each network one unit for each part of the comparison."""
+    made = []
+    if OWN in config.networks:
+        made.append(Unit("training", {"network": OWN, "part": "training"}, effort=3.0))
+    for network in config.networks:
+        for part in PARTS if network == OWN else PARTS[:-1]:
+            needs = ("training",) if network == OWN else ()
+            arguments = {"network": network, "part": part}
+            made.append(Unit(f"{network}, {part}", arguments, needs, effort=5.0 if network == PUBLIC else 1.0))
+    return made
+
+
+def work(config: CifarConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> Any:
+    """Train a network, or return the curves of one part of the comparison."""
+    name, part = unit.arguments["network"], unit.arguments["part"]
+    data = _Data.load(config, data_folder)
+    if part == "training":
+        return _trained(config, data)
+    if name == PUBLIC:
+        network = cifar_resnet(32, data_file("weights/resnet32_cifar10_akamaster.safetensors", data_folder))
+    else:
+        network = unpack_weights(_new_network(config), needed["training"]["weights"])
+    with warnings_ignored():
+        if part == "query":
+            images, labels = data.test[0][: config.num_query], data.test[1][: config.num_query]
+            return query_rows(network, data.train, (images, labels), BATCH_SIZES[OWN], config.query_passes)
+        curves = {"MCBN": _mcbn_curves, "views": _view_curves, "tuning": _tuned_curves}[part]
+        return [asdict(curve) for curve in curves(config, name, network, data)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """Training images as bytes, and standardised test and held-out images with labels."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: tuple[Tensor, Tensor]
+    held_out: tuple[Tensor, Tensor]
+
+    @classmethod
+    def load(cls, config: CifarConfig, folder: DataFolder) -> "_Data":
+        train, labels = load_colour(config.data, "train", folder, config.num_train)
+        images, targets = load_colour(config.data, "test", folder, config.num_test + config.num_held_out)
+        inputs, end = standardise(images), config.num_test
+        return cls(train, labels, (inputs[:end], targets[:end]), (inputs[end:], targets[end:]))
+
+
+def _new_network(config: CifarConfig) -> nn.Module:
+    with GlobalStream(0):
+        return fast(CifarResNet(config.depth, width=config.width))
+
+
+def _trained(config: CifarConfig, data: _Data) -> dict[str, Any]:
+    network = _new_network(config)
+    loss = train_on_bytes(
+        network, data.train, data.train_labels, config.recipe, lambda x, r: standardise(crop_and_flip(x, r)), seed=0
+    )
+    return {"weights": pack_weights(network), "training_loss": loss}
+
+
+def _mcbn_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data) -> list[Curve]:
+    """Score MCBN by exact draws and by the linear engine, and the network with three kinds of fixed statistics."""
+    most, size = max(config.passes), BATCH_SIZES[name]
+    posterior = mcbn(network, augmented_batches(data.train, size), num_samples=most)
+    found = [
+        curve_of(config, name, MCBN, _draws(posterior, data, most), data),
+        curve_of(config, name, LINEAR, _draws(posterior, data, most, engine="linear"), data),
+        curve_of(config, name, RUNNING, _draws(deterministic(network), data, 1), data),
+    ]
+    ends = [moving_average(posterior, seed) for seed in range(MOVING_ENDS)]
+    scored = [curve_of(config, name, MOVING, _draws(end, data, 1), data) for end in ends]
+    pll = torch.tensor([curve.pll[0] for curve in scored])
+    examples = torch.tensor([curve.examples for curve in scored]).mean(0)
+    rate = sum(curve.accuracy for curve in scored) / len(scored)
+    spread = float(pll.std())
+    found.append(Curve(name, MOVING, (1,), (float(pll.mean()),), rate, tuple(examples.tolist()), spread))
+    seen = next(augmented_batches(data.train, min(config.num_population, len(data.train)), seed=1))
+    found.append(curve_of(config, name, POPULATION, _draws(population(network, seen), data, 1), data))
+    return found
+
+
+def _view_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data) -> list[Curve]:
+    """Score random crops and flips of the test images, without and with the noise of batches."""
+    black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
+    look = Compose(RandomCrop(4, black), RandomFlip())
+    noisy = mcbn(network, augmented_batches(data.train, BATCH_SIZES[name]), num_samples=config.few_passes)
+    hosts = {VIEWS: deterministic(network), BOTH: noisy}
+    return [
+        curve_of(config, name, method, _draws(with_views(host, look), data, config.few_passes), data)
+        for method, host in hosts.items()
+    ]
+
+
+def _tuned_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data) -> list[Curve]:
+    """Score MCBN at the batch size that held-out images choose."""
+    batches, count = augmented_batches(data.train, BATCH_SIZES[name]), config.few_passes
+    fitted = mcbn(network, batches, num_samples=count, center="running")
+    tuned = tune_batch_size(fitted, [data.held_out], categorical(), num_samples=count).posterior
+    scored = curve_of(config, name, TUNED, _draws(tuned, data, count), data)
+    return [replace(scored, batch_size=tuned.batch_size)]
+
+
+def moving_average(posterior: BatchNormPosterior, seed: int) -> BatchNormPosterior:
+    """Return the network with moving averages of means and variances, as after training on the rows in some order."""
+    rows = posterior.center + posterior.deviations  # (R, D)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    mean = is_mean(posterior.sites)
+    values = torch.where(mean, rows, (2 * rows).exp())[order]  # means, and variances with epsilon
+    average = values[0]
+    for value in values[1:]:
+        average = DECAY * average + (1 - DECAY) * value
+    center = torch.where(mean, average, 0.5 * average.log())
+    return replace(posterior, center=center, deviations=torch.zeros_like(center)[None], influence=None)
+
+
+def _draws(posterior: Posterior, data: _Data, count: int, engine: Any = "sample") -> Tensor:
+    """Return logits (S, N, K) of the test images."""
+    found = predict(posterior, data.test[0], categorical(), num_samples=count, engine=engine, keep_draws=True)
+    return found.draws
+
+
+def curve_of(config: CifarConfig, network: str, method: str, draws: Tensor, data: _Data) -> Curve:
+    """Score draws of logits (S, N, K) for each number of passes."""
+    labels, passes = data.test[1], [count for count in config.passes if count <= len(draws)]
+    each = [grouped_log_likelihood(draws, labels, count) for count in passes]
+    answer = draws.double().softmax(-1).mean(0).argmax(-1)
+    right = float((answer == labels).double().mean())
+    return Curve(
+        network, method, tuple(passes), tuple(float(own.mean()) for own in each), right, tuple(each[-1].tolist())
+    )
+
+
+def grouped_log_likelihood(draws: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Return log mean probability of the labels over `count` draws of logits (S, N, K), (N,).
+
+    It is a mean over as many disjoint groups of draws as there are.
+
+    >>> draws = torch.tensor([[[0.0, 0.0]], [[0.0, 0.0]], [[9.0, 0.0]], [[9.0, 0.0]]])
+    >>> labels = torch.tensor([0])
+    >>> bool(grouped_log_likelihood(draws, labels, 4) > grouped_log_likelihood(draws, labels, 1))
+    True
+    """
+    truth = draws.double().softmax(-1).gather(-1, labels.expand(len(draws), -1)[..., None])[..., 0]  # (S, N)
+    groups = truth[: len(truth) // count * count].unflatten(0, (-1, count))  # (G, T, N)
+    return groups.mean(1).log().mean(0)
+
+
+def curves_of(config: CifarConfig, results: Results) -> dict[str, dict[str, Curve]]:
+    """Return the curves of all finished units, by network and method."""
+    found: dict[str, dict[str, Curve]] = {name: {} for name in config.networks}
+    for unit in units(config):
+        if unit.arguments["part"] in ("training", "query"):
+            continue
+        for record in results.get(unit.name, []):
+            fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+            found[record["network"]][record["method"]] = Curve(**fields)
+    return found
+
+
+def tables(config: CifarConfig, results: Results) -> list[ResultTable]:
+    """Return the log-likelihood against passes for each network, all methods with all their passes, and queries."""
+    found = curves_of(config, results)
+    made = [_passes_table(config, name, curves) for name, curves in found.items()]
+    made.append(_methods_table(found))
+    if OWN in config.networks:
+        made.append(query_table(results.get(f"{OWN}, query")))
+    return made
+
+
+def _passes_table(config: CifarConfig, name: str, curves: Mapping[str, Curve]) -> ResultTable:
+    methods = (MCBN, LINEAR, VIEWS, BOTH, TUNED)
+
+    def value(method: str, count: int) -> CellValue:
+        curve = curves.get(method)
+        return dict(zip(curve.passes, curve.pll, strict=True)).get(count) if curve else None
+
+    rows = [(count, PUBLISHED.get(count), *(value(method, count) for method in methods)) for count in config.passes]
+    return ResultTable(
+        f"Table 2: log-likelihood of a test image, {name}",
+        ("passes", "MCBN, published", *methods),
+        tuple(rows),
+        ("", ".2f", *[".3f"] * len(methods)),
+    )
+
+
+def _methods_table(found: Mapping[str, Mapping[str, Curve]]) -> ResultTable:
+    rows: list[tuple[CellValue, ...]] = []
+    for name, curves in found.items():
+        base = curves.get(MOVING)
+        for method in (*BASELINES, MCBN, LINEAR, TUNED, VIEWS, BOTH):
+            if curve := curves.get(method):
+                rows.append((name, method, curve.passes[-1], curve.pll[-1], *_gain(curve, base), curve.accuracy))
+    ends = [
+        f"{name}: the log-likelihood with a moving average has a standard deviation of {curves[MOVING].spread:.3f} "
+        f"over {MOVING_ENDS} different ends of training."
+        for name, curves in found.items()
+        if MOVING in curves
+    ]
+    sizes = [f"{name}: the tuned M is {c[TUNED].batch_size:.1f}." for name, c in found.items() if TUNED in c]
+    return ResultTable(
+        "Every method with all its passes",
+        ("network", "method", "passes", "log-likelihood", "gain", "standard error", "accuracy"),
+        tuple(rows),
+        ("", "", "", ".3f", "+.3f", ".3f", ".3f"),
+        (f"Gain: less the log-likelihood with a moving average (published: {PUBLISHED_BASELINE}, and MCBN "
+         f"{PUBLISHED[128] - PUBLISHED_BASELINE:+.2f}). Its standard error is over test images, in pairs.",
+         *ends, *sizes),
+    )  # fmt: skip
+
+
+def _gain(curve: Curve, base: Curve | None) -> tuple[CellValue, CellValue]:
+    """Return the mean gain over the baseline, and its standard error over test images."""
+    if base is None or curve.method == MOVING:
+        return None, None
+    gain = torch.tensor(curve.examples).double() - torch.tensor(base.examples).double()
+    return float(gain.mean()), float(gain.std() / len(gain) ** 0.5)
+
+
+def figures(config: CifarConfig, results: Results) -> dict[str, Figure]:
+    """Show the log-likelihood against passes, with the published values and the baselines."""
+    panels: dict[str, Sequence[Line]] = {}
+    for name, curves in curves_of(config, results).items():
+        lines = [Line("MCBN, published", list(PUBLISHED), list(PUBLISHED.values()))]
+        lines += [Line(m, curves[m].passes, curves[m].pll) for m in (MCBN, LINEAR, VIEWS, BOTH, TUNED) if m in curves]
+        ends = [min(config.passes), max(config.passes)]
+        lines += [Line(m, ends, list(curves[m].pll) * 2) for m in BASELINES if m in curves]
+        panels[f"log-likelihood, {name}"] = lines
+    return {"passes": lines_figure(panels, "passes", log_positions=True)}
+
+
+def notes(config: CifarConfig) -> list[str]:
+    """Say how this differs from the paper."""
+    return [
+        f"The first {config.num_test:,} test images; the paper's script takes 5,000 of 10,000.",
+        "The public ResNet-32 was trained with M = 128, and normalises after each convolution, not before.",
+        f"Trained here: a ResNet-{config.depth} of width {config.width} on {config.num_train:,} images for "
+        f"{config.recipe.epochs} epochs of SGD, with a learning rate that falls to zero.",
+        "Each draw is shared by all test images, and takes M training images; the paper takes M - 1 for each test "
+        "image anew. The last table compares the two.",
+        f"Views and the tuned batch size: {config.few_passes} passes.",
+        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
+    ]
