@@ -42,7 +42,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     >>> print(table(["a", "b"], [["1", "x | y"]]))
     | a | b |
     |---|---|
-    | 1 | x \\\\| y |
+    | 1 | x \\| y |
     """
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, *rows]]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
