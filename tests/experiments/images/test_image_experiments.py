@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.experiments import run_experiment
+from PIL import Image
 from torch import nn
 
 from batchbayes.data.camvid import camvid_frames
+from batchbayes.data.cifar10 import load_cifar10
 from batchbayes.errors import BatchbayesError
 from batchbayes.experiments.images import camvid, cifar, frame_sums, sbn, sbn_data, sbn_methods, sbn_tables
 from batchbayes.experiments.images.novelty_map import fit_novelty_map
@@ -60,6 +62,18 @@ def test_a_damaged_archive_is_named(tmp_path):
     (tmp_path / "camvid" / "full_360x480.zip").write_bytes(b"no archive")
     with pytest.raises(BatchbayesError, match="copy that file again"):
         next(camvid_frames("test", tmp_path))
+
+
+def test_damaged_images_and_labels_are_named(tmp_path):
+    (tmp_path / "cifar10").mkdir()
+    mosaic, labels = tmp_path / "cifar10" / "test_batch.webp", tmp_path / "cifar10" / "labels.npz"
+    mosaic.write_bytes(b"no image")
+    with pytest.raises(BatchbayesError, match="test_batch"):
+        load_cifar10("test", tmp_path)
+    Image.new("RGB", (64, 32)).save(mosaic, lossless=True)
+    labels.write_bytes(b"no labels")
+    with pytest.raises(BatchbayesError, match="labels of CIFAR-10"):
+        load_cifar10("test", tmp_path)
 
 
 def test_damaged_tensors_are_refused():
