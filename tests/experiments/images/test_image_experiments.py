@@ -107,18 +107,18 @@ def test_a_moving_average_is_that_of_a_loop():
 def test_fresh_batches_have_the_law_of_shared_ones_and_others_do_not():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
-    images, labels = torch.randn(30, 3, 8, 8), torch.randint(0, 3, (30,))
+    images, labels = torch.randn(20, 3, 8, 8), torch.randint(0, 3, (20,))
     train = torch.randn(400, 3, 8, 8)
-    fresh = fresh_logits(mcbn(network, train, batch_size=8, num_samples=30 * 40, seed=1), images)
-    assert fresh.shape == (40, 30, 3)
+    fresh = fresh_logits(mcbn(network, train, batch_size=8, num_samples=20 * 30, seed=1), images)
+    assert fresh.shape == (30, 20, 3)
     shared = torch.stack([
-        posterior.draw(0, s)(images) for posterior in [mcbn(network, train, batch_size=8, num_samples=400, seed=2)]
-        for s in range(400)
+        posterior.draw(0, s)(images) for posterior in [mcbn(network, train, batch_size=8, num_samples=200, seed=2)]
+        for s in range(200)
     ]).detach()  # fmt: skip
     same = same_marginals(fresh, shared, labels)
-    assert abs(same["mean_z"]) < 3 / 30**0.5
-    assert 0.6 < same["std_z"] < 1.5
-    assert same["variance_ratio"] == pytest.approx(1, abs=0.25)
+    assert abs(same["mean_z"]) < 3 / 20**0.5  # three standard errors
+    assert 0.5 < same["std_z"] < 1.6
+    assert same["variance_ratio"] == pytest.approx(1, abs=0.3)
     assert same_marginals(2 * fresh, shared, labels)["variance_ratio"] > 3
 
 
