@@ -27,8 +27,8 @@ PAGES = {
 MODULES = {
     "calibrate": "Calibration", "scores": "Scores of single examples", "metrics": "Metrics", "decisions": "Decisions",
     "plots": "Figures", "distill": "Distillation", "online": "Data in parts", "attacks": "Attacks",
-    "sklearn": "scikit-learn estimators", "training.loop": "Training", "training.stack.train": "Hundreds of small networks at once",
-    "training.stack.convert": "Stacks of networks",
+    "sklearn": "scikit-learn estimators", "training.loop": "Training",
+    "training.stack.train": "Hundreds of small networks at once", "training.stack.convert": "Stacks of networks",
     "data.digits": "Digits", "data.toy": "Toy data", "models.mlp": "Perceptron",
     "models.convnet": "Small network for images",
 }  # fmt: skip
