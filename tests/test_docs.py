@@ -92,3 +92,9 @@ def test_the_reference_has_every_public_name(tmp_path):
     modules = {"attacks", "calibrate", "decisions", "distill", "metrics", "online", "plots", "scores"}
     for name in bb.__all__:
         assert (f"automodule:: batchbayes.{name}" if name in modules else f":: batchbayes.{name}\n") in written, name
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {bb.__version__}\n" in citation
+    assert f"## [{bb.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
