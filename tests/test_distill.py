@@ -95,6 +95,11 @@ BAD = {
 }
 
 
+def test_a_student_with_other_outputs_is_refused():
+    with pytest.raises(bb.BatchbayesError, match="a student that returns 3 numbers"):
+        bb.distill.train_student(teacher(3), student(1), X, bb.categorical(), CONFIG)
+
+
 @pytest.mark.parametrize(("options", "words"), BAD.values(), ids=BAD)
 def test_bad_options_are_refused(options, words):
     with pytest.raises(bb.BatchbayesError, match=words):

@@ -105,6 +105,32 @@ def test_a_killed_run_goes_on_with_the_same_numbers(kind, tmp_path):
     assert again.num_parts == 5
 
 
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [(X[:, :2], r"features of shape \(N, 3\)"), (X / 0, "training inputs"), (1e200 * X, "finite weights after a part"),
+     (X[:0], "at least one")],
+)  # fmt: skip
+def test_bad_features_are_refused(features, words):
+    state = LastLayer.start(1, 3, bb.gaussian(precision=TAU))
+    with pytest.raises(bb.BatchbayesError, match=words):
+        state.update((features, Y[: len(features)]))
+    with pytest.raises(bb.BatchbayesError, match="features"):
+        state.outputs(X / 0)
+
+
+def test_a_class_that_comes_late_is_learnt_and_the_others_are_kept():
+    centres = 3 * torch.eye(3, dtype=torch.float64)
+    labels = torch.arange(90) // 30
+    x = centres[labels] + 0.5 * torch.randn(90, 3, dtype=torch.float64, generator=RANDOM)
+    parts = [(x[:60], labels[:60]), (x[60:], labels[60:])]  # the last class is in no other part
+    last = learn_parts(LastLayer.start(3, 3, bb.categorical()), parts)
+    assert (last.outputs(x)[0].argmax(-1) == labels).double().mean() > 0.95
+    field = MeanField.start(nn.Linear(3, 3).double(), bb.categorical())
+    field = learn_parts(field, parts, TrainingConfig(epochs=60, batch_size=10, learning_rate=0.05))
+    found = bb.predict(field.posterior(20), x, bb.categorical(), num_samples=20)
+    assert (found.probs.argmax(-1) == labels).double().mean() > 0.95
+
+
 def test_bad_parts_and_files_are_refused(tmp_path):
     config = TrainingConfig(epochs=1, batch_size=12)
     classes = MeanField.start(nn.Linear(3, 2).double(), bb.categorical())
@@ -123,6 +149,8 @@ def test_bad_parts_and_files_are_refused(tmp_path):
         MeanField.start(linear(), bb.gaussian(precision=TAU)).update(
             (X, 1e150 * Y), TrainingConfig(epochs=30, batch_size=12, learning_rate=1e150)
         )
+    with pytest.raises(bb.BatchbayesError, match="no parameter needs a gradient"):
+        MeanField.start(nn.Linear(3, 2).requires_grad_(False), bb.categorical())
     path = tmp_path / "state.safetensors"
     classes.save(path)
     with pytest.raises(bb.BatchbayesError, match="other names or shapes"):
@@ -130,3 +158,23 @@ def test_bad_parts_and_files_are_refused(tmp_path):
     path.write_bytes(b"nonsense")
     with pytest.raises(bb.BatchbayesError, match="a state of online learning"):
         classes.restored(path)
+
+
+def shared_weights():
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second)
+
+
+@pytest.mark.parametrize(
+    "build", [shared_weights, lambda: nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager"))]
+)
+def test_layers_that_share_a_parameter_or_are_compiled(build):
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+    config = TrainingConfig(epochs=1, batch_size=8, learning_rate=0.1)
+    state = MeanField.start(build(), bb.gaussian(1.0)).update((x, x), config)
+    samples = state.posterior(num_members=2)
+    assert all(
+        torch.equal(tensor[0], samples.weights["0.weight"][0]) for tensor in samples.weights.values() if tensor.ndim > 2
+    )
+    assert not torch.equal(samples.weights["0.weight"][0], samples.weights["0.weight"][1])

@@ -76,7 +76,12 @@ def train_student(
     targets = told.movedim(0, 1)  # (N, S, ...)
     if head == "mean":
         targets = targets.mean(1)
-    return train(student, shuffled(seen, targets, config.batch_size, config.seed), supervised(loss), config)
+    count = draws.shape[-1] * (2 if head == "gaussian" else 1)
+
+    def checked(outputs: Tensor, told: Tensor) -> Tensor:
+        return loss(_with_outputs(outputs, count), told)
+
+    return train(student, shuffled(seen, targets, config.batch_size, config.seed), supervised(checked), config)
 
 
 def _with_views(inputs: Tensor, transform: Transform | None, num_views: int, seed: int) -> Tensor:
@@ -84,6 +89,17 @@ def _with_views(inputs: Tensor, transform: Transform | None, num_views: int, see
         raise BatchbayesError(expected="transform= beside num_views=", got="none", fix="pass RandomFlip(), for example")
     views = [transform.apply(inputs, even_numbers(seed, v, transform.size)) for v in range(num_views) if transform]
     return torch.cat([inputs, *views])
+
+
+def _with_outputs(outputs: Tensor, count: int) -> Tensor:
+    """Refuse outputs of another number than expected, because shapes that differ may be broadcast."""
+    if outputs.shape[-1] != count:
+        raise BatchbayesError(
+            expected=f"a student that returns {count} numbers for each input",
+            got=f"outputs of shape {tuple(outputs.shape)}",
+            fix="change its last layer: as many as the teacher has, or twice as many for a Gaussian head",
+        )
+    return outputs
 
 
 def _loss(head: Head, likelihood: Categorical | Gaussian) -> Loss:

@@ -33,6 +33,8 @@ from batchbayes._common.checks import check_labels, finite_number
 from batchbayes._common.progress import Progress, progress
 from batchbayes._common.rng import generator
 from batchbayes._common.tensor_file import TensorFile
+from batchbayes.batches import require_finite
+from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical, TargetLikelihood
 from batchbayes.methods.laplace.curvature import output_hessians
@@ -67,7 +69,14 @@ class MeanField:
         """
         finite_number("prior_std", prior_std, above=0, fix="pass 1, for example")
         network = as_network(model)
-        mean = {name: p.detach().clone() for name, p in network.module.named_parameters() if p.requires_grad}
+        trained = {name: p for name, p in network.module.named_parameters() if p.requires_grad}
+        mean = {plain_name(name): p.detach().clone() for name, p in trained.items()}
+        if not mean:
+            raise BatchbayesError(
+                expected="a network with weights to learn",
+                got=f"{network!r}, in which no parameter needs a gradient",
+                fix="call model.requires_grad_(True), at least for some layers",
+            )
         std = {name: torch.full_like(tensor, START_STD) for name, tensor in mean.items()}
         return cls(network, likelihood, mean, std, float(prior_std))
 
@@ -96,12 +105,7 @@ class MeanField:
                     optimiser.step()
                 optimiser.param_groups[0]["lr"] = config.learning_rate * (1 - (epoch + 1) / config.epochs)
                 shown.advance()
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in (*mean.values(), *log_std.values())):
-            raise BatchbayesError(
-                expected="finite weights after a part",
-                got=f"NaN or infinity after part {self.num_parts + 1}",
-                fix="lower the learning rate, or scale inputs and targets to about unit variance",
-            )
+        _require_finite([*mean.values(), *log_std.values()], self.num_parts)
         return replace(
             self,
             mean={name: tensor.detach() for name, tensor in mean.items()},
@@ -115,13 +119,15 @@ class MeanField:
 
     def posterior(self, num_members: int = 20, seed: int = 0) -> WeightSamples:
         """Return draws from it, as samples of weights."""
-        constant = {name: tensor for name, tensor in state_of(self.network.module).items() if name not in self.mean}
-        random = generator(seed, "mean field")
-        drawn = [
-            constant | {n: m + self.std[n] * torch.randn(m.shape, generator=random).to(m) for n, m in self.mean.items()}
-            for _ in range(num_members)
-        ]
-        return stack_states(self.network, drawn, "mean_field")
+        module, random = self.network.module, generator(seed, "mean field")
+        first = {id(p): plain_name(name) for name, p in module.named_parameters()}
+        names = {plain_name(n): first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+        states = []
+        for _ in range(num_members):
+            drawn = {n: m + self.std[n] * torch.randn(m.shape, generator=random).to(m) for n, m in self.mean.items()}
+            # layers may share a parameter, which then has several names
+            states.append({n: drawn.get(names.get(n, n), tensor) for n, tensor in state_of(module).items()})
+        return stack_states(self.network, states, "mean_field")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, whole or not at all."""
@@ -179,7 +185,8 @@ class LastLayer:
 
         The maximum is found by Newton's method. For real targets the first step is exact.
         """
-        features, targets = part[0].double(), part[1]
+        require_data(*part)
+        features, targets = self._fitting(part[0]), part[1]
         outputs = features @ self.mean.T
         fitting = self.likelihood.fitting(outputs[None], targets)
         if isinstance(self.likelihood, Categorical):
@@ -191,9 +198,20 @@ class LastLayer:
             mean = mean - self._damped(features, fitting, mean, move) * move
             if float(move.abs().max()) < 1e-10:
                 break
+        _require_finite([mean], self.num_parts)
         return replace(
             self, mean=mean, precision=self._derivatives(features, fitting, mean)[1], num_parts=self.num_parts + 1
         )
+
+    def _fitting(self, features: Tensor) -> Tensor:
+        """Return features (N, P) in float64, or refuse them."""
+        if features.ndim != 2 or features.shape[1] != self.mean.shape[1]:
+            raise BatchbayesError(
+                expected=f"features of shape (N, {self.mean.shape[1]})",
+                got=f"shape {tuple(features.shape)}",
+                fix="pass the features that the prior was made for, with a column of ones if it has a bias",
+            )
+        return features.double()
 
     def loss(self, features: Tensor, fitting: Tensor, weights: Tensor) -> float:
         """Return the negative log-likelihood of a part minus the log of the former Gaussian, up to a constant."""
@@ -220,7 +238,7 @@ class LastLayer:
 
     def outputs(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean (n, K) and covariance (n, K, K) of the outputs, in closed form."""
-        features = features.double()
+        features = self._fitting(require_finite(features, "the features"))
         root = torch.linalg.cholesky(self.precision)
         jacobian = torch.einsum("kl,np->nklp", torch.eye(len(self.mean), dtype=torch.float64), features).flatten(2)
         half = torch.linalg.solve_triangular(root, jacobian.flatten(0, 1).T, upper=False)  # (K P, n K)
@@ -270,6 +288,15 @@ def learn_parts(
         if checkpoint is not None:
             state.save(checkpoint)
     return state
+
+
+def _require_finite(tensors: Iterable[Tensor], num_parts: int) -> None:
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        raise BatchbayesError(
+            expected="finite weights after a part",
+            got=f"NaN or infinity after part {num_parts + 1}",
+            fix="lower the learning rate, or scale inputs and targets to about unit variance",
+        )
 
 
 def _checked(part: Part, likelihood: TargetLikelihood[Any], config: TrainingConfig) -> Part:

@@ -19,6 +19,7 @@ from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from batchbayes.copying import SHARED, copy_modules, is_wrapper, plain_name, reachable
 from batchbayes.errors import BatchbayesError, warn
@@ -187,6 +188,12 @@ class Workplace:
     def prepare(self, changes: Changes) -> None:
         """Make the changes of one pass."""
         given = changes.get("tensors", {})
+        if parametrize._cache_enabled and any("parametrizations." in name for name in given):
+            raise BatchbayesError(
+                expected="random weights outside of torch.nn.utils.parametrize.cached()",
+                got="a call inside of it, where torch gives every draw the weights of the first",
+                fix="end that block before you fit or predict",
+            )
         tied = {other: t for name, t in given.items() for other in self._ties.get(name, ()) if self._same(other, name)}
         for name, tensor in {**tied, **given}.items():
             registry, key = self._place_of(name)
@@ -207,11 +214,7 @@ class Workplace:
         attributes = vars(self._find(path))
         registry = attributes["_parameters" if key in attributes["_parameters"] else "_buffers"]
         if key not in registry:
-            raise BatchbayesError(
-                expected=f"a network with the tensor {name}",
-                got=f"a {type(self._find(path)).__name__} without it in its place",
-                fix="fit again after you change the network",
-            )
+            raise _changed_network(f"the tensor {name}", self._find(path))
         return registry, key
 
     def _same(self, first: str, second: str) -> bool:
@@ -220,11 +223,13 @@ class Workplace:
         return one[key] is other[other_key]
 
     def _find(self, name: str) -> nn.Module:
-        """Return the module of a name, as `plain_name` writes it."""
+        """Return the module of a name, with or without the parts that torch.compile adds."""
         if name not in self._by_name:
             found: Any = self.module
-            for part in name.split(".") if name else ():
-                found = found._modules[part]
+            for part in plain_name(name).split(".") if name else ():
+                found = found._modules.get(part)
+                if found is None:
+                    raise _changed_network(f"the module {name}", self.module)
                 found = getattr(found, "_orig_mod", found)
             self._by_name[name] = found
         return self._by_name[name]
@@ -237,6 +242,14 @@ class Workplace:
             self._hooked.append((attributes, kind, attributes[kind]))
             attributes[kind] = attributes[kind].copy()
         return module
+
+
+def _changed_network(missing: str, found: nn.Module) -> BatchbayesError:
+    return BatchbayesError(
+        expected=f"a network with {missing}",
+        got=f"a {type(found).__name__} without it in its place",
+        fix="fit again after you change the network",
+    )
 
 
 def _names_of_tied(module: nn.Module) -> dict[str, list[str]]:

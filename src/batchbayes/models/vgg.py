@@ -12,14 +12,14 @@ class SmallVGG(nn.Module):
     """Three convolutions and a dense layer, each with batch norm and ReLU. The first convolution halves the image.
 
     Unlike `ConvNet` it keeps positions until the end. So it can memorise a small training set, as the large networks of
-    the literature do.
+    the literature do. Dropout, if any, stands before the last layer.
 
     >>> import torch
     >>> SmallVGG(num_classes=10, width=8)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
 
-    def __init__(self, num_classes: int = 10, width: int = 16) -> None:
+    def __init__(self, num_classes: int = 10, width: int = 16, dropout: float = 0.0) -> None:
         super().__init__()
         self.features = nn.Sequential(
             conv_block(1, width, stride=2),
@@ -30,9 +30,10 @@ class SmallVGG(nn.Module):
         )
         self.dense = nn.Linear(4 * width * 3 * 3, HIDDEN, bias=False)
         self.dense_norm = nn.BatchNorm1d(HIDDEN)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.output = nn.Linear(HIDDEN, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (N, num_classes) of images (N, 1, 28, 28)."""
         hidden = self.dense_norm(self.dense(self.features(images).flatten(1)))
-        return self.output(hidden.relu())
+        return self.output(self.dropout(hidden.relu()))

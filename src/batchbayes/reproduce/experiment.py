@@ -41,6 +41,7 @@ EXPERIMENTS = {
     "attack": "batchbayes.experiments.samples.attack",
     "online": "batchbayes.experiments.samples.online",
     "sg-mcmc": "batchbayes.experiments.samples.sg_mcmc",
+    "rl": "batchbayes.experiments.samples.rl",
 }
 """The modules of the experiments of this package. A module is imported only when its experiment is used."""
 

@@ -184,6 +184,8 @@ BAD = {
     "prior": (lambda: network(3), {"prior_precision": -1.0}, "positive, finite prior precision"),
     "no labels": (lambda: network(3), {"held_out": X}, "labelled batches"),
     "likelihood": (lambda: network(4), {"likelihood": bb.heteroscedastic_gaussian()}, "for the Laplace approximation"),
+    "NaN": (lambda: nn.Linear(3, 2).requires_grad_(False).apply(lambda layer: layer.weight.fill_(torch.nan)), {},
+            "finite outputs of the network"),
     "brackets": (lambda: network(4), {"likelihood": bb.categorical}, "not called"),
 }  # fmt: skip
 

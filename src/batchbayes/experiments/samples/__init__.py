@@ -1,4 +1,5 @@
 """Experiments with many networks as one posterior, and with what such a posterior is for.
 
-Each experiment is a module; `images` holds what several of them share.
+Each experiment is a module. `images` and `noisy_networks` hold what several share; `environments` and `policies` are
+parts of `rl`.
 """

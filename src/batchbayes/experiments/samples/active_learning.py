@@ -7,6 +7,7 @@ labels each choice needs for an accuracy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
 
 CHOICES: dict[str, Any] = {
-    "random": {"by": "random"},
+    "random": {},
     "entropy": {"by": "entropy"},
     "mutual information": {"by": "mutual_information"},
     "mutual information, jointly": {"by": "mutual_information", "jointly": True},
@@ -54,6 +55,8 @@ class ActiveConfig:
     rounds: int = 18
     steps: int = 150
     """Training steps of each network, the same for all numbers of labels."""
+    width: int = 8
+    """Channels of the first convolution."""
     num_candidates: int = 1000
     """So many examples of the pool, at random, are scored in each round."""
     num_samples: int = 16
@@ -65,7 +68,7 @@ PRESETS = {
         "synthetic", (0,), 300, 100, 20, 10, 2, steps=10, num_candidates=50, num_samples=4, target=0.1
     ),
     "quick": ActiveConfig(),
-    "paper": ActiveConfig(num_pool=50_000, num_test=10_000, first=20, batch=10, rounds=100, steps=1000),
+    "paper": ActiveConfig(num_pool=50_000, num_test=10_000, first=20, batch=10, rounds=100, steps=1000, width=16),
 }
 
 
@@ -93,7 +96,7 @@ def work(config: ActiveConfig, unit: Unit, needed: Results, data_folder: DataFol
 
 
 def _trained(config: ActiveConfig, seed: int, inputs: Tensor, labels: Tensor) -> Any:
-    network = made(SmallVGG, seed)
+    network = made(partial(SmallVGG, width=config.width), seed)
     size = min(32, len(inputs))
     epochs = max(1, round(config.steps / (len(inputs) // size)))
     training = TrainingConfig(epochs, size, 2e-3, weight_decay=1e-4, seed=seed)
@@ -110,6 +113,8 @@ def _with_more(
     rest = free.nonzero()[:, 0]
     order = torch.randperm(len(rest), generator=generator(seed, "candidates", round_number))
     candidates = rest[order[: config.num_candidates]]
+    if choice == "random":  # they are in random order
+        return torch.cat([labelled, candidates[: config.batch]])
     posterior = mcbn(
         network, pool[labelled], batch_size=min(32, len(labelled) // 2), num_samples=config.num_samples, seed=seed,
         center="running",

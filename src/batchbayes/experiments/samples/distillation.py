@@ -6,6 +6,7 @@ on shifted views of them. The expected order is single network, student, ensembl
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from torch.nn.functional import cross_entropy
@@ -43,6 +44,8 @@ class DistillationConfig:
     """Of each member. A student sees as many images in its training as two members."""
     batch_size: int = 64
     learning_rate: float = 2e-3
+    width: int = 8
+    """Channels of the first convolution."""
     num_members: int = 6
     num_views: int = 3
 
@@ -50,7 +53,7 @@ class DistillationConfig:
 PRESETS = {
     "smoke": DistillationConfig("synthetic", (0,), 256, 100, epochs=4, num_members=3, num_views=1),
     "quick": DistillationConfig(),
-    "paper": DistillationConfig(num_train=50_000, num_test=10_000, epochs=60, num_members=10),
+    "paper": DistillationConfig(num_train=50_000, num_test=10_000, epochs=60, width=16, num_members=10),
 }
 
 
@@ -79,12 +82,12 @@ def work(
     seed = unit.arguments["seed"]
     images = load_images(config.data, (config.num_train, 0, config.num_test), seed, data_folder)
     training = TrainingConfig(config.epochs, config.batch_size, config.learning_rate, seed=seed)
-    inputs, labels = images.test
+    (inputs, labels), make = images.test, partial(SmallVGG, width=config.width)
     with warnings_ignored():
-        teacher = deep_ensemble(SmallVGG, images.train, cross_entropy, training, num_members=config.num_members)
+        teacher = deep_ensemble(make, images.train, cross_entropy, training, num_members=config.num_members)
         students = {}
         for head in ("mean", "dirichlet"):
-            students[head] = made(SmallVGG, seed)
+            students[head] = made(make, seed)
             epochs = max(1, 2 * config.epochs // (1 + config.num_views))
             own = TrainingConfig(epochs, config.batch_size, config.learning_rate, seed=seed)
             views = RandomCrop(padding=2, fill=float(images.train[0].min()))

@@ -8,9 +8,10 @@ Differences from the paper: Small networks and few images replace VGG and ResNet
 held-out images, and not by cross-validation on the test images, and it scales the logits of each draw.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,20 +21,24 @@ from torch.nn.functional import cross_entropy
 from batchbayes.calibrate import tune_temperature
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.samples.images import Images, Source, load_images
+from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
+from batchbayes.methods.batchnorm.stochastic_bn import correlated_bn, stochastic_bn
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
 from batchbayes.methods.laplace.last_layer import last_layer_laplace
 from batchbayes.methods.point import deterministic
-from batchbayes.methods.samples.deep_ensemble import deep_ensemble, made
+from batchbayes.methods.samples.deep_ensemble import deep_ensemble
 from batchbayes.methods.samples.schedules import Cyclical
 from batchbayes.methods.samples.sg_mcmc import sg_mcmc
 from batchbayes.methods.samples.trajectory import fast_geometric, snapshots, swag
 from batchbayes.methods.samples.weight_samples import WeightSamples
 from batchbayes.methods.views.images import RandomCrop
 from batchbayes.methods.views.posterior import with_views
-from batchbayes.metrics import accuracy, negative_log_likelihood
+from batchbayes.methods.weights.fit import Schedule, variational
+from batchbayes.methods.weights.mean_field import MeanField
+from batchbayes.methods.weights.sparse import SparseVD
+from batchbayes.metrics import accuracy, deep_ensemble_equivalent, negative_log_likelihood
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
 from batchbayes.plots.style import Figure
@@ -43,7 +48,7 @@ from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, supervised, train
+from batchbayes.training.loop import TrainingConfig
 
 DEEP = "deep ensemble"
 
@@ -61,17 +66,21 @@ class EnsemblesConfig:
     epochs: int = 10
     batch_size: int = 64
     learning_rate: float = 2e-3
+    width: int = 8
+    """Channels of the first convolution."""
     num_members: int = 6
     """Networks of the deep ensemble."""
-    passes: tuple[int, ...] = (1, 2, 4, 6, 12)
+    passes: tuple[int, ...] = (1, 2, 4, 8)
 
 
 PRESETS = {
-    "smoke": EnsemblesConfig("synthetic", (0,), 256, 100, 100, epochs=5, num_members=3, passes=(1, 2, 3)),
+    "smoke": EnsemblesConfig("synthetic", (0,), 192, 100, 100, epochs=4, num_members=3, passes=(1, 2, 3)),
     "quick": EnsemblesConfig(),
-    "paper": EnsemblesConfig(num_train=50_000, num_held_out=10_000, num_test=10_000, epochs=60, num_members=20),
+    "paper": EnsemblesConfig(
+        num_train=50_000, num_held_out=10_000, num_test=10_000, epochs=60, width=16, num_members=20
+    ),
 }
-FAMILIES = ("networks", "snapshots", "after training", "cyclical SGLD")
+FAMILIES = ("networks", "snapshots", "after training", "cyclical SGLD", "random weights")
 """One unit each: what is made from independent trainings, and from one training of a special kind."""
 
 
@@ -109,6 +118,7 @@ def work(config: EnsemblesConfig, unit: Unit, needed: Results, data_folder: Data
         "snapshots": _from_snapshots,
         "after training": _after_training,
         "cyclical SGLD": _from_cycles,
+        "random weights": _random_weights,
     }[family]
     with warnings_ignored():
         posteriors = made_by(config, seed, images)
@@ -117,6 +127,10 @@ def work(config: EnsemblesConfig, unit: Unit, needed: Results, data_folder: Data
 
 Found = dict[str, tuple[Posterior, float]]
 """Posteriors by the names of their methods, with the cost of their training."""
+
+
+def _network(config: EnsemblesConfig) -> Callable[[], nn.Module]:
+    return partial(SmallVGG, width=config.width)
 
 
 def _training(config: EnsemblesConfig, seed: int, **changes: Any) -> TrainingConfig:
@@ -129,18 +143,19 @@ def _training(config: EnsemblesConfig, seed: int, **changes: Any) -> TrainingCon
 def _from_networks(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     """Independent trainings: one of them with every method that needs no other training, and all of them together."""
     members = deep_ensemble(
-        SmallVGG, images.train, cross_entropy, _training(config, seed), num_members=config.num_members
+        _network(config), images.train, cross_entropy, _training(config, seed), num_members=config.num_members
     )
     network = members.member(0)
     noisy = tuned_mcbn(config, seed, images, network)
     views = RandomCrop(padding=2, fill=float(images.train[0].min()))
     laplace = last_layer_laplace(network, images.train[0], categorical(), held_out=images.held_out)
-    gaussian = stochastic_bn(network, images.train[0], batch_size=config.batch_size, center="running", seed=seed)
+    around: Any = {"batch_size": config.batch_size, "center": "running", "seed": seed}
     cost = float(config.num_members)
     return {
         "network": (deterministic(network), 1.0),
         "MCBN, tuned": (noisy, 1.0),
-        "stochastic BN": (gaussian, 1.0),
+        "stochastic BN": (stochastic_bn(network, images.train[0], **around), 1.0),
+        "correlated BN": (correlated_bn(network, images.train[0], **around), 1.0),
         "last-layer Laplace": (laplace, 1.0),
         "views": (with_views(deterministic(network), views), 1.0),
         DEEP: (members, cost),
@@ -168,14 +183,13 @@ def with_mcbn(config: EnsemblesConfig, seed: int, images: Images, members: Weigh
 def _from_snapshots(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     cycles = max(2, config.num_members // 2)
     training = _training(config, seed, epochs=2 * config.epochs)
-    return {"snapshots": (snapshots(SmallVGG, images.train, cross_entropy, training, num_members=cycles), 2.0)}
+    return {"snapshots": (snapshots(_network(config), images.train, cross_entropy, training, num_members=cycles), 2.0)}
 
 
 def _after_training(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     """Go on training one network for half as long again."""
     training = _training(config, seed)
-    network = made(SmallVGG, seed)
-    train(network, shuffled(*images.train, config.batch_size, seed), supervised(cross_entropy), training)
+    network = trained(images.train, training, config.width)
     further = max(2, config.epochs // 2)
     cycling = _training(config, seed, epochs=further)
     constant = _training(config, seed, epochs=further, optimiser="sgd", learning_rate=0.01)
@@ -194,11 +208,29 @@ def _from_cycles(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     for temperature, name in ((1.0, "cyclical SGLD"), (0.01, "cyclical SGLD, T = 0.01")):
         training = _training(config, seed, epochs=2 * config.epochs, learning_rate=0.1)
         samples = sg_mcmc(
-            SmallVGG, images.train, cross_entropy, training, schedule=Cyclical(cycles, exploring=0.7),
+            _network(config), images.train, cross_entropy, training, schedule=Cyclical(cycles, exploring=0.7),
             prior_precision=10.0, temperature=temperature, num_samples=min(4 * cycles, max(config.passes)),
         )  # fmt: skip
         found[name] = (samples, 2.0)
     return found
+
+
+def _random_weights(config: EnsemblesConfig, seed: int, images: Images) -> Found:
+    """Train with noise in the weights: from the start, or for half as long again after an ordinary training.
+
+    After so short a training the full KL leaves a mean field too wide, so it is also weighed by a tenth.
+    """
+    training = _training(config, seed)
+    network, batches = trained(images.train, training, config.width), shuffled(*images.train, config.batch_size, seed)
+    options: Any = {"epochs": max(2, config.epochs // 2), "learning_rate": config.learning_rate, "seed": seed}
+    mean_field, tenth = MeanField(prior_std=None, initial_std=0.03), Schedule(temperature=0.1)
+    return {
+        "MC dropout": (dropout_network(images.train, training, config.width), 1.0),
+        "variance layer": (variance_network(images.train, training, config.width), 1.0),
+        "mean field": (variational(network, batches, mean_field, **options), 1.5),
+        "mean field, KL / 10": (variational(network, batches, mean_field, schedule=tenth, **options), 1.5),
+        "sparse VD, KL / 10": (variational(network, batches, SparseVD(), schedule=tenth, **options), 1.5),
+    }
 
 
 def curve(
@@ -237,22 +269,6 @@ def predictive_of(draws: Tensor, temperature: float = 1.0) -> CategoricalPredict
     return summary.finish(draws)
 
 
-def deep_ensemble_equivalent(value: float, ensemble: Sequence[float], members: Sequence[int]) -> float | None:
-    """Return how many networks of a deep ensemble reach a calibrated NLL, by linear interpolation.
-
-    None stands for more networks than there are.
-
-    >>> round(deep_ensemble_equivalent(0.35, ensemble=[0.5, 0.4, 0.3], members=[1, 2, 4]), 6)
-    3.0
-    """
-    if value >= ensemble[0]:
-        return float(members[0])
-    for (low, high), (few, many) in zip(pairwise(ensemble), pairwise(members), strict=True):
-        if high <= value <= low:
-            return few + (many - few) * (low - value) / (low - high) if low > high else float(few)
-    return None
-
-
 def curves(config: EnsemblesConfig, results: Results) -> dict[str, list[Curve]]:
     """Return the curves of all finished units by method, one for each seed."""
     found: dict[str, list[Curve]] = {}
@@ -264,35 +280,44 @@ def curves(config: EnsemblesConfig, results: Results) -> dict[str, list[Curve]]:
 
 
 def tables(config: EnsemblesConfig, results: Results) -> list[ResultTable]:
-    """Return means over seeds with all passes of each method, and its deep-ensemble equivalent for each seed."""
+    """Return means over seeds with all passes of each method, and its deep-ensemble equivalent."""
     found, lines = curves(config, results), []
     ensembles = {own.seed: own for own in found.get(DEEP, [])}
     for method, each in found.items():
-        equivalents = [
-            deep_ensemble_equivalent(
-                own.calibrated_nll[-1], ensembles[own.seed].calibrated_nll, ensembles[own.seed].passes
-            )
-            for own in each
-            if own.seed in ensembles
-        ]
-        shown = [value if value is not None else float(config.num_members) for value in equivalents]
-        more = "" if all(value is not None for value in equivalents) else f"{config.num_members} or more in some seeds"
+        paired = [own for own in each if own.seed in ensembles]
+        together = equivalent(paired, [ensembles[own.seed] for own in paired]) if paired else None
+        alone = [equivalent([own], [ensembles[own.seed]]) for own in paired]
         lines.append((
             method, each[0].trainings, each[0].passes[-1],
             _mean([own.accuracy[-1] for own in each]), _mean([own.nll[-1] for own in each]),
             _mean([own.calibrated_nll[-1] for own in each]),
-            _mean(shown) if shown else None, " ".join(f"{value:.1f}" for value in shown), more,
+            _shown(together, config), " ".join(_shown(value, config) for value in alone),
         ))  # fmt: skip
     return [
         ResultTable(
             "Every method with all its passes",
-            ("method", "trainings", "passes", "accuracy", "NLL", "calibrated NLL", "equivalent", "each seed", ""),
+            ("method", "trainings", "passes", "accuracy", "NLL", "calibrated NLL", "equivalent", "each seed"),
             tuple(lines),
-            ("", ".1f", "", ".4f", ".4f", ".4f", ".1f", "", ""),
+            ("", ".1f", "", ".4f", ".4f", ".4f", "", ""),
             ("Calibrated NLL: with the temperature that is best on held-out images.",
-             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL."),
+             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL, by the mean curve."),
         )
     ]  # fmt: skip
+
+
+def equivalent(own: Sequence[Curve], ensembles: Sequence[Curve]) -> float:
+    """Return the deep-ensemble equivalent by means over seeds. It is infinite beyond the largest ensemble."""
+    value = -_mean([each.calibrated_nll[-1] for each in own])
+    mean_curve = [-_mean(column) for column in zip(*(each.calibrated_nll for each in ensembles), strict=True)]
+    return deep_ensemble_equivalent(
+        value, torch.tensor(ensembles[0].passes), torch.tensor(mean_curve, dtype=torch.float64)
+    )
+
+
+def _shown(value: float | None, config: EnsemblesConfig) -> str:
+    if value is None:
+        return ""
+    return f"over {config.num_members}" if value == math.inf else f"{value:.1f}"
 
 
 def _mean(values: Sequence[float]) -> float:

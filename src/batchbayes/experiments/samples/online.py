@@ -33,6 +33,8 @@ from batchbayes.training.loop import TrainingConfig, half_squared_error, supervi
 DATASETS = (*SETS, "mnist", "synthetic")
 JOINT, ONLINE, LAST, TUNED = "joint", "online mean field", "online last layer", "fine-tuning"
 METHODS = JOINT, ONLINE, LAST, TUNED
+NOISE = "noise"
+"""The unit that measures the noise precision, which all methods use."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class OnlineConfig:
     seeds: tuple[int, ...] = (0, 1, 2)
     num_parts: int = 5
     width: int = 50
-    steps: int = 1500
+    steps: int = 1000
     """Training steps for each part, and for joint training with as many parts in proportion."""
     batch_size: int = 32
     learning_rate: float = 5e-3
@@ -72,21 +74,27 @@ class Task:
     outputs: int
     likelihood: TargetLikelihood[Any] | None
     """None if it is a regression, whose noise is not known yet."""
+    log_unit: float = 0.0
+    """The log of the standard deviation of the targets. Added to an NLL, it gives the NLL in the unit of the data."""
 
 
 def units(config: OnlineConfig) -> list[Unit]:
-    """Return one unit for each data set, seed and method."""
-    return [
-        Unit(f"{name}, seed {seed}, {method}", {"dataset": name, "seed": seed, "method": method})
-        for name in config.datasets
-        for seed in config.seeds
-        for method in METHODS
-    ]
+    """Return one unit for each data set, seed and method, and before them one for the noise of real targets."""
+    found = []
+    for name in config.datasets:
+        for seed in config.seeds:
+            first = () if name == "mnist" else (f"{name}, seed {seed}, {NOISE}",)
+            found += [Unit(noise, {"dataset": name, "seed": seed, "method": NOISE}) for noise in first]
+            found += [
+                Unit(f"{name}, seed {seed}, {method}", {"dataset": name, "seed": seed, "method": method}, needs=first)
+                for method in METHODS
+            ]
+    return found
 
 
 def load_task(config: OnlineConfig, name: str, seed: int, folder: DataFolder = None) -> Task:
     """Load a data set, standardised by its first part, and cut the training set into random parts."""
-    likelihood, outputs = None, 1
+    likelihood, outputs, log_unit = None, 1, 0.0
     if name == "mnist":
         images = load_images("mnist", (config.num_images, 0, 2000), seed, folder)
         inputs, targets = images.train
@@ -100,7 +108,8 @@ def load_task(config: OnlineConfig, name: str, seed: int, folder: DataFolder = N
         scales = [(part.mean(0), part.std(0).clamp_min(1e-6)) for part in parts[0]]
         parts = [_scaled(part, scales) for part in parts]
         test = _scaled(test, scales)
-    return Task(parts, test, outputs, likelihood)
+        log_unit = float(scales[1][1].log())
+    return Task(parts, test, outputs, likelihood, log_unit)
 
 
 def _regression(name: str, seed: int, folder: DataFolder) -> tuple[Tensor, Tensor, Part]:
@@ -119,15 +128,17 @@ def _scaled(part: Part, scales: Sequence[tuple[Tensor, Tensor]]) -> Part:
     return inputs, targets
 
 
-def work(config: OnlineConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[float]:
-    """Return the NLL on test data after each part, for one method."""
-    seed = unit.arguments["seed"]
+def work(config: OnlineConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[float] | float:
+    """Return the NLL on test data after each part, for one method; or the noise precision."""
+    seed, method = unit.arguments["seed"], unit.arguments["method"]
     task = load_task(config, unit.arguments["dataset"], seed, data_folder)
     with warnings_ignored():
+        if method == NOISE:
+            return _precision(config, task, seed)
         if task.likelihood is None:
-            task = replace(task, likelihood=gaussian(_precision(config, task, seed)))
-        method = {JOINT: _joint, ONLINE: _online, LAST: _last_layer, TUNED: _fine_tuned}[unit.arguments["method"]]
-        return method(config, task, seed)
+            task = replace(task, likelihood=gaussian(needed[unit.needs[0]]))
+        learn = {JOINT: _joint, ONLINE: _online, LAST: _last_layer, TUNED: _fine_tuned}[method]
+        return [nll + task.log_unit for nll in learn(config, task, seed)]
 
 
 def _network(config: OnlineConfig, task: Task, seed: int) -> MLP:
@@ -187,7 +198,7 @@ def _joint(config: OnlineConfig, task: Task, seed: int) -> list[float]:
         inputs, targets = (torch.cat(column) for column in columns)
         state = _start(config, task, seed).update((inputs, targets), _training(config, (inputs, targets), seed, count))
         found.append(_nll(config, state, task))
-    return [found[0], *[found[1]] * (len(task.parts) - 1)]
+    return found
 
 
 def _fine_tuned(config: OnlineConfig, task: Task, seed: int) -> list[float]:
@@ -228,24 +239,25 @@ def tables(config: OnlineConfig, results: Results) -> list[ResultTable]:
         last = {m: [curve[-1] for curve in _curves(config, results, name, m)] for m in METHODS}
         means = {m: sum(values) / len(values) if values else None for m, values in last.items()}
         joint, online = means[JOINT], means[ONLINE]
-        worse = (online - joint) / abs(joint) if joint is not None and online is not None else None
-        lines.append((name, *(means[m] for m in METHODS), worse))
+        worse = online - joint if joint is not None and online is not None else None
+        share = worse / abs(joint) if joint and worse is not None else None
+        lines.append((name, *(means[m] for m in METHODS), worse, share))
     return [
         ResultTable(
             f"NLL after {config.num_parts} parts",
-            ("data", *METHODS, "online against joint"),
+            ("data", *METHODS, "mean field less joint", "the same, of joint"),
             tuple(lines),
-            ("", *[".3f"] * len(METHODS), "+.1%"),
+            ("", *[".3f"] * len(METHODS), "+.3f", "+.1%"),
         )
     ]
 
 
 def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
     """Show the NLL after each part, for each data set."""
-    parts = range(1, config.num_parts + 1)
+    parts = list(range(1, config.num_parts + 1))
     return {
         f"online-{name}": seeds_figure(
-            {m: (list(parts), _curves(config, results, name, m)) for m in METHODS},
+            {m: ([1, len(parts)] if m == JOINT else parts, _curves(config, results, name, m)) for m in METHODS},
             xlabel="parts", ylabel=f"NLL on {name}",
         )
         for name in config.datasets
@@ -257,5 +269,6 @@ def notes(config: OnlineConfig) -> list[str]:
     return [
         f"One hidden layer of {config.width} units; {config.steps:,} steps of Adam for each part; mean over "
         f"{len(config.seeds)} seeds.",
-        "Real targets are in standard deviations of the first part. MNIST images are averaged to 14 x 14 pixels.",
+        "The NLL of real targets is in nats, in the units of the data. MNIST images are averaged to 14 x 14 pixels.",
+        "Joint training starts anew with the first part, and with all parts; between these two points is a line.",
     ]

@@ -63,6 +63,12 @@ def find_last_layer(network: Network, inputs: Any, name: str | None) -> LastLaye
     seen: dict[str, Tensor] = {}
     before = {found: partial(seen.__setitem__, found) for found in layers}
     outputs = network(inputs, before=before)
+    if not bool(torch.isfinite(outputs).all()):
+        raise BatchbayesError(
+            expected="finite outputs of the network",
+            got="NaN or infinity for the first training batch",
+            fix="look for NaN in the weights and in the data",
+        )
     for found in [name] if name is not None else _latest(layers):
         if found in seen and _makes(layers[found], seen[found], outputs):
             return LastLayer(network, found)
