@@ -89,7 +89,7 @@ PRESETS = {
         transition_batch_size=50, elbo_network="LeNet-300-100", elbo_epochs=2,
     ),
     "quick": VarianceNetworksConfig(
-        epochs=8, num_samples=50, transition_train=10_000, transition_epochs=50, transition_batch_size=50,
+        epochs=6, num_samples=20, transition_train=10_000, transition_epochs=50, transition_batch_size=50,
         transition_learning_rate=6e-3, transition_decay_from=42, transition_every=2, transition_test=1000,
         elbo_network="LeNet-300-100", elbo_epochs=8, elbo_learning_rate=6e-3,
     ),
