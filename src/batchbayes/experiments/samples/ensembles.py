@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -289,9 +290,9 @@ def tables(config: EnsemblesConfig, results: Results) -> list[ResultTable]:
         alone = [equivalent([own], [ensembles[own.seed]]) for own in paired]
         lines.append((
             method, each[0].trainings, each[0].passes[-1],
-            _mean([own.accuracy[-1] for own in each]), _mean([own.nll[-1] for own in each]),
-            _mean([own.calibrated_nll[-1] for own in each]),
-            _shown(together), " ".join(map(_shown, alone)),
+            fmean([own.accuracy[-1] for own in each]), fmean([own.nll[-1] for own in each]),
+            fmean([own.calibrated_nll[-1] for own in each]),
+            _shown(together, config.num_members), " ".join(_shown(value, config.num_members) for value in alone),
         ))  # fmt: skip
     return [
         ResultTable(
@@ -300,26 +301,23 @@ def tables(config: EnsemblesConfig, results: Results) -> list[ResultTable]:
             tuple(lines),
             ("", ".1f", "", ".4f", ".4f", ".4f", "", ""),
             ("Calibrated NLL: with the temperature that is best on held-out images.",
-             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL, by the mean curve."),
+             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL, by the mean curve. "
+             f"{config.num_members}+ is better than all of them."),
         )
     ]  # fmt: skip
 
 
 def equivalent(own: Sequence[Curve], ensembles: Sequence[Curve]) -> float:
     """Return the deep-ensemble equivalent by means over seeds. It is infinite beyond the largest ensemble."""
-    value = -_mean([each.calibrated_nll[-1] for each in own])
-    mean_curve = [-_mean(column) for column in zip(*(each.calibrated_nll for each in ensembles), strict=True)]
+    value = -fmean([each.calibrated_nll[-1] for each in own])
+    mean_curve = [-fmean(column) for column in zip(*(each.calibrated_nll for each in ensembles), strict=True)]
     return deep_ensemble_equivalent(
         value, torch.tensor(ensembles[0].passes), torch.tensor(mean_curve, dtype=torch.float64)
     )
 
 
-def _shown(value: float | None) -> str:
-    return "" if value is None else "more than all" if value == math.inf else f"{value:.1f}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _shown(value: float | None, most: int) -> str:
+    return "" if value is None else f"{most}+" if value == math.inf else f"{value:.1f}"
 
 
 PANELS = {"one training": (0, 1), "one network, trained for longer": (1, 2), "many trainings": (2, math.inf)}
