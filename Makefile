@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check chromium format third-party users clean
+.PHONY: demo test docs release-check check chromium format third-party users clean
 
 demo: .venv/demo.stamp  ## train two small networks, fit MCBN to both, write two figures to demo/
 	$(BIN)/batchbayes demo --out demo
@@ -13,6 +13,13 @@ test: .venv/dev.stamp chromium  ## everything that CI checks
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
+
+docs: .venv/docs.stamp  ## the documentation site, in docs/_build/html; warnings are errors
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+release-check:  ## build sdist and wheel, and use the wheel in empty environments; VERSIONS=--lowest for old packages
+	$(PYTHON) .ci/release_check.py $(VERSIONS)
 
 check: test
 
@@ -28,12 +35,14 @@ format: .venv/dev.stamp  ## rewrite the sources in the house format
 third-party: .venv-third-party/stamp  ## MCBN on networks of timm and segmentation-models-pytorch
 	OMP_NUM_THREADS=1 .venv-third-party/bin/python benchmarks/third_party.py
 
-users: .venv-users/stamp  ## the seven users of examples/users, with the packages that they know
+users: .venv-users/stamp  ## the seven users of examples/users, and pandas, MAPIE, Parquet and Zarr beside batchbayes
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 -m slow tests/test_users.py
+	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n auto tests/sklearn tests/data tests/assessment/test_parts.py
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 tests/methods/weights/test_third_party_networks.py
 
 clean:
-	rm -rf .venv .venv-third-party .venv-users demo .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-release .venv-third-party .venv-users dist demo docs/_build docs/_generated docs/api
+	rm -rf .pytest_cache .ruff_cache .hypothesis
 
 .venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
@@ -46,6 +55,10 @@ clean:
 	$(INSTALL) -e '.[dev]'
 	touch $@ .venv/demo.stamp
 
+.venv/docs.stamp: .venv/pyvenv.cfg pyproject.toml constraints.txt
+	$(INSTALL) -e '.[docs]'
+	touch $@
+
 # An environment of its own: the torchvision that these networks import breaks other packages.
 .venv-third-party/stamp: pyproject.toml constraints.txt constraints-third-party.txt
 	$(PYTHON) -m venv .venv-third-party
@@ -57,5 +70,5 @@ clean:
 	$(PYTHON) -m venv .venv-users
 	.venv-users/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-c constraints-third-party.txt -e '.[dev]' timm segmentation-models-pytorch lightning transformers pandas \
-		onnx onnxscript onnxruntime
+		mapie pyarrow zarr
 	touch $@

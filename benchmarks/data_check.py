@@ -3,11 +3,12 @@
     python benchmarks/data_check.py DATA_FOLDER [--fits 30] [--keep FILE]
 
 A fit is a network that was trained here on its own random split of a data set, with its own seed, and the test part of
-that split. UCI networks have two layers of 50 units and batch norm. Image networks have three convolutions with batch
-norm. Those for CIFAR-10 are trained with random crops and flips in every second fit; test images never have them. Two
-public residual networks are judged too, on disjoint parts of the CIFAR-10 test set: these are draws of data, not fits.
+that split. UCI networks have two layers of 50 units and batch norm; those of a data set are trained together. Image
+networks have three convolutions with batch norm, and see 2,000 images six times. Those for CIFAR-10 are trained with
+random crops and flips in every second fit; test images never have them. Two public residual networks are judged too, on
+disjoint parts of the CIFAR-10 test set: these are draws of data, not fits.
 
-With --keep, counts are kept in a file, so that a run that was stopped continues with the next data set.
+With --keep, results are kept in a file after each fit, so that a run that was stopped continues where it was.
 """
 
 import argparse
@@ -25,9 +26,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
+from batchbayes._common.atomic import atomic_path
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream, generator
-from batchbayes.assessment.familiar import unfamiliar
+from batchbayes.assessment.data_check import unfamiliar
 from batchbayes.data.cifar10 import MEAN, STD, crop_and_flip, load_cifar10, standardise
 from batchbayes.data.examples import from_tensors
 from batchbayes.data.mnist import load_mnist
@@ -38,7 +40,7 @@ from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.train import train_together
 
 TABLES = ("boston", "concrete", "energy", "power", "wine")
-IMAGES, TEST_IMAGES, EPOCHS, BATCH_SIZE, PARTS = 3000, 300, 4, 64, 10
+IMAGES, TEST_IMAGES, EPOCHS, BATCH_SIZE, PARTS = 2000, 300, 6, 64, 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +55,10 @@ class Fit:
     """Training inputs, for the warning of `bb.mcbn`."""
 
 
-def tables(name: str, folder: Path, count: int) -> Iterable[Fit]:
+def tables(name: str, folder: Path, count: int, done: int) -> Iterable[Fit]:
     """Train networks on random splits of a UCI set, nine tenths and one tenth."""
+    if done == count:
+        return
     with np.load(folder / "uci" / f"{name}.npz") as file:
         inputs, targets = file["X"], file["y"]
     networks, data, cases = [], [], []
@@ -78,15 +82,13 @@ def tables(name: str, folder: Path, count: int) -> Iterable[Fit]:
             }
         )
     train_together(networks, data, [TrainingConfig(40, 32, 1e-2, seed=seed) for seed in range(count)])
-    return [
-        Fit(network, False, case, {"training batches": own[0], "shifted training batches": own[0] + 1})
-        for network, case, own in zip(networks, cases, data, strict=True)
-    ]
+    for network, case, own in list(zip(networks, cases, data, strict=True))[done:]:
+        yield Fit(network, False, case, {"training batches": own[0], "shifted training batches": own[0] + 1})
 
 
 def image_network(channels: int) -> nn.Module:
-    blocks = [conv_block(a, b, s) for a, b, s in ((channels, 12, 1), (12, 24, 2), (24, 48, 2))]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
+    blocks = [conv_block(a, b, s) for a, b, s in ((channels, 8, 1), (8, 16, 2), (16, 32, 2))]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
 def trained(images: Tensor, labels: Tensor, seed: int, prepare: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -115,11 +117,11 @@ def colour_mistakes(images: Tensor) -> dict[str, Tensor]:
     }
 
 
-def cifar10(folder: Path, count: int) -> Iterable[Fit]:
+def cifar10(folder: Path, count: int, done: int) -> Iterable[Fit]:
     """Train networks on random parts of CIFAR-10, every second one with random crops and flips."""
     images, labels = load_cifar10("train", folder)
     unseen, _ = load_cifar10("test", folder)
-    for seed in progress(range(count), "CIFAR-10", count):
+    for seed in progress(range(done, count), "CIFAR-10", count - done):
         random = generator(seed, "split")
         rows = torch.randperm(len(images), generator=random)[:IMAGES]
         crops = seed % 2 == 0
@@ -133,11 +135,11 @@ def cifar10(folder: Path, count: int) -> Iterable[Fit]:
         yield Fit(network, True, test, training | ({"training batches without crops": plain} if crops else {}))
 
 
-def fashion(folder: Path, count: int) -> Iterable[Fit]:
+def fashion(folder: Path, count: int, done: int) -> Iterable[Fit]:
     """Train networks on random parts of Fashion-MNIST."""
     images, labels = load_mnist("fashion_mnist", "train", folder)
     unseen, _ = load_mnist("fashion_mnist", "test", folder)
-    for seed in progress(range(count), "Fashion-MNIST", count):
+    for seed in progress(range(done, count), "Fashion-MNIST", count - done):
         random = generator(seed, "split")
         rows = torch.randperm(len(images), generator=random)[:IMAGES]
         network = trained(images[rows], labels[rows], seed, grey)
@@ -153,24 +155,23 @@ def grey(images: Tensor) -> Tensor:
     return (images.float() / 255 - 0.286) / 0.353
 
 
-def public(depth: int, folder: Path) -> Iterable[Fit]:
-    """Judge disjoint parts of the test set by a public network."""
+def public(depth: int, folder: Path, done: int) -> Iterable[Fit]:
+    """Judge disjoint parts of the test set by a public network, and then the images of each class alone."""
     network = cifar_resnet(depth, folder / "weights" / f"resnet{depth}_cifar10_akamaster.safetensors")
-    unseen, _ = load_cifar10("test", folder)
-    for part in progress(unseen.split(TEST_IMAGES)[:PARTS], f"ResNet-{depth}", PARTS):
-        yield Fit(network, True, colour_mistakes(part), {})
+    unseen, labels = load_cifar10("test", folder)
+    cases = [colour_mistakes(part) for part in unseen.split(TEST_IMAGES)[:PARTS]]
+    cases += [{"images of one class": standardise(unseen[labels == k][:TEST_IMAGES])} for k in range(10)]
+    for case in progress(cases[done:], f"ResNet-{depth}", len(cases) - done):
+        yield Fit(network, True, case, {})
 
 
-def count_alarms(fits: Iterable[Fit]) -> dict[str, tuple[int, int]]:
-    """Return for each kind of data how often there was an alarm, and out of how many."""
-    found: dict[str, list[bool]] = {}
-    for fit in fits:
-        for kind, inputs in fit.test.items():
-            said = unfamiliar(fit.network, from_tensors(kind, inputs), classes=fit.classes)
-            found.setdefault(kind, []).append(said is not None)
-        for kind, inputs in fit.training.items():
-            found.setdefault(kind, []).append(warns(fit.network, inputs))
-    return {kind: (sum(each), len(each)) for kind, each in found.items()}
+def alarms(fit: Fit) -> dict[str, bool]:
+    """Return for each kind of data whether there is an alarm."""
+    judged = {
+        kind: unfamiliar(fit.network, from_tensors(kind, inputs), classes=fit.classes) is not None
+        for kind, inputs in fit.test.items()
+    }
+    return judged | {kind: warns(fit.network, inputs) for kind, inputs in fit.training.items()}
 
 
 def warns(network: nn.Module, inputs: Tensor) -> bool:
@@ -181,38 +182,39 @@ def warns(network: nn.Module, inputs: Tensor) -> bool:
     return any("the first batch-norm layer" in str(each.message) for each in caught)
 
 
-def show(counted: dict[str, dict[str, tuple[int, int]]]) -> None:
+def show(found: dict[str, list[dict[str, bool]]]) -> None:
     """Print a table: a line for each kind of data, a column for each data set, and the totals."""
-    kinds = dict.fromkeys(kind for table in counted.values() for kind in table)
-    print("| | " + " | ".join(counted) + " | all |\n|---|" + "---|" * (len(counted) + 1))
+    kinds = dict.fromkeys(kind for fits in found.values() for fit in fits for kind in fit)
+    print("| | " + " | ".join(found) + " | all |\n|---|" + "---|" * (len(found) + 1))
     for kind in kinds:
-        pairs = [table.get(kind, (0, 0)) for table in counted.values()]
-        alarms, total = (sum(pair[i] for pair in pairs) for i in (0, 1))
-        cells = [f"{a} of {b}" if b else "" for a, b in pairs]
-        print(f"| {kind} | {' | '.join(cells)} | {alarms} of {total} ({100 * alarms / total:.1f} %) |", flush=True)
+        said = [[fit[kind] for fit in fits if kind in fit] for fits in found.values()]
+        cells = [f"{sum(each)} of {len(each)}" if each else "" for each in said]
+        yes, total = sum(map(sum, said)), sum(map(len, said))
+        print(f"| {kind} | {' | '.join(cells)} | {yes} of {total} ({100 * yes / total:.1f} %) |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fits", type=int, default=30, help="for each data set")
-    parser.add_argument("--keep", type=Path, help="a .json file for the counts")
+    parser.add_argument("--keep", type=Path, help="a .json file for the results")
     given = parser.parse_args()
     torch.set_num_threads(1)
     folder, fits = given.folder, given.fits
-    parts: dict[str, Callable[[], Iterable[Fit]]] = {name: partial(tables, name, folder, fits) for name in TABLES}
+    parts: dict[str, Callable[[int], Iterable[Fit]]] = {name: partial(tables, name, folder, fits) for name in TABLES}
     parts |= {"Fashion-MNIST": partial(fashion, folder, fits), "CIFAR-10": partial(cifar10, folder, fits)}
     networks = {f"ResNet-{depth}": partial(public, depth, folder) for depth in (20, 32)}
-    counted = json.loads(given.keep.read_text()) if given.keep and given.keep.exists() else {}
+    found = json.loads(given.keep.read_text()) if given.keep and given.keep.exists() else {}
     for name, make in (parts | networks).items():
-        if name not in counted:
-            counted[name] = count_alarms(make())
-        if given.keep:
-            given.keep.write_text(json.dumps(counted))
+        for fit in make(len(found.setdefault(name, []))):
+            found[name].append(alarms(fit))
+            if given.keep:
+                with atomic_path(given.keep) as new:
+                    new.write_text(json.dumps(found))
     print("Fits of networks that were trained here:\n")
-    show({name: counted[name] for name in parts})
+    show({name: found[name] for name in parts})
     print("\nDraws of test data for public networks:\n")
-    show({name: counted[name] for name in networks})
+    show({name: found[name] for name in networks})
 
 
 if __name__ == "__main__":

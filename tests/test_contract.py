@@ -140,7 +140,7 @@ def test_threads_do_not_disturb_each_other(fit, case, x, tmp_path):
         ]
 
     alone, found = work("alone"), {}
-    threads = [threading.Thread(target=lambda n=n: found.update({n: [work(n) for _ in range(3)]})) for n in range(4)]
+    threads = [threading.Thread(target=lambda n=n: found.update({n: [work(n) for _ in range(2)]})) for n in range(4)]
     with left_alone(network):
         for thread in threads:
             thread.start()

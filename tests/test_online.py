@@ -158,3 +158,23 @@ def test_bad_parts_and_files_are_refused(tmp_path):
     path.write_bytes(b"nonsense")
     with pytest.raises(bb.BatchbayesError, match="a state of online learning"):
         classes.restored(path)
+
+
+def shared_weights():
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second)
+
+
+@pytest.mark.parametrize(
+    "build", [shared_weights, lambda: nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager"))]
+)
+def test_layers_that_share_a_parameter_or_are_compiled(build):
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+    config = TrainingConfig(epochs=1, batch_size=8, learning_rate=0.1)
+    state = MeanField.start(build(), bb.gaussian(1.0)).update((x, x), config)
+    samples = state.posterior(num_members=2)
+    assert all(
+        torch.equal(tensor[0], samples.weights["0.weight"][0]) for tensor in samples.weights.values() if tensor.ndim > 2
+    )
+    assert not torch.equal(samples.weights["0.weight"][0], samples.weights["0.weight"][1])

@@ -81,6 +81,8 @@ def rewritten(path, header=None, tensors=None):
         ({"kind": "voodoo"}, None, "got kind 'voodoo'"),
         ({}, {"center": torch.zeros(3), "deviations": torch.zeros(2, 3)}, "for 16 statistics"),
         ({}, {"center": torch.zeros(16)}, "deviations"),
+        ({"idle": "text"}, None, "idle layers 'text'"),
+        ({"idle": ["nowhere"]}, None, "idle layers"),
     ],
 )
 def test_headers_that_do_not_fit_are_refused(saved, header, tensors, message):

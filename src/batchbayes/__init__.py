@@ -12,7 +12,7 @@ from typing import Any
 
 from batchbayes.methods import METHODS, find_method, plugin_names, resolve
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _homes() -> dict[str, str]:

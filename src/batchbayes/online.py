@@ -34,6 +34,7 @@ from batchbayes._common.progress import Progress, progress
 from batchbayes._common.rng import generator
 from batchbayes._common.tensor_file import TensorFile
 from batchbayes.batches import require_finite
+from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical, TargetLikelihood
 from batchbayes.methods.laplace.curvature import output_hessians
@@ -68,7 +69,8 @@ class MeanField:
         """
         finite_number("prior_std", prior_std, above=0, fix="pass 1, for example")
         network = as_network(model)
-        mean = {name: p.detach().clone() for name, p in network.module.named_parameters() if p.requires_grad}
+        trained = {name: p for name, p in network.module.named_parameters() if p.requires_grad}
+        mean = {plain_name(name): p.detach().clone() for name, p in trained.items()}
         if not mean:
             raise BatchbayesError(
                 expected="a network with weights to learn",
@@ -117,13 +119,15 @@ class MeanField:
 
     def posterior(self, num_members: int = 20, seed: int = 0) -> WeightSamples:
         """Return draws from it, as samples of weights."""
-        constant = {name: tensor for name, tensor in state_of(self.network.module).items() if name not in self.mean}
-        random = generator(seed, "mean field")
-        drawn = [
-            constant | {n: m + self.std[n] * torch.randn(m.shape, generator=random).to(m) for n, m in self.mean.items()}
-            for _ in range(num_members)
-        ]
-        return stack_states(self.network, drawn, "mean_field")
+        module, random = self.network.module, generator(seed, "mean field")
+        first = {id(p): plain_name(name) for name, p in module.named_parameters()}
+        names = {plain_name(n): first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+        states = []
+        for _ in range(num_members):
+            drawn = {n: m + self.std[n] * torch.randn(m.shape, generator=random).to(m) for n, m in self.mean.items()}
+            # layers may share a parameter, which then has several names
+            states.append({n: drawn.get(names.get(n, n), tensor) for n, tensor in state_of(module).items()})
+        return stack_states(self.network, states, "mean_field")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, whole or not at all."""

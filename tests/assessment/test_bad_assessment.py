@@ -65,7 +65,7 @@ CASES = {
     ),
     "missing file": (lambda f: {"test": f / "nowhere.npz"}, "nothing at"),
     "missing weights": (lambda f: {"weights": f / "nowhere.safetensors"}, "nothing at"),
-    "unknown kind of file": (lambda f: {"test": f / "weights.safetensors"}, "a .npz, .csv or .parquet file"),
+    "unknown kind of file": (lambda f: {"test": f / "weights.safetensors"}, "a .npz, .zarr, .csv or .parquet file"),
     "a factory that raises": (lambda f: {"model": "helpers.assess_cases:raising"}, "RuntimeError: no such layer"),
     "a factory that exits": (lambda f: {"model": "helpers.assess_cases:exiting"}, "SystemExit: 0"),
     "a long name": (lambda f: {"out": f / ("x" * 250)}, "a place to write to"),

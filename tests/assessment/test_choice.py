@@ -1,6 +1,8 @@
 """The choice of a method: honest on small data, simple where the data cannot tell, within the budget."""
 
 import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from torch import nn
 import batchbayes as bb
 from batchbayes.assessment import tuning
 from batchbayes.assessment.contenders import Trial
+from batchbayes.assessment.entries import Entry, try_all
+from batchbayes.assessment.options import Settings
 from batchbayes.assessment.recommend import recommend
 from batchbayes.assessment.views import named_views
 from batchbayes.methods.candidates import Candidate, cross_fitted_gain
@@ -34,6 +38,16 @@ def test_the_simpler_is_recommended_within_noise():
     assert (picked.recommended.name, picked.best.name) == ("simple", "complex")
 
 
+@pytest.mark.parametrize(("errors", "enough"), [(0.9, False), (1.1, True)])
+def test_a_temperature_needs_less_evidence_because_it_costs_nothing(errors, enough):
+    noise = torch.linspace(-1, 1, 101).double()
+    better = noise - errors * float(noise.std(correction=0)) / 10  # so many standard errors
+    plain = replace(trial("plain", 0, 0, count=101), losses=0 * noise, simplicity=(0.0, 0.0, 1.0, 0.0))
+    scaled, other = (replace(plain, losses=better, simplicity=(r, 0.0, 1.0, 1.0 - r)) for r in (0.0, 1.0))
+    assert (recommend([plain, scaled]).recommended is scaled) == enough
+    assert recommend([plain, other]).recommended is plain
+
+
 def test_the_budget_is_kept_and_what_it_costs_is_told():
     trials = [trial("network", 0.5, 0.1), trial("few", 0.4, 0.1, rank=1, passes=4), trial("many", 0.3, 0.1, passes=16)]
     assert recommend(trials).recommended.name == "many"
@@ -41,6 +55,36 @@ def test_the_budget_is_kept_and_what_it_costs_is_told():
         picked = recommend(trials, budget)
         assert picked.recommended.name == name
         assert (picked.beyond and picked.beyond.name) == beyond
+
+
+@dataclass(frozen=True)
+class OnlySettings:
+    settings: Settings
+
+
+@pytest.mark.parametrize(
+    ("wild", "engines"),
+    [
+        ((), {"network": "sample", "calm": "linear", "rough": "linear", "views": "sample"}),
+        (("rough",), {"network": "sample", "calm": "sample", "rough": "sample", "views": "sample"}),
+        (("calm", "rough"), {"network": "sample", "calm": "sample", "rough": "sample", "views": "sample"}),
+    ],
+)
+def test_methods_are_compared_with_one_engine(wild, engines):
+    """Where the linear engine does not hold for one method, exact draws of the others are compared with it."""
+    network = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    noisy = bb.mcbn(network.train(), torch.randn(40, 2), batch_size=8, num_samples=4)
+    entries = [Entry(Candidate("network", "", bb.deterministic(network), ""), (1,))]
+    entries += [Entry(Candidate(name, "", noisy, ""), (64,)) for name in ("calm", "rough")]
+    entries += [Entry(Candidate("views", "", noisy, ""), (4,), views=4)]
+
+    def attempt(case, entry):
+        linear = case.settings.engine == "auto" and entry.candidate.name in {"calm", "rough"} - set(wild)
+        return [SimpleNamespace(engine="linear, reverse mode" if linear else "sample")], entry.candidate.name
+
+    found = try_all(OnlySettings(Settings()), entries, attempt)
+    assert {name: trials[0].engine.split(",")[0] for _, trials, name in found} == engines
+    assert [name for *_, name in found] == list(engines)
 
 
 def noise_only(count, settings, seed):

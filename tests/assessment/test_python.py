@@ -137,6 +137,68 @@ def test_bad_options_say_what_to_do(options, message):
         bb.assess(network(), assess_cases.blobs(300, 0)[0], assess_cases.blobs(240, 1), **{**FEW, **options})
 
 
+def unclear():
+    x, y = assess_cases.blobs(240, 1)
+    steps = nn.Sequential(nn.Linear(2, 3), nn.Unflatten(1, (3, 1)), nn.Upsample(4))
+    yes = (y > 0).float()
+    return {
+        "yes or no as floats": (assess_cases.one_logit(), (x, yes), r"y\.long\(\)"),
+        "the same as a column": (assess_cases.one_logit(), (x, yes[:, None]), r"y\.long\(\)"),
+        "several labels as floats": (network(), (x, torch.stack([yes, 1 - yes, yes], 1)), "one output at a time"),
+        "several labels": (network(), (x, torch.stack([y, y, y], 1)), "one output at a time"),
+        "labels in a column": (network(), (x, y[:, None]), r"y\[:, 0\]"),
+        "a label for each time step": (steps, (x, y[:, None].expand(-1, 4)), r"\(N, classes, 1, steps\)"),
+        "one test example": (network(), (x[:1], y[:1]), "a random third"),
+    }
+
+
+@pytest.mark.parametrize("kind", unclear())
+def test_data_without_a_clear_meaning_is_refused(kind):
+    model, data, message = unclear()[kind]
+    with pytest.raises(bb.BatchbayesError, match=message):
+        bb.assess(model, data[0], data, **FEW)
+
+
+class Words(nn.Module):
+    """A network for sentences of seven words, which are whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.last = nn.Embedding(20, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, words):
+        return self.last(self.norm(self.embed(words).mean(1)).relu())
+
+
+def test_inputs_get_the_type_that_the_network_needs(tmp_path):
+    random = torch.Generator().manual_seed(0)
+    words = torch.randint(0, 20, (90, 7), generator=random)
+    labels = torch.randint(0, 2, (90,), generator=random)
+    found = bb.assess(Words().eval(), words, (words, labels), **FEW)
+    assert found.case.reading.input_dtype == "int64"
+    (x, y), plain = assess_cases.blobs(240, 1), assess_cases.blobs(240, 0)[0]
+    expected = bb.assess(network(), plain, (x, y), **FEW)
+    assert expected.case.reading.input_dtype is None
+    wide = bb.assess(network(), plain.double().numpy(), (x.double().numpy(), y.numpy()), **FEW)
+    assert wide.rows == expected.rows
+    exact = bb.assess(network().double(), plain, (x, y), **(FEW | {"method": "mcbn"}))
+    assert exact.case.reading.input_dtype == "float64"
+    exact.save(tmp_path / "out")
+    np.savez(tmp_path / "new.npz", X=x.numpy())
+    save_file(network().double().state_dict(), tmp_path / "weights.safetensors")
+    given = ["--model", "helpers.assess_cases:double_classifier", "--weights", str(tmp_path / "weights.safetensors")]
+    given += ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--input", str(tmp_path / "new.npz")]
+    assert cli.main(["predict", *given, "--out", str(tmp_path / "new.csv"), "--quiet"]) == 0
+    new = rows_in(tmp_path / "new.csv")
+    assert [new[row]["confidence"] for row in exact.rows["row"]] == [str(c) for c in exact.rows["confidence"]]
+
+
+def test_zeros_and_ones_are_values_if_the_user_says_so():
+    x, y = assess_cases.halves(240, 1)
+    found = bb.assess(assess_cases.one_logit(), x, (x, y.float()), task="regression", **FEW)
+    assert found.case.task == "regression"
+
+
 def test_one_logit_is_two_classes():
     model = assess_cases.one_logit()
     model.load_state_dict(assess_cases.trained("binary"))

@@ -5,9 +5,12 @@ import json
 import sys
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 from helpers import assess_cases
+from PIL import Image
+from safetensors.torch import save_file
 
 import batchbayes as bb
 from batchbayes import cli
@@ -24,6 +27,10 @@ WINNERS = [
     ("classification", "MCBN, M = 16", ()),
     ("classification", "MCBN tuned + temperature", ("--engine", "linear")),
     ("classification", "MCBN tuned with 8 views + temperature", (*JITTER, "--budget", "8")),
+    ("classification", "Stochastic BN tuned", ("--method", "stochastic-bn")),
+    ("classification", "Correlated BN, M = 16", ("--method", "correlated-bn")),
+    ("classification", "Variational + temperature", ("--method", "variational")),
+    ("classification", "Last-layer Laplace + temperature", ("--method", "last-layer-laplace")),
     ("pictures", "4 views", ("--method", "none")),
     ("pictures", "MCBN with 16 views + temperature", ()),
     ("binary", "temperature scaling", ("--method", "none")),
@@ -32,6 +39,7 @@ WINNERS = [
     ("regression", "16 views", ("--method", "none", *JITTER)),
     ("regression", "MCBN tuned", ()),
     ("regression", "MCBN with 16 views", JITTER),
+    ("regression", "Last-layer Laplace", ("--method", "last-layer-laplace")),
     ("two outputs", "deterministic", ("--method", "none")),
     ("two outputs", "MCBN tuned", ()),
     ("segmentation", "2 views + temperature", ("--method", "none")),
@@ -112,6 +120,59 @@ def test_predict_says_what_the_assessment_said(task, name, options, tmp_path, le
     is_point = name in ("deterministic", "temperature scaling") or name.startswith(("4 views", "2 views"))
     assert [row[DRAWN[task]] == "" for row in rows] == [is_point] * len(rows)
     assert [row["novelty"] == "" for row in rows] == [task == "segmentation"] * len(rows)  # 32 scenes are too few
+
+
+def as_csv(folder, x, y):
+    assess_cases.write_csv(folder.with_suffix(".csv"), x, y)
+    return folder.with_suffix(".csv")
+
+
+def as_npz(folder, x, y):
+    np.savez(folder.with_suffix(".npz"), X=x.numpy(), height=y.numpy())
+    return folder.with_suffix(".npz")
+
+
+def as_parquet(folder, x, y):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = dict(zip(("left", "right", "height"), (*x.T.numpy(), y.numpy()), strict=True))
+    parquet.write_table(pyarrow.table(columns), folder.with_suffix(".parquet"))
+    return folder.with_suffix(".parquet")
+
+
+@pytest.mark.parametrize("write", [as_csv, as_npz, as_parquet])
+def test_any_kind_of_table(write, tmp_path, let_win):
+    """Folders of images are in test_sources.py, functions and arrays without names are above."""
+    let_win("MCBN")
+    save_file(assess_cases.trained("regression"), tmp_path / "weights.safetensors")
+    files = {name: write(tmp_path / name, *assess_cases.wave(120, seed)) for seed, name in enumerate(("train", "test"))}
+    arguments = ["--model", "helpers.assess_cases:regressor", "--weights", str(tmp_path / "weights.safetensors")]
+    arguments += ["--target", "height"] + [word for name, file in files.items() for word in (f"--{name}", str(file))]
+    _, rows = assess(tmp_path, [*arguments, "--batch-size", "16", "--draws", "6", "--quiet"])
+    assert_same_text(rows, predict(tmp_path, arguments, "test"))
+
+
+def write_scenes(folder, count, seed):
+    """Write images and masks of scenes to the two sub-folders that `assess` knows."""
+    for i, (image, mask) in enumerate(zip(*assess_cases.scenes(count, seed), strict=True)):
+        for name, pixels in (("images", (40 * image + 100).clamp(0, 255).movedim(0, -1)), ("masks", mask)):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.numpy().astype(np.uint8)).save(folder / name / f"scene_{i:02}.png")
+    return str(folder)
+
+
+def test_folders_of_images_and_masks(tmp_path, let_win):
+    let_win("temperature scaling")
+    files = {name: write_scenes(tmp_path / name, 16, seed) for seed, name in enumerate(("train", "test"))}
+    save_file(assess_cases.trained("segmentation"), tmp_path / "weights.safetensors")
+    arguments = ["--model", "helpers.assess_cases:segmenter", "--weights", str(tmp_path / "weights.safetensors")]
+    arguments += [word for name, file in files.items() for word in (f"--{name}", file)]
+    scale = ["--mean", f"{100 / 255}", "--std", f"{40 / 255}", "--ignore-label", "255", "--method", "none"]
+    metrics, rows = assess(tmp_path, [*arguments, *scale, "--maps", str(tmp_path / "maps"), "--quiet"])
+    assert metrics["methods"][0]["metrics"]["accuracy"] > 0.7
+    assert (tmp_path / "maps" / "scene_00_classes.png").exists() == any(row["id"] == "scene_00.png" for row in rows)
+    new = predict(tmp_path, arguments, "test")
+    assert [row["id"] for row in new] == [f"scene_{i:02}.png" for i in range(16)]
+    assert_same_text(rows, new)
 
 
 def test_novelty_and_uncertainty_say_why_a_row_is_marked(tmp_path, let_win):

@@ -9,7 +9,7 @@ from batchbayes import BatchbayesError
 from batchbayes._common.rng import generator
 from batchbayes.assessment.classification.verdict import believed, class_honesty, class_verdict, no_better_than_guessing
 from batchbayes.assessment.regression.quantities import Quantity, quantities
-from batchbayes.assessment.regression.verdict import value_verdict
+from batchbayes.assessment.regression.verdict import value_gains, value_verdict
 from batchbayes.assessment.words import marked_sentence, strange_sentence
 
 NETWORK = SimpleNamespace(
@@ -90,6 +90,50 @@ def test_marks_that_find_no_errors_are_called_useless():
     assert "1 error on" in marked_sentence(wrong, torch.arange(100) == 3)
 
 
+def test_few_examples_do_not_make_percentages_believable():
+    confidence, right = torch.tensor([0.9, 0.8]), torch.tensor([True, True])
+    own = SimpleNamespace(metrics={"accuracy": 1.0, "mean_confidence": 0.85, "nll": 0.2})
+    verdict = class_verdict(class_rows(confidence, right, [0, 1]), [own], NETWORK, SimpleNamespace(ood=None))
+    assert verdict["headline"] == "2 test examples are too few to say how good it is."
+    assert verdict["What to do next"] == "Assess again with at least 100 test examples."
+    assert verdict["How good is it?"] == "2 answers were right."
+    assert len(verdict) == 3  # nothing else can be said
+    confidence, right = answers(30, 0)
+    own = SimpleNamespace(metrics={"accuracy": 0.75, "mean_confidence": 0.75, "nll": 0.2})
+    verdict = class_verdict(class_rows(confidence, right, [0] * 30), [own], NETWORK, SimpleNamespace(ood=None))
+    assert "too few test examples to know whether its percentages" in verdict["headline"]
+    assert verdict["Can its percentages be believed?"].startswith("Not known: the test examples are too few.")
+    assert "calibration data would" not in verdict["What to do next"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gain"),
+    [
+        (0.4, 0.2, "with it the true answers are 82 % probable on average instead of 67 %, for 64 times"),
+        (0.2, 0.1999, "with it the true answers are 82 % probable on average, a little more, for"),
+        (0.2, 0.3, "do not fit the test data better"),
+    ],
+)
+def test_a_gain_is_told_in_plain_words(before, after, gain):
+    confidence, right = answers(2000, 0)
+    own = SimpleNamespace(metrics={"accuracy": float(right.double().mean()), "mean_confidence": 0.75, "nll": before})
+    best = SimpleNamespace(metrics={"nll": after}, passes=64.0)
+    chosen = SimpleNamespace(is_network=False, name="MCBN, M = 8", recommended=best)
+    rows = class_rows(confidence, right, [0] * len(right))
+    assert gain in class_verdict(rows, [own], chosen, SimpleNamespace(ood=None))["What to do next"]
+
+
+def test_a_gain_in_values_is_told_in_plain_words():
+    chosen = SimpleNamespace(
+        is_network=False, recommended=SimpleNamespace(metrics={"rmse": 0.9, "conformal_width": 2.0, "nll": 1.0})
+    )
+    assert value_gains(chosen, {"rmse": 1.0, "conformal_width": 2.5, "nll": 1.1}) == [
+        "typical errors are 10 % smaller", "the intervals are 20 % narrower"
+    ]  # fmt: skip
+    assert value_gains(chosen, {"rmse": 0.9, "nll": 1.1}) == ["the intervals fit each prediction better"]
+    assert "do not fit the test data better" in value_gains(chosen, {"rmse": 0.8, "nll": 0.9})[0]
+
+
 def test_guessing_is_called_guessing():
     targets, right = ["a"] * 60 + ["b"] * 40, torch.arange(100) < 58
     assert "“a” were the answer to all inputs" in no_better_than_guessing(targets, right, nll=0.7)
@@ -116,7 +160,7 @@ def values(outputs, *, scale=1.0, width=1.645):
     rows = {"source": ["test"] * 500, "flag": [0] * 500, "novelty": [0.5] * 500}
     found = quantities("load (kN)", None, outputs) if outputs == 1 else quantities("load", ("kN", "mm"), outputs)
     ends = (targets + errors - width, targets + errors + width)
-    return value_verdict(rows, NETWORK, errors, targets, ends, found, ood=None, calibration_count=300)
+    return value_verdict(rows, NETWORK, errors, targets, ends, found, own={}, ood=None, calibration_count=300)
 
 
 def test_values_keep_their_unit_in_every_sentence():

@@ -103,7 +103,7 @@ def test_folders_without_images(tmp_path):
 
 def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "1.csv")
-    with pytest.raises(BatchbayesError, match=r"a \.npz, \.csv or \.parquet file, .*; got .*1\.csv"):
+    with pytest.raises(BatchbayesError, match=r"a \.npz, \.zarr, \.csv or \.parquet file, .*; got .*1\.csv"):
         read_examples(tmp_path / "1.csv")
     with pytest.raises(BatchbayesError, match="nothing at"):
         read_examples(tmp_path / "2.csv")

@@ -21,20 +21,25 @@ def posterior():
 
 def test_a_torch_file_predicts_in_a_process_without_batchbayes(tmp_path):
     fitted, inputs = posterior(), torch.randn(7, 3)
+    detector = bb.novelty(fitted.network.module, torch.randn(80, 3), calibration=torch.randn(60, 3))
     with left_alone(fitted.network.module):
-        made = bb.export(fitted, tmp_path / "a.pt2", inputs[:2], bb.categorical(), num_samples=3, threshold=0.5)
+        made = bb.export(
+            fitted, tmp_path / "a.pt2", inputs[:2], bb.categorical(), num_samples=3, threshold=0.5, novelty=detector,
+            novelty_level=0.1,
+        )  # fmt: skip
     assert made.opset is None
     assert made.num_bytes == made.path.stat().st_size
     torch.save(inputs, tmp_path / "x.pt")
     script = (
         "import sys, torch; sys.modules['batchbayes'] = None; found = torch.export.load('a.pt2').module()"
-        "(torch.load('x.pt')); torch.save([found['probs'], found['flag']], 'y.pt')"
+        "(torch.load('x.pt')); torch.save([found['probs'], found['novelty'], found['flag']], 'y.pt')"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, check=True)
-    probs, flag = torch.load(tmp_path / "y.pt")
+    probs, p_value, flag = torch.load(tmp_path / "y.pt")
     predictive = bb.predict(fitted, inputs, bb.categorical(), num_samples=3)
     torch.testing.assert_close(probs, predictive.probs)
-    assert flag.tolist() == (predictive.entropy > 0.5).tolist()
+    torch.testing.assert_close(p_value, detector.report(inputs).p_value.float())
+    assert flag.tolist() == ((predictive.entropy > 0.5) | (p_value <= 0.1)).tolist()
 
 
 def test_bad_arguments_say_what_to_do(tmp_path, monkeypatch):

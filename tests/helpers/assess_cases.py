@@ -65,6 +65,10 @@ def classifier() -> nn.Module:
     return MLP(2, [16, 16], 3)
 
 
+def double_classifier() -> nn.Module:
+    return classifier().double()
+
+
 def regressor() -> nn.Module:
     return MLP(2, [16, 16], 1)
 

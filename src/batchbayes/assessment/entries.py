@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,10 @@ class Entry:
     @property
     def posterior(self) -> Posterior:
         return self.candidate.posterior
+
+
+Attempt = Callable[[Case, Entry], tuple[list[Trial], Any]]
+"""Predicts the calibration data for an entry. Returns its trials, and what else the caller needs."""
 
 
 def compared_entries(
@@ -119,6 +123,23 @@ def _with_views(base: Candidate, case: Case, averaged: int) -> Entry | None:
     )
     sizes = sorted({max(1, AVERAGED // average), draws} if base.posterior.is_point else {draws})
     return Entry(candidate, tuple(size for size in sizes if size <= draws), average)
+
+
+def try_all(case: Case, entries: Sequence[Entry], attempt: Attempt) -> list[tuple[Entry, list[Trial], Any]]:
+    """Try all entries on the calibration data. Those that the linear engine could draw are compared with one engine.
+
+    If it does not hold for one of them, exact draws of all are compared: else engines would be, and not methods.
+    """
+    found = [(entry, *attempt(case, entry)) for entry in entries]
+    drawn = {entry: is_linear(trials[0].engine) for entry, trials, _ in found if _may_be_linear(entry)}
+    if all(drawn.values()) or not any(drawn.values()):
+        return found
+    exact = replace(case, settings=replace(case.settings, engine="sample"))
+    return [(each[0], *attempt(exact, each[0])) if drawn.get(each[0]) else each for each in found]
+
+
+def _may_be_linear(entry: Entry) -> bool:
+    return entry.posterior.linear is not None and not (entry.views or entry.posterior.is_point)
 
 
 def calibration_draws(case: Case, entry: Entry) -> tuple[Tensor, str]:

@@ -17,7 +17,7 @@ def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float, *, has_
         "x_label": "uncertainty of the answer (entropy, nats)",
         "y_label": "novelty of the input (p-value; novel at the top)" if has_novelty else "1 − confidence",
         "x_scale": "root",
-        "y_scale": "log",
+        "y_scale": "log" if has_novelty else "root",
         "y_down": has_novelty,
         "risk_label": "error rate",
         "kept_label": "of the inputs answered",

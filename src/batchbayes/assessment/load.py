@@ -1,6 +1,7 @@
 """From options to a network and data that fit together, or to a message that says what does not fit."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,15 @@ from torch import Tensor, nn
 from batchbayes.assessment.likelihood import OneLogit, class_likelihood
 from batchbayes.assessment.named import build_network, call_named, fitting_weights, named_methods
 from batchbayes.assessment.options import AssessOptions, Settings, Task
-from batchbayes.assessment.sources import Reading, Training, first_reading, is_function, read_training, training_of
+from batchbayes.assessment.sources import (
+    INPUT_DTYPES,
+    Reading,
+    Training,
+    first_reading,
+    is_function,
+    read_training,
+    training_of,
+)
 from batchbayes.assessment.views import named_views, some_inputs, words
 from batchbayes.batches import pick_inputs
 from batchbayes.data.examples import Examples
@@ -26,6 +35,11 @@ CALIBRATION_SHARE = 1 / 3
 """Share of the test data that is split off for tuning and choosing if there is no calibration data."""
 FEW = 64
 """Examples whose outputs show whether they are probabilities."""
+SEVERAL_LABELS = (
+    "A network with several yes-or-no outputs is assessed one output at a time, with a model that returns only this "
+    "one; bb.predict(..., bb.bernoulli()) takes all of them"
+)
+"""What to do with several labels for each example."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +104,21 @@ def make_case(
     members: Sequence[Mapping[str, Tensor]] = (),
 ) -> Case:
     """Check that network and data fit together, and find out what the task is."""
+    if name := needed_dtype(network, test):
+        dtype, reading = INPUT_DTYPES[name], replace(reading, input_dtype=name)
+        train, test = train.typed(dtype), replace(test, input_dtype=dtype)
+        calibration, ood = (part and replace(part, input_dtype=dtype) for part in (calibration, ood))
     outputs = trial(network, test)
     task = settings.task or guess_task(outputs, test, likelihood)
     split_off = calibration is None
     if calibration is None:
         calibration, test = test.split(CALIBRATION_SHARE, settings.seed)
+        if any(next(iter(part), None) is None for part in (calibration, test)):
+            raise BatchbayesError(
+                expected="test data of which a random third can be set aside for calibration",
+                got="too few examples",
+                fix="give more test data, or calibration data of its own (calibration=, --calibration)",
+            )
     for part in [part for part in (calibration, ood) if part]:
         trial(network, part)
     inputs = some_inputs(calibration)
@@ -161,6 +185,26 @@ def _outputs(network: nn.Module, inputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def needed_dtype(network: nn.Module, source: Examples) -> str | None:
+    """Return the type that inputs must have: that of the weights, or whole numbers. None if they can stay as they are.
+
+    Inputs are converted only if the network does not take them as they are, and takes them so.
+    """
+    wrapped, first = as_network(network), next(iter(source), None)
+    if first is None:
+        return None
+    inputs = pick_inputs(first)[:2].to(wrapped.device)
+    weights = next((p.dtype for p in wrapped.module.parameters() if p.is_floating_point()), inputs.dtype)
+    others = [name for name, dtype in INPUT_DTYPES.items() if dtype == weights != inputs.dtype]
+    others += ["int64"] if bool((inputs == inputs.round()).all()) else []
+    for name in (None, *others):
+        with suppress(Exception):  # `trial` says what is wrong if nothing works
+            wrapped(inputs if name is None else inputs.to(INPUT_DTYPES[name]))
+            return name
+    return None
+
+
+@torch.no_grad()
 def trial(network: nn.Module, source: Examples) -> Tensor:
     """Return the outputs for two examples. Raise an error if the network does not take them."""
     first = next(iter(source), None)
@@ -195,6 +239,13 @@ def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
         )
     if isinstance(likelihood, Gaussian):
         return "regression"
+    if likelihood is None and targets.is_floating_point() and _yes_or_no(test):
+        raise BatchbayesError(
+            expected=f"targets in {test.name} whose meaning is clear",
+            got=f"zeros and ones as {targets.dtype}, which may be yes and no, or values",
+            fix='pass y.long() for yes and no, or task="regression" (--task regression) for values'
+            + (f". {SEVERAL_LABELS}" if targets.ndim > 1 and targets.shape[1] > 1 else ""),
+        )
     one = outputs.ndim < 2 or outputs.shape[1] == 1
     if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
         return "regression"
@@ -209,11 +260,13 @@ def _yes_or_no(data: Examples) -> bool:
 def _require_fitting(case: Case, outputs: Tensor) -> None:
     """Raise an error if targets or class names do not fit the outputs of the network."""
     shape = outputs.shape
-    if (case.task == "segmentation") != (outputs.ndim == 4) and case.task != "regression":
+    axes = {"segmentation": (4,), "classification": (1, 2)}.get(case.task, (outputs.ndim,))
+    if outputs.ndim not in axes:
+        steps = "let the network return (N, classes, 1, steps) for labels (N, 1, steps)"
         raise BatchbayesError(
             expected="outputs (N, classes, height, width) of a segmentation, or (N, classes) of a classification",
             got=f"{tuple(shape)} for a {case.task}",
-            fix="choose another --task, or leave it out",
+            fix=steps if outputs.ndim == 3 else "choose another --task, or leave it out",
         )
     if isinstance(case.likelihood, OneLogit):  # as many classes as yes and no
         shape = torch.Size([shape[0], 2, *shape[2:]])
@@ -253,6 +306,12 @@ def _require_targets(name: str, targets: Tensor, outputs: Tensor) -> None:
 
 def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label: int | None) -> None:
     classes = shape[1]
+    if targets.ndim == 2 and len(shape) == 2:
+        raise BatchbayesError(
+            expected=f"one label for each example of {name}",
+            got=f"{targets.shape[1]} for each",
+            fix=SEVERAL_LABELS if targets.shape[1] > 1 else "pass y[:, 0]",
+        )
     if targets.is_floating_point() or targets.shape[1:] != shape[2:]:
         raise BatchbayesError(
             expected=f"whole-number labels of shape {('N', *shape[2:])} in {name}",

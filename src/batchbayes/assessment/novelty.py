@@ -51,5 +51,5 @@ def _some(reference: Any) -> Any:
     if isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__") and loader.batch_size:
         rows = spread_evenly(len(loader.dataset), EXAMPLES).tolist()  # type: ignore[arg-type]
         few = DataLoader(Subset(loader.dataset, rows), loader.batch_size, collate_fn=loader.collate_fn)
-        return Examples(reference.name, few, preprocessing=reference.preprocessing)
+        return Examples(reference.name, few, preprocessing=reference.preprocessing, input_dtype=reference.input_dtype)
     return reference

@@ -14,6 +14,8 @@ from batchbayes.assessment.contenders import Contender, Trial
 
 DOUBT = 2.0
 """Two methods count as equally good if their mean losses differ by at most this many standard errors."""
+FREE_DOUBT = 1.0
+"""The same for a method with and without a temperature, which costs nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,8 @@ def recommend(trials: Sequence[Trial], budget: int | None = None) -> Picked:
 def _is_as_good(trial: Trial, best: Trial) -> bool:
     """Return whether the paired differences of losses leave a doubt that the best is better."""
     difference, error = paired_difference(trial.losses, best.losses)
-    return trial is best or difference <= DOUBT * error
+    same_but_for_temperature = trial.simplicity[:-1] == best.simplicity[:-1]
+    return trial is best or difference <= (FREE_DOUBT if same_but_for_temperature else DOUBT) * error
 
 
 def paired_difference(losses: Tensor, others: Tensor) -> tuple[float, float]:

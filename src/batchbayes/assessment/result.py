@@ -1,5 +1,6 @@
 """The result of an assessment."""
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,12 +22,25 @@ from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 
 FLAGGED_SHARE = 0.1
-"""The threshold for flags is set so that this share of the calibration data is above it."""
+"""The threshold for flags is set so that this share of new examples is above it on average, at most."""
 RANKING, STRANGE = "Does the uncertainty find errors?", "Does the uncertainty find strange inputs?"
 """Titles of tables."""
 
 Figures = dict[str, tuple[Figure, str]]
 """Figures by file name, each with its caption."""
+
+
+def flag_threshold(scores: Tensor) -> Tensor:
+    """Return the limit above which the flagged share of new examples lies, by the scores (N, ...) of others.
+
+    The rank is chosen so that this holds on average for any number of examples. Below nine it is the highest one.
+
+    >>> import torch
+    >>> float(flag_threshold(torch.arange(8))), float(flag_threshold(torch.arange(99)))
+    (7.0, 89.0)
+    """
+    rank = math.ceil((1 - FLAGGED_SHARE) * (len(scores) + 1) - 1e-9)
+    return scores.double().sort(0).values[min(rank, len(scores)) - 1]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from batchbayes._common.progress import hidden_progress
-from batchbayes.assessment.familiar import unfamiliar
+from batchbayes.assessment.data_check import unfamiliar
 from batchbayes.assessment.likelihood import given_likelihood
 from batchbayes.assessment.load import Case, found_in, load_case, make_case
 from batchbayes.assessment.maps import map_writer
@@ -35,7 +35,10 @@ ASSESSORS = {
     "segmentation": "batchbayes.assessment.segmentation.compare:assess_segmentation",
 }
 
-PREPARE = "Compare how this data and the training data were prepared. Then assess again."
+PREPARE = (
+    "Compare how this data and the training data were prepared. Then assess again: what stands below holds for this "
+    "data only."
+)
 
 
 def assess(
@@ -131,6 +134,8 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     more = {} if show is None else {"show": show}
     found: Assessment = resolve(ASSESSORS[case.task])(case, **more)
     found = replace(found, terms={**found.terms, "What was tried": found_in(case)})
+    if caution := found.choice.recommended.candidate.caution:
+        warn(caution)
     test = case.test.whole() if case.split_off else case.test
     problem = unfamiliar(case.network, test, classes=case.task != "regression")
     if not problem:

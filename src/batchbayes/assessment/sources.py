@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from batchbayes.assessment.named import call_named, is_name
 from batchbayes.assessment.options import AssessOptions
@@ -16,6 +17,9 @@ from batchbayes.data.files import read_examples
 from batchbayes.data.preprocess import Preprocessing, Standardise
 from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
+
+INPUT_DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64")}
+"""Types of inputs that a network may need, by their names in files of posteriors."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Reading:
     class_names: tuple[str, ...] | None = None
     """The names of the classes in the training data, in the order of the network's outputs."""
     preprocessing: Preprocessing | None = None
+    input_dtype: str | None = None
+    """One of INPUT_DTYPES, if the network does not take inputs of the type that they have."""
 
     def read(self, source: str, what: str, *, inputs_only: bool = False, rows: range | None = None) -> Examples:
         """Read examples from a file, a folder or a data function.
@@ -40,8 +46,8 @@ class Reading:
             examples = from_object(source, call_named(source, what))
             if not inputs_only:
                 self._require_class_names(examples)
-            return examples
-        return read_examples(
+            return self._typed(examples)
+        examples = read_examples(
             source,
             self.target,
             id_column=self.id_column,
@@ -52,6 +58,10 @@ class Reading:
             inputs_only=inputs_only,
             rows=rows,
         )
+        return self._typed(examples)
+
+    def _typed(self, examples: Examples) -> Examples:
+        return replace(examples, input_dtype=INPUT_DTYPES[self.input_dtype]) if self.input_dtype else examples
 
     def _require_class_names(self, examples: Examples) -> None:
         names, found = self.class_names, examples.class_names
@@ -88,6 +98,7 @@ class Reading:
             "schema": self.schema and self.schema.to_json(),
             "class_names": self.class_names,
             "preprocessing": self.preprocessing and self.preprocessing.to_json(),
+            **({"input_dtype": self.input_dtype} if self.input_dtype else {}),
         }
 
     @classmethod
@@ -100,7 +111,18 @@ class Reading:
             schema=None if schema is None else Schema.from_json(schema),
             class_names=None if names is None else tuple(map(str, names)),
             preprocessing=None if preprocessing is None else Preprocessing.from_json(preprocessing),
+            input_dtype=_known_dtype(fields.get("input_dtype")),
         )
+
+
+def _known_dtype(name: Any) -> str | None:
+    if name is not None and name not in INPUT_DTYPES:
+        raise BatchbayesError(
+            expected=f"inputs of {' or '.join(INPUT_DTYPES)} in the notes of the posterior",
+            got=repr(name),
+            fix="assess again: the file is damaged",
+        )
+    return name
 
 
 def is_function(source: str) -> bool:
@@ -149,11 +171,16 @@ class Training:
     examples: Examples | None = None
     """What is known about them, if they can be read several times."""
 
+    def typed(self, dtype: torch.dtype) -> "Training":
+        """Return the same data with inputs of another type."""
+        return replace(self, batches=_typed(self.batches, dtype), plain=_typed(self.plain, dtype))
+
 
 def training_of(name: str, made: Any, batch_size: int | None) -> Training:
     """Return training data from a loader, a data set, an iterator of batches, or tensors x or (x, y)."""
     if isinstance(made, tuple) and made and isinstance(made[0], Tensor | np.ndarray):
-        made = made[0]
+        inputs, targets = as_batch(made, name)
+        made = inputs if targets is None else TensorDataset(inputs, targets)
     if isinstance(made, Tensor | np.ndarray):
         inputs = as_batch(made, name)[0]
         return Training(name, inputs, inputs)
@@ -203,3 +230,10 @@ def _without_batch_size() -> Iterator[Tensor]:
         fix="pass the batch size that the network was trained with, or --method none",
     )
     yield
+
+
+def _typed(data: Any, dtype: torch.dtype) -> Any:
+    """Convert the inputs of training data: a tensor, examples, or an iterator of inputs."""
+    if isinstance(data, Examples):
+        return replace(data, input_dtype=dtype)
+    return data.to(dtype) if isinstance(data, Tensor) else (inputs.to(dtype) for inputs in data)

@@ -15,6 +15,9 @@ DOUBT = 2.0
 """A difference is real if it is larger than this many standard errors."""
 SMALL, LARGE = 0.01, 0.03
 """Differences of shares below the first do not matter to anybody. Those below the second are called little."""
+VAGUE = 0.1
+"""If a share is not known better than this, nothing is said about it."""
+UNKNOWN = "unknown"
 FEW = 5
 """With fewer errors nothing is said about when a network is wrong."""
 
@@ -56,14 +59,24 @@ def give_or_take(error: float) -> str:
     return f", give or take {points}" if points else ""
 
 
+def too_few(examples: int, noun: str, wanted: int) -> dict[str, str]:
+    """Return the headline and what to do next if there are too few examples.
+
+    >>> too_few(1, "test image", 20)["headline"]
+    '1 test image is too few to say how good it is.'
+    """
+    told = f"{count(examples, noun)} {'is' if examples == 1 else 'are'} too few to say how good it is."
+    return {"headline": told, "What to do next": f"Assess again with at least {wanted} {noun}s."}
+
+
 def honesty(gap: float, error: float) -> str:
     """Say how honest percentages are, by how far they are above the truth in the mean, and the standard error of that.
 
-    >>> honesty(0.06, 0.035), honesty(0.02, 0.005), honesty(-0.2, 0.01)
-    ('honest', 'a little too sure of itself', 'too unsure of itself')
+    >>> honesty(0.06, 0.035), honesty(0.02, 0.005), honesty(-0.2, 0.01), honesty(0.0, 0.2)
+    ('honest', 'a little too sure of itself', 'too unsure of itself', 'unknown')
     """
     if abs(gap) <= max(SMALL, DOUBT * error):
-        return "honest"
+        return "honest" if DOUBT * error <= VAGUE else UNKNOWN
     return ("a little " if abs(gap) < LARGE else "") + ("too sure of itself" if gap > 0 else "too unsure of itself")
 
 
@@ -120,8 +133,8 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
 
     Args:
         choice: what is recommended.
-        gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92". If that is
-            recommended, what would help.
+        gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92"; at least
+            one. If the network itself is recommended, what would help.
         marks: whether some answers are marked.
     """
     if choice.is_network:
@@ -129,9 +142,9 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
     else:
         passes = choice.recommended.passes
         price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
-        use = f"Use “{plain_name(choice)}”: with it {', and '.join(gains) or 'the predictions fit best'}{price}."
+        use = f"Use “{plain_name(choice)}”: with it {', and '.join(gains)}{price}."
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
-    return f"{use} This call predicts new data, and {beside}:"
+    return f"{use} This call predicts new data (the file or folder NEW), and {beside}:"
 
 
 def plain_name(choice: Choice) -> str:

@@ -53,6 +53,8 @@ class Examples:
     """The label of pixels that do not count."""
     preprocessing: Preprocessing | None = None
     """What is done to the inputs of each batch when it is read."""
+    input_dtype: torch.dtype | None = None
+    """What inputs are converted to in the end; None leaves them as they are."""
 
     def __iter__(self) -> Iterator[Batch]:
         return ((inputs, targets) for _, inputs, targets in self._numbered())
@@ -68,7 +70,8 @@ class Examples:
                 keep = (torch.rand(len(inputs), generator=random) < self.part[1]) == self.part[2]
                 rows, inputs, targets = rows[keep], inputs[keep], None if targets is None else targets[keep]
             if len(inputs):
-                yield rows, self.preprocessing(inputs) if self.preprocessing else inputs, targets
+                inputs = self.preprocessing(inputs) if self.preprocessing else inputs
+                yield rows, inputs if self.input_dtype is None else inputs.to(self.input_dtype), targets
 
     @property
     def size(self) -> int | None:

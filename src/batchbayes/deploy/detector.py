@@ -1,6 +1,7 @@
 """The novelty detector as a torch module: inputs in, p-values out. It computes what `Novelty.report` computes."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,8 +24,11 @@ class Detector(nn.Module):
     def __init__(self, detector: Novelty, network: Network) -> None:
         super().__init__()
         self.network, self._output = network.module, network.output
-        self._sight, self._gaussian = detector.sight, detector.gaussian
-        self._units = self._sight.units.split([place.channels for place in self._sight.places], dim=1)
+        self._sight = detector.sight
+        # torch.export wants tensors that are in the order of their memory, and warns of others.
+        self._gaussian = replace(detector.gaussian, directions=detector.gaussian.directions.contiguous())
+        units = self._sight.units.split([place.channels for place in self._sight.places], dim=1)
+        self._units = [unit.contiguous() for unit in units]
         self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
         self._calibration = detector.calibration_scores.double()  # (m,)
 

@@ -111,7 +111,8 @@ class Program(nn.Module):
     ) -> None:
         """`ready` are some inputs of the network, which say what shape its outputs have."""
         super().__init__()
-        self.prepare, self.step, self.finish, self.detector = prepare, step, finish, detector
+        self.prepare, self.step, self.finish = prepare, step, finish
+        self._detector = (detector,)  # no submodule: torch.export cannot have the network in two
         with torch.no_grad():
             self.state = step.start(step._pass(ready, [bank[0] for bank in step.rows()]))
         self.passes = len(step.rows()[0]) if step.rows() else 1
@@ -123,3 +124,7 @@ class Program(nn.Module):
         for number in range(self.passes):
             state = self.step(ready, torch.tensor(number), [bank[number] for bank in rows], state)
         return self.finish(state, None if self.detector is None else self.detector(ready))
+
+    @property
+    def detector(self) -> nn.Module | None:
+        return self._detector[0]

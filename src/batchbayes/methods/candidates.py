@@ -67,6 +67,8 @@ class Candidate:
     settings: dict[str, Any] = field(default_factory=dict)
     """What the report notes down about it, as JSON values."""
     curve: TuningCurve | None = None
+    caution: str = ""
+    """What one has to know if it is recommended, as sentences."""
     tuning_gain: Tensor | None = None
     """By how much the loss of each calibration example is lower because it took part in the tuning, (n,)."""
 

@@ -2,32 +2,60 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import Figure, house_style, line_look, new_figure
+from batchbayes.plots.style import GREY, LINE_STYLES, Figure, house_style, line_look, new_figure
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line: its label, and the positions and values of its points, (N,) each."""
+    """A line: its label, and the positions and values of its points, (N,) each.
+
+    "points" are drawn as black crosses, for example values from a paper. A "level" is a thin grey line, for example a
+    baseline.
+    """
 
     label: str
     positions: ArrayLike
     values: ArrayLike
+    kind: Literal["line", "points", "level"] = "line"
 
 
 def lines_figure(
-    panels: Mapping[str, Sequence[Line]], quantity: str, *, log_values: bool = False, log_positions: bool = False
+    panels: Mapping[str, Sequence[Line]],
+    quantity: str | Sequence[str],
+    *,
+    log_values: bool = False,
+    log_positions: bool = False,
 ) -> Figure:
-    """Draw panels side by side. The keys are what each panel measures, `quantity` is what all lines run over."""
+    """Draw panels side by side. The keys are what each panel measures, `quantity` is what the lines run over.
+
+    If panels run over different quantities, there is one for each.
+    """
+    quantities = [quantity] * len(panels) if isinstance(quantity, str) else quantity
     with house_style():
         figure, axes = new_figure(1, len(panels), (4.4 * len(panels), 3.2), share=False)
-        for panel, (measure, lines) in zip(axes.flat, panels.items(), strict=True):
-            for number, line in enumerate(lines):
-                panel.plot(line.positions, line.values, label=line.label, **line_look(number))
-            panel.set(xlabel=quantity, ylabel=measure, yscale="log" if log_values else "linear")
+        for panel, (measure, lines), over in zip(axes.flat, panels.items(), quantities, strict=True):
+            for line, look in zip(lines, _looks(lines), strict=True):
+                panel.plot(line.positions, line.values, label=line.label, **look)
+            panel.set(xlabel=over, ylabel=measure, yscale="log" if log_values else "linear")
             panel.set_xscale("log" if log_positions else "linear")
             if lines:
-                panel.legend(frameon=False)
+                panel.legend(frameon=False, fontsize=7 if len(lines) > 5 else None)
     return figure
+
+
+def _looks(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return colour, dashes and marks of each line. Lines of the same kind differ."""
+    found, seen = [], {"line": 0, "level": 0}
+    for line in lines:
+        if line.kind == "points":
+            found.append({"color": "black", "ls": "none", "marker": "x", "ms": 5})
+            continue
+        number = seen[line.kind]
+        seen[line.kind] += 1
+        level = {"color": GREY, "ls": LINE_STYLES[number % len(LINE_STYLES)], "lw": 0.9}
+        found.append(line_look(number) if line.kind == "line" else level)
+    return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from batchbayes.assessment.entries import (
     pick_shown,
     price,
     trial_of,
+    try_all,
 )
 from batchbayes.assessment.explorer import class_explorer
 from batchbayes.assessment.figures import shared_figures
@@ -25,7 +27,7 @@ from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
-from batchbayes.assessment.result import FLAGGED_SHARE, RANKING, STRANGE, Assessment, MetricColumn
+from batchbayes.assessment.result import RANKING, STRANGE, Assessment, MetricColumn, flag_threshold
 from batchbayes.assessment.rows import assessed_rows, class_labels
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
@@ -84,7 +86,7 @@ TEMPERATURES = temperature_grid(0.25, 16, 17)
 def assess_classification(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
     held_out, labels = case.calibration.targets(), case.test.targets()
-    tried = [(entry, *_try(case, entry, held_out)) for entry in compared_entries(case, case.likelihood)]
+    tried = try_all(case, compared_entries(case, case.likelihood), partial(_try, labels=held_out))
     picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
     drawn = {entry: draws for entry, _, draws in tried}
     contenders: list[ClassContender] = []
@@ -94,7 +96,7 @@ def assess_classification(case: Case) -> Assessment:
     contenders.sort(key=lambda contender: contender.trial.simplicity)
     choice = as_choice(picked, contenders)
     chosen: ClassContender = choice.recommended
-    threshold = float(chosen.seen.calibration.entropy.double().quantile(1 - FLAGGED_SHARE))
+    threshold = float(flag_threshold(chosen.seen.calibration.entropy))
     novelty, why_not = fit_novelty(case)
     told = {"class_names": case.class_names, **likelihood_notes(case.likelihood)}
     notes = notes_for_prediction(case, chosen, threshold, novelty, **told)

@@ -1,5 +1,6 @@
 """The verdict on a classifier: in plain words for the first screen, and then in the terms of statistics."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.words import (
     DOUBT,
+    UNKNOWN,
+    VAGUE,
     binomial_error,
     column,
     give_or_take,
@@ -25,6 +28,7 @@ from batchbayes.assessment.words import (
     of_100,
     share_error,
     strange_sentence,
+    too_few,
 )
 
 SURE_LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5)
@@ -50,6 +54,11 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     verdict["How good is it?"] += f" This was counted on {count(len(right), 'test example')}."
     if case.ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, case.ood.name)
+    if DOUBT * share_error(accuracy, len(right)) > 2 * VAGUE:
+        return {
+            **too_few(len(right), "test example", 100),
+            "How good is it?": f"{int(right.sum())} answers were right.",
+        }
     if guess := no_better_than_guessing(targets, right, choice.recommended.metrics["nll"]):
         verdict |= {"headline": guess, "What to do next": CHECK}
     return verdict
@@ -69,21 +78,42 @@ def class_sentences(
         error: the standard error of the accuracy.
         noun: what is counted, in the singular.
     """
-    trust = "and its percentages can be believed" if word == "honest" else f"but it is {word}"
+    trust = {
+        "honest": "and its percentages can be believed",
+        UNKNOWN: "but there are too few test examples to know whether its percentages can be believed",
+    }.get(word, f"but it is {word}")
     good = f"Of 100 {noun}s like these {of_100(accuracy)} are right"
     network, gains = of_100(own["accuracy"]), []
     if accuracy > own["accuracy"] and network != of_100(accuracy):
         gains.append(f"{of_100(accuracy)} of 100 {noun}s are right instead of {network}")
-    if alone != "honest" and word != alone:
-        gains.append(f"the network is {'no longer' if word == 'honest' else 'less'} {alone.removeprefix('a little ')}")
-    if choice.is_network and word != "honest":
+    if alone not in ("honest", UNKNOWN) and word == "honest":
+        gains.append("its percentages can be believed")
+    elif not alone.startswith("a little") and alone != UNKNOWN and word.startswith("a little"):
+        gains.append("its percentages are closer to the truth")
+    if choice.is_network and word not in ("honest", UNKNOWN):
         gains.append("more calibration data would tell what corrects its percentages")
+    if not (choice.is_network or gains):
+        gains.append(_truth(own["nll"], choice.recommended.metrics["nll"], noun))
     return {
         "headline": f"{good}, {trust}.",
         "What to do next": next_step(choice, gains, marks=True),
         "How good is it?": f"{good}{give_or_take(error)}."
         + ("" if network == of_100(accuracy) else f" For the network alone it is {network}."),
     }
+
+
+def _truth(before: float, after: float, noun: str) -> str:
+    """Say what a lower NLL means: how probable the true answers are, in the (geometric) mean.
+
+    >>> _truth(0.4, 0.2, "answer")
+    'the true answers are 82 % probable on average instead of 67 %'
+    """
+    old, new = (percent(math.exp(-nll), 0) for nll in (before, after))
+    if after >= before:
+        return "the predictions fitted the calibration data best, though they do not fit the test data better"
+    return f"the true {noun}s are {new} probable on average" + (
+        f" instead of {old}" if old != new else ", a little more"
+    )
 
 
 def class_honesty(confidence: Tensor, right: Tensor) -> str:
@@ -103,8 +133,10 @@ def class_honesty(confidence: Tensor, right: Tensor) -> str:
 def believed(confidence: Tensor, right: Tensor, word: str) -> str:
     """Say whether confidences (N,) can be taken at their word, with an example."""
     level = next((level for level in SURE_LEVELS if float((confidence >= level).double().mean()) >= 0.2), None)
-    text = "Yes." if word == "honest" else f"Not quite: it is {word}."
-    if word != "honest":
+    text = {"honest": "Yes.", UNKNOWN: "Not known: the test examples are too few."}.get(
+        word, f"Not quite: it is {word}."
+    )
+    if word not in ("honest", UNKNOWN):
         text += f" It says {percent(float(confidence.mean()), 0)} on average."
     if level is not None:
         sure = confidence >= level
@@ -118,7 +150,7 @@ def believed(confidence: Tensor, right: Tensor, word: str) -> str:
 
 def told_alone(choice: Choice, own: Any, word: str, alone: str) -> str:
     """Say how honest the network alone is, if this differs."""
-    if choice.is_network or alone in ("honest", word):
+    if choice.is_network or alone in ("honest", UNKNOWN, word):
         return ""
     return f" The network alone is {alone}: it says {percent(own['mean_confidence'], 0)} on average."
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from batchbayes.assessment.entries import (
     pick_shown,
     price,
     trial_of,
+    try_all,
 )
 from batchbayes.assessment.explorer import value_explorer
 from batchbayes.assessment.figures import shared_figures
@@ -26,7 +28,7 @@ from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
 from batchbayes.assessment.regression.quantities import quantities
 from batchbayes.assessment.regression.verdict import value_terms, value_verdict
-from batchbayes.assessment.result import FLAGGED_SHARE, STRANGE, Assessment, MetricColumn
+from batchbayes.assessment.result import STRANGE, Assessment, MetricColumn, flag_threshold
 from batchbayes.assessment.rows import (
     CONFORMAL_LEVEL,
     assessed_rows,
@@ -87,7 +89,7 @@ STRANGE_COLUMNS = (
 def assess_regression(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
     held_out, targets = case.calibration.targets().float(), case.test.targets().float()
-    tried = [(entry, *_try(case, entry, held_out)) for entry in compared_entries(case, gaussian(1.0), averaged=1)]
+    tried = try_all(case, compared_entries(case, gaussian(1.0), averaged=1), partial(_try, targets=held_out))
     picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
     drawn = {entry: draws for entry, _, draws in tried}
     contenders = [
@@ -121,6 +123,7 @@ def assess_regression(case: Case) -> Assessment:
             truth,
             (outputs_of(test.mean) - half, outputs_of(test.mean) + half),
             predicted,
+            own=contenders[0].metrics,
             ood=case.ood,
             calibration_count=len(held_out),
         ),
@@ -146,9 +149,9 @@ def assess_regression(case: Case) -> Assessment:
 
 def _thresholds(spread: Tensor) -> list[float]:
     """Return a threshold for each output, so that the flagged share of spreads (N, D) has one above it."""
-    scale = spread.double().quantile(1 - FLAGGED_SHARE, dim=0)  # (D,)
+    scale = flag_threshold(spread)  # (D,)
     ratio = torch.where(scale > 0, spread / scale.clamp_min(1e-300), 0.0).amax(1)
-    return (scale * max(1.0, float(ratio.quantile(1 - FLAGGED_SHARE)))).tolist()
+    return (scale * max(1.0, float(flag_threshold(ratio)))).tolist()
 
 
 def conformal_widths(held: GaussianPredictive, targets: Tensor) -> list[float]:

@@ -11,10 +11,22 @@ from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.regression.quantities import Quantity
 from batchbayes.assessment.rows import CONFORMAL_LEVEL, Rows
-from batchbayes.assessment.words import DOUBT, LARGE, SMALL, next_step, novelty_terms, numbers, of_100, strange_sentence
+from batchbayes.assessment.words import (
+    DOUBT,
+    LARGE,
+    SMALL,
+    next_step,
+    novelty_terms,
+    numbers,
+    of_100,
+    strange_sentence,
+    too_few,
+)
 from batchbayes.data.examples import Examples
 from batchbayes.metrics import rank_correlation
 
+FEWEST = 20
+"""With fewer test examples nothing is said about where 90 % of true values are."""
 CHECK = (
     "Do not use it yet. Check that inputs and targets are prepared as in training (scaling, units, the order of the "
     "columns), and that these are the right weights."
@@ -29,6 +41,7 @@ def value_verdict(
     ends: tuple[Tensor, Tensor],
     quantities: Sequence[Quantity],
     *,
+    own: Mapping[str, float],
     ood: Examples | None,
     calibration_count: int,
 ) -> dict[str, str]:
@@ -41,6 +54,7 @@ def value_verdict(
         targets: the test targets, (N, D).
         ends: the ends of its intervals, (N, D) each.
         quantities: what the D outputs are.
+        own: the metrics of the network as it is.
         ood: the strange data.
         calibration_count: the number of examples that the intervals were calibrated on.
     """
@@ -48,7 +62,7 @@ def value_verdict(
     good = [_within(quantity, error) for quantity, error, *_ in each]
     verdict = {
         "headline": f"90 % of true values fall within {_listed(good, quantities)} of the prediction.",
-        "What to do next": next_step(choice, [], marks=any(rows["flag"])),
+        "What to do next": next_step(choice, value_gains(choice, own), marks=any(rows["flag"])),
         "How good is it?": " ".join(_good(*every[:3], named=len(each) > 1) for every in each)
         + f" This was counted on {count(len(targets), 'test example')}.",
         "Can its intervals be believed?": " ".join(
@@ -59,12 +73,27 @@ def value_verdict(
     }
     if ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, ood.name)
+    if len(targets) < FEWEST:
+        return too_few(len(targets), "test example", 100)
     if all(_explained(error, target) <= 0 for _, error, target, *_ in each):
         headline = (
             "It is no better than guessing: the mean of the test values as the answer to all inputs does as well."
         )
         verdict |= {"headline": headline, "What to do next": CHECK}
     return verdict
+
+
+def value_gains(choice: Choice, own: Mapping[str, float]) -> list[str]:
+    """Say what the recommended method does better than the network as it is."""
+    if choice.is_network:
+        return []
+    chosen = choice.recommended.metrics
+    named = {"rmse": ("typical errors are", "smaller"), "conformal_width": ("the intervals are", "narrower")}
+    less = {key: 1 - chosen[key] / own[key] for key in named if key in chosen and own.get(key)}
+    found = [f"{named[key][0]} {percent(share, 0)} {named[key][1]}" for key, share in less.items() if share >= SMALL]
+    if not found and chosen["nll"] < own["nll"]:
+        found = ["the intervals fit each prediction better"]
+    return found or ["the predictions fitted the calibration data best, though they do not fit the test data better"]
 
 
 def _reach(errors: Tensor) -> float:

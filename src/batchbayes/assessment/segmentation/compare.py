@@ -16,6 +16,7 @@ from batchbayes.assessment.entries import (
     price,
     too_dear,
     trial_of,
+    try_all,
 )
 from batchbayes.assessment.explorer import image_explorer
 from batchbayes.assessment.figures import shared_figures
@@ -23,7 +24,7 @@ from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
-from batchbayes.assessment.result import FLAGGED_SHARE, RANKING, Assessment, MetricColumn
+from batchbayes.assessment.result import RANKING, Assessment, MetricColumn, flag_threshold
 from batchbayes.assessment.rows import Show, assessed_rows, single_images
 from batchbayes.assessment.segmentation.figures import image_figures
 from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels, sums_over
@@ -59,7 +60,7 @@ TEMPERATURES = temperature_grid(0.4, 4, 9)
 def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     """Choose a method on the calibration images, and compare it with others on the test images."""
     entries = compared_entries(case, case.likelihood, tuning_samples=TUNING_DRAWS, tuning_examples=TUNING_IMAGES)
-    tried = [(entry, _try(case, entry)) for entry in entries]
+    tried = [each[:2] for each in try_all(case, entries, lambda case, entry: (_try(case, entry), None))]
     picked = recommend([trial for _, trials in tried for trial in trials], case.settings.budget)
     contenders: list[Contender[PixelSums]] = []
     for _, trials in pick_shown(tried, picked.trials):
@@ -68,7 +69,7 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     choice = as_choice(picked, contenders)
     chosen: Contender[PixelSums] = choice.recommended
     [held_out] = sums_over(case, case.calibration, [chosen.trial])
-    threshold = float(held_out.mean_entropy().quantile(1 - FLAGGED_SHARE))
+    threshold = float(flag_threshold(held_out.mean_entropy()))
     novelty, why_not = fit_novelty(case)
     told = {"class_names": case.class_names, "classes": case.num_outputs, **likelihood_notes(case.likelihood)}
     notes = notes_for_prediction(case, chosen, threshold, novelty, **told)
@@ -80,7 +81,7 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
         columns=COLUMNS,
         contenders=contenders,
         choice=choice,
-        verdict=image_verdict(rows, contenders, choice),
+        verdict=image_verdict(rows, contenders, choice, len(held_out.mean_entropy())),
         terms=image_terms(contenders, choice),
         rows=rows,
         figures=shared_figures(case, contenders, chosen, COLUMNS, rows, novelty)

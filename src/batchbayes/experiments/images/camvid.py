@@ -19,10 +19,10 @@ from batchbayes.data.folder import DataFolder, data_file
 from batchbayes.experiments.images.camvid_tables import camvid_figures, camvid_tables
 from batchbayes.experiments.images.frame_sums import counted, frame_sums
 from batchbayes.experiments.images.novelty_map import fit_novelty_map
-from batchbayes.experiments.images.tensors import pack_tensors
+from batchbayes.experiments.images.tensors import pack_tensors, unpack_tensors
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
 from batchbayes.methods.point import deterministic
 from batchbayes.methods.views.images import RandomFlip, RandomShiftScale
@@ -39,7 +39,7 @@ from batchbayes.reproduce.tables import ResultTable
 
 NETWORK, BLOCKS, ALL = "network", "MCBN, first two blocks (published)", "MCBN, all layers"
 LINEAR, TUNED, VIEWS, BOTH = "MCBN, linear", "MCBN, tuned M", "views", "MCBN with views"
-NOVELTY = "novelty"
+FIT, NOVELTY = "fit", "novelty"
 METHODS = (NETWORK, BLOCKS, ALL, LINEAR, TUNED, VIEWS, BOTH)
 FIRST_BLOCKS = ("encoder.level1.*", "encoder.b1.*", "encoder.level2_0.*", "encoder.level2.*", "encoder.b2.*")
 PLACES = ("encoder.b1.bn", "encoder.b2.bn", "encoder.b3.bn", "conv.bn")
@@ -53,8 +53,8 @@ class CamvidConfig:
     """A configuration. The defaults are those of the preset `quick`."""
 
     data: Literal["camvid", "synthetic"] = "camvid"
-    num_test: int = 24
-    num_tuning: int = 6
+    num_test: int = 12
+    num_tuning: int = 4
     """Frames that tune the batch size. They follow those of the test."""
     batch_size: int = 10
     passes: int = 20
@@ -72,19 +72,35 @@ PRESETS = {
 
 
 def units(config: CamvidConfig) -> list[Unit]:
-    """Return one unit for each method, and one for novelty."""
-    efforts = {NETWORK: 1.0, VIEWS: 4.0, BOTH: 6.0, NOVELTY: 2.0}
-    return [Unit(name, {"method": name}, effort=efforts.get(name, 10.0)) for name in (*METHODS, NOVELTY)]
+    """Return the fit to the noise of all layers, one unit for each method, and one for novelty."""
+    efforts = {NETWORK: 1.0, VIEWS: 4.0, BOTH: 4.0, NOVELTY: 3.0, BLOCKS: 15.0}
+    made = [Unit(FIT, {"method": FIT}, effort=6.0)]
+    for name in (*METHODS, NOVELTY):
+        needs = (FIT,) if name in (ALL, LINEAR, TUNED, BOTH) else ()
+        made.append(Unit(name, {"method": name}, needs, effort=efforts.get(name, 9.0)))
+    return made
 
 
 def work(config: CamvidConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> Any:
     """Return the counts of each test frame for one method, and maps of some frames."""
     network = load_network(config, data_folder)
     with warnings_ignored():
-        if unit.arguments["method"] == NOVELTY:
+        method = unit.arguments["method"]
+        if method == NOVELTY:
             return _novelty(config, network, data_folder)
-        posterior, passes, engine = _fitted(config, unit.arguments["method"], network, data_folder)
-        return _counts(config, posterior, passes, engine, data_folder)
+        if method == FIT:
+            header, tensors = _noise(config, network, "running", data_folder).state()
+            return {"header": header, "tensors": pack_tensors(tensors)}
+        if FIT in needed:
+            tensors = unpack_tensors(needed[FIT]["tensors"])
+            noisy = BatchNormPosterior.restore(needed[FIT]["header"], tensors, network)
+            posterior = _around(config, method, noisy, data_folder)
+        elif method == BLOCKS:
+            posterior = _noise(config, network, "batches", data_folder, sites=FIRST_BLOCKS)
+        else:
+            posterior = deterministic(network) if method == NETWORK else with_views(deterministic(network), look())
+        passes = config.few_passes if method in (VIEWS, BOTH) else config.passes
+        return _counts(config, posterior, passes, "linear" if method == LINEAR else "sample", data_folder)
 
 
 def load_network(config: CamvidConfig, folder: DataFolder = None) -> nn.Module:
@@ -111,30 +127,26 @@ def _blocks(split: str, count: int) -> Iterator[Frame]:
         yield Frame(f"{split} {number}", image.clamp(0, 255).to(torch.uint8), labels)
 
 
-def _fitted(
-    config: CamvidConfig, method: str, network: nn.Module, folder: DataFolder
-) -> tuple[Posterior, int, Literal["sample", "linear"]]:
-    """Return the posterior of a method, its draws and its engine."""
+def _noise(
+    config: CamvidConfig, network: nn.Module, center: Center, folder: DataFolder, **options: Any
+) -> BatchNormPosterior:
+    """Fit MCBN to batches of training frames."""
+    images = torch.stack([frame.image for frame in frames(config, "train", folder)])
+    size, count = config.batch_size, config.passes
+    return mcbn(network, standardise(images), batch_size=size, num_samples=count, center=center, **options)
 
-    def noisy(center: Literal["batches", "running"], **options: Any) -> BatchNormPosterior:
-        images = torch.stack([frame.image for frame in frames(config, "train", folder)])
-        inputs, size = standardise(images), config.batch_size
-        return mcbn(network, inputs, batch_size=size, num_samples=config.passes, center=center, **options)
 
-    black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
-    look = Compose(RandomShiftScale(0.02, 0.1, black), RandomFlip())
-    few, many = config.few_passes, config.passes
-    if method == NETWORK:
-        return deterministic(network), 1, "sample"
-    if method == BLOCKS:
-        return noisy("batches", sites=FIRST_BLOCKS), many, "sample"
-    if method == VIEWS:
-        return with_views(deterministic(network), look), few, "sample"
-    if method == BOTH:
-        return with_views(noisy("running"), look), few, "sample"
+def _around(config: CamvidConfig, method: str, noisy: BatchNormPosterior, folder: DataFolder) -> Posterior:
+    """Return the posterior of a method that is built on the noise of all layers."""
     if method == TUNED:
-        return _tuned(config, noisy("running"), folder), many, "sample"
-    return noisy("running"), many, "linear" if method == LINEAR else "sample"
+        return _tuned(config, noisy, folder)
+    return with_views(noisy, look()) if method == BOTH else noisy
+
+
+def look() -> Compose:
+    """Return the views: shifts, zooms and flips. What comes in from outside is black."""
+    black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
+    return Compose(RandomShiftScale(0.02, 0.1, black), RandomFlip())
 
 
 def _tuned(config: CamvidConfig, posterior: BatchNormPosterior, folder: DataFolder) -> BatchNormPosterior:
@@ -158,16 +170,16 @@ def _counts(
     config: CamvidConfig, posterior: Posterior, passes: int, engine: Literal["sample", "linear"], folder: DataFolder
 ) -> dict[str, Any]:
     """Predict the test frames one by one, and keep counts of each."""
-    every, maps, used = [], {}, engine
+    every, maps, used, count = [], {}, engine, passes
     shown = shown_frames(config.num_test, config.num_maps)
     for number, (frame, seen) in enumerate(predicted(config, posterior, passes, engine, folder)):
         every.append(frame_sums(seen, frame.labels, UNLABELLED))
-        used = seen.engine
+        used, count = seen.engine, seen.num_samples
         if number in shown:
             maps |= {f"{number}.{name}": value for name, value in _maps(frame, seen).items()}
     sums = {name: torch.stack([own[name] for own in every]) for name in every[0]}
     size = getattr(posterior, "batch_size", None)
-    return {"sums": pack_tensors(sums), "maps": pack_tensors(maps), "engine": used, "passes": passes, "M": size}
+    return {"sums": pack_tensors(sums), "maps": pack_tensors(maps), "engine": used, "passes": count, "M": size}
 
 
 def predicted(

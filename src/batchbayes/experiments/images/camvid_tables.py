@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from batchbayes.data.camvid import CLASSES, UNLABELLED
 from batchbayes.experiments.images.frame_sums import BINS, measures, ranked, with_standard_errors
@@ -105,7 +107,7 @@ def camvid_figures(methods: Sequence[str], mapped: str, shown: Sequence[int], re
 
     columns = [
         column("frame", "image", "image"), column("prediction", "predicted", "classes"),
-        column("wrong", "wrong", "mask"), column("entropy, nats", "entropy", "heat"),
+        column("wrong (black)", "wrong", "mask"), column("entropy, nats", "entropy", "heat"),
         column("mutual information, nats", "information", "heat"), column("novelty", "novelty", "heat"),
     ]  # fmt: skip
     return {"maps": maps_figure(columns, class_names=CLASSES), "errors": _errors_figure(methods, mapped, results)}
@@ -116,15 +118,20 @@ def _errors_figure(methods: Sequence[str], mapped: str, results: Results) -> Fig
     lift, spread = [], []
     for name in methods:
         wrong, right = unpack_tensors(results[name]["sums"])["entropy"].double().sum((0, 1))  # (BINS,)
-        looked, found = (part.flip(0).cumsum(0) / part.sum() for part in (wrong + right, wrong))
-        lift.append(Line(name, (100 * looked).numpy(), (100 * found).numpy()))
+        looked, found = (_rising(part.flip(0)) for part in (wrong + right, wrong))
+        lift.append(Line(name, looked, found))
         if name == mapped:
             places = 2.485 * torch.linspace(0, 1, BINS).pow(4)
             spread = [
-                Line(f"{what} pixels", places.numpy(), (100 * part.cumsum(0) / part.sum()).numpy())
+                Line(f"{what} pixels", places.numpy(), _rising(part)[1:])
                 for what, part in (("wrong", wrong), ("right", right))
             ]
     return lines_figure(
-        {"% of wrong pixels found": lift, f"% of pixels with less entropy, {mapped}": spread},
-        "% of pixels looked at, the most uncertain first (left); entropy in nats (right)",
+        {"% of wrong pixels found": lift, "% of pixels with less entropy": spread},
+        ("% of pixels looked at, the most uncertain first", "entropy, nats"),
     )
+
+
+def _rising(counts: Tensor) -> np.ndarray:
+    """Return how many of all are counted up to each bin, in per cent, from 0 on."""
+    return (100 * torch.cat([torch.zeros(1), counts.cumsum(0) / counts.sum()])).numpy()

@@ -9,7 +9,6 @@ Beyond the paper: running and population statistics as baselines, the linear eng
 three ways to put a test image together with training images (`query`).
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,6 +18,24 @@ from torch import Tensor, nn
 from batchbayes._common.rng import GlobalStream
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, standardise
 from batchbayes.data.folder import DataFolder, data_file
+from batchbayes.experiments.images.cifar_tables import (
+    BATCH_SIZES,
+    BOTH,
+    LINEAR,
+    MCBN,
+    MOVING,
+    MOVING_ENDS,
+    OWN,
+    POPULATION,
+    PUBLIC,
+    RUNNING,
+    TUNED,
+    VIEWS,
+    Curve,
+    methods_table,
+    passes_figure,
+    passes_table,
+)
 from batchbayes.experiments.images.colour import Recipe, Source, load_colour, train_on_bytes
 from batchbayes.experiments.images.query import query_rows, query_table
 from batchbayes.experiments.images.tensors import pack_weights, unpack_weights
@@ -35,26 +52,14 @@ from batchbayes.methods.views.posterior import with_views
 from batchbayes.methods.views.transform import Compose
 from batchbayes.models.cifar_resnet import CifarResNet
 from batchbayes.models.pretrained import cifar_resnet
-from batchbayes.plots.lines import Line, lines_figure
 from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
-from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.reproduce.tables import ResultTable
 
-PUBLISHED = {1: -0.36, 2: -0.32, 4: -0.30, 8: -0.29, 16: -0.29, 32: -0.28, 64: -0.28, 128: -0.28}
-"""Table 2: the mean log-likelihood of a test image with so many passes."""
-PUBLISHED_BASELINE = -0.32
-"""The network with moving averages, from the text of the paper."""
-PUBLIC, OWN = "public ResNet-32, M = 128", "trained here, M = 32"
-BATCH_SIZES = {PUBLIC: 128, OWN: 32}
-MCBN, LINEAR, VIEWS, BOTH, TUNED = "MCBN", "MCBN, linear", "views", "MCBN with views", "MCBN, tuned M"
-RUNNING, MOVING, POPULATION = "running statistics", "moving average, decay 0.9", "population statistics"
-BASELINES = RUNNING, MOVING, POPULATION
 PARTS = ("MCBN", "views", "tuning", "query")
 DECAY = 0.9
-MOVING_ENDS = 8
-"""A moving average depends on the last batches. So many of them are compared."""
 
 OWN_RECIPE = Recipe(epochs=3, batch_size=32, learning_rate=0.05, weight_decay=2e-4)
 """The weight decay is that of the authors' code."""
@@ -94,26 +99,6 @@ PRESETS = {
         recipe=Recipe(58, 32, 0.1, weight_decay=2e-4), num_query=500, query_passes=128,
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The log-likelihood of one method after 1, 2, 4, ... passes."""
-
-    network: str
-    method: str
-    passes: tuple[int, ...]
-    """For a baseline there is one entry: it needs one pass."""
-    pll: tuple[float, ...]
-    """Means over test images and over groups of passes."""
-    accuracy: float
-    """With all passes."""
-    examples: tuple[float, ...]
-    """The log-likelihood of each test image with all passes."""
-    spread: float | None = None
-    """The standard deviation over the ends of a moving average."""
-    batch_size: float | None = None
-    """M of the noise, if it was tuned."""
 
 
 def units(config: CifarConfig) -> list[Unit]:
@@ -279,72 +264,16 @@ def curves_of(config: CifarConfig, results: Results) -> dict[str, dict[str, Curv
 def tables(config: CifarConfig, results: Results) -> list[ResultTable]:
     """Return the log-likelihood against passes for each network, all methods with all their passes, and queries."""
     found = curves_of(config, results)
-    made = [_passes_table(config, name, curves) for name, curves in found.items()]
-    made.append(_methods_table(found))
+    made = [passes_table(config.passes, name, curves) for name, curves in found.items()]
+    made.append(methods_table(found))
     if OWN in config.networks:
         made.append(query_table(results.get(f"{OWN}, query")))
     return made
 
 
-def _passes_table(config: CifarConfig, name: str, curves: Mapping[str, Curve]) -> ResultTable:
-    methods = (MCBN, LINEAR, VIEWS, BOTH, TUNED)
-
-    def value(method: str, count: int) -> CellValue:
-        curve = curves.get(method)
-        return dict(zip(curve.passes, curve.pll, strict=True)).get(count) if curve else None
-
-    rows = [(count, PUBLISHED.get(count), *(value(method, count) for method in methods)) for count in config.passes]
-    return ResultTable(
-        f"Table 2: log-likelihood of a test image, {name}",
-        ("passes", "MCBN, published", *methods),
-        tuple(rows),
-        ("", ".2f", *[".3f"] * len(methods)),
-    )
-
-
-def _methods_table(found: Mapping[str, Mapping[str, Curve]]) -> ResultTable:
-    rows: list[tuple[CellValue, ...]] = []
-    for name, curves in found.items():
-        base = curves.get(MOVING)
-        for method in (*BASELINES, MCBN, LINEAR, TUNED, VIEWS, BOTH):
-            if curve := curves.get(method):
-                rows.append((name, method, curve.passes[-1], curve.pll[-1], *_gain(curve, base), curve.accuracy))
-    ends = [
-        f"{name}: the log-likelihood with a moving average has a standard deviation of {curves[MOVING].spread:.3f} "
-        f"over {MOVING_ENDS} different ends of training."
-        for name, curves in found.items()
-        if MOVING in curves
-    ]
-    sizes = [f"{name}: the tuned M is {c[TUNED].batch_size:.1f}." for name, c in found.items() if TUNED in c]
-    return ResultTable(
-        "Every method with all its passes",
-        ("network", "method", "passes", "log-likelihood", "gain", "standard error", "accuracy"),
-        tuple(rows),
-        ("", "", "", ".3f", "+.3f", ".3f", ".3f"),
-        (f"Gain: less the log-likelihood with a moving average (published: {PUBLISHED_BASELINE}, and MCBN "
-         f"{PUBLISHED[128] - PUBLISHED_BASELINE:+.2f}). Its standard error is over test images, in pairs.",
-         *ends, *sizes),
-    )  # fmt: skip
-
-
-def _gain(curve: Curve, base: Curve | None) -> tuple[CellValue, CellValue]:
-    """Return the mean gain over the baseline, and its standard error over test images."""
-    if base is None or curve.method == MOVING:
-        return None, None
-    gain = torch.tensor(curve.examples).double() - torch.tensor(base.examples).double()
-    return float(gain.mean()), float(gain.std() / len(gain) ** 0.5)
-
-
 def figures(config: CifarConfig, results: Results) -> dict[str, Figure]:
     """Show the log-likelihood against passes, with the published values and the baselines."""
-    panels: dict[str, Sequence[Line]] = {}
-    for name, curves in curves_of(config, results).items():
-        lines = [Line("MCBN, published", list(PUBLISHED), list(PUBLISHED.values()))]
-        lines += [Line(m, curves[m].passes, curves[m].pll) for m in (MCBN, LINEAR, VIEWS, BOTH, TUNED) if m in curves]
-        ends = [min(config.passes), max(config.passes)]
-        lines += [Line(m, ends, list(curves[m].pll) * 2) for m in BASELINES if m in curves]
-        panels[f"log-likelihood, {name}"] = lines
-    return {"passes": lines_figure(panels, "passes", log_positions=True)}
+    return {"passes": passes_figure(config.passes, curves_of(config, results))}
 
 
 def notes(config: CifarConfig) -> list[str]:

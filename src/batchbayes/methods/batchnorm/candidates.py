@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.text import number
 from batchbayes.engines.linear_check import measure_linearity, spread_evenly
-from batchbayes.errors import BatchbayesWarning, warn
+from batchbayes.errors import BatchbayesWarning
 from batchbayes.methods import Method
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import all_sites
@@ -29,7 +29,7 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
         options["batch_size"] = setting.batch_size
     trained = method(setting.model, setting.train, **options)
     assert isinstance(trained, BatchNormPosterior)
-    tuned = _tune(trained, method.label, setting)
+    tuned, caution = _tune(trained, method.label, setting)
     about = "mean of draws with the noise of the batch size"
     return [
         Candidate(
@@ -57,6 +57,7 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
                 caption=f"How much noise suits {method.label}: the loss on calibration data at each effective batch "
                 "size. A smaller batch size means more noise.",
             ),
+            caution=caution,
             tuning_gain=_gain(tuned, setting),
         ),
     ]
@@ -85,19 +86,17 @@ def _advice(posterior: BatchNormPosterior) -> str:
     return f"Average draws at an effective batch size of {number(posterior.batch_size)}"
 
 
-def _tune(trained: BatchNormPosterior, label: str, setting: Setting) -> TunedBatchSize:
-    """Tune the batch size. Warn if the network is not linear in its statistics: tuning takes it as linear."""
+def _tune(trained: BatchNormPosterior, label: str, setting: Setting) -> tuple[TunedBatchSize, str]:
+    """Tune the batch size. Also return a caution if the network is not linear in its statistics, as tuning takes it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchbayesWarning)  # the warning below says it in words that fit a report
+        warnings.simplefilter("ignore", BatchbayesWarning)  # the caution below says it in words that fit a report
         tuned = tune_batch_size(
             trained, setting.calibration, setting.likelihood, num_samples=setting.tuning_samples, seed=setting.seed
         )
     inputs = torch.cat([inputs for inputs, _ in setting.calibration])
     found = measure_linearity(tuned.posterior, inputs, num_draws=8, max_examples=32, seed=0)
-    if not found.trusted:
-        warn(
-            f"The tuned batch size of {label} is only rough. Tuning takes the network as linear in its batch "
-            f"statistics, and this holds only roughly here ({found}). The end of the report names the engine that made "
-            "the draws of each method."
-        )
-    return tuned
+    caution = (
+        f"The tuned batch size of {label} is only rough. Tuning takes the network as linear in its batch statistics, "
+        f"and this holds only roughly here ({found}). How good it is was measured with the draws that are recommended."
+    )
+    return tuned, "" if found.trusted else caution

@@ -263,7 +263,7 @@ class BatchNormPosterior(Posterior):
         if header["noise"] == "factorised" and len(deviations) > 1:
             raise ValueError(f"{len(deviations)} rows of factorised noise")
         fixed = (sizes[0], str(header["method"]), header["centered_on"], header["noise"], influence, sizes[1:])
-        posterior = cls(network, sites, center, deviations, *fixed, idle_of_header(header))
+        posterior = cls(network, sites, center, deviations, *fixed, idle_of_header(header, network.module))
         linearity_from_json(posterior, header.get("linearity", {}))
         return posterior
 

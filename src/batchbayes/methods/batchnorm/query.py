@@ -75,4 +75,4 @@ class QueryInBatchPosterior(Posterior):
         if companions.ndim < 3 or not companions.shape[0] or not companions.shape[1]:
             raise ValueError(f"companions of shape {tuple(companions.shape)}")
         require_finite(companions, "the companions")
-        return cls(network, sites_of_header(header, network.module), companions, idle_of_header(header))
+        return cls(network, sites_of_header(header, network.module), companions, idle_of_header(header, network.module))

@@ -74,9 +74,12 @@ def sites_of_header(header: Mapping[str, Any], module: nn.Module) -> tuple[Site,
     return tuple(by_name[name] for name in names)
 
 
-def idle_of_header(header: Mapping[str, Any]) -> tuple[str, ...]:
+def idle_of_header(header: Mapping[str, Any], module: nn.Module) -> tuple[str, ...]:
     """Return the layers that a file names as not reached."""
-    return tuple(str(name) for name in header.get("idle", ()))
+    names = header.get("idle", [])
+    if not isinstance(names, list) or not {str(name) for name in names} <= {site.name for site in all_sites(module)}:
+        raise ValueError(f"idle layers {names!r}")
+    return tuple(names)
 
 
 def _layout(module: nn.Module) -> list[list[object]]:

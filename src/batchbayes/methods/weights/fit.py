@@ -190,6 +190,8 @@ def count_examples(batches: Any) -> int:
         return sum(len(pick_inputs(batch)) for batch in batches)
     if isinstance(inputs := getattr(batches, "inputs", None), Tensor):  # `shuffled`
         return len(inputs)
+    if isinstance(size := getattr(batches, "size", None), int):  # `Examples`
+        return size
     raise BatchbayesError(
         expected="batches that tell how many training examples there are",
         got=f"a {type(batches).__name__}",

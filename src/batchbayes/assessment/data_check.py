@@ -1,8 +1,7 @@
 """Does the data look like the training data to the network? Batch norm has noted down what its inputs looked like."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -11,14 +10,26 @@ from torch import Tensor, nn
 from batchbayes.data.examples import Examples
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.condition import is_settled
-from batchbayes.methods.batchnorm.familiar import LOOSE, difference, error
+from batchbayes.methods.batchnorm.input_check import LOOSE, difference, error
 from batchbayes.methods.batchnorm.sites import Site, find_sites
 from batchbayes.network import Network, as_network
 
+Channels = tuple[float, float, float]
+NORMALISED: tuple[tuple[Channels, Channels], ...] = (
+    ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # ImageNet
+    ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),  # CIFAR-10
+)
+"""Images are nearly always normalised by equal numbers for all channels, or by one of these means and deviations. They
+have to be known to undo a wrong order of channels."""
+SUSPECT = 0.2
+"""The order of channels is only tried if a channel is so many standard deviations away from training."""
 MARGIN = 1.1
 """Images with their channels in the other order must be closer to training by this factor, to be called so."""
 SITES = 3
 """The order of channels is judged at so many batch-norm layers. Later ones tell less about colours."""
+DEAD = 1e-6
+"""A channel did not vary in training if its variance is below this share of the layer's epsilon."""
 FEWEST, MOST = 10, 300
 """Fewer examples are not judged, and more are not read."""
 
@@ -39,49 +50,50 @@ def unfamiliar(network: nn.Module, data: Examples, *, classes: bool) -> str | No
 
     `classes` says whether the outputs of the network are logits of classes.
     """
-    wrapped, batches = as_network(network), _evenly(data)
-    first = next(batches, None)
-    sites = () if first is None else _first_sites(wrapped, first)
-    if first is None or not sites:
+    wrapped, first = as_network(network), next(_evenly(data), None)
+    if first is None:
         return None
-    changes = [_same, _reversed_channels] if first.ndim == 4 and first.shape[1] == 3 else [_same]
-    parts: list[list[Sight]] = [[] for _ in changes]
-    for inputs in chain([first], batches):
-        for change, seen in zip(changes, parts, strict=True):
-            sight = _sight(wrapped, sites, change(inputs), classes)
-            if sight is None:
-                return None
-            seen.append(sight)
-    own, *others = (Sight(*map(torch.cat, zip(*seen, strict=True))) for seen in parts)
-    if len(own.means) < FEWEST:
+    sites = _first_sites(wrapped, first)
+    own = _look(wrapped, sites, data, classes) if sites else None
+    if own is None or len(own.means) < FEWEST:
         return None
-    how, *others_how = (_difference(sight, sites[0].channels) for sight in (own, *others))
-    if any(is_closer(other, own) and other_how is None for other, other_how in zip(others, others_how, strict=True)):
-        return (
-            "WARNING: this data does not look like the training data. Probably the colour channels are in the wrong "
-            "order (RGB or BGR): with the other order the images look more like those of training. Check the "
-            "preprocessing first: all other numbers depend on it."
-        )
-    return how and (
-        "WARNING: this data does not look like the training data. Probably it is not scaled or prepared as in "
-        f"training. At {sites[0].name}, the first batch-norm layer, its values {how} in training. Check the "
-        "preprocessing first: all other numbers depend on it."
+    live = int(live_channels(sites[0].layer).sum())
+    if first.ndim == 4 and first.shape[1] == 3 and float(own.means[:, :live].mean(0).abs().max()) > SUSPECT:
+        for mean, std in NORMALISED:
+            other = _look(wrapped, sites, data, classes, partial(_reversed_channels, mean=mean, std=std))
+            if other is not None and is_closer(other, own) and _difference(other, live) is None:
+                return _warning(
+                    "Probably the colour channels are in the wrong order (RGB or BGR): with the other order the images "
+                    "look more like those of training."
+                )
+    how = _difference(own, live)
+    return how and _warning(
+        f"Probably it is not scaled or prepared as in training. At {sites[0].name}, the first batch-norm layer, its "
+        f"values {how} in training."
+    )
+
+
+def _warning(reason: str) -> str:
+    return (
+        f"WARNING: this data does not look like the training data. {reason} Check the preprocessing first: all other "
+        "numbers depend on it. If it is right, the data is of another kind than that of training."
     )
 
 
 def _difference(sight: Sight, channels: int) -> str | None:
-    """Say how the inputs of the first site, which has so many channels, differ from those of training."""
+    """Say how the inputs of the first site, which has so many live channels, differ from those of training."""
     return difference(sight.means[:, :channels], sight.squares[:, :channels], LOOSE)
 
 
 def is_closer(other: Sight, own: Sight) -> bool:
     """Return whether changed examples are closer to training than the examples themselves, for certain.
 
-    Pictures of one class, such as ships, may be closer by their colours alone. So the network must be surer too.
+    Pictures of one class, such as ships, may be closer by their colours alone. So the network must not be less sure.
     """
     (before, own_parts), (after, other_parts) = _distance(own), _distance(other)
-    certain = before - after > error(own_parts - other_parts)
-    return certain and before > MARGIN * after and float((own.entropy - other.entropy).mean()) >= 0
+    certain = before - after > float(error(own_parts - other_parts))
+    surer = own.entropy - other.entropy
+    return certain and before > MARGIN * after and float(surer.mean() + error(surer)) >= 0
 
 
 def _distance(sight: Sight) -> tuple[float, Tensor]:
@@ -114,16 +126,27 @@ def _first_sites(network: Network, inputs: Tensor) -> tuple[Site, ...]:
         found = find_sites(network, inputs[:2])[0]
     except BatchbayesError:
         return ()  # a network without batch norm
-    settled = [is_settled(site) for site in found[:SITES]]
+    settled = [is_settled(site) and bool(live_channels(site.layer).any()) for site in found[:SITES]]
     return found[: settled.index(False)] if False in settled else found[:SITES]
 
 
-def _same(inputs: Tensor) -> Tensor:
-    return inputs
+def _reversed_channels(images: Tensor, mean: Channels, std: Channels) -> Tensor:
+    """Reverse the colour channels of images that were normalised by these constants, in the wrong order."""
+    shift, scale = (images.new_tensor(numbers)[:, None, None] for numbers in (mean, std))
+    return ((images * scale + shift).flip(1) - shift) / scale
 
 
-def _reversed_channels(images: Tensor) -> Tensor:
-    return images.flip(1)
+def _look(
+    network: Network,
+    sites: Sequence[Site],
+    data: Examples,
+    classes: bool,
+    change: Callable[[Tensor], Tensor] = lambda inputs: inputs,
+) -> Sight | None:
+    """Return what the network makes of the data after a change. None if its first sites do not see each example."""
+    seen = [_sight(network, sites, change(inputs), classes) for inputs in _evenly(data)]
+    known = [sight for sight in seen if sight is not None]
+    return Sight(*map(torch.cat, zip(*known, strict=True))) if len(known) == len(seen) else None
 
 
 @torch.no_grad()
@@ -152,7 +175,17 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def _moments(values: Tensor, layer: Any) -> tuple[Tensor, Tensor]:
-    """Return means over positions of standardised inputs (N, C, ...), and of their squares."""
-    mean, variance = (statistic.double()[:, None] for statistic in (layer.running_mean, layer.running_var))
-    standard = (values.double().reshape(*values.shape[:2], -1) - mean) / (variance + layer.eps).sqrt()
+    """Return means over positions of standardised inputs (N, C, ...), and of their squares, of the live channels.
+
+    The epsilon of the layer is not part of the standard deviation. It may be far above the variance, and then inputs
+    that are right would seem to spread too little.
+    """
+    live = live_channels(layer)
+    mean, variance = (statistic.double()[live, None] for statistic in (layer.running_mean, layer.running_var))
+    standard = (values.double().reshape(*values.shape[:2], -1)[:, live] - mean) / variance.sqrt()
     return standard.mean(2).cpu(), standard.square().mean(2).cpu()
+
+
+def live_channels(layer: Any) -> Tensor:
+    """Return which channels (C,) varied in training. The layer hardly passes on one below its own epsilon."""
+    return layer.running_var > DEAD * layer.eps

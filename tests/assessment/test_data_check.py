@@ -9,9 +9,9 @@ from helpers import assess_cases
 from torch import nn
 
 from batchbayes import cli
-from batchbayes.assessment.familiar import MARGIN, Sight, is_closer, unfamiliar
+from batchbayes.assessment.data_check import MARGIN, NORMALISED, Sight, is_closer, unfamiliar
 from batchbayes.data.examples import Examples, from_tensors
-from batchbayes.methods.batchnorm.familiar import LEVEL, LOOSE, STRICT, difference, shifts
+from batchbayes.methods.batchnorm.input_check import LEVEL, LOOSE, STRICT, difference, shifts
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,15 @@ def test_the_rate_of_false_alarms_at_the_edge_of_what_is_tolerated(edge, toleran
     assert alarms / trials <= LEVEL + 4 * (LEVEL / trials) ** 0.5  # four standard errors
 
 
+def test_one_channel_that_is_far_away_is_enough():
+    random = torch.Generator().manual_seed(0)
+    values = torch.randn(300, 30, generator=random, dtype=torch.float64)
+    assert difference(values, values.square(), LOOSE) is None
+    values[:, 7] -= 1
+    assert shifts(values).mean() < LOOSE.shift
+    assert "lie up to 1" in (difference(values, values.square(), LOOSE) or "")
+
+
 def test_shifts_are_a_naive_loop():
     means = torch.randn(7, 4, dtype=torch.float64) + 1
     found = shifts(means)
@@ -61,6 +70,22 @@ def test_data_on_another_scale_is_noticed(change, network):
     for seed in range(1, 41):
         inputs, _ = assess_cases.wave(100, seed)
         assert "not look like the training data" in said(network, CHANGES[change](inputs))
+
+
+def test_an_epsilon_above_the_variance_and_a_dead_channel_are_no_alarm():
+    """Some networks divide inputs by 255 twice, so that their first variance is far below epsilon."""
+    layer = nn.BatchNorm1d(3, eps=1e-3)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        layer(1e-3 * torch.randn(32, 3, generator=random) * torch.tensor([1.0, 1.0, 0.0]))
+    inputs = 1e-3 * torch.randn(100, 3, generator=random) * torch.tensor([1.0, 1.0, 0.0])
+    assert said(layer.eval(), inputs) == ""
+    assert "spread 2" in said(layer, 255 * inputs)
+    assert "standard deviations away" in said(layer, inputs + 1e-3)
+    inputs[0, 2] = 1e-3  # what never varied in training has no scale
+    assert said(layer, inputs) == ""
+    layer.running_var.zero_()
+    assert said(layer, 255 * inputs) == ""  # nothing to compare with
 
 
 def test_few_examples_and_networks_that_cannot_tell_are_not_judged(network):
@@ -111,6 +136,16 @@ def test_colour_channels_in_the_wrong_order_are_noticed(seer):
         assert "wrong order (RGB or BGR)" in said(seer, images.flip(1), classes=True)
 
 
+@pytest.mark.parametrize(("mean", "std"), NORMALISED, ids=["none", "ImageNet", "CIFAR-10"])
+def test_a_wrong_order_before_the_normalisation_is_noticed(mean, std, seer):
+    """The usual mistake: a file is read as BGR, and then normalised by constants for RGB."""
+    shift, scale = (torch.tensor(numbers)[:, None, None] for numbers in (mean, std))
+    images, _ = photos(150, 0)
+    read = images * scale + shift
+    assert said(seer, (read - shift) / scale, classes=True) == ""
+    assert "wrong order (RGB or BGR)" in said(seer, (read.flip(1) - shift) / scale, classes=True)
+
+
 def test_grey_images_and_a_network_without_classes(seer):
     images, _ = photos(150, 0)
     grey = images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
@@ -118,11 +153,12 @@ def test_grey_images_and_a_network_without_classes(seer):
     assert "wrong order" in said(seer, images.flip(1), classes=False)
 
 
-def test_one_class_may_look_closer_but_the_network_must_be_surer():
+def test_one_class_may_look_closer_but_the_network_must_not_be_less_sure():
     random = torch.Generator().manual_seed(0)
     near, far = (torch.randn(200, 4, generator=random, dtype=torch.float64) + shift for shift in (0.1, 0.3))
     sure, unsure = torch.zeros(200, dtype=torch.float64), torch.ones(200, dtype=torch.float64)
     assert is_closer(Sight(near, near.square(), sure), Sight(far, far.square(), unsure))
+    assert is_closer(Sight(near, near.square(), sure), Sight(far, far.square(), sure))
     assert not is_closer(Sight(near, near.square(), unsure), Sight(far, far.square(), sure))
     assert not is_closer(Sight(far, far.square(), sure), Sight(near, near.square(), unsure))
     assert MARGIN > 1

@@ -1,0 +1,255 @@
+"""Build the sdist and the wheel, install the wheel into empty environments, and use it there: `make release-check`.
+
+One environment has the package alone; each extra has one of its own. They share one installation of torch, which is
+most of the download. With --lowest, every other requirement has the lowest version that pyproject.toml allows. A step
+that has passed is not done again with the same wheel, so that a stopped check continues.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = """
+import torch
+from torch import nn
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+"""
+DATA = """
+import numpy as np, torch
+from safetensors.torch import save_file
+from mine import build
+
+network, random = build(), np.random.default_rng(0)
+x = random.normal(size=(900, 4)).astype("float32")
+y = (x[:, 0] * x[:, 1] > 0).astype("int64")
+optimiser = torch.optim.Adam(network.parameters(), 1e-2)
+for start in range(0, 19200, 32):
+    rows = np.arange(start, start + 32) % 600
+    optimiser.zero_grad()
+    torch.nn.functional.cross_entropy(network(torch.tensor(x[rows])), torch.tensor(y[rows])).backward()
+    optimiser.step()
+save_file(network.state_dict(), "weights.safetensors")
+np.savez("train.npz", X=x[:600], y=y[:600])
+np.savez("test.npz", X=x[600:], y=y[600:])
+"""
+NETWORK = ["--model", "mine:build", "--weights", "weights.safetensors"]
+ASSESS = [
+    "assess",
+    *NETWORK,
+    "--batch-size",
+    "32",
+    "--draws",
+    "8",
+    "--train",
+    "train.npz",
+    "--test",
+    "test.npz",
+    "--quiet",
+]
+POSTERIOR = ["--posterior", "report/posterior.safetensors", "--input", "test.npz"]
+
+
+class Environment:
+    """An empty environment with the wheel and an extra in it, and an empty folder to work in."""
+
+    def __init__(self, folder: Path, extra: str, wheel: Path, torch_packages: Path, lowest: bool) -> None:
+        self.name, self.bin = extra or "core", folder / "environment/bin"
+        self.work, self._steps = folder / "work", folder / "steps"
+        if self._is_done("install"):
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        self.work.mkdir(parents=True)
+        run([sys.executable, "-m", "venv", str(folder / "environment")])
+        (packages_of(self.bin) / "torch.pth").write_text(f"{torch_packages}\n")
+        pins = folder / "pins.txt"
+        pins.write_text("\n".join(lowest_versions()) if lowest else "")
+        run(
+            [str(self.bin / "pip"), "install", "--quiet", "-c", str(pins), f"{wheel}[{extra}]" if extra else str(wheel)]
+        )
+        self._done("install")
+
+    def _is_done(self, step: str) -> bool:
+        return self._steps.exists() and step in self._steps.read_text().splitlines()
+
+    def _done(self, step: str) -> None:
+        with self._steps.open("a") as file:
+            file.write(f"{step}\n")
+        print(f"{self.name}: {step}: ok", flush=True)
+
+    def step(self, name: str, action: Callable[[], object]) -> None:
+        """Do something, unless it has passed before."""
+        if not self._is_done(name):
+            action()
+            self._done(name)
+
+    def python(self, code: str) -> None:
+        run([str(self.bin / "python"), "-c", code], self.work)
+
+    def batchbayes(self, *words: str, code: int = 0) -> None:
+        run([str(self.bin / "batchbayes"), *words], self.work, code)
+
+
+def run(command: list[str], folder: Path = ROOT, code: int = 0) -> str:
+    """Run a command, and stop with what it printed if its exit code is another one."""
+    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(command, cwd=folder, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    if done.returncode != code:
+        raise SystemExit(
+            f"{' '.join(command)[:300]}\nexit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
+    return done.stdout
+
+
+def packages_of(binaries: Path) -> Path:
+    return Path(run([str(binaries / "python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
+
+
+def lowest_versions() -> list[str]:
+    """Return a pin for each requirement, without torch: "numpy>=1.26" becomes "numpy==1.26.0"."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [
+        line
+        for name, lines in project["optional-dependencies"].items()
+        if name not in ("dev", "docs")
+        for line in lines
+    ]
+    found = [re.match(r"([\w-]+)>=([\d.]+)", line) for line in [*project["dependencies"], *extras]]
+    return [f"{m[1]}=={m[2]}{'.0' * (2 - m[2].count('.'))}" for m in found if m and m[1] != "torch"]
+
+
+def build(folder: Path) -> Path:
+    """Build and check both files. Return the wheel."""
+    tools = folder / "tools/bin"
+    if not (tools / "twine").exists():
+        run([sys.executable, "-m", "venv", str(folder / "tools")])
+        run([str(tools / "pip"), "install", "--quiet", "build", "twine"])
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    run([str(tools / "python"), "-m", "build", "--quiet"])
+    files = sorted((ROOT / "dist").iterdir())
+    run([str(tools / "twine"), "check", "--strict", *map(str, files)])
+    wheel, sdist = (next(path for path in files if path.name.endswith(end)) for end in (".whl", ".tar.gz"))
+    for path in (wheel, sdist):
+        print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
+    return wheel
+
+
+def torch_alone(folder: Path) -> Path:
+    """Return the packages of an environment that has torch and nothing else."""
+    binaries = folder / "torch/bin"
+    if not (folder / "torch/done").exists():
+        run([sys.executable, "-m", "venv", str(folder / "torch")])
+        run([str(binaries / "pip"), "install", "--quiet", "-c", str(ROOT / "constraints.txt"), "torch"])
+        (folder / "torch/done").touch()
+    return packages_of(binaries)
+
+
+def prepared(place: Environment) -> None:
+    (place.work / "mine.py").write_text(MODEL)
+    place.python(DATA)
+
+
+def readme_snippet() -> str:
+    found = re.search(
+        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert found
+    return found[1]
+
+
+def check_core(place: Environment) -> None:
+    place.step("README's snippet", lambda: place.python(readme_snippet()))
+    place.step("version", lambda: place.batchbayes("--version"))
+    place.step("data", lambda: prepared(place))
+    place.step(
+        "assess without its extra says what to install", lambda: place.batchbayes(*ASSESS, "--out", "report", code=2)
+    )
+
+
+def check_report(place: Environment) -> None:
+    place.step("data", lambda: prepared(place))
+    place.step("assess", lambda: place.batchbayes(*ASSESS, "--out", "report"))
+    place.step("predict", lambda: place.batchbayes("predict", *NETWORK, *POSTERIOR, "--out", "new.csv", "--quiet"))
+
+
+def check_demo(place: Environment) -> None:
+    place.step("demo", lambda: place.batchbayes("demo"))
+    estimator = (
+        "from sklearn.datasets import load_diabetes; from batchbayes.sklearn import UncertainRegressor\n"
+        "x, y = load_diabetes(return_X_y=True)\n"
+        "UncertainRegressor(num_steps=60).fit(x, y).predict_interval(x, 0.9)"
+    )
+    place.step("estimator", lambda: place.python(estimator))
+
+
+def check_reproduce(place: Environment) -> None:
+    """Run every experiment at its smallest."""
+    listed = run([str(place.bin / "batchbayes"), "reproduce", "--list"], place.work)
+    names = re.findall(r"^([\w-]+): ", listed, re.MULTILINE)
+    assert len(names) > 10, listed
+    for name in names:
+        options = ["--preset", "smoke", "--workers", "1", "--quiet", "--out", f"runs/{name}"]
+        place.step(
+            f"reproduce {name}", lambda name=name, options=options: place.batchbayes("reproduce", name, *options)
+        )
+
+
+def check_export(place: Environment) -> None:
+    place.step("data", lambda: prepared(place))
+    place.step("assess", lambda: place.batchbayes(*ASSESS, "--out", "report"))
+    place.step("export", lambda: place.batchbayes("export", *NETWORK, *POSTERIOR, "--out", "network.onnx"))
+    use = (
+        "import numpy, onnxruntime; s = onnxruntime.InferenceSession('network.onnx')\n"
+        "print(s.run(None, {s.get_inputs()[0].name: numpy.load('test.npz')['X'][:5]}))"
+    )
+    place.step("onnxruntime", lambda: place.python(use))
+
+
+def check_cluster(place: Environment) -> None:
+    options = ["--preset", "smoke", "--cluster", "local:1", "--quiet", "--out", "runs/cluster"]
+    place.step("reproduce on a cluster", lambda: place.batchbayes("reproduce", "mcbn-toy", *options))
+
+
+CHECKS: dict[str, list[Callable[[Environment], None]]] = {
+    "": [check_core],
+    "report": [check_report],
+    "demo": [check_demo],
+    "demo,report": [check_reproduce],
+    "export,report": [check_export],
+    "cluster,report": [check_cluster],
+}
+"""Extras, and what is tried with them. An experiment needs the figures and the page of `report`."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=ROOT / ".venv-release", help="where the environments go")
+    parser.add_argument("--lowest", action="store_true", help="the lowest versions of everything but torch")
+    parser.add_argument("--wheel", type=Path, help="a wheel that is built already")
+    parser.add_argument("--only", choices=[extra or "core" for extra in CHECKS], help="one set of extras")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    folder.mkdir(exist_ok=True)
+    wheel = options.wheel.resolve() if options.wheel else build(folder)
+    shared = torch_alone(folder)
+    key = hashlib.sha256(wheel.read_bytes()).hexdigest()[:12] + ("-lowest" if options.lowest else "")
+    for extra, checks in CHECKS.items():
+        if options.only in (None, extra or "core"):
+            place = Environment(folder / f"{extra or 'core'}-{key}", extra, wheel, shared, options.lowest)
+            for check in checks:
+                check(place)
+
+
+if __name__ == "__main__":
+    main()

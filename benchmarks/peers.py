@@ -1,0 +1,425 @@
+"""batchbayes beside other libraries: the same network, images and thread, in one run.
+
+    python benchmarks/peers.py DATA_FOLDER --environments FOLDER > docs/results/peers.md
+
+Each library runs in an environment of its own in FOLDER, made by `pip install` if it is not there; torch and batchbayes
+are those of the present environment. What is in FOLDER already is not run again. The network is the
+public ResNet-20 on CIFAR-10. What is tuned is tuned on 1,000 test images, and scored on 2,000 others; SVHN is unseen.
+What needs training images gets the first 5,000, without augmentation, or with it where the method is about it.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import batchbayes as bb
+from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
+from batchbayes.data.folder import data_file
+from batchbayes.data.svhn import load_svhn
+from batchbayes.metrics import accuracy, equal_width_reliability, expected_calibration_error, ood_auroc
+from batchbayes.models.pretrained import cifar_resnet
+
+PACKAGES = {
+    "batchbayes": "batchbayes",
+    "laplace-torch": "laplace",
+    "torch-uncertainty": "torch_uncertainty",
+    "pytorch-ood": "pytorch_ood",
+    "MAPIE": "mapie",
+}
+"""Name of each library, and what is imported."""
+EXTRAS = {"torch-uncertainty": "cpu"}
+"""Without this extra it cannot be imported."""
+TRAINING, CALIBRATION, TEST, UNSEEN = 5000, slice(0, 1000), slice(1000, 3000), 1000
+BATCH_SIZE, DRAWS, LEVEL = 128, 16, 0.9
+CHUNK = 250
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """What every library gets."""
+
+    network: nn.Module
+    train: tuple[Tensor, Tensor]
+    raw: Tensor
+    """The training images as bytes, for augmentation."""
+    calibration: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    unseen: Tensor
+    pass_seconds: float
+    """CPU time of the plain network on the test images."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. What a method does not answer is None."""
+
+    accuracy: float | None = None
+    nll: float | None = None
+    ece: float | None = None
+    auroc: float | None = None
+    passes: float | None = None
+    coverage: float | None = None
+    set_size: float | None = None
+
+
+Probs = Callable[[Tensor], Tensor]
+Jobs = dict[str, Callable[[], Row]]
+"""What is done for each line of the table, by the name of the method."""
+
+
+def load(folder: Path) -> Images:
+    images, labels = load_cifar10("test", folder, limit=3000)
+    raw, train_labels = load_cifar10("train", folder, limit=TRAINING)
+    network = cifar_resnet(20, data_file("weights/resnet20_cifar10_akamaster.safetensors", folder))
+    network = network.to(memory_format=torch.contiguous_format)  # laplace-torch cannot have another one
+    inputs = standardise(images)
+    test = inputs[TEST]
+    in_chunks(network)(test[:CHUNK])
+    start = time.process_time()
+    in_chunks(network)(test)
+    seconds = time.process_time() - start
+    unseen = standardise(load_svhn(folder, UNSEEN))
+    pairs = (inputs[CALIBRATION], labels[CALIBRATION]), (test, labels[TEST])
+    return Images(network, (standardise(raw), train_labels), raw, *pairs, unseen, seconds)
+
+
+def in_chunks(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([function(chunk) for chunk in images.split(CHUNK)])
+
+    return run
+
+
+def judged(data: Images, probs: Probs) -> Row:
+    """Score class probabilities. The score for unseen images is their entropy."""
+    start = time.process_time()
+    known = probs(data.test[0]).double()
+    passes = (time.process_time() - start) / data.pass_seconds
+    confidence, answer = known.max(-1)
+    bins = equal_width_reliability(confidence, answer == data.test[1])
+    nll = -known.gather(1, data.test[1][:, None]).clamp_min(1e-30).log().mean()
+    auroc = ood_auroc(_entropy(known), _entropy(probs(data.unseen).double()))
+    right = accuracy(known, data.test[1])
+    return Row(right, float(nll), expected_calibration_error(bins), auroc, passes)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    return torch.distributions.Categorical(probs=probs).entropy()
+
+
+def detected(data: Images, score: Callable[[Tensor], Tensor]) -> Row:
+    """Score a detector of unseen images. Higher scores are less usual."""
+    start = time.process_time()
+    known = score(data.test[0])
+    passes = (time.process_time() - start) / data.pass_seconds
+    return Row(auroc=ood_auroc(known.float(), score(data.unseen).float()), passes=passes)
+
+
+def judged_sets(data: Images, inside: Tensor) -> Row:
+    """Score sets of classes, bool (N, K)."""
+    coverage = inside[torch.arange(len(inside)), data.test[1]].double().mean()
+    return Row(coverage=float(coverage), set_size=float(inside.sum(1).double().mean()))
+
+
+def batchbayes_jobs(data: Images) -> Jobs:
+    network, linear = data.network, {"engine": "linear", "num_samples": 64}
+    own = bb.deterministic(network)
+    black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
+
+    def seen(posterior: bb.Posterior, temperature: float = 1.0, **options: Any) -> Probs:
+        likelihood = bb.categorical(temperature=temperature)
+        return lambda x: bb.predict(posterior, x, likelihood, **options).probs
+
+    def tuned(posterior: bb.Posterior, **options: Any) -> Probs:
+        kept = bb.predict(posterior, data.calibration[0], bb.categorical(), keep_draws=True, **options)
+        return seen(posterior, bb.calibrate.tune_temperature(kept, data.calibration[1]), **options)
+
+    def noisy(fit: Callable[..., bb.BatchNormPosterior]) -> bb.BatchNormPosterior:
+        return fit(network, augmented_batches(data.raw, BATCH_SIZE), center="running", num_samples=64)
+
+    def best() -> bb.BatchNormPosterior:
+        return bb.tune_batch_size(noisy(bb.mcbn), [data.calibration], bb.categorical()).posterior
+
+    def views() -> bb.Posterior:
+        return bb.with_views(own, bb.Compose(bb.RandomCrop(4, fill=black), bb.RandomFlip()), average=4)
+
+    def laplace() -> bb.Posterior:
+        images = data.train[0].split(CHUNK)
+        return bb.last_layer_laplace(network, images, bb.categorical(), held_out=[data.calibration])
+
+    def novelty() -> bb.Novelty:
+        return bb.novelty(network, data.train[0], calibration=data.calibration[0])
+
+    def sets() -> Tensor:
+        held_out = bb.predict(own, data.calibration[0], bb.categorical())
+        found = bb.calibrate.conformal_sets(held_out, data.calibration[1], LEVEL)
+        return found(bb.predict(own, data.test[0], bb.categorical()))
+
+    return {
+        "network": lambda: judged(data, seen(own)),
+        "temperature": lambda: judged(data, tuned(own)),
+        "MCBN": lambda: judged(data, seen(noisy(bb.mcbn), **linear)),
+        "MCBN, tuned batch size": lambda: judged(data, seen(best(), **linear)),
+        "stochastic BN": lambda: judged(data, seen(noisy(bb.stochastic_bn), **linear)),
+        "correlated BN": lambda: judged(data, seen(noisy(bb.correlated_bn), **linear)),
+        "16 views + temperature": lambda: judged(data, tuned(views(), num_samples=4)),
+        "last-layer Laplace": lambda: judged(data, seen(laplace(), num_samples=64)),
+        "novelty": lambda: detected(data, novelty().score),
+        "conformal sets": lambda: judged_sets(data, sets()),
+    }
+
+
+def laplace_jobs(data: Images) -> Jobs:
+    from laplace import Laplace
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def probs(method: str, **options: Any) -> Probs:
+        fitted = Laplace(data.network, "classification", subset_of_weights="last_layer", hessian_structure="kron")
+        fitted.fit(DataLoader(TensorDataset(*data.train), batch_size=CHUNK))
+        fitted.optimize_prior_precision(pred_type="glm", method=method, link_approx="probit", **options)
+        return in_chunks(lambda x: fitted(x, pred_type="glm", link_approx="probit"))
+
+    held_out = DataLoader(TensorDataset(*data.calibration), batch_size=CHUNK)
+    searched = {"method": "gridsearch", "val_loader": held_out, "grid_size": 21}
+    return {
+        "last-layer Laplace, marginal likelihood": lambda: judged(data, probs("marglik")),
+        "last-layer Laplace, prior tuned on held-out images": lambda: judged(data, probs(**searched)),
+    }
+
+
+def torch_uncertainty_jobs(data: Images) -> Jobs:
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch_uncertainty.post_processing import MCBatchNorm, TemperatureScaler
+
+    def scaled() -> Probs:
+        scaler = TemperatureScaler(data.network)
+        scaler.fit(DataLoader(TensorDataset(*data.calibration), batch_size=CHUNK), progress=False)
+        return in_chunks(lambda x: scaler(x).softmax(-1))
+
+    def drawn() -> Probs:
+        images = TensorDataset(next(augmented_batches(data.raw, TRAINING)), data.train[1])
+        posterior = MCBatchNorm(data.network, num_estimators=DRAWS, convert=True, mc_batch_size=BATCH_SIZE)
+        posterior.fit(DataLoader(images, batch_size=BATCH_SIZE, shuffle=True, drop_last=True))
+        posterior.eval()
+        return in_chunks(lambda x: posterior(x).softmax(-1).reshape(DRAWS, len(x), -1).mean(0))
+
+    return {
+        "temperature scaler": lambda: judged(data, scaled()),
+        f"MC batch norm, {DRAWS} draws": lambda: judged(data, drawn()),
+    }
+
+
+def pytorch_ood_jobs(data: Images) -> Jobs:
+    from pytorch_ood.detector import KNN, EnergyBased, Mahalanobis, ViM
+
+    linear = data.network.linear
+
+    def features(x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        with linear.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+            in_chunks(data.network)(x)
+        return torch.cat(seen)
+
+    def fitted(detector: Any) -> Callable[[Tensor], Tensor]:
+        detector.to("cpu")
+        detector.fit_features(features(data.train[0]), data.train[1])
+        return lambda x: detector.predict_features(features(x))
+
+    return {
+        "energy": lambda: detected(data, in_chunks(EnergyBased(data.network).predict)),
+        "Mahalanobis": lambda: detected(data, fitted(Mahalanobis(None))),
+        "KNN": lambda: detected(data, fitted(KNN(None))),
+        "ViM": lambda: detected(data, fitted(ViM(None, 32, linear.weight.detach(), linear.bias.detach()))),
+    }
+
+
+def mapie_jobs(data: Images) -> Jobs:
+    import numpy as np
+    from mapie.classification import SplitConformalClassifier
+    from sklearn.base import BaseEstimator, ClassifierMixin
+
+    class Fitted(ClassifierMixin, BaseEstimator):
+        """The network as scikit-learn sees it: rows of numbers in, probabilities out."""
+
+        classes_ = np.arange(10)
+
+        def fit(self, rows: Any, labels: Any) -> "Fitted":
+            return self
+
+        def predict_proba(self, rows: Any) -> Any:
+            images = torch.as_tensor(rows, dtype=torch.float32).reshape(-1, 3, 32, 32)
+            return in_chunks(lambda x: data.network(x).softmax(-1))(images).double().numpy()
+
+        def predict(self, rows: Any) -> Any:
+            return self.predict_proba(rows).argmax(-1)
+
+        def __sklearn_is_fitted__(self) -> bool:
+            return True
+
+    def sets() -> Tensor:
+        conformal = SplitConformalClassifier(Fitted(), confidence_level=LEVEL, prefit=True, conformity_score="lac")
+        conformal.conformalize(data.calibration[0].flatten(1).numpy(), data.calibration[1].numpy())
+        return torch.as_tensor(conformal.predict_set(data.test[0].flatten(1).numpy())[1][:, :, 0])
+
+    return {"conformal sets, LAC": lambda: judged_sets(data, sets())}
+
+
+JOBS: dict[str, Callable[[Images], Jobs]] = {
+    "batchbayes": batchbayes_jobs,
+    "laplace-torch": laplace_jobs,
+    "torch-uncertainty": torch_uncertainty_jobs,
+    "pytorch-ood": pytorch_ood_jobs,
+    "MAPIE": mapie_jobs,
+}
+
+
+def environment(name: str, folder: Path) -> Path:
+    """Make an environment that has a library, with torch and batchbayes of the present one. Return its Python."""
+    if name == "batchbayes":
+        return Path(sys.executable)
+    place = folder / name
+    if not (place / "done").exists():
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        own = subprocess.run([place / "bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+                             capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+        Path(own, "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        constraints = [
+            word for file in Path(__file__).parents[1].glob("constraints*.txt") for word in ("-c", str(file))
+        ]
+        wanted = f"{name}[{EXTRAS[name]}]" if name in EXTRAS else name
+        subprocess.run([place / "bin/pip", "install", "--quiet", *constraints, wanted], check=True, stdout=sys.stderr)
+        (place / "done").touch()
+    return place / "bin/python"
+
+
+def import_seconds(python: Path, module: str) -> float:
+    """Return the CPU time of an import beyond that of torch: the lowest of three."""
+    shim = "import sys, types; sys.modules['torchvision._meta_registrations'] = types.ModuleType('skipped'); "
+    lowest = {
+        name: min(_cpu_seconds([python, "-c", f"{shim}import {name}"]) for _ in range(3))
+        for name in ("torch", f"torch, {module}")
+    }
+    return lowest[f"torch, {module}"] - lowest["torch"]
+
+
+def _cpu_seconds(command: list[Any]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def install_size(name: str) -> float:
+    """Return the size of a library and all that it requires, without torch and what that requires, in MB."""
+    needed = _closure(name, set(), EXTRAS.get(name)) - _closure("torch", set())
+    return sum(_size(each) for each in needed) / 1e6
+
+
+def _closure(name: str, known: set[str], extra: str | None = None) -> set[str]:
+    key = re.sub(r"[-_.]+", "-", name).lower()
+    if key in known:
+        return known
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return known
+    known.add(key)
+    for requirement in found.requires or []:
+        if "extra ==" not in requirement or (extra and f"extra == '{extra}'" in requirement.replace('"', "'")):
+            _closure(re.match(r"[\w.-]+", requirement)[0], known)
+    return known
+
+
+def _size(name: str) -> int:
+    found: Distribution = distribution(name)
+    if name == "batchbayes":  # an editable installation lists no files
+        return sum(
+            path.stat().st_size
+            for path in Path(bb.__file__).parent.rglob("*")
+            if path.suffix != ".pyc" and path.is_file()
+        )
+    paths = (found.locate_file(file) for file in found.files or [])
+    return sum(os.stat(path).st_size for path in paths if os.path.exists(path) and not str(path).endswith(".pyc"))
+
+
+def run_part(name: str, folder: Path, out: Path) -> None:
+    """Run one library in this process, and write each line of its table as soon as it is there."""
+    torch.set_num_threads(1)
+    # Skips a part of torchvision that fails beside another build of torch. No library here uses it.
+    sys.modules["torchvision._meta_registrations"] = ModuleType("skipped")
+    version = bb.__version__ if name == "batchbayes" else distribution(name).version
+    found = json.loads(out.read_text()) if out.exists() else {"rows": {}}
+    found |= {"version": version, "size": install_size(name)}
+    for method, job in JOBS[name](load(folder)).items():
+        if method not in found["rows"]:
+            torch.manual_seed(0)
+            found["rows"][method] = asdict(job())
+            out.write_text(json.dumps(found))
+            print(name, method, found["rows"][method], file=sys.stderr, flush=True)
+    found["done"] = True
+    out.write_text(json.dumps(found))
+
+
+def page(found: dict[str, dict[str, Any]]) -> str:
+    """Write the tables."""
+    rows = [(method, name, row) for name in JOBS for method, row in found[name]["rows"].items()]
+    forms = {"accuracy": ".1%", "nll": ".3f", "ece": ".3f", "auroc": ".3f", "passes": ".1f"}
+    lines = [
+        "| method | library | accuracy | NLL | ECE | AUROC, SVHN | forward passes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for method, name, row in rows:
+        if row["set_size"] is None:
+            cells = ["" if row[key] is None else format(row[key], form) for key, form in forms.items()]
+            lines.append(f"| {method} | {name} | {' | '.join(cells)} |")
+    lines += ["", "| 90 % sets | library | hold the truth | mean size |", "|---|---|---|---|"]
+    for method, name, row in rows:
+        if row["set_size"] is not None:
+            lines.append(f"| {method} | {name} | {row['coverage']:.1%} | {row['set_size']:.3f} |")
+    lines += [
+        "",
+        "| library | version | size beside torch | CPU time of the import beside torch |",
+        "|---|---|---|---|",
+    ]
+    for name, part in found.items():
+        lines.append(f"| {name} | {part['version']} | {part['size']:.0f} MB | {part['import']:.1f} s |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--environments", type=Path, required=True)
+    parser.add_argument("--part", choices=JOBS, help="only this library, in this environment")
+    options = parser.parse_args()
+    if options.part:
+        run_part(options.part, options.data, options.environments / f"{options.part}.json")
+        return
+    found = {}
+    for name, module in PACKAGES.items():
+        python, out = environment(name, options.environments.resolve()), options.environments / f"{name}.json"
+        if not out.exists() or "done" not in json.loads(out.read_text()):
+            command = [python, __file__, str(options.data), "--environments", str(options.environments), "--part", name]
+            subprocess.run(command, check=True, stdout=sys.stderr)
+        found[name] = json.loads(out.read_text()) | {"import": import_seconds(python, module)}
+    print(page(found))
+
+
+if __name__ == "__main__":
+    main()

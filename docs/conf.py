@@ -1,0 +1,49 @@
+"""Sphinx configuration: `make docs`."""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "tools"))
+os.environ["MPLBACKEND"] = "agg"
+
+from pages import substitutions  # noqa: E402
+from pictures import draw_all  # noqa: E402
+from reference import write_reference  # noqa: E402
+
+import batchbayes as bb  # noqa: E402
+
+project = "batchbayes"
+version = release = bb.__version__
+copyright = "the batchbayes authors"
+language = "en-GB"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "executed"]
+exclude_patterns = ["_build", "_generated", "tools"]
+
+html_theme = "furo"
+html_title = f"batchbayes {version}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sphinx = False
+
+myst_enable_extensions = ["dollarmath", "substitution", "deflist", "colon_fence"]
+myst_heading_anchors = 3
+myst_substitutions = substitutions(HERE)
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_default_options = {
+    "exclude-members": "set_fit_request, set_partial_fit_request, set_predict_request, set_score_request"
+}
+suppress_warnings = ["myst.header"]  # pages of results are made by programs, and some begin with small headings
+napoleon_use_rtype = False
+python_maximum_signature_line_length = 100
+nitpicky = False
+
+write_reference(HERE / "api")
+draw_all(HERE / "_generated")

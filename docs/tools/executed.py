@@ -1,0 +1,47 @@
+"""A Sphinx extension: every page is run when the site is built, and shows what its blocks print and draw."""
+
+import re
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from blocks import run_page
+from matplotlib.figure import Figure
+
+PLACE = "_generated"
+"""Figures go to this folder of the documentation. It is not kept."""
+NOT_RUN = ("results/", "api/", "changelog")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("source-read", insert_outputs, priority=100)
+    return {"parallel_read_safe": True}
+
+
+def insert_outputs(app: Any, name: str, source: list[str]) -> None:
+    """Run a page, and put what it shows below each block."""
+    if name.startswith(NOT_RUN):
+        return
+    text, pieces, position = source[0], [], 0
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for block, shown in run_page(Path(app.env.doc2path(name)), Path(folder).resolve()):
+            pieces += [text[position : block.end], *(_markdown(app, name, block.line, each) for each in shown)]
+            position = block.end
+    source[0] = "".join([*pieces, text[position:]])
+
+
+def _markdown(app: Any, name: str, line: int, shown: Any) -> str:
+    if not isinstance(shown, Figure):
+        return f"\n\n```{{code-block}} text\n:class: output\n\n{shown.rstrip()}\n```\n"
+    path = Path(app.srcdir) / PLACE / f"{name.replace('/', '-')}-{line}.png"
+    path.parent.mkdir(exist_ok=True)
+    shown.savefig(path, dpi=150, bbox_inches="tight")
+    return f"\n\n![{_about(shown)}](/{PLACE}/{path.name})\n"
+
+
+def _about(figure: Figure) -> str:
+    """Return the words of a figure, for readers who do not see it."""
+    titles = [axes.get_title() or f"{axes.get_ylabel()} against {axes.get_xlabel()}" for axes in figure.axes]
+    return re.sub(r"[\[\]\n]", " ", "; ".join(title for title in titles if title != " against ")) or "Figure"

@@ -1,0 +1,152 @@
+"""Tables of the pages that have their source elsewhere: methods, experiments, options, columns, results."""
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+
+from batchbayes.assessment.classification import compare as classification
+from batchbayes.assessment.options import AssessOptions, Settings
+from batchbayes.assessment.regression import compare as regression
+from batchbayes.assessment.result import MetricColumn
+from batchbayes.assessment.segmentation import compare as segmentation
+from batchbayes.methods import METHODS
+from batchbayes.reproduce.experiment import EXPERIMENTS
+
+PEERS = "peers"
+"""The results page with all methods on one network. Its rows are named in methods.csv."""
+
+
+def substitutions(docs: Path) -> dict[str, str]:
+    """Return what `{{ name }}` stands for in the pages."""
+    columns = {
+        "classification": classification.COLUMNS + classification.STRANGE_COLUMNS,
+        "regression": regression.COLUMNS + regression.STRANGE_COLUMNS,
+        "segmentation": segmentation.COLUMNS,
+    }
+    return {
+        "methods": methods_table(docs),
+        "experiments": experiments_table(docs),
+        "settings": settings_table(),
+        "results": results_list(docs),
+        "pictures": pictures(docs),
+        "peers": peers_table(docs),
+    } | {f"columns_{task}": columns_table(listed) for task, listed in columns.items()}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table in Markdown.
+
+    >>> print(table(["a", "b"], [["1", "x | y"]]))
+    | a | b |
+    |---|---|
+    | 1 | x \\\\| y |
+    """
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, *rows]]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def method_facts(docs: Path) -> dict[str, dict[str, str]]:
+    """Return what methods.csv says about each method."""
+    with (docs / "methods.csv").open(encoding="utf-8", newline="") as file:
+        return {row["name"]: row for row in csv.DictReader(file)}
+
+
+def methods_table(docs: Path) -> str:
+    """Return a line for each method. Names and descriptions are those of the table of methods."""
+    known, measured = method_facts(docs), peers_rows(docs)
+    rows = []
+    for name, method in METHODS.items():
+        if not str(method.fit).startswith("batchbayes."):
+            continue  # a method of a page of this site
+        facts = known[name]
+        quality = _quality(facts, measured, docs)
+        link = f"[`bb.{name}`](#batchbayes.{name})"
+        rows.append([link, method.about, facts["layers"], facts["labels"], facts["training"], facts["passes"], quality])
+    header = ["call", "what is random", "layers", "labels", "training", "passes of a prediction", "measured here"]
+    return table(header, rows)
+
+
+def _quality(facts: dict[str, str], measured: dict[str, dict[str, str]], docs: Path) -> str:
+    found = measured.get(facts["row"], {})
+    said = f"NLL {found['NLL']}, ECE {found['ECE']}" if found else ""
+    page = facts["results"] if (docs / "results" / f"{facts['results']}.md").exists() else ""
+    link = f"[{'more' if said else 'results'}](results/{page}.md)" if page else ""
+    return "; ".join(filter(None, [said, link])) or "not measured"
+
+
+def peers_rows(docs: Path) -> dict[str, dict[str, str]]:
+    """Return the rows of the first table of the page on peers, by their first cell."""
+    path = docs / "results" / f"{PEERS}.md"
+    if not path.exists():
+        return {}
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    cells = [[cell.strip().strip("*") for cell in line.strip("|").split("|")] for line in lines]
+    header = cells[0]
+    return {row[0]: dict(zip(header, row, strict=False)) for row in cells[2:] if len(row) == len(header)}
+
+
+def peers_table(docs: Path) -> str:
+    """Return the tables of the page on peers, without its other text."""
+    path = docs / "results" / f"{PEERS}.md"
+    if not path.exists():
+        return "The run has not been made yet."
+    groups = re.findall(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
+    more = f"[The page of the run](results/{PEERS}.md) has the command, the settings of each library and remarks."
+    return "\n\n".join([*groups, more])
+
+
+def experiments_table(docs: Path) -> str:
+    """Return a line for each experiment, with its results if there are any."""
+    rows = []
+    for name, module in EXPERIMENTS.items():
+        about = (import_module(module).__doc__ or "").strip().splitlines()[0]
+        page = docs / "results" / f"{name}.md"
+        rows.append(
+            [f"`{name}`", about, f"[results](results/{name}.md)" if page.exists() else "no run is published yet"]
+        )
+    return table(["name", "what it repeats", ""], rows)
+
+
+def results_list(docs: Path) -> str:
+    """Return a link for each page of results, by its title."""
+    lines = []
+    for path in sorted((docs / "results").glob("*.md")):
+        title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        lines.append(f"- [{title}](results/{path.name})")
+    return "\n".join(lines)
+
+
+def pictures(docs: Path) -> str:
+    """Return the first picture of each page of results, with a link."""
+    found = []
+    for path in sorted((docs / "results").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if match := re.search(r"!\[([^\]]*)\]\(\.\./(images/[^)]+)\)", text):
+            title = text.splitlines()[0].lstrip("# ")
+            found.append(f"**[{title}](results/{path.name})**\n\n![{' '.join(match[1].split())}]({match[2]})")
+    return "\n\n".join(found)
+
+
+def settings_table() -> str:
+    """Return the options of an assessment with their explanations."""
+    rows = []
+    for cls in (AssessOptions, Settings):
+        for field in fields(cls):
+            if field.metadata and field.name not in [row[0].strip("`") for row in rows]:
+                help_text = field.metadata["help"]
+                text = help_text() if callable(help_text) else help_text
+                both = field.name in {each.name for each in fields(Settings)}
+                rows.append([f"`{field.name}`", text.replace("%%", "%"), "both" if both else "command line"])
+    return table(["option", "what it says", "where"], rows)
+
+
+def columns_table(columns: Iterable[MetricColumn]) -> str:
+    """Return the columns of the report's tables with their meaning."""
+    better = {"lower": "lower", "higher": "higher", "target": "near its target"}
+    return table(
+        ["in metrics.json", "in the report", "better", "meaning"],
+        [[f"`{column.key}`", column.label, better[column.better], column.meaning] for column in columns],
+    )

@@ -1,0 +1,87 @@
+"""The documentation: every block of every page runs, and what pages say about names, extras and targets is true."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import batchbayes as bb
+from batchbayes._common.threads import single_threaded
+from batchbayes.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "tools"))
+
+import pages  # noqa: E402
+import reference  # noqa: E402
+from blocks import find_blocks, run_page  # noqa: E402
+
+PAGES = [
+    ROOT / "README.md",
+    *(path for path in sorted(DOCS.rglob("*.md")) if path.parent in (DOCS, DOCS / "tutorials")),
+]
+FENCE = re.compile(r"^```([^\n]*)\n.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if find_blocks(path.read_text())], ids=_name)
+def test_every_block_runs(path, tmp_path):
+    known = dict(METHODS)
+    try:
+        with single_threaded(), torch.random.fork_rng():
+            assert [block for block, _ in run_page(path, tmp_path.resolve())]
+    finally:
+        METHODS.clear()
+        METHODS.update(known)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_name)
+def test_no_block_hides_from_the_test(path):
+    kinds = {match[1] for match in FENCE.finditer(path.read_text(encoding="utf-8"))}
+    assert all(kind in ("python", "sh", "text") or kind.startswith(("{", "bibtex")) for kind in kinds), kinds
+
+
+def test_extras_and_targets_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    seen = 0
+    for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        text = path.read_text(encoding="utf-8")
+        for extras in re.findall(r"batchbayes\[([\w,]+)\]", text):
+            assert set(extras.split(",")) <= set(project["optional-dependencies"]), path
+        for target in re.findall(r"^make ([\w-]+)|`make ([\w-]+)`", text, re.MULTILINE):
+            assert (target[0] or target[1]) in targets, (path, target)
+            seen += 1
+    assert seen >= 2
+
+
+def test_names_in_the_text_exist():
+    for path in PAGES:
+        for name in re.findall(r"`bb\.([\w.]+)", path.read_text(encoding="utf-8")):
+            found = bb
+            for part in name.rstrip(".").split("."):
+                if part == "wobble":  # the method that the tutorial registers
+                    break
+                found = getattr(found, part)
+
+
+def test_every_method_is_in_the_table_of_methods():
+    own = {name for name, method in METHODS.items() if str(method.fit).startswith("batchbayes.")}
+    assert set(pages.method_facts(DOCS)) == own
+    table = pages.methods_table(DOCS)
+    assert all(f"`bb.{name}`" in table for name in own)
+
+
+def test_the_reference_has_every_public_name(tmp_path):
+    reference.write_reference(tmp_path)
+    written = "\n".join(path.read_text() for path in tmp_path.glob("*.md"))
+    modules = {"attacks", "calibrate", "decisions", "distill", "metrics", "online", "plots", "scores"}
+    for name in bb.__all__:
+        assert (f"automodule:: batchbayes.{name}" if name in modules else f":: batchbayes.{name}\n") in written, name
