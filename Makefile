@@ -35,8 +35,9 @@ format: .venv/dev.stamp  ## rewrite the sources in the house format
 third-party: .venv-third-party/stamp  ## MCBN on networks of timm and segmentation-models-pytorch
 	OMP_NUM_THREADS=1 .venv-third-party/bin/python benchmarks/third_party.py
 
-users: .venv-users/stamp  ## the seven users of examples/users, with the packages that they know
+users: .venv-users/stamp  ## the seven users of examples/users, and pandas, MAPIE, Parquet and Zarr beside batchbayes
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 -m slow tests/test_users.py
+	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n auto tests/sklearn tests/data tests/assessment/test_parts.py
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 tests/methods/weights/test_third_party_networks.py
 
 clean:
@@ -69,5 +70,5 @@ clean:
 	$(PYTHON) -m venv .venv-users
 	.venv-users/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-c constraints-third-party.txt -e '.[dev]' timm segmentation-models-pytorch lightning transformers pandas \
-		onnx onnxscript onnxruntime
+		mapie pyarrow zarr
 	touch $@

@@ -29,7 +29,7 @@ import batchbayes as bb
 from batchbayes._common.atomic import atomic_path
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream, generator
-from batchbayes.assessment.familiar import outside_ranges, unfamiliar
+from batchbayes.assessment.data_check import outside_ranges, unfamiliar
 from batchbayes.data.cifar10 import MEAN, STD, crop_and_flip, load_cifar10, standardise
 from batchbayes.data.examples import from_tensors
 from batchbayes.data.mnist import load_mnist

@@ -93,6 +93,9 @@ def timm_networks(folder: Path) -> Iterator[Line]:
         yield Line(f"timm {name}, MCBN", posterior, images[:11], bb.categorical(), 16)
 
 
+NETWORKS = {"mlp": mlp, "resnet": resnet, "espnet": espnet, "timm": timm_networks}
+
+
 def seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
@@ -129,14 +132,14 @@ def print_line(line: Line, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--without-timm", action="store_true")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| network and method | draws | difference | opset | weights | bank | file | ratio | onnxruntime | predict |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
-        for make in (mlp, resnet, espnet, *([] if options.without_timm else [timm_networks])):
-            for line in make(options.folder):
+        for name in options.networks:
+            for line in NETWORKS[name](options.folder):
                 print_line(line, Path(folder))
 
 

@@ -3,7 +3,7 @@
     python benchmarks/peers.py DATA_FOLDER --environments FOLDER > docs/results/peers.md
 
 Each library runs in an environment of its own in FOLDER, made by `pip install` if it is not there; torch and batchbayes
-are those of the present environment. A library whose results are in FOLDER already is not run again. The network is the
+are those of the present environment. What is in FOLDER already is not run again. The network is the
 public ResNet-20 on CIFAR-10. What is tuned is tuned on 1,000 test images, and scored on 2,000 others; SVHN is unseen.
 What needs training images gets the first 5,000, without augmentation, or with it where the method is about it.
 """
@@ -45,7 +45,7 @@ PACKAGES = {
 EXTRAS = {"torch-uncertainty": "cpu"}
 """Without this extra it cannot be imported."""
 TRAINING, CALIBRATION, TEST, UNSEEN = 5000, slice(0, 1000), slice(1000, 3000), 1000
-BATCH_SIZE, LEVEL = 128, 0.9
+BATCH_SIZE, DRAWS, LEVEL = 128, 16, 0.9
 CHUNK = 250
 
 
@@ -68,8 +68,6 @@ class Images:
 class Row:
     """A line of the table. What a method does not answer is None."""
 
-    method: str
-    library: str
     accuracy: float | None = None
     nll: float | None = None
     ece: float | None = None
@@ -77,6 +75,11 @@ class Row:
     passes: float | None = None
     coverage: float | None = None
     set_size: float | None = None
+
+
+Probs = Callable[[Tensor], Tensor]
+Jobs = dict[str, Callable[[], Row]]
+"""What is done for each line of the table, by the name of the method."""
 
 
 def load(folder: Path) -> Images:
@@ -103,7 +106,7 @@ def in_chunks(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
     return run
 
 
-def judged(name: str, library: str, data: Images, probs: Callable[[Tensor], Tensor]) -> Row:
+def judged(data: Images, probs: Probs) -> Row:
     """Score class probabilities. The score for unseen images is their entropy."""
     start = time.process_time()
     known = probs(data.test[0]).double()
@@ -113,102 +116,116 @@ def judged(name: str, library: str, data: Images, probs: Callable[[Tensor], Tens
     nll = -known.gather(1, data.test[1][:, None]).clamp_min(1e-30).log().mean()
     auroc = ood_auroc(_entropy(known), _entropy(probs(data.unseen).double()))
     right = accuracy(known, data.test[1])
-    return Row(name, library, right, float(nll), expected_calibration_error(bins), auroc, passes)
+    return Row(right, float(nll), expected_calibration_error(bins), auroc, passes)
 
 
 def _entropy(probs: Tensor) -> Tensor:
     return torch.distributions.Categorical(probs=probs).entropy()
 
 
-def detected(name: str, library: str, data: Images, score: Callable[[Tensor], Tensor]) -> Row:
+def detected(data: Images, score: Callable[[Tensor], Tensor]) -> Row:
     """Score a detector of unseen images. Higher scores are less usual."""
     start = time.process_time()
     known = score(data.test[0])
     passes = (time.process_time() - start) / data.pass_seconds
-    return Row(name, library, auroc=ood_auroc(known.float(), score(data.unseen).float()), passes=passes)
+    return Row(auroc=ood_auroc(known.float(), score(data.unseen).float()), passes=passes)
 
 
-def run_batchbayes(data: Images) -> list[Row]:
-    network, library = data.network, "batchbayes"
+def judged_sets(data: Images, inside: Tensor) -> Row:
+    """Score sets of classes, bool (N, K)."""
+    coverage = inside[torch.arange(len(inside)), data.test[1]].double().mean()
+    return Row(coverage=float(coverage), set_size=float(inside.sum(1).double().mean()))
 
-    def seen(posterior: bb.Posterior, temperature: float = 1.0, **options: Any) -> Callable[[Tensor], Tensor]:
+
+def batchbayes_jobs(data: Images) -> Jobs:
+    network, linear = data.network, {"engine": "linear", "num_samples": 64}
+    own = bb.deterministic(network)
+    black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
+
+    def seen(posterior: bb.Posterior, temperature: float = 1.0, **options: Any) -> Probs:
         likelihood = bb.categorical(temperature=temperature)
         return lambda x: bb.predict(posterior, x, likelihood, **options).probs
 
-    def tuned(posterior: bb.Posterior, **options: Any) -> Callable[[Tensor], Tensor]:
+    def tuned(posterior: bb.Posterior, **options: Any) -> Probs:
         kept = bb.predict(posterior, data.calibration[0], bb.categorical(), keep_draws=True, **options)
         return seen(posterior, bb.calibrate.tune_temperature(kept, data.calibration[1]), **options)
 
-    own, linear = bb.deterministic(network), {"engine": "linear", "num_samples": 64}
-    fits = {
-        "MCBN": bb.mcbn,
-        "stochastic BN": bb.stochastic_bn,
-        "correlated BN": bb.correlated_bn,
+    def noisy(fit: Callable[..., bb.BatchNormPosterior]) -> bb.BatchNormPosterior:
+        return fit(network, augmented_batches(data.raw, BATCH_SIZE), center="running", num_samples=64)
+
+    def best() -> bb.BatchNormPosterior:
+        return bb.tune_batch_size(noisy(bb.mcbn), [data.calibration], bb.categorical()).posterior
+
+    def views() -> bb.Posterior:
+        return bb.with_views(own, bb.Compose(bb.RandomCrop(4, fill=black), bb.RandomFlip()), average=4)
+
+    def laplace() -> bb.Posterior:
+        images = data.train[0].split(CHUNK)
+        return bb.last_layer_laplace(network, images, bb.categorical(), held_out=[data.calibration])
+
+    def novelty() -> bb.Novelty:
+        return bb.novelty(network, data.train[0], calibration=data.calibration[0])
+
+    def sets() -> Tensor:
+        held_out = bb.predict(own, data.calibration[0], bb.categorical())
+        found = bb.calibrate.conformal_sets(held_out, data.calibration[1], LEVEL)
+        return found(bb.predict(own, data.test[0], bb.categorical()))
+
+    return {
+        "network": lambda: judged(data, seen(own)),
+        "temperature": lambda: judged(data, tuned(own)),
+        "MCBN": lambda: judged(data, seen(noisy(bb.mcbn), **linear)),
+        "MCBN, tuned batch size": lambda: judged(data, seen(best(), **linear)),
+        "stochastic BN": lambda: judged(data, seen(noisy(bb.stochastic_bn), **linear)),
+        "correlated BN": lambda: judged(data, seen(noisy(bb.correlated_bn), **linear)),
+        "16 views + temperature": lambda: judged(data, tuned(views(), num_samples=4)),
+        "last-layer Laplace": lambda: judged(data, seen(laplace(), num_samples=64)),
+        "novelty": lambda: detected(data, novelty().score),
+        "conformal sets": lambda: judged_sets(data, sets()),
     }
-    found = [judged("network", library, data, seen(own)), judged("temperature", library, data, tuned(own))]
-    for name, fit in fits.items():
-        batches = augmented_batches(data.raw, BATCH_SIZE)
-        posterior = fit(network, batches, center="running", num_samples=64)
-        found.append(judged(name, library, data, seen(posterior, **linear)))
-        if name == "MCBN":
-            best = bb.tune_batch_size(posterior, [data.calibration], bb.categorical()).posterior
-            found.append(judged("MCBN, tuned", library, data, seen(best, **linear)))
-    black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
-    views = bb.with_views(own, bb.Compose(bb.RandomCrop(4, fill=black), bb.RandomFlip()), average=4)
-    found.append(judged("16 views + temperature", library, data, tuned(views, num_samples=4)))
-    laplace = bb.last_layer_laplace(network, data.train[0].split(CHUNK), bb.categorical(), held_out=[data.calibration])
-    found.append(judged("last-layer Laplace", library, data, seen(laplace, num_samples=64)))
-    detector = bb.novelty(network, data.train[0], calibration=data.calibration[0])
-    found.append(detected("novelty", library, data, detector.score))
-    sets = bb.calibrate.conformal_sets(
-        bb.predict(own, data.calibration[0], bb.categorical()), data.calibration[1], LEVEL
-    )
-    inside = sets(bb.predict(own, data.test[0], bb.categorical()))
-    return [*found, _sets("conformal sets", library, inside, data)]
 
 
-def _sets(name: str, library: str, inside: Tensor, data: Images) -> Row:
-    coverage = inside[torch.arange(len(inside)), data.test[1]].double().mean()
-    return Row(name, library, coverage=float(coverage), set_size=float(inside.sum(1).double().mean()))
-
-
-def run_laplace(data: Images) -> list[Row]:
+def laplace_jobs(data: Images) -> Jobs:
     from laplace import Laplace
     from torch.utils.data import DataLoader, TensorDataset
 
-    found = []
-    for name, chosen in (("marginal likelihood", "marglik"), ("tuned on held-out images", "gridsearch")):
+    def probs(method: str, **options: Any) -> Probs:
         fitted = Laplace(data.network, "classification", subset_of_weights="last_layer", hessian_structure="kron")
         fitted.fit(DataLoader(TensorDataset(*data.train), batch_size=CHUNK))
-        held_out = DataLoader(TensorDataset(*data.calibration), batch_size=CHUNK)
-        options = {"val_loader": held_out, "grid_size": 21} if chosen == "gridsearch" else {}
-        fitted.optimize_prior_precision(pred_type="glm", method=chosen, link_approx="probit", **options)
-        probs = in_chunks(lambda x, fitted=fitted: fitted(x, pred_type="glm", link_approx="probit"))
-        found.append(judged(f"last-layer Laplace, {name}", "laplace-torch", data, probs))
-    return found
+        fitted.optimize_prior_precision(pred_type="glm", method=method, link_approx="probit", **options)
+        return in_chunks(lambda x: fitted(x, pred_type="glm", link_approx="probit"))
+
+    held_out = DataLoader(TensorDataset(*data.calibration), batch_size=CHUNK)
+    searched = {"method": "gridsearch", "val_loader": held_out, "grid_size": 21}
+    return {
+        "last-layer Laplace, marginal likelihood": lambda: judged(data, probs("marglik")),
+        "last-layer Laplace, prior tuned on held-out images": lambda: judged(data, probs(**searched)),
+    }
 
 
-def run_torch_uncertainty(data: Images) -> list[Row]:
+def torch_uncertainty_jobs(data: Images) -> Jobs:
     from torch.utils.data import DataLoader, TensorDataset
     from torch_uncertainty.post_processing import MCBatchNorm, TemperatureScaler
 
-    held_out = DataLoader(TensorDataset(*data.calibration), batch_size=CHUNK)
-    scaler = TemperatureScaler(data.network)
-    scaler.fit(held_out, progress=False)
-    found = [judged("temperature scaler", "torch-uncertainty", data, in_chunks(lambda x: scaler(x).softmax(-1)))]
-    images, labels = next(augmented_batches(data.raw, TRAINING)), data.train[1]
-    drawn = MCBatchNorm(data.network, num_estimators=16, convert=True, mc_batch_size=BATCH_SIZE)
-    drawn.fit(DataLoader(TensorDataset(images, labels), batch_size=BATCH_SIZE, shuffle=True, drop_last=True))
-    drawn.eval()
+    def scaled() -> Probs:
+        scaler = TemperatureScaler(data.network)
+        scaler.fit(DataLoader(TensorDataset(*data.calibration), batch_size=CHUNK), progress=False)
+        return in_chunks(lambda x: scaler(x).softmax(-1))
 
-    def probs(x: Tensor) -> Tensor:
-        outputs = drawn(x).softmax(-1)
-        return outputs.reshape(16, len(x), -1).mean(0)
+    def drawn() -> Probs:
+        images = TensorDataset(next(augmented_batches(data.raw, TRAINING)), data.train[1])
+        posterior = MCBatchNorm(data.network, num_estimators=DRAWS, convert=True, mc_batch_size=BATCH_SIZE)
+        posterior.fit(DataLoader(images, batch_size=BATCH_SIZE, shuffle=True, drop_last=True))
+        posterior.eval()
+        return in_chunks(lambda x: posterior(x).softmax(-1).reshape(DRAWS, len(x), -1).mean(0))
 
-    return [*found, judged("MC batch norm, 16 draws", "torch-uncertainty", data, in_chunks(probs))]
+    return {
+        "temperature scaler": lambda: judged(data, scaled()),
+        f"MC batch norm, {DRAWS} draws": lambda: judged(data, drawn()),
+    }
 
 
-def run_pytorch_ood(data: Images) -> list[Row]:
+def pytorch_ood_jobs(data: Images) -> Jobs:
     from pytorch_ood.detector import KNN, EnergyBased, Mahalanobis, ViM
 
     linear = data.network.linear
@@ -219,23 +236,20 @@ def run_pytorch_ood(data: Images) -> list[Row]:
             in_chunks(data.network)(x)
         return torch.cat(seen)
 
-    train, labels = features(data.train[0]), data.train[1]
-    energy = EnergyBased(data.network)
-    found = [detected("energy", "pytorch-ood", data, in_chunks(energy.predict))]
-    detectors = {
-        "Mahalanobis": Mahalanobis(None),
-        "KNN": KNN(None),
-        "ViM": ViM(None, 32, linear.weight.detach(), linear.bias.detach()),
-    }
-    for name, detector in detectors.items():
+    def fitted(detector: Any) -> Callable[[Tensor], Tensor]:
         detector.to("cpu")
-        detector.fit_features(train, labels)
-        score = lambda x, detector=detector: detector.predict_features(features(x))  # noqa: E731
-        found.append(detected(name, "pytorch-ood", data, score))
-    return found
+        detector.fit_features(features(data.train[0]), data.train[1])
+        return lambda x: detector.predict_features(features(x))
+
+    return {
+        "energy": lambda: detected(data, in_chunks(EnergyBased(data.network).predict)),
+        "Mahalanobis": lambda: detected(data, fitted(Mahalanobis(None))),
+        "KNN": lambda: detected(data, fitted(KNN(None))),
+        "ViM": lambda: detected(data, fitted(ViM(None, 32, linear.weight.detach(), linear.bias.detach()))),
+    }
 
 
-def run_mapie(data: Images) -> list[Row]:
+def mapie_jobs(data: Images) -> Jobs:
     import numpy as np
     from mapie.classification import SplitConformalClassifier
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -258,19 +272,20 @@ def run_mapie(data: Images) -> list[Row]:
         def __sklearn_is_fitted__(self) -> bool:
             return True
 
-    flat = lambda pair: (pair[0].flatten(1).numpy(), pair[1].numpy())  # noqa: E731
-    sets = SplitConformalClassifier(Fitted(), confidence_level=LEVEL, prefit=True, conformity_score="lac")
-    sets.conformalize(*flat(data.calibration))
-    inside = torch.as_tensor(sets.predict_set(flat(data.test)[0])[1][:, :, 0])
-    return [_sets("conformal sets, LAC", "MAPIE", inside, data)]
+    def sets() -> Tensor:
+        conformal = SplitConformalClassifier(Fitted(), confidence_level=LEVEL, prefit=True, conformity_score="lac")
+        conformal.conformalize(data.calibration[0].flatten(1).numpy(), data.calibration[1].numpy())
+        return torch.as_tensor(conformal.predict_set(data.test[0].flatten(1).numpy())[1][:, :, 0])
+
+    return {"conformal sets, LAC": lambda: judged_sets(data, sets())}
 
 
-PARTS = {
-    "batchbayes": run_batchbayes,
-    "laplace-torch": run_laplace,
-    "torch-uncertainty": run_torch_uncertainty,
-    "pytorch-ood": run_pytorch_ood,
-    "MAPIE": run_mapie,
+JOBS: dict[str, Callable[[Images], Jobs]] = {
+    "batchbayes": batchbayes_jobs,
+    "laplace-torch": laplace_jobs,
+    "torch-uncertainty": torch_uncertainty_jobs,
+    "pytorch-ood": pytorch_ood_jobs,
+    "MAPIE": mapie_jobs,
 }
 
 
@@ -344,36 +359,39 @@ def _size(name: str) -> int:
 
 
 def run_part(name: str, folder: Path, out: Path) -> None:
-    """Run one library in this process, and write what was found."""
+    """Run one library in this process, and write each line of its table as soon as it is there."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     # Skips a part of torchvision that fails beside another build of torch. No library here uses it.
     sys.modules["torchvision._meta_registrations"] = ModuleType("skipped")
-    rows = [asdict(row) for row in PARTS[name](load(folder))]
     version = bb.__version__ if name == "batchbayes" else distribution(name).version
-    out.write_text(json.dumps({"rows": rows, "version": version, "size": install_size(name)}))
+    found = json.loads(out.read_text()) if out.exists() else {"rows": {}}
+    found |= {"version": version, "size": install_size(name)}
+    for method, job in JOBS[name](load(folder)).items():
+        if method not in found["rows"]:
+            torch.manual_seed(0)
+            found["rows"][method] = asdict(job())
+            out.write_text(json.dumps(found))
+            print(name, method, found["rows"][method], file=sys.stderr, flush=True)
+    found["done"] = True
+    out.write_text(json.dumps(found))
 
 
 def page(found: dict[str, dict[str, Any]]) -> str:
     """Write the tables."""
-    rows = [row for name in PARTS for row in found[name]["rows"]]
-
-    def cell(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
+    rows = [(method, name, row) for name in JOBS for method, row in found[name]["rows"].items()]
+    forms = {"accuracy": ".1%", "nll": ".3f", "ece": ".3f", "auroc": ".3f", "passes": ".1f"}
     lines = [
         "| method | library | accuracy | NLL | ECE | AUROC, SVHN | forward passes |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
+    for method, name, row in rows:
         if row["set_size"] is None:
-            cells = [cell(row["accuracy"], ".1%"), cell(row["nll"], ".3f"), cell(row["ece"], ".3f")]
-            cells += [cell(row["auroc"], ".3f"), cell(row["passes"], ".1f")]
-            lines.append(f"| {row['method']} | {row['library']} | " + " | ".join(cells) + " |")
+            cells = ["" if row[key] is None else format(row[key], form) for key, form in forms.items()]
+            lines.append(f"| {method} | {name} | {' | '.join(cells)} |")
     lines += ["", "| 90 % sets | library | hold the truth | mean size |", "|---|---|---|---|"]
-    lines += [
-        f"| {r['method']} | {r['library']} | {r['coverage']:.1%} | {r['set_size']:.3f} |" for r in rows if r["set_size"]
-    ]
+    for method, name, row in rows:
+        if row["set_size"] is not None:
+            lines.append(f"| {method} | {name} | {row['coverage']:.1%} | {row['set_size']:.3f} |")
     lines += [
         "",
         "| library | version | size beside torch | CPU time of the import beside torch |",
@@ -388,7 +406,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--environments", type=Path, required=True)
-    parser.add_argument("--part", choices=PARTS)
+    parser.add_argument("--part", choices=JOBS, help="only this library, in this environment")
     options = parser.parse_args()
     if options.part:
         run_part(options.part, options.data, options.environments / f"{options.part}.json")
@@ -396,7 +414,7 @@ def main() -> None:
     found = {}
     for name, module in PACKAGES.items():
         python, out = environment(name, options.environments.resolve()), options.environments / f"{name}.json"
-        if not out.exists():
+        if not out.exists() or "done" not in json.loads(out.read_text()):
             command = [python, __file__, str(options.data), "--environments", str(options.environments), "--part", name]
             subprocess.run(command, check=True, stdout=sys.stderr)
         found[name] = json.loads(out.read_text()) | {"import": import_seconds(python, module)}

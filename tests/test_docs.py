@@ -57,7 +57,7 @@ def test_extras_and_targets_exist():
         for extras in re.findall(r"batchbayes\[([\w,]+)\]", text):
             assert set(extras.split(",")) <= set(project["optional-dependencies"]), path
         for target in re.findall(r"^make ([\w-]+)|`make ([\w-]+)`", text, re.MULTILINE):
-            assert target[0] or target[1] in targets, path
+            assert (target[0] or target[1]) in targets, (path, target)
             seen += 1
     assert seen >= 2
 

@@ -472,3 +472,16 @@ def test_real_interrupts_at_random_moments_harm_nothing(kind):
     finally:
         signal.signal(signal.SIGALRM, usual)
     assert interrupted == 150
+
+
+def test_tensors_may_be_named_as_torch_compile_names_them():
+    network, x, other = trained(KINDS["compiled part"]), torch.randn(5, 3), torch.randn(2, 4)
+    with torch.no_grad():
+        plain = Network(network)(x, tensors={"0.3.weight": other})
+        assert torch.equal(Network(network)(x, tensors={"0._orig_mod.3.weight": other}), plain)
+
+
+@pytest.mark.parametrize("name", ["9.weight", "0.scale"])
+def test_a_tensor_that_the_network_no_longer_has_is_an_error(name):
+    with pytest.raises(bb.BatchbayesError, match=r"a network with the .*fit again after you change the network"):
+        Network(small())(torch.randn(5, 3), tensors={name: torch.ones(1)})

@@ -214,11 +214,7 @@ class Workplace:
         attributes = vars(self._find(path))
         registry = attributes["_parameters" if key in attributes["_parameters"] else "_buffers"]
         if key not in registry:
-            raise BatchbayesError(
-                expected=f"a network with the tensor {name}",
-                got=f"a {type(self._find(path)).__name__} without it in its place",
-                fix="fit again after you change the network",
-            )
+            raise _changed_network(f"the tensor {name}", self._find(path))
         return registry, key
 
     def _same(self, first: str, second: str) -> bool:
@@ -227,11 +223,13 @@ class Workplace:
         return one[key] is other[other_key]
 
     def _find(self, name: str) -> nn.Module:
-        """Return the module of a name, as `plain_name` writes it."""
+        """Return the module of a name, with or without the parts that torch.compile adds."""
         if name not in self._by_name:
             found: Any = self.module
-            for part in name.split(".") if name else ():
-                found = found._modules[part]
+            for part in plain_name(name).split(".") if name else ():
+                found = found._modules.get(part)
+                if found is None:
+                    raise _changed_network(f"the module {name}", self.module)
                 found = getattr(found, "_orig_mod", found)
             self._by_name[name] = found
         return self._by_name[name]
@@ -244,6 +242,14 @@ class Workplace:
             self._hooked.append((attributes, kind, attributes[kind]))
             attributes[kind] = attributes[kind].copy()
         return module
+
+
+def _changed_network(missing: str, found: nn.Module) -> BatchbayesError:
+    return BatchbayesError(
+        expected=f"a network with {missing}",
+        got=f"a {type(found).__name__} without it in its place",
+        fix="fit again after you change the network",
+    )
 
 
 def _names_of_tied(module: nn.Module) -> dict[str, list[str]]:

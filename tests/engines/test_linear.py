@@ -1,6 +1,7 @@
 """The linear engine against a dense Jacobian, finite differences and exact draws, in float64."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,11 +79,19 @@ def test_reverse_mode_equals_a_dense_jacobian():
     torch.testing.assert_close(tangents, jacobian.detach().permute(2, 0, 1))
 
 
-def test_differences_equal_reverse_mode():
+@pytest.mark.parametrize("sides", [1, 2])
+def test_differences_equal_reverse_mode(sides):
     posterior, x = fitted("BatchNorm2d")
     directions = 1e-3 * posterior.deviations
-    exact, (_, near) = posterior.tangents(x, directions)[1], tangents_by_differences(posterior, x, directions)
+    exact, (_, near) = (
+        posterior.tangents(x, directions)[1],
+        tangents_by_differences(posterior, x, directions, sides=sides),
+    )
     torch.testing.assert_close(near, exact, rtol=0.02, atol=1e-6)
+    passes = []
+    counted = SimpleNamespace(center=posterior.center, function=lambda o: passes.append(1) or posterior.function(o))
+    tangents_by_differences(counted, x, directions, sides=sides)
+    assert len(passes) == 1 + sides * len(directions)
 
 
 def both(posterior, x, count):
@@ -160,6 +169,10 @@ def test_many_outputs_go_forward_and_few_go_reverse():
     assert predictive.probs.shape == (3, 8, 8, 3)
     assert (predictive.probs - exact.probs).abs().max() < 0.02
     assert plan_linear(posterior, 1, 5, seed=0).mode == "reverse"
+    classes, pixels = plan_linear(posterior, 1000, 40, seed=0), plan_linear(posterior, 5000, 40, seed=0)
+    assert (classes.sides, pixels.sides) == (1, 2)
+    assert classes.cost(1000) == len(classes.directions) <= 8
+    assert pixels.cost(5000) == 2 * len(pixels.directions)
 
 
 def test_chunks_and_numbers_of_draws_do_not_matter():

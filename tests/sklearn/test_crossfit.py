@@ -57,11 +57,11 @@ def test_draws_are_networks_with_the_statistics_of_their_draw():
     mean, std = (each[4, 3] for each in fit.statistics["hidden.0.norm"])
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(std.square() - norm.eps)
-    torch.testing.assert_close(drawn[4, 3], network(x[:7]).detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(drawn[4, 3].float(), network(x[:7]).detach(), rtol=1e-4, atol=1e-5)
     point = fit.scaled(0.0).draws(x[:7]).reshape(6, 5, 7, 1)
     torch.testing.assert_close(point[:, 0], point[:, 1])
     unstack(fit.stack.select([4]), [network])
-    torch.testing.assert_close(point[4, 0], network(x[:7]).detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(point[4, 0].float(), network(x[:7]).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_copies_share_a_fold_and_folds_are_even():

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from batchbayes.assessment.familiar import outside_ranges, unfamiliar
+from batchbayes.assessment.data_check import outside_ranges, unfamiliar
 from batchbayes.assessment.load import trial
 from batchbayes.assessment.maps import map_writer
 from batchbayes.assessment.named import build_network, named_method

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from batchbayes._common.progress import hidden_progress
-from batchbayes.assessment.familiar import outside_ranges, unfamiliar
+from batchbayes.assessment.data_check import outside_ranges, unfamiliar
 from batchbayes.assessment.likelihood import given_likelihood
 from batchbayes.assessment.load import Case, found_in, load_case, make_case
 from batchbayes.assessment.maps import map_writer

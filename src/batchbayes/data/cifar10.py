@@ -4,7 +4,9 @@ The images are in the lossless mosaics `data_batch_1.webp` to `data_batch_5.webp
 `labels.npz` with the arrays `train` and `test`.
 """
 
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from batchbayes._common.rng import generator
 from batchbayes.data.folder import DataFolder, data_file, read_mosaic
+from batchbayes.errors import BatchbayesError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -29,9 +32,18 @@ def load_cifar10(
     if limit is not None:
         names = names[: -(-limit // 10_000)]
     images = np.concatenate([read_mosaic(data_file(f"cifar10/{name}.webp", folder), 32, 32) for name in names])[:limit]
-    with np.load(data_file("cifar10/labels.npz", folder)) as labels:
-        targets = labels[split][: len(images)]
+    targets = _labels(data_file("cifar10/labels.npz", folder), split)[: len(images)]
     return torch.from_numpy(images), torch.from_numpy(targets.astype(np.int64))
+
+
+def _labels(path: Path, split: str) -> np.ndarray:
+    try:
+        with np.load(path) as labels:
+            return labels[split]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise BatchbayesError(
+            expected=f"the labels of CIFAR-10 in {path}", got=f"{error}"[:200], fix="copy that file again"
+        ) from error
 
 
 def standardise(images: Tensor) -> Tensor:

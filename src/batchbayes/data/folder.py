@@ -35,7 +35,14 @@ def read_mosaic(path: Path, height: int, width: int):
     import numpy as np
     from PIL import Image
 
-    pixels = np.asarray(Image.open(path).convert("RGB"))
+    try:
+        pixels = np.asarray(Image.open(path).convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for damaged files
+        raise BatchbayesError(
+            expected=f"an image that consists of tiles in {path}",
+            got=f"a damaged file ({' '.join(str(error).split())[:200]})",
+            fix="copy that file again",
+        ) from error
     rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
     tiles = pixels.reshape(rows, height, columns, width, 3).transpose(0, 2, 4, 1, 3)
     return tiles.reshape(rows * columns, 3, height, width)

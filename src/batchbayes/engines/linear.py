@@ -5,9 +5,10 @@ $f(\bar\omega) + J (\omega_s - \bar\omega)$. All deviations are combinations of 
 these directions, (Q, n, ...), give every draw by a matrix product. There are two ways to compute tangents:
 
 - Reverse mode needs one backward pass for each output. It is exact.
-- Forward mode needs two forward passes for each of the r combinations of directions that move outputs most. It serves
-  networks with many outputs, as in segmentation. The share of the variance that these combinations keep is known from
-  training inputs, and dividing by its root restores the scale.
+- Forward mode needs one or two forward passes for each of the r combinations of directions that move outputs most. It
+  serves networks with many outputs: one pass (a difference to one side) for up to a thousand classes, two passes for
+  maps, as in segmentation, where the noise is larger. The share of the variance that these combinations keep is known
+  from training inputs, and dividing by its root restores the scale.
 """
 
 from dataclasses import dataclass
@@ -23,17 +24,18 @@ from batchbayes.posterior import Linearisable, Posterior
 
 Mode = Literal["reverse", "forward"]
 
-SHARE = 0.85
-"""Forward mode takes as many directions as keep this share of the variance of the outputs."""
+SHARE, MOST_DIRECTIONS = 0.85, 8
+"""Forward mode takes as many directions as keep this share of the variance of the outputs. For a vector of outputs it
+takes no more than so many: with the sums over draws, a prediction then costs less than ten forward passes."""
 STEP = 3**0.5
 """Step of the differences to both sides, in standard deviations. The three points are the nodes of a Gauss-Hermite
 rule, so the slope is that of the best linear fit over a Gaussian spread, for all polynomials up to the third degree."""
-BACKWARD_COST, DIRECTION_COST = 1.2, 2.0
-"""Cost of a backward pass, and of a direction in forward mode, in forward passes."""
+BACKWARD_COST = 1.2
+"""Cost of a backward pass, in forward passes."""
 AFFORDABLE = 16
 """Reverse mode is exact: up to this cost, in forward passes, it is used even where forward mode is cheaper."""
 MOST_OUTPUTS = 1024
-"""With more outputs for each example than this, reverse mode would take too long."""
+"""With more outputs for each example than this, reverse mode would take too long, and they are taken for a map."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,8 @@ class LinearPlan:
     """Share of the variance of the outputs that the directions keep."""
     contrasts: bool = False
     """Whether only the differences between the outputs (n, K) of an example matter, which saves backward passes."""
+    sides: int = 2
+    """Forward mode: whether differences are taken to one side of the centre or to both."""
 
     @property
     def left_out(self) -> float:
@@ -61,7 +65,7 @@ class LinearPlan:
         """Return the cost in forward passes."""
         if not self.directions.any():
             return 1.0
-        return num_outputs * BACKWARD_COST if self.mode == "reverse" else len(self.directions) * DIRECTION_COST
+        return num_outputs * BACKWARD_COST if self.mode == "reverse" else float(len(self.directions) * self.sides)
 
     def __str__(self) -> str:
         if self.mode == "reverse":
@@ -76,9 +80,11 @@ def plan_linear(
     directions, weights, index = posterior.combinations(num_samples, seed)
     cost = num_outputs * BACKWARD_COST
     if cost > AFFORDABLE and posterior.num_axes:
-        rank = _rank(posterior, len(directions))
-        if rank * DIRECTION_COST < cost:
-            return forward_plan(posterior, rank, num_samples, seed)
+        rank, sides = _rank(posterior, len(directions)), 2
+        if num_outputs <= MOST_OUTPUTS:
+            rank, sides = min(rank, MOST_DIRECTIONS), 1
+        if rank * sides < cost:
+            return forward_plan(posterior, rank, num_samples, seed, sides=sides)
     if num_outputs > MOST_OUTPUTS and directions.any():
         raise BatchbayesError(
             expected=f"at most {MOST_OUTPUTS} outputs for each example, for a posterior without observed rows",
@@ -90,12 +96,13 @@ def plan_linear(
     return LinearPlan("reverse", directions, weights, index, contrasts=contrasts)
 
 
-def forward_plan(posterior: Linearisable, rank: int, num_samples: int, seed: int) -> LinearPlan:
+def forward_plan(posterior: Linearisable, rank: int, num_samples: int, seed: int, *, sides: int = 2) -> LinearPlan:
     """Plan forward mode along the leading `rank` combinations of directions, each one standard deviation long."""
     directions, weights, index = posterior.combinations(num_samples, seed)
     axes, share = posterior.leading_axes(rank)  # (Q, r)
     scale = len(directions) ** 0.5
-    return LinearPlan("forward", axes.T @ directions / scale, weights @ axes * (scale / share**0.5), index, share)
+    along, combined = axes.T @ directions / scale, weights @ axes * (scale / share**0.5)
+    return LinearPlan("forward", along, combined, index, share, sides=sides)
 
 
 def _rank(posterior: Linearisable, most: int) -> int:
@@ -105,29 +112,34 @@ def _rank(posterior: Linearisable, most: int) -> int:
 
 def linear_draws(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> LinearDraws:
     """Return all draws on inputs (n, ...), on the CPU."""
-    moves = tangents_along(posterior, inputs, plan.directions, plan.mode, contrasts=plan.contrasts)
+    moves = tangents_along(posterior, inputs, plan.directions, plan)
     outputs, tangents = (require_finite(tensor.cpu(), "the network's output") for tensor in moves)
     return LinearDraws(outputs, tangents, plan.weights, plan.index)
 
 
 def tangents_along(
-    posterior: Linearisable, inputs: Tensor, directions: Tensor, mode: Mode, *, contrasts: bool = False
+    posterior: Linearisable, inputs: Tensor, directions: Tensor, plan: LinearPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs at the centre (n, ...), and how they move along directions, (Q, n, ...)."""
-    if mode == "reverse":
-        return posterior.tangents(inputs, directions, contrasts=contrasts)
-    return tangents_by_differences(posterior, inputs, directions)
+    """Return outputs at the centre (n, ...), and how they move along directions, (Q, n, ...), as the plan says."""
+    if plan.mode == "reverse":
+        return posterior.tangents(inputs, directions, contrasts=plan.contrasts)
+    return tangents_by_differences(posterior, inputs, directions, sides=plan.sides)
 
 
 @torch.no_grad()
-def tangents_by_differences(posterior: Linearisable, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs at the centre (n, ...), and their slopes (Q, n, ...) by two forward passes for each direction."""
+def tangents_by_differences(
+    posterior: Linearisable, inputs: Tensor, directions: Tensor, *, sides: int = 2
+) -> tuple[Tensor, Tensor]:
+    """Return outputs at the centre (n, ...), and their slopes (Q, n, ...) by a pass for each direction and side."""
     center = posterior.center
     outputs = posterior.function(center)(inputs)
     tangents = outputs.new_empty(len(directions), *outputs.shape)
     for tangent, direction in zip(tangents, directions, strict=True):
-        ahead, behind = (posterior.function(center + side * STEP * direction)(inputs) for side in (1, -1))
-        torch.sub(ahead, behind, out=tangent).div_(2 * STEP)
+        if sides == 1:
+            torch.sub(posterior.function(center + direction)(inputs), outputs, out=tangent)
+        else:
+            ahead, behind = (posterior.function(center + side * STEP * direction)(inputs) for side in (1, -1))
+            torch.sub(ahead, behind, out=tangent).div_(2 * STEP)
     return outputs, tangents
 
 

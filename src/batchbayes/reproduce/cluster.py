@@ -13,13 +13,14 @@ from concurrent.futures import BrokenExecutor, Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
 from batchbayes._common.checks import require_packages
 from batchbayes._common.threads import single_threaded
 from batchbayes.errors import BatchbayesError
-from batchbayes.reproduce.workers import Workers
+from batchbayes.reproduce.workers import Workers, ctrl_c_delayed
 
 T = TypeVar("T")
 
@@ -99,18 +100,20 @@ class ClusterWorkers(Workers):
 
         address: Any = cluster.address
         if cluster.local_workers:
-            address = self._stack.enter_context(
-                LocalCluster(
-                    n_workers=cluster.local_workers,
-                    threads_per_worker=1,
-                    host=LOOPBACK,
-                    dashboard_address=f"{LOOPBACK}:0",
-                    worker_dashboard_address=f"{LOOPBACK}:0",
-                    memory_limit=0,
-                    silence_logs=logging.ERROR,
-                    scheduler_kwargs={"allowed_failures": ALLOWED_FAILURES},
+            resource_tracker.ensure_running()  # its start would undo the next line in the thread that starts processes
+            with ctrl_c_delayed():  # processes of the cluster do not receive Ctrl-C: they end with this process
+                address = self._stack.enter_context(
+                    LocalCluster(
+                        n_workers=cluster.local_workers,
+                        threads_per_worker=1,
+                        host=LOOPBACK,
+                        dashboard_address=f"{LOOPBACK}:0",
+                        worker_dashboard_address=f"{LOOPBACK}:0",
+                        memory_limit=0,
+                        silence_logs=logging.ERROR,
+                        scheduler_kwargs={"allowed_failures": ALLOWED_FAILURES},
+                    )
                 )
-            )
         file = None if cluster.scheduler_file is None else str(cluster.scheduler_file)
         client = Client(address, scheduler_file=file, timeout=CONNECT_SECONDS, set_as_default=False)
         return self._stack.enter_context(client)

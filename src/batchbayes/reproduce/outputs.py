@@ -48,10 +48,13 @@ def render_page(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequ
 
 def shown_run(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequence[Path]) -> dict[str, Any]:
     """Return what a page shows of a run, by the names in its template."""
+    tables = tables_without_notes(plan, results_by_unit(finished))
+    content = [count(len(tables), "table"), *([count(len(pictures), "figure")] if pictures else [])]
     return {
         "name": plan.settings.experiment,
         "about": plan.about,
-        "tables": tables_without_notes(plan, results_by_unit(finished)),
+        "content": ", ".join(content),
+        "tables": tables,
         "pictures": [(path.stem.replace("-", " ").replace("_", " "), data_address(path)) for path in pictures],
         "notes": plan.experiment.notes(plan.config),
         "cautions": cautions(finished),

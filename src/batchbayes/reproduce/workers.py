@@ -77,7 +77,7 @@ class WorkerProcesses(ProcessPoolExecutor, Workers):
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Submit work as usual. This may start a process, which must not receive Ctrl-C."""
-        with _ctrl_c_delayed():
+        with ctrl_c_delayed():
             return super().submit(fn, *args, **kwargs)
 
     def __exit__(self, kind: Any, *_: object) -> None:
@@ -99,7 +99,7 @@ class WorkerProcesses(ProcessPoolExecutor, Workers):
 
 
 @contextmanager
-def _ctrl_c_delayed() -> Iterator[None]:
+def ctrl_c_delayed() -> Iterator[None]:
     """Hide Ctrl-C from processes that start in the block. The current process handles it after the block.
 
     A new process inherits the signal mask of this thread, so it never receives Ctrl-C. The mask alone is not enough for

@@ -84,6 +84,11 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
+    def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
+        probs = self.predict_proba(X)
+        named = {f"P({name})": column for name, column in zip(self.classes_, probs.T, strict=True)}
+        return {"prediction": self.classes_[probs.argmax(1)], **named}
+
     def sample(self, X: Any, num_samples: int = 1, random_state: Any = None) -> np.ndarray:  # noqa: N803
         """Return random classes from the prediction, (N, num_samples)."""
         below = self.predict_proba(X).cumsum(1)[:, None]  # (N, 1, K)

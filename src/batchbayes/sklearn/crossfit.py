@@ -64,12 +64,16 @@ class CrossFit:
 
     @torch.no_grad()
     def draws(self, inputs: Tensor, networks: Tensor | None = None) -> Tensor:
-        """Return the outputs of all draws of all, or of some, networks, (G * S, N, K)."""
+        """Return the outputs of all draws of all, or of some, networks, (G * S, N, K).
+
+        They are computed in float64, so that rounding does not depend on the other rows of a call.
+        """
         chosen = torch.arange(len(self.stack)) if networks is None else networks
         stack = self.stack.select(chosen)
-        noise = Noise({name: (mean[chosen], std[chosen]) for name, (mean, std) in self.statistics.items()})
+        stack = replace(stack, tensors={name: tensor.double() for name, tensor in stack.tensors.items()})
+        kept = {name: (mean[chosen].double(), std[chosen].double()) for name, (mean, std) in self.statistics.items()}
         with single_threaded():
-            parts = [stack_outputs(stack, part, noise).flatten(0, 1) for part in inputs.split(CHUNK)]
+            parts = [stack_outputs(stack, part.double(), Noise(kept)).flatten(0, 1) for part in inputs.split(CHUNK)]
         return torch.cat(parts, 1)
 
     def held_out_draws(self, inputs: Tensor, folds: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 import json
 import os
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +23,7 @@ from batchbayes.detection.novelty import FEWEST, Novelty, novelty
 from batchbayes.errors import BatchbayesError
 from batchbayes.models.mlp import MLP
 from batchbayes.sklearn.crossfit import CrossFit, Recipe, cross_fit
+from batchbayes.sklearn.encode import bin_ends, encoded
 from batchbayes.sklearn.rows import folds_of, ordered_rows
 from batchbayes.training.stack.convert import stack_networks, unstack
 from batchbayes.training.stack.group import Loss
@@ -47,6 +50,7 @@ class Uncertain(BaseEstimator):
         batch_size: int = 32,
         learning_rate: float = 5e-3,
         num_draws: int = 8,
+        num_bins: int = 16,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
     ) -> None:
@@ -58,6 +62,7 @@ class Uncertain(BaseEstimator):
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.num_draws = num_draws
+        self.num_bins = num_bins
         self.random_state = random_state
         self.verbose = verbose
 
@@ -70,6 +75,8 @@ class Uncertain(BaseEstimator):
     def _train(self, inputs: np.ndarray, targets: np.ndarray, copies: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         """Train on inputs (N, Q) and targets (N, K). Return both as tensors, standardised, and the folds."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.bins_ = bin_ends(inputs, self.num_bins)
+        inputs = encoded(inputs, self.bins_)
         self.input_mean_, spread = inputs.mean(0), inputs.std(0)
         self.input_std_ = np.where(spread > 1e-12 * np.maximum(1, np.abs(self.input_mean_)), spread, 1.0)
         x, y = self._standardised(inputs), torch.from_numpy(targets).float()
@@ -95,7 +102,14 @@ class Uncertain(BaseEstimator):
         )
 
     def _require_parameters(self) -> None:
-        for name, least in (("num_folds", 2), ("num_seeds", 1), ("num_steps", 1), ("batch_size", 2), ("num_draws", 2)):
+        for name, least in (
+            ("num_folds", 2),
+            ("num_seeds", 1),
+            ("num_steps", 1),
+            ("batch_size", 2),
+            ("num_draws", 2),
+            ("num_bins", 0),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
                 raise BatchbayesError(
@@ -111,7 +125,7 @@ class Uncertain(BaseEstimator):
         """Return checked and standardised inputs."""
         check_is_fitted(self)
         inputs: Any = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._standardised(inputs)
+        return self._standardised(encoded(inputs, self.bins_))
 
     def _first_network(self) -> MLP:
         stack = self.networks_.stack
@@ -138,6 +152,20 @@ class Uncertain(BaseEstimator):
             )
         return self.detector_.p_value(inputs).numpy()
 
+    def predict_frame(self, X: Any) -> Any:  # noqa: N803
+        """Return a pandas DataFrame: prediction and uncertainty of each row, novelty if known, and the index of X."""
+        check_is_fitted(self)
+        if find_spec("pandas") is None:
+            raise BatchbayesError("the package pandas", "none", "pip install pandas, or use predict")
+        columns = self._columns(X)
+        if self.detector_ is not None:
+            columns["novelty"] = self.novelty(X)
+        return import_module("pandas").DataFrame(columns, index=getattr(X, "index", None))
+
+    def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
+        """Return what `predict_frame` says about each row, by name."""
+        raise NotImplementedError
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a .safetensors file: numbers and JSON, never code."""
         check_is_fitted(self)
@@ -147,6 +175,8 @@ class Uncertain(BaseEstimator):
             tensors |= {f"mean.{name}": mean, f"std.{name}": std}
         header: dict[str, Any] = {"format": FORMAT, "estimator": type(self).__name__, "weight_decay": fit.weight_decay}
         header["parameters"] = {n: v for n, v in self.get_params().items() if n != "random_state"}
+        header["bins"] = [len(ends) for ends in self.bins_]
+        tensors["bins"] = torch.from_numpy(np.concatenate(self.bins_))
         header["features"] = getattr(self, "feature_names_in_", np.array([])).tolist()
         tensors |= {"folds": fit.fold_of_network, "input_mean": torch.from_numpy(self.input_mean_)}
         tensors["input_std"] = torch.from_numpy(self.input_std_)
@@ -181,13 +211,14 @@ class Uncertain(BaseEstimator):
     def _restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take over what a file holds."""
         self.input_mean_, self.input_std_ = (tensors[f"input_{kind}"].numpy() for kind in ("mean", "std"))
-        self.n_features_in_ = len(self.input_mean_)
+        self.bins_ = np.split(tensors["bins"].numpy(), np.cumsum(header["bins"])[:-1])
+        self.n_features_in_ = len(self.bins_)
         if header["features"]:
             self.feature_names_in_ = np.array(header["features"], dtype=object)
         own = {name.removeprefix("stack."): each for name, each in tensors.items() if name.startswith("stack.")}
         widths = [own[name].shape[1] for name in own if name.endswith("linear.weight")]
         last = own["output.weight"].shape[1]
-        template = stack_networks([MLP(self.n_features_in_, widths, last)])
+        template = stack_networks([MLP(len(self.input_mean_), widths, last)])
         stack = type(template)(template.layers, own, {})
         names = [layer.norm for layer in stack.layers if layer.norm]
         statistics = {name: (tensors[f"mean.{name}"], tensors[f"std.{name}"]) for name in names}

@@ -46,6 +46,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         batch_size: examples in a step; four times as many if there are more than 20,000 rows.
         learning_rate: that of Adam.
         num_draws: draws of the batch statistics in each network.
+        num_bins: each column is also given as this many bins, so that steps are learnt as well as by trees; 0 for none.
         random_state: seed of everything that is random.
         verbose: whether to show progress.
 
@@ -141,6 +142,11 @@ class UncertainRegressor(RegressorMixin, Uncertain):
             )
         mean, std = self.predict(X, return_std=True)
         return mean - width * std, mean + width * std
+
+    def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
+        mean, std = self.predict(X, return_std=True)
+        lower, upper = self.predict_interval(X)
+        return {"prediction": mean, "std": std, "lower": lower, "upper": upper}
 
     def sample(self, X: Any, num_samples: int = 1, random_state: Any = None) -> np.ndarray:  # noqa: N803
         """Return random targets from the prediction, (N, num_samples)."""

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.experiments import run_experiment
+from PIL import Image
 from torch import nn
 
 from batchbayes.data.camvid import camvid_frames
+from batchbayes.data.cifar10 import load_cifar10
 from batchbayes.errors import BatchbayesError
 from batchbayes.experiments.images import camvid, cifar, frame_sums, sbn, sbn_data, sbn_methods, sbn_tables
 from batchbayes.experiments.images.novelty_map import fit_novelty_map
@@ -62,6 +64,18 @@ def test_a_damaged_archive_is_named(tmp_path):
         next(camvid_frames("test", tmp_path))
 
 
+def test_damaged_images_and_labels_are_named(tmp_path):
+    (tmp_path / "cifar10").mkdir()
+    mosaic, labels = tmp_path / "cifar10" / "test_batch.webp", tmp_path / "cifar10" / "labels.npz"
+    mosaic.write_bytes(b"no image")
+    with pytest.raises(BatchbayesError, match="test_batch"):
+        load_cifar10("test", tmp_path)
+    Image.new("RGB", (64, 32)).save(mosaic, lossless=True)
+    labels.write_bytes(b"no labels")
+    with pytest.raises(BatchbayesError, match="labels of CIFAR-10"):
+        load_cifar10("test", tmp_path)
+
+
 def test_damaged_tensors_are_refused():
     text = pack_tensors({"a": torch.arange(4)})
     for damaged in (text[: len(text) // 2], "?" + text, text[:20] + "AAAA" + text[24:]):
@@ -93,18 +107,18 @@ def test_a_moving_average_is_that_of_a_loop():
 def test_fresh_batches_have_the_law_of_shared_ones_and_others_do_not():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
-    images, labels = torch.randn(30, 3, 8, 8), torch.randint(0, 3, (30,))
+    images, labels = torch.randn(20, 3, 8, 8), torch.randint(0, 3, (20,))
     train = torch.randn(400, 3, 8, 8)
-    fresh = fresh_logits(mcbn(network, train, batch_size=8, num_samples=30 * 40, seed=1), images)
-    assert fresh.shape == (40, 30, 3)
+    fresh = fresh_logits(mcbn(network, train, batch_size=8, num_samples=20 * 30, seed=1), images)
+    assert fresh.shape == (30, 20, 3)
     shared = torch.stack([
-        posterior.draw(0, s)(images) for posterior in [mcbn(network, train, batch_size=8, num_samples=400, seed=2)]
-        for s in range(400)
+        posterior.draw(0, s)(images) for posterior in [mcbn(network, train, batch_size=8, num_samples=200, seed=2)]
+        for s in range(200)
     ]).detach()  # fmt: skip
     same = same_marginals(fresh, shared, labels)
-    assert abs(same["mean_z"]) < 3 / 30**0.5
-    assert 0.6 < same["std_z"] < 1.5
-    assert same["variance_ratio"] == pytest.approx(1, abs=0.25)
+    assert abs(same["mean_z"]) < 3 / 20**0.5  # three standard errors
+    assert 0.5 < same["std_z"] < 1.6
+    assert same["variance_ratio"] == pytest.approx(1, abs=0.3)
     assert same_marginals(2 * fresh, shared, labels)["variance_ratio"] > 3
 
 

@@ -65,7 +65,7 @@ def load_sbn(
         train, known = load_mnist("mnist", "train", folder, count), load_mnist("mnist", "test", folder)
         unknown = load_mnist("notmnist", "test", folder, setting.num_unknown)[0]
     else:
-        images, labels = load_cifar10("train", folder)
+        images, labels = load_cifar10("train", folder, min(50_000, 3 * count))  # half of them are of known classes
         own = (labels < KNOWN_CLASSES).nonzero()[:count, 0]
         train = images[own], labels[own]
         images, labels = load_cifar10("test", folder)

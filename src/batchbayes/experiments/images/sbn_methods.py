@@ -31,6 +31,8 @@ DROPOUT, DROPOUT_SBN = "dropout", "dropout, SBN"
 GEOMETRIC = "network, geometric mean of variances"
 MOVING, CONVOLUTIONS = "SBN, moving average", "SBN, convolutions only"
 CORRELATED, MCBN, TUNED, VIEWS = "correlated SBN", "MCBN", "MCBN, tuned M", "views"
+VARIANTS = (GEOMETRIC, MOVING, CONVOLUTIONS, CORRELATED, MCBN, TUNED, VIEWS)
+"""In the order of the table: open choices of the paper, then what lies beyond it."""
 CHUNK = 500
 NOVELTY_EXAMPLES = 4000
 

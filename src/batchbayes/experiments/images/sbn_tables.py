@@ -15,6 +15,7 @@ from batchbayes.experiments.images.sbn_methods import (
     ENSEMBLE_SBN,
     NETWORK,
     SBN,
+    VARIANTS,
     Probabilities,
 )
 from batchbayes.experiments.images.tensors import unpack_tensors
@@ -182,7 +183,8 @@ def _variants(every: Mapping[str, Seen]) -> ResultTable:
     rows: list[tuple[CellValue, ...]] = []
     for name, seen in every.items():
         first = {method: seen.methods[method][0] for method in (NETWORK, SBN) if method in seen.methods}
-        for method, (known, unknown) in {**first, **seen.variants}.items():
+        others = {method: seen.variants[method] for method in VARIANTS if method in seen.variants}
+        for method, (known, unknown) in {**first, **others}.items():
             loss = losses(known, seen.labels)
             rows.append((
                 name, method, error_percent(known, seen.labels), float(loss.mean()),

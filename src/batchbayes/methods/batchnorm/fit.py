@@ -19,7 +19,7 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import collect_omegas
 from batchbayes.methods.batchnorm.condition import is_settled, warn_of_condition
-from batchbayes.methods.batchnorm.familiar import LOOSE, STRICT, difference
+from batchbayes.methods.batchnorm.input_check import LOOSE, STRICT, difference
 from batchbayes.methods.batchnorm.omega import by_site, is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites

@@ -107,7 +107,7 @@ def linear_family(
         used = spread_evenly(total, most)
         x, y = x[used], y[used]
     for chunk in chunks(x, None, numbers=CHUNK):
-        value, along = tangents_along(posterior, chunk.to(device), directions, plan.mode)
+        value, along = tangents_along(posterior, chunk.to(device), directions, plan)
         middle.append(value.cpu())
         rows.append(along.cpu())
     tangents, cut = torch.cat(rows, dim=1), count * len(plan.directions)  # (G * Q + G * J, n, ...)

@@ -11,7 +11,7 @@ from batchbayes.data.examples import Examples
 from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.condition import is_settled
-from batchbayes.methods.batchnorm.familiar import LOOSE, difference, error
+from batchbayes.methods.batchnorm.input_check import LOOSE, difference, error
 from batchbayes.methods.batchnorm.sites import Site, find_sites
 from batchbayes.network import Network, as_network
 

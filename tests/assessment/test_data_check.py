@@ -9,9 +9,9 @@ from helpers import assess_cases
 from torch import nn
 
 from batchbayes import cli
-from batchbayes.assessment.familiar import MARGIN, NORMALISED, Sight, is_closer, unfamiliar
+from batchbayes.assessment.data_check import MARGIN, NORMALISED, Sight, is_closer, unfamiliar
 from batchbayes.data.examples import Examples, from_tensors
-from batchbayes.methods.batchnorm.familiar import LEVEL, LOOSE, STRICT, difference, shifts
+from batchbayes.methods.batchnorm.input_check import LEVEL, LOOSE, STRICT, difference, shifts
 
 
 @pytest.fixture(scope="module")
