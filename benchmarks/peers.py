@@ -4,8 +4,8 @@
 
 Each library runs in an environment of its own in FOLDER, made by `pip install` if it is not there; torch and batchbayes
 are those of the present environment. What is in FOLDER already is not run again. The network is the
-public ResNet-20 on CIFAR-10. What is tuned is tuned on 1,000 test images, and scored on 2,000 others; SVHN is unseen.
-What needs training images gets the first 5,000, without augmentation, or with it where the method is about it.
+public ResNet-20 on CIFAR-10. What is tuned is tuned on 1,000 test images, and scored on 1,500 others; SVHN is unseen.
+What needs training images gets the first 3,000, without augmentation, or with it where the method is about it.
 """
 
 import argparse
@@ -44,7 +44,7 @@ PACKAGES = {
 """Name of each library, and what is imported."""
 EXTRAS = {"torch-uncertainty": "cpu"}
 """Without this extra it cannot be imported."""
-TRAINING, CALIBRATION, TEST, UNSEEN = 5000, slice(0, 1000), slice(1000, 3000), 1000
+TRAINING, CALIBRATION, TEST, UNSEEN = 3000, slice(0, 1000), slice(1000, 2500), 500
 BATCH_SIZE, DRAWS, LEVEL = 128, 16, 0.9
 CHUNK = 250
 
@@ -83,7 +83,7 @@ Jobs = dict[str, Callable[[], Row]]
 
 
 def load(folder: Path) -> Images:
-    images, labels = load_cifar10("test", folder, limit=3000)
+    images, labels = load_cifar10("test", folder, limit=2500)
     raw, train_labels = load_cifar10("train", folder, limit=TRAINING)
     network = cifar_resnet(20, data_file("weights/resnet20_cifar10_akamaster.safetensors", folder))
     network = network.to(memory_format=torch.contiguous_format)  # laplace-torch cannot have another one
@@ -151,7 +151,7 @@ def batchbayes_jobs(data: Images) -> Jobs:
         return seen(posterior, bb.calibrate.tune_temperature(kept, data.calibration[1]), **options)
 
     def noisy(fit: Callable[..., bb.BatchNormPosterior]) -> bb.BatchNormPosterior:
-        return fit(network, augmented_batches(data.raw, BATCH_SIZE), center="running", num_samples=64)
+        return fit(network, augmented_batches(data.raw, BATCH_SIZE), center="running", num_samples=32)
 
     def best() -> bb.BatchNormPosterior:
         return bb.tune_batch_size(noisy(bb.mcbn), [data.calibration], bb.categorical()).posterior

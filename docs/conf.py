@@ -37,13 +37,9 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autodoc_default_options = {
-    "exclude-members": "set_fit_request, set_partial_fit_request, set_predict_request, set_score_request"
-}
 suppress_warnings = ["myst.header"]  # pages of results are made by programs, and some begin with small headings
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 100
-nitpicky = False
 
 write_reference(HERE / "api")
 draw_all(HERE / "_generated")

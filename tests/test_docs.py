@@ -1,5 +1,6 @@
 """The documentation: every block of every page runs, and what pages say about names, extras and targets is true."""
 
+import doctest
 import re
 import sys
 import tomllib
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "tools"))
 
+import blocks  # noqa: E402
 import pages  # noqa: E402
 import reference  # noqa: E402
 from blocks import find_blocks, run_page  # noqa: E402
@@ -46,6 +48,11 @@ def test_every_block_runs(path, tmp_path):
 def test_no_block_hides_from_the_test(path):
     kinds = {match[1] for match in FENCE.finditer(path.read_text(encoding="utf-8"))}
     assert all(kind in ("python", "sh", "text") or kind.startswith(("{", "bibtex")) for kind in kinds), kinds
+
+
+@pytest.mark.parametrize("module", [blocks, pages], ids=["blocks", "pages"])
+def test_examples_of_the_tools(module):
+    assert doctest.testmod(module) == doctest.TestResults(failed=0, attempted=1)
 
 
 def test_extras_and_targets_exist():
@@ -85,3 +92,9 @@ def test_the_reference_has_every_public_name(tmp_path):
     modules = {"attacks", "calibrate", "decisions", "distill", "metrics", "online", "plots", "scores"}
     for name in bb.__all__:
         assert (f"automodule:: batchbayes.{name}" if name in modules else f":: batchbayes.{name}\n") in written, name
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {bb.__version__}\n" in citation
+    assert f"## [{bb.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

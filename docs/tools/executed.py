@@ -1,5 +1,6 @@
 """A Sphinx extension: every page is run when the site is built, and shows what its blocks print and draw."""
 
+import logging
 import re
 import tempfile
 import warnings
@@ -15,6 +16,7 @@ NOT_RUN = ("results/", "api/", "changelog")
 
 
 def setup(app: Any) -> dict[str, bool]:
+    logging.getLogger("onnx_ir").setLevel(logging.WARNING)  # Sphinx would show its notes
     app.connect("source-read", insert_outputs, priority=100)
     return {"parallel_read_safe": True}
 

@@ -17,6 +17,12 @@ from batchbayes.reproduce.experiment import EXPERIMENTS
 
 PEERS = "peers"
 """The results page with all methods on one network. Its rows are named in methods.csv."""
+NO_RUN = (
+    "`python benchmarks/peers.py` makes this table. Its run has not been made yet. What was measured beside other "
+    "libraries so far, each in a run of its own: [novelty beside pytorch-ood](results/novelty.md), [last-layer Laplace "
+    "beside laplace-torch](results/laplace.md), [mean-field networks beside bayesian-torch and "
+    "torch-uncertainty](results/weights-cost.md), [views beside temperature scaling](results/views.md)."
+)
 
 
 def substitutions(docs: Path) -> dict[str, str]:
@@ -42,7 +48,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     >>> print(table(["a", "b"], [["1", "x | y"]]))
     | a | b |
     |---|---|
-    | 1 | x \\\\| y |
+    | 1 | x \\| y |
     """
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, *rows]]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
@@ -92,7 +98,7 @@ def peers_table(docs: Path) -> str:
     """Return the tables of the page on peers, without its other text."""
     path = docs / "results" / f"{PEERS}.md"
     if not path.exists():
-        return "The run has not been made yet."
+        return NO_RUN
     groups = re.findall(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
     more = f"[The page of the run](results/{PEERS}.md) has the command, the settings of each library and remarks."
     return "\n\n".join([*groups, more])

@@ -27,13 +27,20 @@ PAGES = {
 MODULES = {
     "calibrate": "Calibration", "scores": "Scores of single examples", "metrics": "Metrics", "decisions": "Decisions",
     "plots": "Figures", "distill": "Distillation", "online": "Data in parts", "attacks": "Attacks",
-    "sklearn": "scikit-learn estimators", "training.loop": "Training", "training.stack": "Hundreds of small networks",
+    "sklearn": "scikit-learn estimators", "training.loop": "Training",
+    "training.stack.train": "Hundreds of small networks at once", "training.stack.convert": "Stacks of networks",
     "data.digits": "Digits", "data.toy": "Toy data", "models.mlp": "Perceptron",
     "models.convnet": "Small network for images",
 }  # fmt: skip
 """Modules that have a page of their own."""
 
-OPTIONS = {"function": "", "class": "   :members:\n   :show-inheritance:\n", "data": ""}
+NOT_OURS = "set_fit_request, set_partial_fit_request, set_predict_request, set_score_request"
+"""What scikit-learn adds to its estimators."""
+OPTIONS = {
+    "function": "",
+    "class": f"   :members:\n   :exclude-members: {NOT_OURS}\n   :show-inheritance:\n",
+    "data": "",
+}
 
 
 def public_names() -> dict[str, str]:
@@ -46,6 +53,9 @@ def public_names() -> dict[str, str]:
 def write_reference(folder: Path) -> None:
     """Write all pages, as Markdown with blocks of reStructuredText."""
     folder.mkdir(exist_ok=True)
+    for path in folder.glob("*.md"):
+        if path.stem not in [*PAGES, *MODULES, "index"]:
+            path.unlink()
     by_page: dict[str, dict[str, list[str]]] = {page: {} for page in PAGES}
     for name, home in public_names().items():
         if home != "batchbayes":

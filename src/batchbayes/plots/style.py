@@ -75,4 +75,5 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
 
 def line_look(number: int) -> dict[str, Any]:
     """Return colour, dashes and width of line `number` of a panel."""
-    return {"color": PALETTE[number % len(PALETTE)], "ls": LINE_STYLES[number % len(LINE_STYLES)], "lw": 1.5}
+    dashes = number + number // len(PALETTE)  # a colour that comes again has other dashes
+    return {"color": PALETTE[number % len(PALETTE)], "ls": LINE_STYLES[dashes % len(LINE_STYLES)], "lw": 1.5}

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.metrics import accuracy, deep_ensemble_equivalent, negative_log_likelihood
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots import seeds_figure
-from batchbayes.plots.style import Figure
+from batchbayes.plots.style import Figure, house_style, new_figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
@@ -289,9 +290,9 @@ def tables(config: EnsemblesConfig, results: Results) -> list[ResultTable]:
         alone = [equivalent([own], [ensembles[own.seed]]) for own in paired]
         lines.append((
             method, each[0].trainings, each[0].passes[-1],
-            _mean([own.accuracy[-1] for own in each]), _mean([own.nll[-1] for own in each]),
-            _mean([own.calibrated_nll[-1] for own in each]),
-            _shown(together, config), " ".join(_shown(value, config) for value in alone),
+            fmean([own.accuracy[-1] for own in each]), fmean([own.nll[-1] for own in each]),
+            fmean([own.calibrated_nll[-1] for own in each]),
+            _shown(together, config.num_members), " ".join(_shown(value, config.num_members) for value in alone),
         ))  # fmt: skip
     return [
         ResultTable(
@@ -300,38 +301,44 @@ def tables(config: EnsemblesConfig, results: Results) -> list[ResultTable]:
             tuple(lines),
             ("", ".1f", "", ".4f", ".4f", ".4f", "", ""),
             ("Calibrated NLL: with the temperature that is best on held-out images.",
-             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL, by the mean curve."),
+             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL, by the mean curve. "
+             f"{config.num_members}+ is better than all of them."),
         )
     ]  # fmt: skip
 
 
 def equivalent(own: Sequence[Curve], ensembles: Sequence[Curve]) -> float:
     """Return the deep-ensemble equivalent by means over seeds. It is infinite beyond the largest ensemble."""
-    value = -_mean([each.calibrated_nll[-1] for each in own])
-    mean_curve = [-_mean(column) for column in zip(*(each.calibrated_nll for each in ensembles), strict=True)]
+    value = -fmean([each.calibrated_nll[-1] for each in own])
+    mean_curve = [-fmean(column) for column in zip(*(each.calibrated_nll for each in ensembles), strict=True)]
     return deep_ensemble_equivalent(
         value, torch.tensor(ensembles[0].passes), torch.tensor(mean_curve, dtype=torch.float64)
     )
 
 
-def _shown(value: float | None, config: EnsemblesConfig) -> str:
-    if value is None:
-        return ""
-    return f"over {config.num_members}" if value == math.inf else f"{value:.1f}"
+def _shown(value: float | None, most: int) -> str:
+    return "" if value is None else f"{most}+" if value == math.inf else f"{value:.1f}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+PANELS = {"one training": (0, 1), "one network, trained for longer": (1, 2), "many trainings": (2, math.inf)}
+"""Methods whose training costs more than the first and at most the second number of trainings share a panel."""
 
 
 def figures(config: EnsemblesConfig, results: Results) -> dict[str, Figure]:
-    """Show the calibrated NLL against forward passes."""
+    """Show the calibrated NLL against forward passes, in a panel for each price of training."""
     found = curves(config, results)
-    lines = {
-        method: (each[0].passes, torch.tensor([own.calibrated_nll for own in each]).numpy())
-        for method, each in found.items()
-    }
-    return {"passes": seeds_figure(lines, xlabel="forward passes", ylabel="calibrated NLL", xscale="log")}
+    deep = torch.tensor([own.calibrated_nll for own in found[DEEP]]).mean(0)
+    with house_style():
+        figure, panels = new_figure(len(PANELS), 1, (7.2, 9.0))
+        for panel, (title, (above, most)) in zip(panels[:, 0], PANELS.items(), strict=True):
+            own = {DEEP: found[DEEP]} | {m: each for m, each in found.items() if above < each[0].trainings <= most}
+            lines = {m: (each[0].passes, [one.calibrated_nll for one in each]) for m, each in own.items()}
+            seeds_figure(lines, xlabel="forward passes", ylabel="calibrated NLL", xscale="log", ax=panel)
+            panel.set(title=title, xticks=config.passes, xticklabels=config.passes)
+            panel.minorticks_off()
+        room = 0.5 * float(deep[0] - deep[-1])
+        panels[0, 0].set_ylim(float(deep[-1]) - room, float(deep[0]) + room)
+    return {"passes": figure}
 
 
 def notes(config: EnsemblesConfig) -> list[str]:
@@ -339,5 +346,6 @@ def notes(config: EnsemblesConfig) -> list[str]:
     return [
         f"A small network with batch norm and {config.num_train:,} training images, {config.epochs} epochs of Adam.",
         f"Means over {len(config.seeds)} seeds, {config.num_test:,} test images.",
+        "Figure: what is worse than the panel is left out; the table has it.",
         *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

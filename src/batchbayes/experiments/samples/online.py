@@ -45,7 +45,7 @@ class OnlineConfig:
     seeds: tuple[int, ...] = (0, 1, 2)
     num_parts: int = 5
     width: int = 50
-    steps: int = 1000
+    steps: int = 1500
     """Training steps for each part, and for joint training with as many parts in proportion."""
     batch_size: int = 32
     learning_rate: float = 5e-3

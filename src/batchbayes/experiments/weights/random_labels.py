@@ -48,7 +48,7 @@ class RandomLabelsConfig:
 
 PRESETS = {
     "smoke": RandomLabelsConfig("synthetic", 100, 100, epochs=30, width=200, dropout=0.1, learning_rate=3e-3),
-    "quick": RandomLabelsConfig(num_train=5000, epochs=120, batch_size=50),
+    "quick": RandomLabelsConfig(num_train=3000, epochs=100, batch_size=50, learning_rate=2e-3),
     "paper": RandomLabelsConfig(),
 }
 
@@ -120,7 +120,7 @@ def notes(config: RandomLabelsConfig) -> list[str]:
     found = [
         f"The network with dropout has two hidden layers of {config.width} units and drops a share of "
         f"{config.dropout:g}; sparse VD is LeNet-300-100. The paper does not give its network.",
-        f"{config.epochs} epochs of Adam.",
+        f"{config.epochs} epochs of Adam at {config.learning_rate:g}, in batches of {config.batch_size}.",
     ]
     if config.num_train != 60_000:
         found.append(f"{config.num_train:,} training images instead of 60,000.")

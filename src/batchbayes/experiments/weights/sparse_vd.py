@@ -65,7 +65,8 @@ PRESETS = {
         learning_rate=(1e-2, 1e-2), batch_size=50, num_train=200, num_test=100, looks=2,
     ),
     "quick": SparseConfig(
-        epochs=(200, 16), kl_from=(5, 1), kl_full=(20, 5), learning_rate=(1e-3, 3e-3), dense_epochs=6
+        epochs=(40, 12), decay_from=(20, 0), kl_from=(1, 1), kl_full=(4, 4), learning_rate=(3e-3, 5e-3),
+        batch_size=200, dense_epochs=5,
     ),
     "paper": SparseConfig(),
 }  # fmt: skip
@@ -75,7 +76,7 @@ def units(config: SparseConfig) -> list[Unit]:
     """Return two units for each network: the sparse one, and the dense one that is pruned to the same sparsity."""
     found = []
     for name, epochs in zip(config.networks, config.epochs, strict=True):
-        steps = epochs * (5 if name == "LeNet-5" else 1)
+        steps = epochs * (3 if name == "LeNet-5" else 1)
         found.append(Unit(f"{name}, sparse VD", {"network": name, "method": "sparse VD"}, effort=steps))
         dense = {"network": name, "method": "pruned"}
         found.append(Unit(f"{name}, dense", dense, needs=(f"{name}, sparse VD",), effort=steps / 5))
@@ -216,9 +217,15 @@ def notes(config: SparseConfig) -> list[str]:
         "The noise of pruned weights stays in all layers; in the authors' code it stays in dense layers alone.",
         f"The dense networks are trained for {config.dense_epochs} epochs and half as many after pruning.",
     ]
-    for name, epochs in zip(config.networks, config.epochs, strict=True):
-        if epochs != 200:
-            found.append(f"{name} is trained for {epochs} epochs instead of 200.")
+    paper = SparseConfig()
+    for number, name in enumerate(config.networks):
+        if config.epochs[number] != paper.epochs[number]:
+            found.append(
+                f"{name} is trained for {config.epochs[number]} epochs instead of 200, in batches of "
+                f"{config.batch_size} instead of 100, at a learning rate of {config.learning_rate[number]:g} instead "
+                f"of 0.001 that falls from epoch {config.decay_from[number]} on. The weight of the KL rises between "
+                f"epochs {config.kl_from[number]} and {config.kl_full[number]} instead of 5 and 20."
+            )
     if config.data == "synthetic":
         found.append("Noisy patterns replace images, only to test the program.")
     return found

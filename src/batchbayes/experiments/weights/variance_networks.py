@@ -89,9 +89,9 @@ PRESETS = {
         transition_batch_size=50, elbo_network="LeNet-300-100", elbo_epochs=2,
     ),
     "quick": VarianceNetworksConfig(
-        epochs=10, num_samples=50, transition_train=10_000, transition_epochs=60, transition_batch_size=50,
-        transition_learning_rate=5e-3, transition_decay_from=50, transition_every=2, transition_test=1000,
-        elbo_network="LeNet-300-100", elbo_epochs=12, elbo_learning_rate=4e-3,
+        epochs=6, num_samples=20, transition_train=10_000, transition_epochs=50, transition_batch_size=50,
+        transition_learning_rate=6e-3, transition_decay_from=42, transition_every=2, transition_test=1000,
+        elbo_network="LeNet-300-100", elbo_epochs=8, elbo_learning_rate=6e-3,
     ),
     "paper": VarianceNetworksConfig(),
 }  # fmt: skip
@@ -99,7 +99,7 @@ PRESETS = {
 
 def units(config: VarianceNetworksConfig) -> list[Unit]:
     """Return units for the two networks, for the phase transition, and for each ELBO."""
-    networks = [Unit(name, {"task": name}, effort=4) for name in PUBLISHED]
+    networks = [Unit(name, {"task": name}, effort=4) for name in reversed(PUBLISHED)]
     elbos = [Unit(f"ELBO, alpha for each {name}", {"task": "elbo", "family": name}, effort=2) for name in ELBOS]
     return [*networks, Unit("phase transition", {"task": "transition"}, effort=4), *elbos]
 

@@ -1,4 +1,4 @@
-"""Each experiment of the folder as a process that is killed: it goes on, and ends with the table of a whole run."""
+"""An experiment as a process that is killed: it goes on, and ends with the table of a whole run."""
 
 import subprocess
 import sys
@@ -11,7 +11,8 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.reproduce.store import read_results
 
 COMMAND = [sys.executable, "-c", "import sys; from batchbayes.cli import main; sys.exit(main())"]
-NAMES = ["sg-mcmc", "online", "attack", "active-learning", "ensembles", "rl"]
+SAMPLES = ["sg-mcmc", "online", "attack", "active-learning", "ensembles", "rl"]
+WEIGHTS = ["gradient-variance", "mean-propagation", "random-labels", "sparse-vd", "variance-networks"]
 
 
 def finished(out: Path) -> int:
@@ -22,7 +23,7 @@ def finished(out: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SAMPLES + WEIGHTS)
 def test_a_killed_run_goes_on(name: str, tmp_path: Path) -> None:
     if name == "rl":
         pytest.importorskip("gymnasium", reason="needs the extra rl")
