@@ -29,10 +29,11 @@ import batchbayes as bb
 from batchbayes._common.atomic import atomic_path
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream, generator
-from batchbayes.assessment.data_check import unfamiliar
+from batchbayes.assessment.data_check import outside_ranges, unfamiliar
 from batchbayes.data.cifar10 import MEAN, STD, crop_and_flip, load_cifar10, standardise
 from batchbayes.data.examples import from_tensors
 from batchbayes.data.mnist import load_mnist
+from batchbayes.data.schema import Column, Schema
 from batchbayes.models.convnet import conv_block
 from batchbayes.models.mlp import MLP
 from batchbayes.models.pretrained import cifar_resnet
@@ -53,6 +54,8 @@ class Fit:
     """Test inputs by what was done to them."""
     training: dict[str, Tensor]
     """Training inputs, for the warning of `bb.mcbn`."""
+    columns: Schema | None = None
+    """The ranges of the training table."""
 
 
 def tables(name: str, folder: Path, count: int, done: int) -> Iterable[Fit]:
@@ -83,7 +86,8 @@ def tables(name: str, folder: Path, count: int, done: int) -> Iterable[Fit]:
         )
     train_together(networks, data, [TrainingConfig(40, 32, 1e-2, seed=seed) for seed in range(count)])
     for network, case, own in list(zip(networks, cases, data, strict=True))[done:]:
-        yield Fit(network, False, case, {"training batches": own[0], "shifted training batches": own[0] + 1})
+        batches = {"training batches": own[0], "shifted training batches": own[0] + 1}
+        yield Fit(network, False, case, batches, ranges(own[0]))
 
 
 def image_network(channels: int) -> nn.Module:
@@ -171,7 +175,16 @@ def alarms(fit: Fit) -> dict[str, bool]:
         kind: unfamiliar(fit.network, from_tensors(kind, inputs), classes=fit.classes) is not None
         for kind, inputs in fit.test.items()
     }
+    if fit.columns:
+        for kind, inputs in fit.test.items():
+            judged[f"{kind}, by ranges"] = outside_ranges(from_tensors(kind, inputs), fit.columns) is not None
     return judged | {kind: warns(fit.network, inputs) for kind, inputs in fit.training.items()}
+
+
+def ranges(rows: Tensor) -> Schema:
+    """Return the ranges of training rows (N, columns)."""
+    ends = zip(rows.amin(0).tolist(), rows.amax(0).tolist(), strict=True)
+    return Schema(tuple(Column(str(i), "real", low, high) for i, (low, high) in enumerate(ends)))
 
 
 def warns(network: nn.Module, inputs: Tensor) -> bool:

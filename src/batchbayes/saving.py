@@ -109,7 +109,7 @@ def load(
             expected=f"the weights that {type(module).__name__} had when the posterior was fitted",
             got="other weights" if expected else "a file that does not say which weights it belongs to",
             fix="load the file of weights first, in the same precision. If the posterior shall be used with other "
-            "weights, pass other_weights=True",
+            "weights, pass other_weights=True to bb.load",
         )
     return posterior
 

@@ -42,10 +42,12 @@ def test_the_simpler_is_recommended_within_noise():
 def test_a_temperature_needs_less_evidence_because_it_costs_nothing(errors, enough):
     noise = torch.linspace(-1, 1, 101).double()
     better = noise - errors * float(noise.std(correction=0)) / 10  # so many standard errors
-    plain = replace(trial("plain", 0, 0, count=101), losses=0 * noise, simplicity=(0.0, 0.0, 1.0, 0.0))
-    scaled, other = (replace(plain, losses=better, simplicity=(r, 0.0, 1.0, 1.0 - r)) for r in (0.0, 1.0))
+    plain, other = (replace(trial(name, 0, 0, rank=rank), losses=0 * noise) for rank, name in enumerate("po"))
+    scaled = replace(plain, losses=better, simplicity=(0, 2.0))
     assert (recommend([plain, scaled]).recommended is scaled) == enough
-    assert recommend([plain, other]).recommended is plain
+    assert recommend([plain, replace(other, losses=better)]).recommended is plain
+    lowest = replace(other, losses=better - 1e-3)  # the simpler one is as good, and the temperature is free
+    assert (recommend([plain, scaled, lowest]).recommended is scaled) == enough
 
 
 def test_the_budget_is_kept_and_what_it_costs_is_told():

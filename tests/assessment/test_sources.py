@@ -103,6 +103,20 @@ def test_missing_columns_are_refused_and_others_are_named(tmp_path, table_case, 
     assert "columns that the training table did not have: depth" in capsys.readouterr().err
 
 
+def test_a_column_in_another_unit_is_named(tmp_path, table_case, capsys):
+    given, options = table_case
+    assess(given, options)
+    columns = waves(1)
+    predict(tmp_path, given, write_table(tmp_path / "same.csv", columns))
+    assert "same unit" not in capsys.readouterr().err
+    columns["right"] = [1.5 * value for value in columns["right"]]  # a third of them is outside
+    predict(tmp_path, given, write_table(tmp_path / "wide.csv", columns))
+    said = capsys.readouterr().err
+    assert "wide.csv has values that the training table did not have (right: " in said
+    assert "left" not in said
+    assert "Are these columns in the same unit as in training?" in said
+
+
 @pytest.mark.parametrize("order", [None, ",".join(WORDS)])
 def test_classes_may_be_words_and_rows_have_ids(order, tmp_path):
     train, test = (write_table(tmp_path / f"{n}.csv", words(seed)) for n, seed in (("train", 0), ("test", 1)))

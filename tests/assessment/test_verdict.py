@@ -109,8 +109,8 @@ def test_few_examples_do_not_make_percentages_believable():
 @pytest.mark.parametrize(
     ("before", "after", "gain"),
     [
-        (0.4, 0.2, "with it the true answers are 82 % probable on average instead of 67 %, for 64 times"),
-        (0.2, 0.1999, "with it the true answers are 82 % probable on average, a little more, for"),
+        (0.4, 0.2, "with it the true classes are 82 % probable on average instead of 67 %, for 64 times"),
+        (0.2, 0.1999, "with it the true classes are 82 % probable on average, a little more, for"),
         (0.2, 0.3, "do not fit the test data better"),
     ],
 )

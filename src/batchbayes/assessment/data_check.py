@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.data.examples import Examples
+from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.condition import is_settled
 from batchbayes.methods.batchnorm.input_check import LOOSE, difference, error
@@ -30,6 +31,8 @@ SITES = 3
 """The order of channels is judged at so many batch-norm layers. Later ones tell less about colours."""
 DEAD = 1e-6
 """A channel did not vary in training if its variance is below this share of the layer's epsilon."""
+OUTSIDE = 0.1
+"""A column is named if more than this share of its values is outside of the range of training."""
 FEWEST, MOST = 10, 300
 """Fewer examples are not judged, and more are not read."""
 
@@ -70,6 +73,22 @@ def unfamiliar(network: nn.Module, data: Examples, *, classes: bool) -> str | No
     return how and _warning(
         f"Probably it is not scaled or prepared as in training. At {sites[0].name}, the first batch-norm layer, its "
         f"values {how} in training."
+    )
+
+
+def outside_ranges(data: Examples, schema: Schema | None) -> str | None:
+    """Say which columns of a table have many values that the training table did not have; None if there are none."""
+    if schema is None:
+        return None
+    rows = torch.cat(list(_evenly(data.raw())))
+    if rows.ndim != 2 or rows.shape[1] != len(schema.columns) or len(rows) < FEWEST:
+        return None
+    found = schema.differences(rows, least=OUTSIDE)
+    if not found:
+        return None
+    return (
+        f"{data.name} has values that the training table did not have ({'; '.join(found)}). Are these columns in the "
+        "same unit as in training?"
     )
 
 

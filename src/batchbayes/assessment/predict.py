@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from batchbayes.assessment.data_check import unfamiliar
+from batchbayes.assessment.data_check import outside_ranges, unfamiliar
 from batchbayes.assessment.load import trial
 from batchbayes.assessment.maps import map_writer
 from batchbayes.assessment.named import build_network, named_method
@@ -57,9 +57,12 @@ class Predictor:
         """Return the rows of predictions.csv for new inputs. Warn if they are unlike the training data."""
         notes = self.notes
         require_outputs(notes, trial(self.network, data))
-        problem = unfamiliar(self.network, data, classes=notes["task"] != "regression")
-        if problem:
-            warn(problem)
+        for problem in (
+            unfamiliar(self.network, data, classes=notes["task"] != "regression"),
+            outside_ranges(data, self.reading.schema),
+        ):
+            if problem:
+                warn(problem)
         show = None if maps is None else map_writer(maps, notes["task"], notes.get("classes", 1))
         return predict_rows(self.posterior, data, notes, source, self.novelty, show)
 

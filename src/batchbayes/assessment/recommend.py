@@ -15,7 +15,7 @@ from batchbayes.assessment.contenders import Contender, Trial
 DOUBT = 2.0
 """Two methods count as equally good if their mean losses differ by at most this many standard errors."""
 FREE_DOUBT = 1.0
-"""The same for a method with and without a temperature, which costs nothing."""
+"""The same for a method with and without a temperature: this costs nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +60,9 @@ def recommend(trials: Sequence[Trial], budget: int | None = None) -> Picked:
     best = min(affordable, key=lambda trial: trial.mean_loss)
     ordered = sorted(affordable, key=lambda trial: trial.simplicity)
     chosen = next(trial for trial in ordered if _is_as_good(trial, best))
+    for other in affordable:
+        if _differs_in_temperature(chosen, other) and not _is_as_good(chosen, other):
+            chosen = other
     overall = min(trials, key=lambda trial: trial.mean_loss)
     return Picked(chosen, best, None if _is_as_good(chosen, overall) else overall if overall is not best else None)
 
@@ -67,8 +70,12 @@ def recommend(trials: Sequence[Trial], budget: int | None = None) -> Picked:
 def _is_as_good(trial: Trial, best: Trial) -> bool:
     """Return whether the paired differences of losses leave a doubt that the best is better."""
     difference, error = paired_difference(trial.losses, best.losses)
-    same_but_for_temperature = trial.simplicity[:-1] == best.simplicity[:-1]
-    return trial is best or difference <= (FREE_DOUBT if same_but_for_temperature else DOUBT) * error
+    return trial is best or difference <= (FREE_DOUBT if _differs_in_temperature(trial, best) else DOUBT) * error
+
+
+def _differs_in_temperature(trial: Trial, other: Trial) -> bool:
+    """Return whether two trials have the same draws, so that only the temperature may differ."""
+    return trial.candidate.posterior is other.candidate.posterior and trial.num_samples == other.num_samples
 
 
 def paired_difference(losses: Tensor, others: Tensor) -> tuple[float, float]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from batchbayes._common.progress import hidden_progress
-from batchbayes.assessment.data_check import unfamiliar
+from batchbayes.assessment.data_check import outside_ranges, unfamiliar
 from batchbayes.assessment.likelihood import given_likelihood
 from batchbayes.assessment.load import Case, found_in, load_case, make_case
 from batchbayes.assessment.maps import map_writer
@@ -137,6 +137,8 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     if caution := found.choice.recommended.candidate.caution:
         warn(caution)
     test = case.test.whole() if case.split_off else case.test
+    if outside := outside_ranges(test, case.reading.schema):
+        warn(outside)
     problem = unfamiliar(case.network, test, classes=case.task != "regression")
     if not problem:
         return found
@@ -205,7 +207,7 @@ def noted_warnings(shown: bool = False, quiet: bool = False) -> Iterator[list[st
         if shown or not ours:
             usual(message, category, *where, **more)
         elif not quiet:
-            print(f"warning: {message}", file=sys.stderr)
+            print(message if str(message).startswith("WARNING") else f"warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", BatchbayesWarning)

@@ -69,8 +69,10 @@ class Schema:
             warn(f"{where} has columns that the training table did not have: {_listed(extra)}. They are not used.")
         return self.feature_names
 
-    def differences(self, inputs: Tensor) -> list[str]:
+    def differences(self, inputs: Tensor, least: float = 0.0) -> list[str]:
         """Say which columns of inputs (N, columns) have values that the training table did not have.
+
+        A column is named if the share of such values is above `least`.
 
         >>> age = Schema((Column("age", "integer", 18, 65),))
         >>> age.differences(torch.tensor([[20.0], [70.0], [30.5]]))
@@ -80,11 +82,11 @@ class Schema:
         for column, values in zip(self.columns, inputs.T, strict=True):
             low, high = torch.tensor([column.low, column.high], dtype=values.dtype)  # rounded as the inputs are
             outside = int(((values < low) | (values > high)).sum())
-            if outside:
+            if outside > least * len(values):
                 found.append(
                     f"{column.name}: {outside} of {len(values)} values outside {column.low:g} to {column.high:g}"
                 )
-            if column.dtype == "integer" and bool((values != values.round()).any()):
+            if column.dtype == "integer" and int((values != values.round()).sum()) > least * len(values):
                 found.append(f"{column.name}: fractions, but only whole numbers in training")
         return found
 

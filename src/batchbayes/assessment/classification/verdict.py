@@ -93,7 +93,7 @@ def class_sentences(
     if choice.is_network and word not in ("honest", UNKNOWN):
         gains.append("more calibration data would tell what corrects its percentages")
     if not (choice.is_network or gains):
-        gains.append(_truth(own["nll"], choice.recommended.metrics["nll"], noun))
+        gains.append(_truth(own["nll"], choice.recommended.metrics["nll"]))
     return {
         "headline": f"{good}, {trust}.",
         "What to do next": next_step(choice, gains, marks=True),
@@ -102,16 +102,16 @@ def class_sentences(
     }
 
 
-def _truth(before: float, after: float, noun: str) -> str:
-    """Say what a lower NLL means: how probable the true answers are, in the (geometric) mean.
+def _truth(before: float, after: float) -> str:
+    """Say what a lower NLL means: how probable the true classes are, in the (geometric) mean.
 
-    >>> _truth(0.4, 0.2, "answer")
-    'the true answers are 82 % probable on average instead of 67 %'
+    >>> _truth(0.4, 0.2)
+    'the true classes are 82 % probable on average instead of 67 %'
     """
     old, new = (percent(math.exp(-nll), 0) for nll in (before, after))
     if after >= before:
         return "the predictions fitted the calibration data best, though they do not fit the test data better"
-    return f"the true {noun}s are {new} probable on average" + (
+    return f"the true classes are {new} probable on average" + (
         f" instead of {old}" if old != new else ", a little more"
     )
 
