@@ -14,6 +14,8 @@ COMMAND = [sys.executable, "-c", "import sys; from batchbayes.cli import main; s
 SAMPLES = ["sg-mcmc", "online", "attack", "active-learning", "ensembles", "rl"]
 WEIGHTS = ["gradient-variance", "mean-propagation", "random-labels", "sparse-vd", "variance-networks"]
 
+IMAGES = ["mcbn-camvid", "mcbn-cifar", "sbn"]
+
 
 def finished(out: Path) -> int:
     try:
@@ -23,7 +25,7 @@ def finished(out: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SAMPLES + WEIGHTS)
+@pytest.mark.parametrize("name", SAMPLES + WEIGHTS + IMAGES)
 def test_a_killed_run_goes_on(name: str, tmp_path: Path) -> None:
     if name == "rl":
         pytest.importorskip("gymnasium", reason="needs the extra rl")
