@@ -14,7 +14,7 @@ def class_explorer(uncertainty: Tensor, wrong: Tensor, threshold: float, *, has_
     return {
         "x": "entropy",
         "y": "novelty" if has_novelty else "doubt",
-        "x_label": "uncertainty of the answer (entropy, nats)",
+        "x_label": "uncertainty of the answer (entropy)",
         "y_label": "novelty of the input (p-value; novel at the top)" if has_novelty else "1 − confidence",
         "x_scale": "root",
         "y_scale": "log" if has_novelty else "root",
@@ -55,7 +55,7 @@ def image_explorer(counts: ScoreCounts, start: float = 0.9) -> dict[str, object]
     return {
         "x": "entropy",
         "y": "error_rate",
-        "x_label": "entropy (nats)",
+        "x_label": "uncertainty (entropy)",
         "y_label": "share of wrong pixels",
         "x_scale": "root",
         "y_scale": "root",
