@@ -225,7 +225,7 @@ CHECKS: dict[str, list[Callable[[Environment], None]]] = {
     "": [check_core],
     "report": [check_report],
     "demo": [check_demo],
-    "demo,report": [check_reproduce],
+    "demo,report,rl": [check_reproduce],
     "export,report": [check_export],
     "cluster,report": [check_cluster],
 }
