@@ -19,7 +19,7 @@ equal say nothing, and are not asked."""
 CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = 8, (16, 64), 2**16
 """The check makes this many exact draws, on 16 to 64 examples that hold about 65,000 numbers. On 16 rows of a table the
 check may pass by luck, on 64 it hardly ever does."""
-TOGETHER = 2**18
+TOGETHER = 2**15
 """Several exact draws are made in one pass, of at most this many input numbers."""
 
 
