@@ -65,7 +65,7 @@ def forgotten_toy():
     """Forget the toy method before and after the test, as if its module had never been imported."""
 
     def forget():
-        METHODS.pop("wobble", None)
+        METHODS.pop("ripple", None)
         sys.modules.pop("helpers.toy_method", None)
 
     forget()
@@ -246,17 +246,17 @@ def test_a_registered_method_is_offered_and_compared(tmp_path, let_win, forgotte
 
     with pytest.raises(SystemExit):
         cli.main(["assess", "--help"])
-    assert "wobble" in capsys.readouterr().out
-    let_win("Wobble")
-    arguments = without_batch_norm(tmp_path, "--method", "wobble")
+    assert "ripple" in capsys.readouterr().out
+    let_win("Ripple")
+    arguments = without_batch_norm(tmp_path, "--method", "ripple")
     metrics, rows = assess(tmp_path, arguments)
-    assert metrics["recommended"] == "Wobble"
-    toy = next(method for method in metrics["methods"] if method["name"] == "Wobble")
+    assert metrics["recommended"] == "Ripple"
+    toy = next(method for method in metrics["methods"] if method["name"] == "Ripple")
     assert toy["about"] == "a random number is added to each output"
     assert "error_auroc_mi" in toy["metrics"]
     network = assess_cases.with_dropout()
-    assert isinstance(bb.load(tmp_path / "out" / "posterior.safetensors", network), toy_method.WobblePosterior)
-    posterior = toy_method.wobble(network, None)
+    assert isinstance(bb.load(tmp_path / "out" / "posterior.safetensors", network), toy_method.RipplePosterior)
+    posterior = toy_method.ripple(network, None)
     seen = bb.predict(posterior, assess_cases.blobs(240, 1)[0], bb.categorical(), num_samples=6)
     told = [float(row["mutual_information"]) for row in rows if row["source"] == "test"]
     kept = [int(row["row"]) for row in rows if row["source"] == "test"]
@@ -264,12 +264,12 @@ def test_a_registered_method_is_offered_and_compared(tmp_path, let_win, forgotte
 
 
 def test_a_method_is_imported_by_the_name_of_its_module(tmp_path, let_win, forgotten_toy, capsys):
-    let_win("Wobble")
-    arguments = without_batch_norm(tmp_path, "--method", "helpers.toy_method:wobble")
+    let_win("Ripple")
+    arguments = without_batch_norm(tmp_path, "--method", "helpers.toy_method:ripple")
     metrics, rows = assess(tmp_path, arguments)
-    assert metrics["recommended"] == "Wobble"
+    assert metrics["recommended"] == "Ripple"
     forgotten_toy()
     assert predict(tmp_path, arguments, "test") == 2
     assert "a posterior of a known kind" in capsys.readouterr().err
-    new = predict(tmp_path, arguments, "test", "--method", "helpers.toy_method:wobble")
+    new = predict(tmp_path, arguments, "test", "--method", "helpers.toy_method:ripple")
     assert_same_text([row for row in rows if row["source"] == "test"], new)

@@ -14,16 +14,16 @@ from batchbayes.posterior import Header, Posterior
 
 
 @dataclass(frozen=True, eq=False)
-class WobblePosterior(Posterior):
+class RipplePosterior(Posterior):
     """The network, with a random number added to each of its outputs."""
 
-    kind: ClassVar[str] = "wobble"
+    kind: ClassVar[str] = "ripple"
 
     network: Network
     scale: Tensor
 
     def draw(self, seed: int, index: int) -> Function:
-        noise = self.scale * torch.randn(len(self.scale), generator=generator(seed, "wobble", index))
+        noise = self.scale * torch.randn(len(self.scale), generator=generator(seed, "ripple", index))
         return lambda inputs: self.network(inputs) + noise
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
@@ -34,8 +34,8 @@ class WobblePosterior(Posterior):
         return cls(as_network(model), tensors["scale"])
 
 
-def wobble(model: nn.Module, batches: object) -> WobblePosterior:
-    return WobblePosterior(as_network(model), torch.tensor([0.1, 0.2, 0.3]))
+def ripple(model: nn.Module, batches: object) -> RipplePosterior:
+    return RipplePosterior(as_network(model), torch.tensor([0.1, 0.2, 0.3]))
 
 
-bb.register(wobble, WobblePosterior, label="Wobble", about="a random number is added to each output")
+bb.register(ripple, RipplePosterior, label="Ripple", about="a random number is added to each output")
