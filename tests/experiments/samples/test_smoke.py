@@ -9,7 +9,7 @@ from batchbayes.reproduce.tables import to_markdown
 
 EXPECTED = {
     active_learning: ("mutual information, jointly", {"curves"}),
-    attack: ("deep ensemble", {"attack"}),
+    attack: ("deep ensemble", {"attack-gradient", "attack-sign"}),
     distillation: ("Dirichlet student", {"students"}),
     online: ("synthetic", {"online-synthetic"}),
     sg_mcmc: ("SGHMC", {"trace"}),

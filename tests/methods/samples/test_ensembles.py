@@ -2,6 +2,9 @@
 
 import copy
 import gc
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -141,6 +144,21 @@ def test_deep_ensemble_is_training_one_by_one(tmp_path):
         torch.testing.assert_close(together.weights[name], tensor)
     with pytest.raises(bb.BatchbayesError, match="half_squared_error"):
         bb.deep_ensemble(make, data, F.mse_loss, config, together=True)
+
+
+@pytest.mark.parametrize(
+    "executor", [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=get_context("spawn"))]
+)
+def test_workers_train_the_same_members(executor, tmp_path):
+    data, config = (torch.randn(16, 4), torch.zeros(16).long()), TrainingConfig(epochs=2, batch_size=8)
+    alone = bb.deep_ensemble(vectors, data, F.cross_entropy, config, num_members=3)
+    with executor(2) as workers:
+        found = bb.deep_ensemble(
+            vectors, data, F.cross_entropy, config, num_members=3, workers=workers, checkpoints=tmp_path
+        )
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in alone.weights.items())
+    assert len(list(tmp_path.iterdir())) == 3
+    assert torch.equal(*(bb.predict(each, data[0], bb.categorical()).log_probs for each in (alone, found)))
 
 
 def test_deep_ensemble_of_a_loader_has_an_order_for_each_member():

@@ -9,6 +9,7 @@ Ensembles", NeurIPS 2017. Where we differ: no adversarial training.
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def deep_ensemble(
     *,
     num_members: int = 5,
     together: bool = False,
+    workers: Executor | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     output: Output = None,
 ) -> WeightSamples:
@@ -48,6 +50,9 @@ def deep_ensemble(
         config: how to train. Member s has its own seed, which depends on `config.seed` and s alone.
         num_members: the number of networks.
         together: train all members at once as a stack: for small perceptrons with `half_squared_error` and Adam.
+        workers: an executor that trains members side by side, with the same result: for example
+            `ProcessPoolExecutor(4, get_context("spawn"))`, if the network, the data and the loss can be sent to
+            processes.
         checkpoints: a folder for one file of each member. A training that was killed goes on from there.
         output: which output counts, if the network returns several.
 
@@ -63,14 +68,33 @@ def deep_ensemble(
     if together:
         _train_together(networks, data, loss, config, seeds)
     else:
-        folder = Path(checkpoints) if checkpoints else None
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-        for number in progress(range(num_members), "training members", num_members):
-            file = folder / f"member-{number}.safetensors" if folder else None
-            own = replace(config, seed=seeds[number])
-            train(networks[number], batches_of(data, own), supervised(loss), own, checkpoint=file)
+        networks = _trained(networks, data, loss, [replace(config, seed=seed) for seed in seeds], workers, checkpoints)
     return stack_states(as_network(networks[0], output), [state_of(n) for n in networks], "deep_ensemble")
+
+
+def _trained(
+    networks: list[nn.Module],
+    data: Data,
+    loss: Loss,
+    configs: list[TrainingConfig],
+    workers: Executor | None,
+    checkpoints: str | os.PathLike[str] | None,
+) -> list[nn.Module]:
+    """Train each network, one after the other or by workers, and return them."""
+    files: list[Path | None] = [None] * len(networks)
+    if checkpoints:
+        Path(checkpoints).mkdir(parents=True, exist_ok=True)
+        files = [Path(checkpoints) / f"member-{number}.safetensors" for number in range(len(networks))]
+    work = [(network, data, loss, *own) for network, *own in zip(networks, configs, files, strict=True)]
+    done = (
+        workers.map(_trained_member, *zip(*work, strict=True)) if workers else (_trained_member(*own) for own in work)
+    )
+    return list(progress(done, "training members", len(networks)))
+
+
+def _trained_member(network: nn.Module, data: Data, loss: Loss, config: TrainingConfig, file: Path | None) -> nn.Module:
+    train(network, batches_of(data, config), supervised(loss), config, checkpoint=file)
+    return network
 
 
 def member_seed(seed: int, number: int) -> int:
