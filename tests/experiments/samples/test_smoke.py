@@ -11,7 +11,7 @@ EXPECTED = {
     active_learning: ("mutual information, jointly", {"curves"}),
     attack: ("deep ensemble", {"attack-gradient", "attack-sign"}),
     distillation: ("Dirichlet student", {"students"}),
-    online: ("synthetic", {"online-synthetic"}),
+    online: ("synthetic", {"parts"}),
     sg_mcmc: ("SGHMC", {"trace"}),
 }
 

@@ -161,6 +161,22 @@ def test_workers_train_the_same_members(executor, tmp_path):
     assert torch.equal(*(bb.predict(each, data[0], bb.categorical()).log_probs for each in (alone, found)))
 
 
+BAD_TRAININGS = {
+    "one member": ({"num_members": 1}, 0, "num_members as a whole number of at least 2"),
+    "no network": ({"make": int}, 0, "torch.nn.Module"),
+    "unseen classes": ({}, 3, r"labels that fit outputs of shape \(8, 3\)"),
+    "a number of workers": ({"workers": 2}, 0, "an executor of concurrent.futures"),
+    "together with workers": ({"together": True, "loss": half_squared_error, "workers": 2}, 0, "workers too"),
+}
+
+
+@pytest.mark.parametrize(("changes", "shift", "words"), BAD_TRAININGS.values(), ids=BAD_TRAININGS)
+def test_bad_trainings_are_refused(changes, shift, words):
+    data, config = (torch.randn(16, 4), torch.zeros(16).long() + shift), TrainingConfig(epochs=1, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match=words):
+        bb.deep_ensemble(**{"make": vectors, "data": data, "loss": F.cross_entropy, "config": config, **changes})
+
+
 def test_deep_ensemble_of_a_loader_has_an_order_for_each_member():
     x = torch.randn(32, 4)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :3]), 8, shuffle=True)
@@ -178,6 +194,7 @@ BAD_MEMBERS = {
     "none": (lambda n: [], "two members or more"),
     "not a list": (lambda n: n, "got a Sequential"),
     "not a network": (lambda n: [n, 3], "torch.nn.Module"),
+    "one network twice": (lambda n: [n, n], "the same network 2 times"),
 }
 
 

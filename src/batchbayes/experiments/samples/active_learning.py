@@ -12,7 +12,7 @@ and 25 labels are added at a time instead of 10.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from batchbayes.plots import seeds_figure
 from batchbayes.plots.style import Figure
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
-from batchbayes.reproduce.tables import ResultTable
+from batchbayes.reproduce.tables import ResultTable, with_error
 from batchbayes.training.loop import Step, TrainingConfig, supervised, train
 
 RANDOM = "random"
@@ -174,18 +174,18 @@ def tables(config: ActiveConfig, results: Results) -> list[ResultTable]:
         baseline = count if choice == RANDOM else baseline
         share = count / baseline if count is not None and baseline is not None else None
         reached = [value for value in needed if value is not None]
-        error = 2 * stdev(reached) / len(reached) ** 0.5 if len(reached) == len(needed) > 1 else None
+        mean = with_error(reached, ".0f") if len(reached) == len(needed) else ""
         shown = " ".join("-" if value is None else f"{value:.0f}" for value in needed)
-        lines.append((choice, len(each), count, share, shown, error, fmean(values[-1] for values in each)))
+        lines.append((choice, len(each), count, share, mean, shown, fmean(values[-1] for values in each)))
     last = f"accuracy at {config.first + config.batch * config.rounds}"
     return [
         ResultTable(
             f"Labels that are needed for {config.target:.0%} accuracy",
-            ("choice", "seeds", "labels", "share of random", "each seed", "±", last),
+            ("choice", "seeds", "labels", "share of random", "mean of seeds", "each seed", last),
             tuple(lines),
-            ("", "", ".0f", ".0%", "", ".0f", ".4f"),
-            ("Labels: where the mean learning curve over seeds reaches the accuracy. ±: two standard errors of "
-             "the mean over seeds.",),
+            ("", "", ".0f", ".0%", "", "", ".4f"),
+            ("Labels: where the mean learning curve over seeds reaches the accuracy. Behind ±: two standard "
+             "errors.",),
         )
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ attack succeeds when the averaged prediction changes from right to wrong.
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -34,7 +34,7 @@ from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
-from batchbayes.reproduce.tables import ResultTable
+from batchbayes.reproduce.tables import ResultTable, with_error
 from batchbayes.training.loop import TrainingConfig
 
 PUBLISHED_UPDATES = (10, 25, 50, 75, 100, 125, 150, 175, 198)
@@ -149,7 +149,7 @@ def _table(config: AttackConfig, results: Results, along: Along) -> ResultTable:
     lines: list[tuple[Any, ...]] = []
     for method in METHODS:
         if own := _results(config, results, method, along):
-            shares = [_with_error([each["success"][i] for each in own]) for i in range(len(config.updates))]
+            shares = [with_error([100 * each["success"][i] for each in own], ".0f") for i in range(len(config.updates))]
             names = ("accuracy", "detection_by_entropy", "detection_by_information")
             lines.append((method, *shares, *(fmean(each[name] for each in own) for name in names)))
         if method in PUBLISHED:
@@ -164,11 +164,6 @@ def _table(config: AttackConfig, results: Results, along: Along) -> ResultTable:
         ("Columns: the number of updates. Behind ±: two standard errors over seeds.",
          "AUROC: how well a score separates clean images from those after all updates."),
     )  # fmt: skip
-
-
-def _with_error(shares: list[float]) -> str:
-    error = f" ± {200 * stdev(shares) / len(shares) ** 0.5:.0f}" if len(shares) > 1 else ""
-    return f"{100 * fmean(shares):.0f}{error}"
 
 
 def figures(config: AttackConfig, results: Results) -> dict[str, Figure]:

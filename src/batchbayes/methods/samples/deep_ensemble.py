@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.errors import BatchbayesError
@@ -63,10 +64,11 @@ def deep_ensemble(
     >>> deep_ensemble(lambda: MLP(1, [8], 1), (x, x), half_squared_error, config, num_members=3)
     WeightSamples(deep_ensemble on MLP: 3 members)
     """
-    seeds = [member_seed(config.seed, number) for number in range(num_members)]
+    seeds = [member_seed(config.seed, number) for number in range(whole_number("num_members", num_members, 2))]
     networks = [made(make, seed) for seed in seeds]
+    as_network(networks[0], output)  # refuses what is no network
     if together:
-        _train_together(networks, data, loss, config, seeds)
+        _train_together(networks, data, loss, config, seeds, {"workers": workers, "checkpoints": checkpoints})
     else:
         networks = _trained(networks, data, loss, [replace(config, seed=seed) for seed in seeds], workers, checkpoints)
     return stack_states(as_network(networks[0], output), [state_of(n) for n in networks], "deep_ensemble")
@@ -81,6 +83,12 @@ def _trained(
     checkpoints: str | os.PathLike[str] | None,
 ) -> list[nn.Module]:
     """Train each network, one after the other or by workers, and return them."""
+    if workers is not None and not isinstance(workers, Executor):
+        raise BatchbayesError(
+            expected="workers as an executor of concurrent.futures",
+            got=repr(workers),
+            fix='pass ProcessPoolExecutor(4, get_context("spawn")), for example',
+        )
     files: list[Path | None] = [None] * len(networks)
     if checkpoints:
         Path(checkpoints).mkdir(parents=True, exist_ok=True)
@@ -126,11 +134,19 @@ def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make()
 
 
-def _train_together(networks: list[nn.Module], data: Any, loss: Loss, config: TrainingConfig, seeds: list[int]) -> None:
+def _train_together(
+    networks: list[nn.Module], data: Any, loss: Loss, config: TrainingConfig, seeds: list[int], others: dict[str, Any]
+) -> None:
     if loss is not half_squared_error or not isinstance(data, tuple):
         raise BatchbayesError(
             expected="two tensors and the loss half_squared_error, to train members together",
             got=f"{type(data).__name__} and {getattr(loss, '__name__', loss)}",
             fix="leave together=True out",
+        )
+    if used := [name for name, value in others.items() if value is not None]:
+        raise BatchbayesError(
+            expected="one process without checkpoints, to train members together",
+            got=f"{' and '.join(used)} too",
+            fix=f"leave out together=True, or {' and '.join(used)}",
         )
     train_together(networks, [data] * len(networks), [replace(config, seed=seed) for seed in seeds])
