@@ -96,7 +96,8 @@ def work(config: AttackConfig, unit: Unit, needed: Results, data_folder: DataFol
 
 
 def _attacked(config: AttackConfig, seed: int, posterior: Posterior, images: Images, along: Along) -> dict[str, Any]:
-    (inputs, labels), options = images.test, {"num_samples": config.num_samples, "seed": seed}
+    inputs, labels = images.test
+    options: Any = {"num_samples": config.num_samples, "seed": seed}
     clean = predict(posterior, inputs, categorical(), **options)
     right, attacked, success = _classes(clean) == labels, clean, []
     step = config.sign_step if along == "sign" else config.gradient_step

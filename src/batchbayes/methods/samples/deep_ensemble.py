@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,12 @@ def _trained(
     if checkpoints:
         Path(checkpoints).mkdir(parents=True, exist_ok=True)
         files = [Path(checkpoints) / f"member-{number}.safetensors" for number in range(len(networks))]
-    work = [(network, data, loss, *own) for network, *own in zip(networks, configs, files, strict=True)]
-    done = (
-        workers.map(_trained_member, *zip(*work, strict=True)) if workers else (_trained_member(*own) for own in work)
-    )
+    apply = workers.map if workers else map
+    done = apply(partial(_trained_member, data, loss), networks, configs, files)
     return list(progress(done, "training members", len(networks)))
 
 
-def _trained_member(network: nn.Module, data: Data, loss: Loss, config: TrainingConfig, file: Path | None) -> nn.Module:
+def _trained_member(data: Data, loss: Loss, network: nn.Module, config: TrainingConfig, file: Path | None) -> nn.Module:
     train(network, batches_of(data, config), supervised(loss), config, checkpoint=file)
     return network
 
