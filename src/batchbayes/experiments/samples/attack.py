@@ -7,6 +7,7 @@ update. The step is chosen so that half of the attacks on the deterministic netw
 in the figure. An attack succeeds when the averaged prediction changes from right to wrong.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from batchbayes._common.text import count
 from batchbayes.attacks import gradient_sign_steps
 from batchbayes.data.folder import DataFolder
 from batchbayes.decisions import detection_auroc
@@ -66,7 +68,7 @@ class AttackConfig:
 
 
 PRESETS = {
-    "smoke": AttackConfig("synthetic", (0,), 128, 20, epochs=3, updates=(1, 3), num_samples=2),
+    "smoke": AttackConfig("synthetic", (0,), 128, 20, epochs=3, updates=(1, 10), num_samples=2),
     "quick": AttackConfig(),
     "paper": AttackConfig(
         num_train=50_000, num_attacked=1000, epochs=40, width=16, updates=(10, 25, 50, 75, 100, 150, 200)
@@ -126,37 +128,48 @@ def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> 
 
 def tables(config: AttackConfig, results: Results) -> list[ResultTable]:
     """Return means over seeds of the share of successful attacks, and how well attacks are detected."""
-    lines = []
+    lines, columns = [], []
+    for number in config.updates:
+        columns += [count(number, "update"), *(["published"] if number in PUBLISHED_UPDATES else [])]
     for method in METHODS:
         own = [results[name] for seed in config.seeds if (name := f"seed {seed}, {method}") in results]
         if own:
-            shares = [_mean([each["success"][i] for each in own]) for i in range(len(config.updates))]
+            shares = []
+            for i, number in enumerate(config.updates):
+                shares.append(_mean([each["success"][i] for each in own]))
+                shares += [_published(method, number)] if number in PUBLISHED_UPDATES else []
             names = ("accuracy", "detection_by_entropy", "detection_by_information")
             lines.append((method, *shares, *(_mean([each[name] for each in own]) for name in names)))
-    columns = [f"{count} updates" for count in config.updates]
     return [
         ResultTable(
             "Successful attacks",
             ("method", *columns, "accuracy", "AUROC by entropy", "AUROC by MI"),
             tuple(lines),
             ("", *[".0%"] * len(columns), ".3f", ".2f", ".2f"),
-            ("AUROC: how well a score separates clean images from those after all updates.",),
+            (
+                "AUROC: how well a score separates clean images from those after all updates.",
+                "Published: read off a figure.",
+            ),
         )
     ]
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean, or None if a network was never right, so that no attack was possible."""
+    mean = sum(values) / len(values)
+    return None if math.isnan(mean) else mean
+
+
+def _published(method: str, updates: int) -> float | None:
+    """Return the published share of successful attacks after some updates."""
+    return PUBLISHED[method][PUBLISHED_UPDATES.index(updates)] / 100 if method in PUBLISHED else None
 
 
 def figures(config: AttackConfig, results: Results) -> dict[str, Figure]:
     """Show the share of successful attacks against the number of updates, beside the published readings."""
     lines = {m: (config.updates, [results[f"seed {seed}, {m}"]["success"] for seed in config.seeds]) for m in METHODS}
-    most = max(config.updates)
-    near = [i for i, count in enumerate(PUBLISHED_UPDATES) if count <= most]
-    shown = {
-        m: ([PUBLISHED_UPDATES[i] for i in near], [shares[i] / 100 for i in near]) for m, shares in PUBLISHED.items()
-    }
+    near = [number for number in PUBLISHED_UPDATES if number <= max(config.updates)]
+    shown = {m: (near, [share / 100 for share in shares[: len(near)]]) for m, shares in PUBLISHED.items() if near}
     labels: Any = {"xlabel": "gradient updates", "ylabel": "share of successful attacks"}
     return {"attack": seeds_figure(lines, published=shown, **labels)}
 

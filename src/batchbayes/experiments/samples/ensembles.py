@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from batchbayes._common.text import count as count_of
 from batchbayes.calibrate import tune_temperature
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.samples.images import Images, Source, load_images
@@ -345,7 +346,7 @@ def notes(config: EnsemblesConfig) -> list[str]:
     """Say how this differs from the paper."""
     return [
         f"A small network with batch norm and {config.num_train:,} training images, {config.epochs} epochs of Adam.",
-        f"Means over {len(config.seeds)} seeds, {config.num_test:,} test images.",
+        f"Means over {count_of(len(config.seeds), 'seed')}, {config.num_test:,} test images.",
         "Figure: what is worse than the panel is left out; the table has it.",
         *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]
