@@ -34,7 +34,7 @@ LAYERS = [
     {"saving", "plots", "calibrate", "detection", "distill", "online", "attacks", "decisions"},
     {"reproduce"},
     {"demo", "assessment", "experiments", "deploy", "sklearn"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.
 ALONE = {"methods", "models", "data", "scores", "training"}

@@ -122,9 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"batchbayes {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    _add_assess(commands)
-    _add_predict(commands)
-    _add_export(commands)
+    _add_on_data(commands)
     _add_demo(commands)
     _add_reproduce(commands)
     _add_table(commands)
@@ -133,8 +131,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_assess(commands: "argparse._SubParsersAction[Any]") -> None:
-    command = commands.add_parser(
+def _add_on_data(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the commands that take a network and data. Their options are the fields of a dataclass."""
+    assess = commands.add_parser(
         "assess",
         help="a trained network and its data in, a report on its uncertainty out",
         description="Say how good a trained network is, how honest it is, when not to trust it, and which method\n"
@@ -143,12 +142,8 @@ def _add_assess(commands: "argparse._SubParsersAction[Any]") -> None:
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_fields(command, AssessOptions)
-    command.set_defaults(run="batchbayes.assessment.run:assess_command", options=AssessOptions)
-
-
-def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
-    command = commands.add_parser(
+    _add_fields(assess, AssessOptions, "batchbayes.assessment.run:assess_command")
+    predict = commands.add_parser(
         "predict",
         help="predict new data with the posterior of an assessment, without the training data",
         description="Predict new data with the posterior.safetensors of an assessment, which holds the recommended\n"
@@ -156,12 +151,8 @@ def _add_predict(commands: "argparse._SubParsersAction[Any]") -> None:
         epilog=f"{COLUMNS_HELP}\n{DATA_HELP}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_fields(command, PredictOptions)
-    command.set_defaults(run="batchbayes.assessment.predict:predict_command", options=PredictOptions)
-
-
-def _add_export(commands: "argparse._SubParsersAction[Any]") -> None:
-    command = commands.add_parser(
+    _add_fields(predict, PredictOptions, "batchbayes.assessment.predict:predict_command")
+    export = commands.add_parser(
         "export",
         help="write the posterior of an assessment to one ONNX file, which predicts without Python",
         description="Write the recommended method of an assessment to one file that takes inputs and returns\n"
@@ -171,12 +162,12 @@ def _add_export(commands: "argparse._SubParsersAction[Any]") -> None:
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_fields(command, ExportOptions)
-    command.set_defaults(run="batchbayes.deploy.command:export_command", options=ExportOptions)
+    _add_fields(export, ExportOptions, "batchbayes.deploy.command:export_command")
 
 
-def _add_fields(command: argparse.ArgumentParser, options: type[CommonOptions]) -> None:
+def _add_fields(command: argparse.ArgumentParser, options: type[CommonOptions], run: str) -> None:
     """Add an option for each field of a dataclass that has a help text. Required options come first."""
+    command.set_defaults(run=run, options=options)
     for field in sorted(fields(options), key=lambda field: field.default is not MISSING):
         if not field.metadata:
             continue

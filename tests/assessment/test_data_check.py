@@ -11,7 +11,7 @@ from torch import nn
 from batchbayes import cli
 from batchbayes.assessment.data_check import MARGIN, NORMALISED, Sight, is_closer, unfamiliar
 from batchbayes.data.examples import Examples, from_tensors
-from batchbayes.methods.batchnorm.input_check import LEVEL, LOOSE, STRICT, difference, shifts
+from batchbayes.methods.batchnorm.condition import LEVEL, LOOSE, STRICT, difference, shifts
 
 
 @pytest.fixture(scope="module")

@@ -113,6 +113,25 @@ def test_what_the_fit_measured_is_kept_in_the_file(tmp_path):
     assert set(loaded.state()[0]["linearity"]) == {"values", "contrasts"}
 
 
+def test_linearity_is_measured_once_on_training_examples_when_it_is_first_asked_for(monkeypatch):
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    measured, measure = [], linear_check.measure_linearity
+    monkeypatch.setattr(
+        linear_check,
+        "measure_linearity",
+        lambda *args, **options: measured.append(args[1]) or measure(*args, **options),
+    )
+    posterior = bb.mcbn(network, X, batch_size=200)
+    bb.predict(posterior, X[:3], bb.categorical(), num_samples=8)
+    assert not measured
+    for _ in range(2):
+        bb.predict(posterior, X[:2] + 100, bb.categorical(), engine="auto")
+    assert [len(examples) for examples in measured] == [64]
+    assert all(any(torch.equal(row, own) for own in X) for row in measured[0])
+    saved = bb.mcbn(network, X, batch_size=200).state()[0]["linearity"]
+    assert posterior.state()[0]["linearity"] == saved
+
+
 def test_contrasts_that_are_left_out_do_not_count_against_the_linear_engine():
     """Sure examples move one contrast alone. The other logits move in exact draws, but no probability depends on it."""
     network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)))

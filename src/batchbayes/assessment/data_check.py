@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from batchbayes.data.examples import Examples
 from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.condition import is_settled
-from batchbayes.methods.batchnorm.input_check import LOOSE, difference, error
+from batchbayes.methods.batchnorm.condition import LOOSE, difference, error, is_settled
 from batchbayes.methods.batchnorm.sites import Site, find_sites
 from batchbayes.network import Network, as_network
 

@@ -6,7 +6,7 @@ This module does not import torch, so that `batchbayes --help` is quick.
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,14 +18,15 @@ Center = Literal["running", "batches"]
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
 
 
-def option(text: str | Callable[[], str], **more: Any) -> dict[str, Any]:
-    """Return the metadata of a field that is an option. Without a default it is required; False makes it a switch.
+def option(text: str | Callable[[], str], *, default: Any = MISSING, **more: Any) -> Any:
+    """Return a field that is an option. Without a default it is required; False makes it a switch.
 
     Args:
         text: the help text, or a function that returns it when the help is shown.
+        default: the value if the option is not given.
         more: arguments of `ArgumentParser.add_argument`.
     """
-    return {"help": text, **more}
+    return field(default=default, metadata={"help": text, **more})
 
 
 def positive(text: str) -> int:
@@ -86,151 +87,113 @@ def _method_help() -> str:
 class Settings:
     """What is compared and how: options of `batchbayes assess` and of `bb.assess`."""
 
-    task: Task | None = field(default=None, metadata=option("(default: guessed from the data)", choices=get_args(Task)))
-    class_names: tuple[str, ...] | None = field(
-        default=None, metadata=option("names of the classes, in order", type=names, metavar="A,B,...")
+    task: Task | None = option("(default: guessed from the data)", default=None, choices=get_args(Task))
+    class_names: tuple[str, ...] | None = option(
+        "names of the classes, in order", default=None, type=names, metavar="A,B,..."
     )
-    unit: tuple[str, ...] | None = field(
+    unit: tuple[str, ...] | None = option(
+        "unit of the targets, for each output or for all (default: what stands in brackets in the target's name)",
         default=None,
-        metadata=option(
-            "unit of the targets, for each output or for all (default: what stands in brackets in the target's name)",
-            type=names,
-            metavar="U,...",
-        ),
+        type=names,
+        metavar="U,...",
     )
-    ignore_label: int | None = field(
-        default=None, metadata=option("label of pixels that do not count", type=whole, metavar="K")
+    ignore_label: int | None = option("label of pixels that do not count", default=None, type=whole, metavar="K")
+    batch_size: int | None = option(
+        "batch size of the training (default: the loader's)", default=None, type=positive, metavar="M"
     )
-    batch_size: int | None = field(
-        default=None, metadata=option("batch size of the training (default: the loader's)", type=positive, metavar="M")
-    )
-    method: tuple[str, ...] | None = field(default=None, metadata=option(_method_help, type=names, metavar="A,B,..."))
-    views: str = field(
+    method: tuple[str, ...] | None = option(_method_help, default=None, type=names, metavar="A,B,...")
+    views: str = option(
+        "random views of the inputs to average over, as in training: none, or some of crop:PADDING[:FILL], flip, "
+        "shift:SHARE, jitter:SHARE (default: crop by 1/8 of the width and flip for images, flip for segmentation, "
+        "none for tables)",
         default="auto",
-        metadata=option(
-            "random views of the inputs to average over, as in training: none, or some of crop:PADDING[:FILL], flip, "
-            "shift:SHARE, jitter:SHARE (default: crop by 1/8 of the width and flip for images, flip for segmentation, "
-            "none for tables)",
-            metavar="A,B,...",
-        ),
+        metavar="A,B,...",
     )
-    budget: int | None = field(
-        default=None,
-        metadata=option(
-            "most forward passes that a prediction may cost (default: no limit)", type=positive, metavar="N"
-        ),
+    budget: int | None = option(
+        "most forward passes that a prediction may cost (default: no limit)", default=None, type=positive, metavar="N"
     )
-    center: Center = field(
+    center: Center = option(
+        "where the draws of batch-norm methods scatter around: the running statistics of the network (running), or "
+        "the mean over training batches, as in the MCBN paper (batches)",
         default="running",
-        metadata=option(
-            "where the draws of batch-norm methods scatter around: the running statistics of the network (running), or "
-            "the mean over training batches, as in the MCBN paper (batches)",
-            choices=get_args(Center),
-        ),
+        choices=get_args(Center),
     )
-    engine: EngineName = field(
+    engine: EngineName = option(
+        "how draws are made: one by one (sample), by a linear approximation (linear), or by the latter if it is "
+        "accurate (auto)",
         default="auto",
-        metadata=option(
-            "how draws are made: one by one (sample), by a linear approximation (linear), or by the latter if it is "
-            "accurate (auto)",
-            choices=get_args(EngineName),
-        ),
+        choices=get_args(EngineName),
     )
-    draws: int | None = field(
+    draws: int | None = option(
+        "number of draws to average, without views (default: 64 by the linear approximation, 16 exact ones)",
         default=None,
-        metadata=option(
-            "number of draws to average, without views (default: 64 by the linear approximation, 16 exact ones)",
-            type=positive,
-            metavar="S",
-        ),
+        type=positive,
+        metavar="S",
     )
-    seed: int = field(default=0, metadata=option("seed of the split and of the draws (0)", type=whole))
+    seed: int = option("seed of the split and of the draws (0)", default=0, type=whole)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
     """What both commands need: a network, and how to run it."""
 
-    model: str = field(
-        metadata=option("a function that builds the network; it is EXECUTED", metavar="pkg.module:factory")
-    )
-    weights: Sequence[Path] | None = field(
+    model: str = option("a function that builds the network; it is EXECUTED", metavar="pkg.module:factory")
+    weights: Sequence[Path] | None = option(
+        "the weights (.safetensors, .pt, .pth), unless the factory loads them; with several files, their ensemble "
+        "is compared with the network of the first",
         default=None,
-        metadata=option(
-            "the weights (.safetensors, .pt, .pth), unless the factory loads them; with several files, their ensemble "
-            "is compared with the network of the first",
-            type=Path,
-            nargs="+",
-            metavar="W",
-        ),
+        type=Path,
+        nargs="+",
+        metavar="W",
     )
-    target: str | None = field(
-        default=None, metadata=option("target column of tables, or target array of .npz files", metavar="NAME")
-    )
-    id: str | None = field(
+    target: str | None = option("target column of tables, or target array of .npz files", default=None, metavar="NAME")
+    id: str | None = option(
+        "column of tables with a name for each row, which is written beside its prediction; images have "
+        "their file names",
         default=None,
-        metadata=option(
-            "column of tables with a name for each row, which is written beside its prediction; images have "
-            "their file names",
-            metavar="NAME",
-        ),
+        metavar="NAME",
     )
-    device: str = field(default="cpu", metadata=option("for example cpu or cuda:0 (cpu)"))
-    threads: int | None = field(
-        default=None, metadata=option("number of threads (default: torch decides)", type=positive, metavar="N")
-    )
-    maps: Path | None = field(
+    device: str = option("for example cpu or cuda:0 (cpu)", default="cpu")
+    threads: int | None = option("number of threads (default: torch decides)", default=None, type=positive, metavar="N")
+    maps: Path | None = option(
+        "a folder for maps of the classes and of their uncertainty as .png files (segmentation)",
         default=None,
-        metadata=option(
-            "a folder for maps of the classes and of their uncertainty as .png files (segmentation)",
-            type=Path,
-            metavar="FOLDER",
-        ),
+        type=Path,
+        metavar="FOLDER",
     )
-    quiet: bool = field(default=False, metadata=option("show no progress and no summary"))
-    json: bool = field(default=False, metadata=option("print the result as JSON"))
+    quiet: bool = option("show no progress and no summary", default=False)
+    json: bool = option("print the result as JSON", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssessOptions(CommonOptions, Settings):
     """The options of `batchbayes assess`."""
 
-    train: str = field(metadata=option("training data, with the training-time transforms", metavar="T"))
-    test: str = field(metadata=option("test data, with targets", metavar="X"))
-    out: Path = field(metadata=option("a folder that does not exist yet", type=Path, metavar="DIR"))
-    calibration: str | None = field(
+    train: str = option("training data, with the training-time transforms", metavar="T")
+    test: str = option("test data, with targets", metavar="X")
+    out: Path = option("a folder that does not exist yet", type=Path, metavar="DIR")
+    calibration: str | None = option(
+        "data for tuning and choosing (default: a random third of the test data)", default=None, metavar="V"
+    )
+    ood: str | None = option("inputs that the network should be unsure about", default=None, metavar="O")
+    reference: str | None = option(
+        "training data without random transforms, to tell what is unlike it (default: that of --train)",
         default=None,
-        metadata=option("data for tuning and choosing (default: a random third of the test data)", metavar="V"),
+        metavar="R",
     )
-    ood: str | None = field(
-        default=None, metadata=option("inputs that the network should be unsure about", metavar="O")
-    )
-    reference: str | None = field(
+    mean: tuple[float, ...] | None = option(
+        "subtracted from images with values from 0 to 1, or from columns: one number for each channel",
         default=None,
-        metadata=option(
-            "training data without random transforms, to tell what is unlike it (default: that of --train)",
-            metavar="R",
-        ),
+        type=numbers,
+        metavar="R,G,B",
     )
-    mean: tuple[float, ...] | None = field(
-        default=None,
-        metadata=option(
-            "subtracted from images with values from 0 to 1, or from columns: one number for each channel",
-            type=numbers,
-            metavar="R,G,B",
-        ),
+    std: tuple[float, ...] | None = option("what they are divided by then", default=None, type=numbers, metavar="R,G,B")
+    resize: tuple[int, int] | None = option(
+        "size of the images for the network", default=None, type=size, metavar="HxW"
     )
-    std: tuple[float, ...] | None = field(
-        default=None, metadata=option("what they are divided by then", type=numbers, metavar="R,G,B")
-    )
-    resize: tuple[int, int] | None = field(
-        default=None, metadata=option("size of the images for the network", type=size, metavar="HxW")
-    )
-    standardise: bool = field(
-        default=False, metadata=option("learn the mean and the std of each column from the training file")
-    )
-    overwrite: bool = field(default=False, metadata=option("replace the files of an earlier assessment in DIR"))
-    parquet: bool = field(default=False, metadata=option("write predictions.parquet too (needs pyarrow)"))
+    standardise: bool = option("learn the mean and the std of each column from the training file", default=False)
+    overwrite: bool = option("replace the files of an earlier assessment in DIR", default=False)
+    parquet: bool = option("write predictions.parquet too (needs pyarrow)", default=False)
     command: str = ""
     """The command line as it was given, for the report."""
 
@@ -239,59 +202,45 @@ class AssessOptions(CommonOptions, Settings):
 class PredictOptions(CommonOptions):
     """The options of `batchbayes predict`. Draws, seed and engine are as in the assessment if they are None."""
 
-    posterior: Path = field(metadata=option("posterior.safetensors of an assessment", type=Path, metavar="P"))
-    input: Sequence[str] = field(
-        metadata=option(
-            "inputs; targets are ignored. With --parts: several files, or folders of .npz, .zarr, .csv or .parquet",
-            nargs="+",
-            metavar="I",
-        )
+    posterior: Path = option("posterior.safetensors of an assessment", type=Path, metavar="P")
+    input: Sequence[str] = option(
+        "inputs; targets are ignored. With --parts: several files, or folders of .npz, .zarr, .csv or .parquet",
+        nargs="+",
+        metavar="I",
     )
-    out: Path | None = field(
-        default=None, metadata=option("a new .csv file (default: printed)", type=Path, metavar="FILE")
-    )
-    parts: Path | None = field(
+    out: Path | None = option("a new .csv file (default: printed)", default=None, type=Path, metavar="FILE")
+    parts: Path | None = option(
+        "for data of any size: a folder for part-00000.csv and so on, which are made one by one, in memory that "
+        "does not grow. If this is stopped, give the same command again: it continues",
         default=None,
-        metadata=option(
-            "for data of any size: a folder for part-00000.csv and so on, which are made one by one, in memory that "
-            "does not grow. If this is stopped, give the same command again: it continues",
-            type=Path,
-            metavar="DIR",
-        ),
+        type=Path,
+        metavar="DIR",
     )
-    cluster: str | None = field(
+    cluster: str | None = option(
+        "make --parts on a dask cluster: tcp://HOST:PORT of its scheduler, or local:N to start N workers here. "
+        "The network and the posterior are sent once to each worker; --input and --model must be found there",
         default=None,
-        metadata=option(
-            "make --parts on a dask cluster: tcp://HOST:PORT of its scheduler, or local:N to start N workers here. "
-            "The network and the posterior are sent once to each worker; --input and --model must be found there",
-            metavar="WHERE",
-        ),
+        metavar="WHERE",
     )
-    scheduler_file: Path | None = field(
-        default=None, metadata=option("the scheduler file of a dask cluster", type=Path, metavar="F")
+    scheduler_file: Path | None = option("the scheduler file of a dask cluster", default=None, type=Path, metavar="F")
+    method: str | None = option(
+        "only for a method of your own: imports its module", default=None, metavar="pkg.module:name"
     )
-    method: str | None = field(
-        default=None, metadata=option("only for a method of your own: imports its module", metavar="pkg.module:name")
+    engine: EngineName | None = option(
+        "how draws are made (as in the assessment)", default=None, choices=get_args(EngineName)
     )
-    engine: EngineName | None = field(
-        default=None, metadata=option("how draws are made (as in the assessment)", choices=get_args(EngineName))
-    )
-    draws: int | None = field(
-        default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
-    )
-    seed: int | None = field(default=None, metadata=option("seed of the draws (as in the assessment)", type=whole))
+    draws: int | None = option("number of networks to average (as in the assessment)", default=None, type=positive)
+    seed: int | None = option("seed of the draws (as in the assessment)", default=None, type=whole)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(CommonOptions):
     """The options of `batchbayes export`."""
 
-    posterior: Path = field(metadata=option("posterior.safetensors of an assessment", type=Path, metavar="P"))
-    input: str = field(metadata=option("inputs such as those to come; the file is compared on them", metavar="I"))
-    out: Path = field(metadata=option("a new file: .onnx or .pt2", type=Path, metavar="FILE"))
-    novelty: Path | None = field(
-        default=None, metadata=option("a detector that bb.save has written", type=Path, metavar="N.safetensors")
+    posterior: Path = option("posterior.safetensors of an assessment", type=Path, metavar="P")
+    input: str = option("inputs such as those to come; the file is compared on them", metavar="I")
+    out: Path = option("a new file: .onnx or .pt2", type=Path, metavar="FILE")
+    novelty: Path | None = option(
+        "a detector that bb.save has written", default=None, type=Path, metavar="N.safetensors"
     )
-    draws: int | None = field(
-        default=None, metadata=option("number of networks to average (as in the assessment)", type=positive)
-    )
+    draws: int | None = option("number of networks to average (as in the assessment)", default=None, type=positive)

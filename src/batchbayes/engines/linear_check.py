@@ -1,7 +1,8 @@
 """Is the linear engine to be trusted? A comparison with a few exact draws."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -86,9 +87,7 @@ def measure_linearity(
     contrasts: bool = False,
 ) -> Linearity:
     """Make the comparison on examples that are spread evenly over the inputs."""
-    fewest, most = CHECK_EXAMPLES
-    count = max_examples or max(fewest, min(most, CHECK_NUMBERS // max(1, inputs[0].numel())))
-    sample = inputs[spread_evenly(len(inputs), count)].to(posterior.device)
+    sample = _sample(inputs, max_examples).to(posterior.device)
     pieces = sample.split(max(1, TOGETHER // max(1, sample[0].numel())))
     exact = [exact_draws(posterior, piece, num_draws, seed) for piece in pieces]
     plan = plan_linear(posterior, exact[0][0, 0].numel(), num_draws, seed, contrasts=contrasts)
@@ -96,18 +95,37 @@ def measure_linearity(
     return compare_with_exact(linear, torch.cat(exact, dim=1), contrasts=plan.contrasts, left_out=plan.left_out)
 
 
+def _sample(inputs: Tensor, max_examples: int | None = None) -> Tensor:
+    """Return examples that are spread evenly over the inputs, by default as many as the check takes."""
+    fewest, most = CHECK_EXAMPLES
+    count = max_examples or max(fewest, min(most, CHECK_NUMBERS // max(1, inputs[0].numel())))
+    return inputs[spread_evenly(len(inputs), count)]
+
+
+_EXAMPLES: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Tensor]]" = weakref.WeakKeyDictionary()
+"""Training examples to measure on when it is first needed, with and without contrasts."""
 _KNOWN: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
 """What was measured for each posterior, with and without contrasts."""
 _REFUSED: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
 """The same, measured on noisier examples, where the linear engine was not trusted."""
 
 
+def keep_examples(posterior: Linearisable, inputs: Tensor, kinds: Iterable[bool]) -> None:
+    """Keep some of the training inputs: a prediction or a file that asks for these kinds of linearity is checked there.
+
+    Few examples say little, so they are not kept.
+    """
+    if len(inputs) >= CHECK_EXAMPLES[0]:
+        _EXAMPLES[posterior] = dict.fromkeys(kinds, _sample(inputs))
+
+
 def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) -> Linearity:
-    """Return what was measured when the posterior was fitted or first used, or measure it now.
+    """Return what was measured before, or measure it now, on training examples or else on these inputs.
 
     What is measured on enough examples is kept.
     """
     known = _KNOWN.setdefault(posterior, {})
+    inputs = _EXAMPLES.get(posterior, {}).get(contrasts, inputs)
     found = known.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
     if len(inputs) >= CHECK_EXAMPLES[0]:
         known[contrasts] = found
@@ -130,7 +148,10 @@ def known_beyond(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) ->
 
 
 def linearity_to_json(posterior: Linearisable) -> dict[str, dict[str, float]]:
-    """Return what is known about a posterior, for a file."""
+    """Return what is known about a posterior, for a file. What a fit has left to be measured is measured now."""
+    for contrasts, examples in _EXAMPLES.get(posterior, {}).items():
+        with suppress(BatchbayesError, RuntimeError):  # gradients cannot pass: there is no linear engine
+            known_linearity(posterior, examples, contrasts=contrasts)
     names = {False: "values", True: "contrasts"}
     return {names[kind]: asdict(found) for kind, found in _KNOWN.get(posterior, {}).items()}
 

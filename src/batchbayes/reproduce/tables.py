@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from batchbayes.errors import BatchbayesError
 
@@ -68,6 +69,18 @@ def mean_of(rows: Iterable[object], name: str) -> float | None:
     """Return the mean of an attribute over the rows that have it; None if no row does."""
     values = [value for row in rows if (value := getattr(row, name)) is not None]
     return sum(values) / len(values) if values else None
+
+
+def with_error(values: Sequence[float], form: str) -> str:
+    """Return the mean of several runs with two standard errors; no text if there are no runs.
+
+    >>> with_error([1.0, 2.0, 3.0], ".1f"), with_error([2.0], ".0f"), with_error([], ".0f")
+    ('2.0 ± 1.2', '2', '')
+    """
+    if not values:
+        return ""
+    mean = format(fmean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {2 * stdev(values) / len(values) ** 0.5:{form}}"
 
 
 def cell_text(cell: CellValue, form: str) -> str:

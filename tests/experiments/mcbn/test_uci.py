@@ -271,7 +271,7 @@ def test_sweeps_run_and_fill_their_tables(module):
         assert any(isinstance(cell, float) for cell in ours[0][2:])
     rows = [row for table in module.tables(config, {}) for row in table.rows]
     assert all(cell is None for row in rows if row[1] != "paper" for cell in row[2:])
-    assert any(row[:2] == ("yacht", "paper") and None not in row[3:6] for row in rows)  # the paper's, though not run
+    assert any(isinstance(cell, float) for row in rows if row[:2] == ("yacht", "paper") for cell in row[2:])
 
 
 def test_signs_are_compared_only_if_both_are_significant():

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from batchbayes.detection.novelty import novelty
 from batchbayes.experiments.images.sbn_data import LENET, NetworkSetting, SbnData, one_view, scaled, training_batches
 from batchbayes.likelihoods import categorical
-from batchbayes.methods.batchnorm.collect import as_buffers
 from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.omega import unpack
+from batchbayes.methods.batchnorm.omega import as_buffers, unpack
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from batchbayes.methods.batchnorm.collect import by_batch
 from batchbayes.methods.batchnorm.diagnostics.kolmogorov import kolmogorov_p_value, ks_distance, lilliefors_p_value
 from batchbayes.methods.batchnorm.diagnostics.normality import ROUNDING, Statistic
+from batchbayes.methods.batchnorm.omega import by_batch
 from batchbayes.methods.batchnorm.sites import all_sites
 from batchbayes.models.mlp import MLP
 from batchbayes.network import Network

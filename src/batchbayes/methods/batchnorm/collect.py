@@ -13,30 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import require_finite
-from batchbayes.methods.batchnorm.omega import batch_statistics, pack
+from batchbayes.methods.batchnorm.omega import as_buffers, batch_statistics, by_batch, pack
 from batchbayes.methods.batchnorm.sites import Site, refusing
 from batchbayes.network import Network
-
-Statistics = tuple[Tensor | None, Tensor | None]
-"""Mean and biased variance of a site, or None for those of the batch."""
-
-
-def as_buffers(sites: Sequence[Site], statistics: Iterable[Statistics]) -> dict[str, Tensor | None]:
-    """Return the buffers that let each site normalise by the given statistics, by their full names."""
-    pairs = zip(sites, statistics, strict=True)
-    return {
-        f"{site.name}.running_{kind}": part
-        for site, pair in pairs
-        for kind, part in zip(("mean", "var"), pair, strict=True)
-    }
-
-
-def by_batch(sites: Sequence[Site]) -> dict[str, Tensor | None]:
-    """Return the buffers that let each site normalise by the statistics of its batch.
-
-    A batch-norm layer in evaluation mode that has no running statistics uses those of the batch, and writes nothing.
-    """
-    return as_buffers(sites, [(None, None)] * len(sites))
 
 
 def collect_omegas(

@@ -1,7 +1,6 @@
 """What all methods that read mini-batches have in common: check the network, gather rows, look for trouble."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, TypedDict
@@ -13,14 +12,13 @@ from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import Batches, mini_batches
-from batchbayes.engines.linear_check import known_linearity
+from batchbayes.engines.linear_check import keep_examples
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import collect_omegas
-from batchbayes.methods.batchnorm.condition import is_settled, warn_of_condition
-from batchbayes.methods.batchnorm.input_check import LOOSE, STRICT, difference
-from batchbayes.methods.batchnorm.omega import by_site, is_mean, running_omega
+from batchbayes.methods.batchnorm.condition import drift_message, warn_of_condition
+from batchbayes.methods.batchnorm.omega import is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
 from batchbayes.network import Network, Output, as_network
@@ -148,23 +146,15 @@ def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, metho
         return posterior
     sample = prepared.first[: min(32, max(2, prepared.batch_size // 4))].to(prepared.network.device)
     with torch.no_grad():
-        own = _thinned(prepared.network(sample)[None].cpu())[0]
         drawn = torch.cat([_thinned(draw) for draw in sampled_outputs(posterior, sample, len(rows), seed=0)])
     moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
     _, weights, index = posterior.combinations(len(rows), seed=0)
     order = weights[index].double()  # draws -> rows: a permutation
     posterior = replace(posterior, influence=(order.T @ (moved @ moved.T) @ order).to(rows.dtype))
-    _note_linearity(posterior, prepared.first, own.shape)
+    if (count := drawn.shape[2]) < SAMPLE_OUTPUTS:
+        kinds = {False: count <= FEW_OUTPUTS, True: count > 1}  # without and with contrasts
+        keep_examples(posterior, prepared.first, [kind for kind, is_wanted in kinds.items() if is_wanted])
     return posterior
-
-
-def _note_linearity(posterior: BatchNormPosterior, inputs: Tensor, shape: torch.Size) -> None:
-    """Measure how linear the network is in its statistics, if its outputs are few, and keep that for predictions."""
-    kinds = ([False] if shape[1:].numel() <= FEW_OUTPUTS else []) + ([True] if shape[1:].numel() > 1 else [])
-    if len(shape) == 2 and shape[1] < SAMPLE_OUTPUTS:
-        for contrasts in kinds:
-            with suppress(BatchbayesError, RuntimeError):  # gradients cannot pass: there is no linear engine
-                known_linearity(posterior, inputs, contrasts=contrasts)
 
 
 def require_center(center: str) -> None:
@@ -177,30 +167,3 @@ def _thinned(outputs: Tensor) -> Tensor:
     """Flatten outputs (s, n, ...) to (s, n, outputs). If there are many outputs, keep an even selection."""
     flat = outputs.reshape(*outputs.shape[:2], -1)
     return flat[..., torch.linspace(0, flat.shape[-1] - 1, min(SAMPLE_OUTPUTS, flat.shape[-1])).long()]
-
-
-def drift_message(site: Site, rows: Tensor, center: Center) -> str | None:
-    """Return a warning if the batches that rows (R, D) belong to do not look like those of training; else None.
-
-    There is none for networks that never saw training data, because there is nothing to compare with, and none for
-    fewer than 8 batches. The first site tells: what it sees does not depend on the statistics of other sites.
-    """
-    if len(rows) < 8 or not is_settled(site):
-        return None
-    (running_mean, running_log_std), (mean, log_std) = (
-        by_site([site], omega)[0] for omega in (running_omega([site]), rows[:, : 2 * site.channels])
-    )
-    means = (mean - running_mean) / running_log_std.exp()
-    squares = (2 * (log_std - running_log_std)).exp() + means.square()
-    if how := difference(means, squares, LOOSE):
-        return (
-            "WARNING: the batches do not look like the training data. Probably they are not scaled or prepared as in "
-            f"training. At {site.name}, the first batch-norm layer, their values {how} in training."
-        )
-    if center == "batches" and (how := difference(means, squares, STRICT)):
-        return (
-            f"at {site.name}, the first batch-norm layer, the values of the batches {how} in training. Do they pass "
-            "through the same transforms as in training (crops, flips, scaling)? If so, or if they cannot be had, use "
-            'center="running", which keeps the network\'s own answer and takes only the spread from the batches.'
-        )
-    return None

@@ -28,8 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.collect import as_buffers
-from batchbayes.methods.batchnorm.omega import by_site
+from batchbayes.methods.batchnorm.omega import as_buffers, by_site
 from batchbayes.methods.batchnorm.sites import Site
 from batchbayes.network import Network
 

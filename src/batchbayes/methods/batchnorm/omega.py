@@ -13,6 +13,9 @@ from torch import Tensor
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.sites import Site
 
+Statistics = tuple[Tensor | None, Tensor | None]
+"""Mean and biased variance of a site, or None for those of the batch."""
+
 
 def batch_statistics(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel of (N, C, ...), as the layer computes them in training.
@@ -79,3 +82,21 @@ def running_omega(sites: Sequence[Site]) -> Tensor:
             )
         statistics.append((mean.detach(), variance.detach()))
     return pack(sites, statistics)
+
+
+def as_buffers(sites: Sequence[Site], statistics: Iterable[Statistics]) -> dict[str, Tensor | None]:
+    """Return the buffers that let each site normalise by the given statistics, by their full names."""
+    pairs = zip(sites, statistics, strict=True)
+    return {
+        f"{site.name}.running_{kind}": part
+        for site, pair in pairs
+        for kind, part in zip(("mean", "var"), pair, strict=True)
+    }
+
+
+def by_batch(sites: Sequence[Site]) -> dict[str, Tensor | None]:
+    """Return the buffers that let each site normalise by the statistics of its batch.
+
+    A batch-norm layer in evaluation mode that has no running statistics uses those of the batch, and writes nothing.
+    """
+    return as_buffers(sites, [(None, None)] * len(sites))

@@ -13,9 +13,8 @@ from batchbayes._common.rng import dealt, dealt_first, normals
 from batchbayes.engines.linear_check import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import each_tensor, require_finite
-from batchbayes.methods.batchnorm.collect import as_buffers
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
-from batchbayes.methods.batchnorm.omega import by_site, is_mean, site_of, size, unpack
+from batchbayes.methods.batchnorm.omega import as_buffers, by_site, is_mean, site_of, size, unpack
 from batchbayes.methods.batchnorm.sites import (
     Site,
     idle_of_header,

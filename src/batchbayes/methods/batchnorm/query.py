@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt
 from batchbayes.inputs import require_finite
-from batchbayes.methods.batchnorm.collect import by_batch
+from batchbayes.methods.batchnorm.omega import by_batch
 from batchbayes.methods.batchnorm.sites import (
     Site,
     idle_of_header,
