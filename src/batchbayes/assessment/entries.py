@@ -235,8 +235,8 @@ def price(case: Case, entry: Entry, size: int, engine: str) -> float:
     return measured_passes(case, entry.posterior, size) if is_linear(engine) else float(size)
 
 
-def measured_passes(case: Case, posterior: Posterior, num_samples: int, repeats: int = 3) -> float:
-    """Return how long a prediction takes, in units of a forward pass: the shortest of some repeats of each."""
+def measured_passes(case: Case, posterior: Posterior, num_samples: int) -> float:
+    """Return how long a prediction takes, in units of a forward pass: the shortest of three repeats of each."""
     inputs = some_inputs(case.calibration, 128)
 
     def seconds(of: Posterior, engine: Any) -> float:
@@ -247,7 +247,7 @@ def measured_passes(case: Case, posterior: Posterior, num_samples: int, repeats:
     own = deterministic(case.network)
     with hidden_progress(True), warnings.catch_warnings():
         warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
-        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(repeats)]
+        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(3)]
     drawn, once = (min(column) for column in zip(*pairs, strict=True))
     return round(max(1.0, drawn / once), 1)
 

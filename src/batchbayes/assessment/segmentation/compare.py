@@ -65,7 +65,6 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     contenders: list[Contender[PixelSums]] = []
     for _, trials in pick_shown(tried, picked.trials):
         contenders += _test(case, trials)
-    contenders.sort(key=lambda contender: contender.trial.simplicity)
     choice = as_choice(picked, contenders)
     chosen: Contender[PixelSums] = choice.recommended
     [held_out] = sums_over(case, case.calibration, [chosen.trial])
