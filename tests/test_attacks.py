@@ -7,7 +7,7 @@ from helpers.references import left_alone
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.attacks import fast_gradient_sign, gradient_sign_steps, input_gradient, projected_gradient
+from batchbayes.attacks import attack_steps, fast_gradient_sign, input_gradient, projected_gradient
 
 CASE = CASES["BatchNorm2d"]
 
@@ -61,8 +61,14 @@ def test_one_step_is_the_sign_of_the_gradient_and_steps_go_on():
     direction = (network.weight[1] - network.weight[0]).sign()
     found = fast_gradient_sign(bb.deterministic(network), x, labels, bb.categorical(), epsilon=0.5)
     torch.testing.assert_close(found, 0.5 * torch.stack([direction, -direction]))
-    path = gradient_sign_steps(bb.deterministic(network), x, labels, bb.categorical(), epsilon=0.5, step=0.2)
+    path = attack_steps(bb.deterministic(network), x, labels, bb.categorical(), epsilon=0.5, step=0.2)
     assert [round(float(next(path).abs().max()), 4) for _ in range(4)] == [0.2, 0.4, 0.5, 0.5]
+    options = {"epsilon": 9.0, "step": 0.2, "along": "gradient"}
+    moved = next(attack_steps(bb.deterministic(network), x, labels, bb.categorical(), **options))
+    other = network.bias.softmax(0)[1 - labels, None]  # the gradient of -log p is that of the weights times 1 - p
+    torch.testing.assert_close(moved, 0.2 * other * (network.weight[1 - labels] - network.weight[labels]))
+    with pytest.raises(bb.BatchbayesError, match='"sign" or "gradient"'):
+        next(attack_steps(bb.deterministic(network), x, labels, bb.categorical(), **options | {"along": "l2"}))
 
 
 BAD = {

@@ -103,11 +103,22 @@ def test_a_killed_run_goes_on_with_the_same_numbers(kind, tmp_path):
     if not config:
         assert torch.equal(again.mean, whole.mean)
     assert again.num_parts == 5
+    with pytest.raises(bb.BatchbayesError, match=r"the 5 parts that .* and perhaps more; got 2 parts for a state"):
+        learn_parts(start(), PARTS[:2], *config, checkpoint=path)
+    half = learn_parts(learn_parts(start(), PARTS[:3], *config), PARTS[3:], *config)
+    assert half.num_parts == 5
+    torch.testing.assert_close(half.mean, whole.mean)
+
+
+def test_a_part_that_diverges_is_refused():
+    state = MeanField.start(nn.Linear(3, 1), bb.gaussian(precision=TAU))
+    with pytest.raises(bb.BatchbayesError, match="a finite loss and finite weights; got NaN or infinity in part 1"):
+        state.update((X.float(), 1e25 * Y.float()), TrainingConfig(epochs=1, batch_size=8))
 
 
 @pytest.mark.parametrize(
     ("features", "words"),
-    [(X[:, :2], r"features of shape \(N, 3\)"), (X / 0, "training inputs"), (1e200 * X, "finite weights after a part"),
+    [(X[:, :2], r"features of shape \(N, 3\)"), (X / 0, "training inputs"), (1e200 * X, "finite weights"),
      (X[:0], "at least one")],
 )  # fmt: skip
 def test_bad_features_are_refused(features, words):
@@ -145,7 +156,7 @@ def test_bad_parts_and_files_are_refused(tmp_path):
         classes.update((X, unseen[:3]), config)
     with pytest.raises(bb.BatchbayesError, match="prior_std above 0"):
         MeanField.start(linear(), bb.gaussian(precision=1.0), prior_std=0.0)
-    with pytest.raises(bb.BatchbayesError, match="finite weights after a part"):
+    with pytest.raises(bb.BatchbayesError, match="finite weights"):
         MeanField.start(linear(), bb.gaussian(precision=TAU)).update(
             (X, 1e150 * Y), TrainingConfig(epochs=30, batch_size=12, learning_rate=1e150)
         )

@@ -1,4 +1,4 @@
-r"""Adversarial attacks by gradient signs, through any posterior.
+r"""Adversarial attacks by gradients, through any posterior.
 
 An attack moves each input by at most $\epsilon$ in every coordinate, so that the prediction becomes wrong. Its gradient
 is that of the log of the mean probability over draws, so it fools the average and not one draw.
@@ -11,7 +11,7 @@ Resistant to Adversarial Attacks", ICLR 2018.
 import math
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical
 from batchbayes.posterior import Posterior
+
+Along = Literal["sign", "gradient"]
 
 
 def input_gradient(
@@ -82,7 +84,7 @@ def fast_gradient_sign(
         bounds: the least and the largest value that an input may have.
     """
     options: Any = {"epsilon": epsilon, "num_samples": num_samples, "seed": seed, "bounds": bounds}
-    return next(gradient_sign_steps(posterior, inputs, labels, likelihood, step=epsilon, **options))
+    return next(attack_steps(posterior, inputs, labels, likelihood, step=epsilon, **options))
 
 
 def projected_gradient(
@@ -106,11 +108,11 @@ def projected_gradient(
     """
     size = 2.5 * epsilon / whole_number("steps", steps) if step is None else step
     options: Any = {"epsilon": epsilon, "step": size, "num_samples": num_samples, "seed": seed, "bounds": bounds}
-    path = gradient_sign_steps(posterior, inputs, labels, likelihood, random_start=random_start, **options)
+    path = attack_steps(posterior, inputs, labels, likelihood, random_start=random_start, **options)
     return next(islice(path, steps - 1, None))
 
 
-def gradient_sign_steps(
+def attack_steps(
     posterior: Posterior,
     inputs: Tensor,
     labels: Tensor,
@@ -118,16 +120,23 @@ def gradient_sign_steps(
     *,
     epsilon: float,
     step: float,
+    along: Along = "sign",
     random_start: bool = False,
     num_samples: int = 8,
     seed: int = 0,
     bounds: tuple[float, float] | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the inputs after one, two, three, ... steps without end, to see success against the number of updates."""
+    """Yield the inputs after one, two, three, ... steps without end, to see success against the number of updates.
+
+    A step goes along the sign of the gradient, or along the gradient itself. The gradient is small where a prediction
+    is sure, so such steps are slow there. The other arguments are those of `projected_gradient`.
+    """
     finite_number("epsilon", epsilon, above=0, fix="pass for example 0.1 in the unit of the inputs")
     finite_number("the step", step, above=0, fix="pass for example epsilon / 4")
     require_finite(inputs, "the inputs")
     check_labels(labels, inputs.shape[:1], int(labels.max()) + 1 if labels.numel() else 1)
+    if along not in get_args(Along):
+        raise BatchbayesError(expected='along="sign" or "gradient"', got=repr(along), fix="choose one of them")
     low, high = bounds or (-math.inf, math.inf)
     if not low < high:
         raise BatchbayesError(expected="bounds (low, high) with low below high", got=f"{bounds}", fix="swap them")
@@ -138,6 +147,7 @@ def gradient_sign_steps(
     while True:
         own = seed if number == 0 else stream_seed(seed, "attack", number)  # each step has its own draws
         gradient = input_gradient(posterior, moved, labels, likelihood, num_samples=num_samples, seed=own)
-        moved = (moved + step * gradient.sign()).clamp(inputs - epsilon, inputs + epsilon).clamp(low, high)
+        move = gradient.sign() if along == "sign" else gradient
+        moved = (moved + step * move).clamp(inputs - epsilon, inputs + epsilon).clamp(low, high)
         number += 1
         yield moved

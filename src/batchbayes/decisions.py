@@ -171,6 +171,7 @@ def labels_needed(counts: Tensor, accuracies: Tensor, target: float) -> float | 
     25.0
     """
     check_same_shape("counts", counts, "the accuracies", accuracies)
+    check_finite("the accuracies", accuracies)
     reached = (accuracies >= target).nonzero()
     if not len(reached):
         return None

@@ -100,6 +100,7 @@ class MeanField:
                         optimiser.zero_grad()
                         loss.backward()
                     optimiser.step()
+                    _require_finite([loss.detach()], self.num_parts)
                 optimiser.param_groups[0]["lr"] = config.learning_rate * (1 - (epoch + 1) / config.epochs)
                 shown.advance()
         _require_finite([*mean.values(), *log_std.values()], self.num_parts)
@@ -270,28 +271,35 @@ def learn_parts(
 
     Args:
         state: `MeanField.start(...)` or `LastLayer.start(...)`.
-        parts: inputs (or features) and targets of each part. Each part is read once.
+        parts: inputs (or features) and targets of each part that comes after this state. Each part is read once.
         arguments: what `state.update` needs beside a part: a `TrainingConfig` for `MeanField`.
         checkpoint: a file that is written after each part. If it exists, learning goes on after the parts in it, which
             are passed over.
     """
+    first, number = state.num_parts, 0
     if checkpoint is not None and Path(checkpoint).exists():
         state = state.restored(checkpoint)
-    done = state.num_parts
-    for number, part in enumerate(progress(parts, "parts")):
-        if number < done:
-            continue
-        state = state.update(part, *arguments)
-        if checkpoint is not None:
-            state.save(checkpoint)
+    done = state.num_parts - first
+    if done >= 0:
+        for number, part in enumerate(progress(parts, "parts"), 1):
+            if number > done:
+                state = state.update(part, *arguments)
+                if checkpoint is not None:
+                    state.save(checkpoint)
+    if not 0 <= done <= number:
+        raise BatchbayesError(
+            expected=f"the {state.num_parts} parts that {checkpoint} has learned, and perhaps more",
+            got=f"{number} parts for a state that has learned {first}",
+            fix="pass the first state and all parts again, or choose another file",
+        )
     return state
 
 
 def _require_finite(tensors: Iterable[Tensor], num_parts: int) -> None:
     if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
         raise BatchbayesError(
-            expected="finite weights after a part",
-            got=f"NaN or infinity after part {num_parts + 1}",
+            expected="a finite loss and finite weights",
+            got=f"NaN or infinity in part {num_parts + 1}",
             fix="lower the learning rate, or scale inputs and targets to about unit variance",
         )
 

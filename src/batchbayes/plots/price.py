@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import GREY, PALETTE, Axes, Figure, house_style, new_figure
-
-MARKERS = "osD^vPX*<>"
+from batchbayes.plots.style import GREY, MARKERS, PALETTE, Axes, Figure, house_style, new_figure
 
 
 def price_figure(

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from batchbayes.plots.style import Axes, Figure, line_look, one_panel
+from batchbayes.plots.style import MARKERS, Axes, Figure, line_look, one_panel
 
 MOST_MARKERS = 30
 """Longer lines have no markers."""
@@ -35,8 +35,8 @@ def seeds_figure(
         for number, (name, (positions, values)) in enumerate(lines.items()):
             each, look = np.atleast_2d(np.asarray(values)), line_look(number)
             mean = each.mean(0)
-            marker = "o" if len(mean) <= MOST_MARKERS else ""
-            panel.plot(positions, mean, label=name, marker=marker, ms=3, **look)
+            marker = MARKERS[number % len(MARKERS)] if len(mean) <= MOST_MARKERS else ""
+            panel.plot(positions, mean, label=name, marker=marker, ms=4, **look)
             if len(each) > 1:
                 error = 2 * each.std(0, ddof=1) / len(each) ** 0.5
                 panel.fill_between(positions, mean - error, mean + error, color=look["color"], alpha=0.15, lw=0)

@@ -18,7 +18,8 @@ else:
 
 # Colours of the palette by Okabe and Ito, in the order in which the lines of a panel use them.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
-PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, "#595959")
+PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, "#595959", "#56B4E9", "#882255", "#999933")
+MARKERS = "osD^vPX*<>"
 LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)), "-")
 """Dashes of the lines of a panel, so that lines differ without colour too."""
 MIDDLE_BLUE, LIGHT_BLUE, GREY = "#7AB8DC", "#C3DEEF", "#595959"

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from batchbayes.errors import BatchbayesError
 
@@ -45,16 +46,41 @@ class ResultTable:
                 fix="give each column a cell, and use None for an empty one",
             )
 
+    def has_words(self) -> list[bool]:
+        """Return for each column whether it has words, which stand on the left in a page."""
+        return [is_text(column) for column in zip(*self.rows, strict=True)] if self.rows else [True] * len(self.columns)
+
     def cell_texts(self) -> list[list[str]]:
         """Return the cells of each row as texts. None becomes an empty text."""
         formats = self.formats or ("",) * len(self.columns)
         return [[cell_text(cell, form) for cell, form in zip(row, formats, strict=True)] for row in self.rows]
 
 
+def is_text(column: Iterable[CellValue]) -> bool:
+    """Return whether a column has words: a text that does not begin with a number.
+
+    >>> is_text(["MCBN", None]), is_text([0.1, "0.1 ± 0.2", "-3 (1 run)"]), is_text([None])
+    (True, False, False)
+    """
+    return any(isinstance(cell, str) and not re.match(r"[-+−]?\d|$", cell) for cell in column)
+
+
 def mean_of(rows: Iterable[object], name: str) -> float | None:
     """Return the mean of an attribute over the rows that have it; None if no row does."""
     values = [value for row in rows if (value := getattr(row, name)) is not None]
     return sum(values) / len(values) if values else None
+
+
+def with_error(values: Sequence[float], form: str) -> str:
+    """Return the mean of several runs with two standard errors; no text if there are no runs.
+
+    >>> with_error([1.0, 2.0, 3.0], ".1f"), with_error([2.0], ".0f"), with_error([], ".0f")
+    ('2.0 ± 1.2', '2', '')
+    """
+    if not values:
+        return ""
+    mean = format(fmean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {2 * stdev(values) / len(values) ** 0.5:{form}}"
 
 
 def cell_text(cell: CellValue, form: str) -> str:

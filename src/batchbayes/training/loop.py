@@ -166,7 +166,15 @@ def supervised(loss: Loss) -> Objective:
     def objective(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = batch
         device = next(network.parameters()).device
-        return loss(network(inputs.to(device)), targets.to(device))
+        outputs = network(inputs.to(device))
+        try:
+            return loss(outputs, targets.to(device))
+        except IndexError as error:  # what cross_entropy says to a label beyond the outputs
+            raise BatchbayesError(
+                expected=f"labels that fit outputs of shape {tuple(outputs.shape)}",
+                got=str(error),
+                fix="number the classes from 0, and give the network an output for each",
+            ) from error
 
     return objective
 

@@ -5,7 +5,7 @@ import pytest
 from helpers.experiments import run_experiment
 
 from batchbayes.experiments.samples import ensembles
-from batchbayes.experiments.samples.ensembles import DEEP, Curve, equivalent
+from batchbayes.experiments.samples.ensemble_tables import DEEP, Curve, equivalent
 from batchbayes.reproduce.tables import to_markdown
 
 SMOKE = ensembles.PRESETS["smoke"]

@@ -9,9 +9,9 @@ from batchbayes.reproduce.tables import to_markdown
 
 EXPECTED = {
     active_learning: ("mutual information, jointly", {"curves"}),
-    attack: ("deep ensemble", {"attack"}),
+    attack: ("deep ensemble", {"attack-gradient", "attack-sign"}),
     distillation: ("Dirichlet student", {"students"}),
-    online: ("synthetic", {"online-synthetic"}),
+    online: ("synthetic", {"parts"}),
     sg_mcmc: ("SGHMC", {"trace"}),
 }
 

@@ -2,6 +2,9 @@
 
 import copy
 import gc
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -143,6 +146,37 @@ def test_deep_ensemble_is_training_one_by_one(tmp_path):
         bb.deep_ensemble(make, data, F.mse_loss, config, together=True)
 
 
+@pytest.mark.parametrize(
+    "executor", [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=get_context("spawn"))]
+)
+def test_workers_train_the_same_members(executor, tmp_path):
+    data, config = (torch.randn(16, 4), torch.zeros(16).long()), TrainingConfig(epochs=2, batch_size=8)
+    alone = bb.deep_ensemble(vectors, data, F.cross_entropy, config, num_members=3)
+    with executor(2) as workers:
+        found = bb.deep_ensemble(
+            vectors, data, F.cross_entropy, config, num_members=3, workers=workers, checkpoints=tmp_path
+        )
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in alone.weights.items())
+    assert len(list(tmp_path.iterdir())) == 3
+    assert torch.equal(*(bb.predict(each, data[0], bb.categorical()).log_probs for each in (alone, found)))
+
+
+BAD_TRAININGS = {
+    "one member": ({"num_members": 1}, 0, "num_members as a whole number of at least 2"),
+    "no network": ({"make": int}, 0, "torch.nn.Module"),
+    "unseen classes": ({}, 3, r"labels that fit outputs of shape \(8, 3\)"),
+    "a number of workers": ({"workers": 2}, 0, "an executor of concurrent.futures"),
+    "together with workers": ({"together": True, "loss": half_squared_error, "workers": 2}, 0, "workers too"),
+}
+
+
+@pytest.mark.parametrize(("changes", "shift", "words"), BAD_TRAININGS.values(), ids=BAD_TRAININGS)
+def test_bad_trainings_are_refused(changes, shift, words):
+    data, config = (torch.randn(16, 4), torch.zeros(16).long() + shift), TrainingConfig(epochs=1, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match=words):
+        bb.deep_ensemble(**{"make": vectors, "data": data, "loss": F.cross_entropy, "config": config, **changes})
+
+
 def test_deep_ensemble_of_a_loader_has_an_order_for_each_member():
     x = torch.randn(32, 4)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :3]), 8, shuffle=True)
@@ -160,6 +194,7 @@ BAD_MEMBERS = {
     "none": (lambda n: [], "two members or more"),
     "not a list": (lambda n: n, "got a Sequential"),
     "not a network": (lambda n: [n, 3], "torch.nn.Module"),
+    "one network twice": (lambda n: [n, n], "the same network 2 times"),
 }
 
 

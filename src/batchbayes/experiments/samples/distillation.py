@@ -7,10 +7,12 @@ on shifted views of them. The expected order is single network, student, ensembl
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from torch.nn.functional import cross_entropy
 
+from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.distill import dirichlet_predictive, train_student
 from batchbayes.experiments.samples.images import Source, load_images
@@ -25,7 +27,7 @@ from batchbayes.plots.style import Figure
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
-from batchbayes.reproduce.tables import ResultTable
+from batchbayes.reproduce.tables import ResultTable, with_error
 from batchbayes.training.loop import TrainingConfig
 
 SINGLE, STUDENT, DIRICHLET, ENSEMBLE = "single network", "student", "Dirichlet student", "ensemble"
@@ -138,22 +140,22 @@ def tables(config: DistillationConfig, results: Results) -> list[ResultTable]:
         shares = kept_gain(found, method)
         agreements = [row.information_agreement for row in own if row.information_agreement is not None]
         lines.append((
-            method, own[0].passes, _mean([row.accuracy for row in own]), _mean([row.nll for row in own]),
-            _mean(shares), " ".join(f"{share:.0%}" for share in shares), _mean(agreements) if agreements else None,
+            method, own[0].passes, with_error([row.accuracy for row in own], ".4f"),
+            with_error([row.nll for row in own], ".4f"), fmean(shares),
+            " ".join(f"{share:.0%}" for share in shares), fmean(agreements) if agreements else None,
         ))  # fmt: skip
     return [
         ResultTable(
             "A student of a deep ensemble",
             ("method", "passes", "accuracy", "NLL", "gain kept", "each seed", "agreement on MI"),
             tuple(lines),
-            ("", "", ".4f", ".4f", ".0%", "", ".2f"),
-            ("Gain kept: the share of the ensemble's gain in NLL over a single network.",),
+            ("", "", "", "", ".0%", "", ".2f"),
+            (
+                "Gain kept: the share of the ensemble's gain in NLL over a single network.",
+                "Behind ±: two standard errors.",
+            ),
         )
     ]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def figures(config: DistillationConfig, results: Results) -> dict[str, Figure]:
@@ -167,6 +169,6 @@ def notes(config: DistillationConfig) -> list[str]:
     """Say what was trained."""
     return [
         f"{config.num_members} small networks with batch norm, {config.num_train:,} training images.",
-        f"Students see the training images and {config.num_views} shifted views of each.",
+        f"Students see the training images and {count(config.num_views, 'shifted view')} of each.",
         *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

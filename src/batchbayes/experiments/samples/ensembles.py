@@ -8,19 +8,17 @@ Differences from the paper: Small networks and few images replace VGG and ResNet
 held-out images, and not by cross-validation on the test images, and it scales the logits of each draw.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from batchbayes.calibrate import tune_temperature
 from batchbayes.data.folder import DataFolder
+from batchbayes.experiments.samples.ensemble_tables import DEEP, Curve, methods_table, passes_figure
 from batchbayes.experiments.samples.images import Images, Source, load_images
 from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.likelihoods import categorical
@@ -39,10 +37,9 @@ from batchbayes.methods.views.posterior import with_views
 from batchbayes.methods.weights.fit import Schedule, variational
 from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.sparse import SparseVD
-from batchbayes.metrics import accuracy, deep_ensemble_equivalent, negative_log_likelihood
+from batchbayes.metrics import accuracy, negative_log_likelihood
 from batchbayes.models.vgg import SmallVGG
-from batchbayes.plots import seeds_figure
-from batchbayes.plots.style import Figure, house_style, new_figure
+from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
@@ -51,8 +48,6 @@ from batchbayes.reproduce.tables import ResultTable
 from batchbayes.running import summarised
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
-
-DEEP = "deep ensemble"
 
 
 @dataclass(frozen=True)
@@ -84,21 +79,6 @@ PRESETS = {
 }
 FAMILIES = ("networks", "snapshots", "after training", "cyclical SGLD", "random weights")
 """One unit each: what is made from independent trainings, and from one training of a special kind."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """How good a method is after so many forward passes."""
-
-    seed: int
-    method: str
-    passes: tuple[int, ...]
-    nll: tuple[float, ...]
-    calibrated_nll: tuple[float, ...]
-    """With the temperature that is best on held-out images."""
-    accuracy: tuple[float, ...]
-    trainings: float
-    """What its training costs, in trainings of one network."""
 
 
 def units(config: EnsemblesConfig) -> list[Unit]:
@@ -281,63 +261,12 @@ def curves(config: EnsemblesConfig, results: Results) -> dict[str, list[Curve]]:
 
 def tables(config: EnsemblesConfig, results: Results) -> list[ResultTable]:
     """Return means over seeds with all passes of each method, and its deep-ensemble equivalent."""
-    found, lines = curves(config, results), []
-    ensembles = {own.seed: own for own in found.get(DEEP, [])}
-    for method, each in found.items():
-        paired = [own for own in each if own.seed in ensembles]
-        together = equivalent(paired, [ensembles[own.seed] for own in paired]) if paired else None
-        alone = [equivalent([own], [ensembles[own.seed]]) for own in paired]
-        lines.append((
-            method, each[0].trainings, each[0].passes[-1],
-            fmean([own.accuracy[-1] for own in each]), fmean([own.nll[-1] for own in each]),
-            fmean([own.calibrated_nll[-1] for own in each]),
-            _shown(together, config.num_members), " ".join(_shown(value, config.num_members) for value in alone),
-        ))  # fmt: skip
-    return [
-        ResultTable(
-            "Every method with all its passes",
-            ("method", "trainings", "passes", "accuracy", "NLL", "calibrated NLL", "equivalent", "each seed"),
-            tuple(lines),
-            ("", ".1f", "", ".4f", ".4f", ".4f", "", ""),
-            ("Calibrated NLL: with the temperature that is best on held-out images.",
-             "Equivalent: the number of networks of a deep ensemble with the same calibrated NLL, by the mean curve. "
-             f"{config.num_members}+ is better than all of them."),
-        )
-    ]  # fmt: skip
-
-
-def equivalent(own: Sequence[Curve], ensembles: Sequence[Curve]) -> float:
-    """Return the deep-ensemble equivalent by means over seeds. It is infinite beyond the largest ensemble."""
-    value = -fmean([each.calibrated_nll[-1] for each in own])
-    mean_curve = [-fmean(column) for column in zip(*(each.calibrated_nll for each in ensembles), strict=True)]
-    return deep_ensemble_equivalent(
-        value, torch.tensor(ensembles[0].passes), torch.tensor(mean_curve, dtype=torch.float64)
-    )
-
-
-def _shown(value: float | None, most: int) -> str:
-    return "" if value is None else f"{most}+" if value == math.inf else f"{value:.1f}"
-
-
-PANELS = {"one training": (0, 1), "one network, trained for longer": (1, 2), "many trainings": (2, math.inf)}
-"""Methods whose training costs more than the first and at most the second number of trainings share a panel."""
+    return [methods_table(curves(config, results), config.num_members)]
 
 
 def figures(config: EnsemblesConfig, results: Results) -> dict[str, Figure]:
-    """Show the calibrated NLL against forward passes, in a panel for each price of training."""
-    found = curves(config, results)
-    deep = torch.tensor([own.calibrated_nll for own in found[DEEP]]).mean(0)
-    with house_style():
-        figure, panels = new_figure(len(PANELS), 1, (7.2, 9.0))
-        for panel, (title, (above, most)) in zip(panels[:, 0], PANELS.items(), strict=True):
-            own = {DEEP: found[DEEP]} | {m: each for m, each in found.items() if above < each[0].trainings <= most}
-            lines = {m: (each[0].passes, [one.calibrated_nll for one in each]) for m, each in own.items()}
-            seeds_figure(lines, xlabel="forward passes", ylabel="calibrated NLL", xscale="log", ax=panel)
-            panel.set(title=title, xticks=config.passes, xticklabels=config.passes)
-            panel.minorticks_off()
-        room = 0.5 * float(deep[0] - deep[-1])
-        panels[0, 0].set_ylim(float(deep[-1]) - room, float(deep[0]) + room)
-    return {"passes": figure}
+    """Show the calibrated NLL against forward passes."""
+    return {"passes": passes_figure(curves(config, results), config.passes)}
 
 
 def notes(config: EnsemblesConfig) -> list[str]:
@@ -345,6 +274,6 @@ def notes(config: EnsemblesConfig) -> list[str]:
     return [
         f"A small network with batch norm and {config.num_train:,} training images, {config.epochs} epochs of Adam.",
         f"Means over {len(config.seeds)} seeds, {config.num_test:,} test images.",
-        "Figure: what is worse than the panel is left out; the table has it.",
+        "Figure: methods that are much worse than a single network are left out; the table has them.",
         *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

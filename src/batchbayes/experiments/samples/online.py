@@ -7,6 +7,7 @@ All of them have the same network and the same noise precision, which is measure
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from batchbayes._common.rng import generator
+from batchbayes._common.text import count as count_of
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS, load_regression, published_split
 from batchbayes.experiments.samples.images import load_images
@@ -23,10 +25,10 @@ from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.mlp import MLP
 from batchbayes.online import LastLayer, MeanField, Part
 from batchbayes.plots import seeds_figure
-from batchbayes.plots.style import Figure
+from batchbayes.plots.style import Figure, house_style, new_figure
 from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
-from batchbayes.reproduce.tables import ResultTable
+from batchbayes.reproduce.tables import ResultTable, with_error
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
 
@@ -227,48 +229,57 @@ def _last_layer(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     return found
 
 
-def _curves(config: OnlineConfig, results: Results, dataset: str, method: str) -> list[list[float]]:
-    names = [f"{dataset}, seed {seed}, {method}" for seed in config.seeds]
-    return [results[name] for name in names if name in results]
+def _curves(config: OnlineConfig, results: Results, dataset: str, method: str) -> dict[int, list[float]]:
+    """Return the curves of one method by seed."""
+    names = {seed: f"{dataset}, seed {seed}, {method}" for seed in config.seeds}
+    return {seed: results[name] for seed, name in names.items() if name in results}
 
 
 def tables(config: OnlineConfig, results: Results) -> list[ResultTable]:
-    """Return the NLL after all parts, as means over seeds."""
+    """Return the NLL after all parts, and how much worse than joint training the online mean field is."""
     lines = []
     for name in config.datasets:
-        last = {m: [curve[-1] for curve in _curves(config, results, name, m)] for m in METHODS}
-        means = {m: sum(values) / len(values) if values else None for m, values in last.items()}
-        joint, online = means[JOINT], means[ONLINE]
-        worse = online - joint if joint is not None and online is not None else None
-        share = worse / abs(joint) if joint and worse is not None else None
-        lines.append((name, *(means[m] for m in METHODS), worse, share))
+        last = {m: {seed: each[-1] for seed, each in _curves(config, results, name, m).items()} for m in METHODS}
+        both = [seed for seed in last[JOINT] if seed in last[ONLINE]]
+        worse = [last[ONLINE][seed] - last[JOINT][seed] for seed in both]
+        share = sum(worse) / abs(sum(last[JOINT][seed] for seed in both)) if both else None
+        nlls = [with_error(list(last[m].values()), ".3f") for m in METHODS]
+        lines.append((name, *nlls, with_error(worse, ".3f"), share))
     return [
         ResultTable(
             f"NLL after {config.num_parts} parts",
             ("data", *METHODS, "mean field less joint", "the same, of joint"),
             tuple(lines),
-            ("", *[".3f"] * len(METHODS), "+.3f", "+.1%"),
+            ("", *[""] * len(METHODS), "", "+.1%"),
+            ("Behind ±: two standard errors over seeds; differences are paired.",),
         )
     ]
 
 
 def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
-    """Show the NLL after each part, for each data set."""
-    parts = list(range(1, config.num_parts + 1))
-    return {
-        f"online-{name}": seeds_figure(
-            {m: ([1, len(parts)] if m == JOINT else parts, _curves(config, results, name, m)) for m in METHODS},
-            xlabel="parts", ylabel=f"NLL on {name}",
-        )
-        for name in config.datasets
-    }  # fmt: skip
+    """Show the NLL after each part, in a panel for each data set."""
+    parts, columns = list(range(1, config.num_parts + 1)), min(2, len(config.datasets))
+    rows = -(-len(config.datasets) // columns)
+    with house_style():
+        figure, grid = new_figure(rows, columns, (1.2 + 3.2 * columns, 0.4 + 2.3 * rows), share=False)
+        for panel, name in zip_longest(grid.flat, config.datasets):
+            if name is None:
+                panel.axis("off")
+                continue
+            found = {m: list(_curves(config, results, name, m).values()) for m in METHODS}
+            lines = {m: ([1, len(parts)] if m == JOINT else parts, each) for m, each in found.items() if each}
+            seeds_figure(lines, xlabel="parts", ylabel="NLL", ax=panel)
+            panel.set(title=name, xticks=parts)
+            panel.get_legend().remove()
+        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return {"parts": figure}
 
 
 def notes(config: OnlineConfig) -> list[str]:
     """Say what was trained."""
     return [
         f"One hidden layer of {config.width} units; {config.steps:,} steps of Adam for each part; mean over "
-        f"{len(config.seeds)} seeds.",
+        f"{count_of(len(config.seeds), 'seed')}.",
         "The NLL of real targets is in nats, in the units of the data. MNIST images are averaged to 14 x 14 pixels.",
         "Joint training starts anew with the first part, and with all parts; between these two points is a line.",
     ]

@@ -6,8 +6,8 @@ REINFORCE with a baseline, 100 iterations of some episodes each, and a network w
 second has the noise. Needs the extra "rl".
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from batchbayes._common.rng import GlobalStream, stream_seed
@@ -17,7 +17,7 @@ from batchbayes.experiments.samples.policies import Kind, Policy, learn_policy
 from batchbayes.plots import seeds_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
-from batchbayes.reproduce.tables import ResultTable
+from batchbayes.reproduce.tables import ResultTable, with_error
 
 KINDS: tuple[Kind, ...] = ("deterministic", "variance", "parameter noise")
 MOST_STEPS = {"CartPole": 200, "Acrobot": 500}
@@ -95,8 +95,8 @@ def tables(config: RlConfig, results: Results) -> list[ResultTable]:
     for task in config.datasets:
         for kind in KINDS:
             found = _curves(config, results, task, kind)
-            scores = [_mean([_mean(each[max(0, end - 10) : end]) for each in found]) if found else None for end in ends]
-            final = " ".join(f"{_mean(each[-10:]):.0f}" for each in found)
+            scores = [with_error([fmean(each[max(0, end - 10) : end]) for each in found], ".0f") for end in ends]
+            final = " ".join(f"{fmean(each[-10:]):.0f}" for each in found)
             lines.append((task, kind, *scores, final, PUBLISHED[task, kind][1], PUBLISHED[task, kind][4],
                           PUBLISHED[task, kind][-1]))  # fmt: skip
     return [
@@ -104,14 +104,10 @@ def tables(config: RlConfig, results: Results) -> list[ResultTable]:
             "Mean score in training",
             ("task", "policy", *(f"up to {end}" for end in ends), "last, each seed", "paper at 20", "at 50", "at 98"),
             tuple(lines),
-            ("", "", *[".0f"] * len(ends), "", *["d"] * 3),
-            ("Scores: means over the ten iterations up to the one that is named.",),
+            ("", "", *[""] * len(ends), "", *["d"] * 3),
+            ("Scores: means over the ten iterations up to the one that is named, and two standard errors over seeds.",),
         )
     ]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def figures(config: RlConfig, results: Results) -> dict[str, Figure]:

@@ -9,12 +9,15 @@ Ensembles", NeurIPS 2017. Where we differ: no adversarial training.
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.errors import BatchbayesError
@@ -36,6 +39,7 @@ def deep_ensemble(
     *,
     num_members: int = 5,
     together: bool = False,
+    workers: Executor | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     output: Output = None,
 ) -> WeightSamples:
@@ -48,6 +52,9 @@ def deep_ensemble(
         config: how to train. Member s has its own seed, which depends on `config.seed` and s alone.
         num_members: the number of networks.
         together: train all members at once as a stack: for small perceptrons with `half_squared_error` and Adam.
+        workers: an executor that trains members side by side, with the same result: for example
+            `ProcessPoolExecutor(4, get_context("spawn"))`, if the network, the data and the loss can be sent to
+            processes.
         checkpoints: a folder for one file of each member. A training that was killed goes on from there.
         output: which output counts, if the network returns several.
 
@@ -58,19 +65,43 @@ def deep_ensemble(
     >>> deep_ensemble(lambda: MLP(1, [8], 1), (x, x), half_squared_error, config, num_members=3)
     WeightSamples(deep_ensemble on MLP: 3 members)
     """
-    seeds = [member_seed(config.seed, number) for number in range(num_members)]
+    seeds = [member_seed(config.seed, number) for number in range(whole_number("num_members", num_members, 2))]
     networks = [made(make, seed) for seed in seeds]
+    as_network(networks[0], output)  # refuses what is no network
     if together:
-        _train_together(networks, data, loss, config, seeds)
+        _train_together(networks, data, loss, config, seeds, {"workers": workers, "checkpoints": checkpoints})
     else:
-        folder = Path(checkpoints) if checkpoints else None
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-        for number in progress(range(num_members), "training members", num_members):
-            file = folder / f"member-{number}.safetensors" if folder else None
-            own = replace(config, seed=seeds[number])
-            train(networks[number], batches_of(data, own), supervised(loss), own, checkpoint=file)
+        networks = _trained(networks, data, loss, [replace(config, seed=seed) for seed in seeds], workers, checkpoints)
     return stack_states(as_network(networks[0], output), [state_of(n) for n in networks], "deep_ensemble")
+
+
+def _trained(
+    networks: list[nn.Module],
+    data: Data,
+    loss: Loss,
+    configs: list[TrainingConfig],
+    workers: Executor | None,
+    checkpoints: str | os.PathLike[str] | None,
+) -> list[nn.Module]:
+    """Train each network, one after the other or by workers, and return them."""
+    if workers is not None and not isinstance(workers, Executor):
+        raise BatchbayesError(
+            expected="workers as an executor of concurrent.futures",
+            got=repr(workers),
+            fix='pass ProcessPoolExecutor(4, get_context("spawn")), for example',
+        )
+    files: list[Path | None] = [None] * len(networks)
+    if checkpoints:
+        Path(checkpoints).mkdir(parents=True, exist_ok=True)
+        files = [Path(checkpoints) / f"member-{number}.safetensors" for number in range(len(networks))]
+    apply = workers.map if workers else map
+    done = apply(partial(_trained_member, data, loss), networks, configs, files)
+    return list(progress(done, "training members", len(networks)))
+
+
+def _trained_member(data: Data, loss: Loss, network: nn.Module, config: TrainingConfig, file: Path | None) -> nn.Module:
+    train(network, batches_of(data, config), supervised(loss), config, checkpoint=file)
+    return network
 
 
 def member_seed(seed: int, number: int) -> int:
@@ -102,11 +133,19 @@ def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make()
 
 
-def _train_together(networks: list[nn.Module], data: Any, loss: Loss, config: TrainingConfig, seeds: list[int]) -> None:
+def _train_together(
+    networks: list[nn.Module], data: Any, loss: Loss, config: TrainingConfig, seeds: list[int], others: dict[str, Any]
+) -> None:
     if loss is not half_squared_error or not isinstance(data, tuple):
         raise BatchbayesError(
             expected="two tensors and the loss half_squared_error, to train members together",
             got=f"{type(data).__name__} and {getattr(loss, '__name__', loss)}",
             fix="leave together=True out",
+        )
+    if used := [name for name, value in others.items() if value is not None]:
+        raise BatchbayesError(
+            expected="one process without checkpoints, to train members together",
+            got=f"{' and '.join(used)} too",
+            fix=f"leave out together=True, or {' and '.join(used)}",
         )
     train_together(networks, [data] * len(networks), [replace(config, seed=seed) for seed in seeds])

@@ -133,6 +133,12 @@ def ensemble(members: Sequence[nn.Module | Posterior]) -> EnsemblePosterior:
         )
     for number, member in enumerate(found):
         _require_finite(member, number)
+    if all(member.is_point and member.network.module is found[0].network.module for member in found):  # type: ignore[attr-defined]
+        raise BatchbayesError(
+            expected="members that differ",
+            got=f"the same network {len(found)} times, which always agrees with itself",
+            fix="pass networks that were trained from different starts",
+        )
     return EnsemblePosterior(tuple(found))
 
 
