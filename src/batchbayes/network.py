@@ -111,6 +111,9 @@ def _failed(
     )
 
 
+ONE_OUTPUT = "one output tensor"
+
+
 def as_network(model: nn.Module, output: Output = None) -> Network:
     """Wrap a user's model. Its weights are not copied. DataParallel and torch.compile wrappers are taken off."""
     if not isinstance(model, nn.Module):
@@ -167,7 +170,7 @@ def pick_output(outputs: Any, name: Output) -> Tensor:
     if isinstance(picked, Tensor):
         return picked
     shown = outputs if name is None or isinstance(outputs, Tensor) else picked
-    wanted = "one output tensor" if name is None else f"a tensor as output {name!r}"
+    wanted = ONE_OUTPUT if name is None else f"a tensor as output {name!r}"
     fix = "drop output=" if isinstance(outputs, Tensor) else 'name the output, as in output="logits" or output=0'
     raise BatchbayesError(expected=wanted, got=_describe(shown), fix=fix)
 

@@ -147,6 +147,7 @@ class _Pass:
         self._posterior, self._likelihoods, self._seed = posterior, likelihoods, seed
         self._num_samples = 1 if posterior.is_point else min(num_samples, posterior.num_functions or num_samples)
         self._name: EngineName = engine
+        self._probabilities = any(getattr(likelihood, "probabilities", None) for likelihood in likelihoods)
         self._chunk_size, self._keep_draws = chunk_size, keep_draws
         self._contrasts = not keep_draws and all(likelihood.shift_invariant for likelihood in likelihoods)
         self._engine: Engine | None = None
@@ -169,9 +170,7 @@ class _Pass:
         """Return what each likelihood makes of the draws on one chunk."""
         if self._engine is None:
             require_functions(self._posterior, chunk)
-        self._engine = self._engine or choose_engine(
-            self._posterior, chunk, self._name, self._num_samples, self._seed, contrasts=self._contrasts
-        )
+        self._engine = self._engine or self._choose(chunk)
         summaries, kept = [likelihood.summary() for likelihood in self._likelihoods], []
         needed = self._keep_draws is None and any(summary.needs_draws for summary in summaries)
         for block in self._engine.blocks(chunk):
@@ -183,6 +182,18 @@ class _Pass:
             shown.advance(len(block) * len(chunk))
         draws = _complete(kept, self._num_samples)
         return tuple(replace(summary.finish(draws), engine=self._engine.name) for summary in summaries)
+
+    def _choose(self, chunk: Any) -> Engine:
+        """Return the engine. Probabilities need the exact one: where they are taken as linear they leave 0 to 1."""
+        name = self._name
+        if self._probabilities and name == "linear" and not self._posterior.is_point:
+            raise BatchbayesError(
+                expected='engine="sample" or "auto" for outputs that are probabilities',
+                got='engine="linear", by which they could leave the range from 0 to 1',
+                fix="let the network return logits, or use one of the other engines",
+            )
+        name = "sample" if self._probabilities and name == "auto" else name
+        return choose_engine(self._posterior, chunk, name, self._num_samples, self._seed, contrasts=self._contrasts)
 
 
 def _require_posterior(posterior: object) -> None:
@@ -210,7 +221,8 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
         raise BatchbayesError(
             expected="a network that gives the same answer twice",
             got="two answers of one draw that differ",
-            fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout",
+            fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout. "
+            "Look also for operations in place, such as x.mul_(2), which change the input",
         )
     half = max(1, len(few) // 2)
     if len(few) > 1 and not _close(once[:half], function(few[:half])):

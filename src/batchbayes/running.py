@@ -53,7 +53,7 @@ class _RunningClasses:
         entropy = -torch.special.xlogy(mean, mean).sum(-1)
         information = entropy - self._entropy / self._count
         information = torch.where(information > 1e-12, information, 0.0)  # smaller values are rounding errors
-        return [part.to(self._dtype) for part in (entropy, information, variance, mean.log())]
+        return [part.to(at_least_single(self._dtype)) for part in (entropy, information, variance, mean.log())]
 
     def _origin(self, draws: Kept | None) -> dict[str, Any]:
         return {"num_samples": self._count, "likelihood": self._likelihood, "_draws": draws}
@@ -109,4 +109,9 @@ class RunningGaussian:
     def finish(self, draws: Kept | None) -> GaussianPredictive:
         moments = (self._mean, self._deviation / self._count, self._noise / self._count)
         origin: Any = {"num_samples": self._count, "likelihood": self._likelihood, "_draws": draws}
-        return GaussianPredictive(*(moment.to(self._dtype) for moment in moments), **origin)
+        return GaussianPredictive(*(moment.to(at_least_single(self._dtype)) for moment in moments), **origin)
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of results: that of the outputs, or float32 if this is finer. Few digits do not sum to one."""
+    return torch.promote_types(dtype, torch.float32)

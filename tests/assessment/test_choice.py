@@ -2,21 +2,24 @@
 
 import math
 from dataclasses import dataclass, replace
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import assess_cases
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.assessment import tuning
+from batchbayes.assessment import attempts, tuning
 from batchbayes.assessment.contenders import Trial
-from batchbayes.assessment.entries import Entry, try_all
+from batchbayes.assessment.entries import Entry
 from batchbayes.assessment.options import Settings
 from batchbayes.assessment.recommend import recommend
 from batchbayes.assessment.views import named_views
 from batchbayes.methods.candidates import Candidate, cross_fitted_gain
 from batchbayes.metrics import mean_score
+from batchbayes.models.mlp import MLP
 
 
 def trial(name, mean, noise, *, rank=0, passes=1.0, count=400):
@@ -25,7 +28,7 @@ def trial(name, mean, noise, *, rank=0, passes=1.0, count=400):
     common = torch.rand(count, generator=torch.Generator().manual_seed(0))
     losses = common + mean + noise * torch.randn(count, generator=random)
     candidate = Candidate(name, "", bb.deterministic(nn.Identity()), "", rank=rank)
-    return Trial(candidate, 1, passes, (rank, passes), {}, losses.double(), "sample")
+    return Trial(candidate, 1, (rank, passes), {}, losses.double(), "sample", passes)
 
 
 def test_the_best_is_recommended_if_it_is_clearly_better():
@@ -60,8 +63,37 @@ def test_the_budget_is_kept_and_what_it_costs_is_told():
 
 
 @dataclass(frozen=True)
-class OnlySettings:
+class Stub:
+    """What `try_all` needs of a case."""
+
     settings: Settings
+    calibration: object
+
+
+def tries(losses, monkeypatch, *, settings=None, count=400):
+    """Try methods whose losses by the linear engine and by exact draws are given: name -> (linear, exact)."""
+    network = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    noisy = bb.mcbn(network.train(), torch.randn(40, 2), batch_size=8, num_samples=4)
+    monkeypatch.setattr(attempts, "price", lambda *_: 1.0)
+    entries = [Entry(Candidate("network", "", bb.deterministic(network), ""), (1,))]
+    entries += [Entry(Candidate(name, "", noisy, ""), (64,)) for name in list(losses)[1:-1]]
+    entries += [Entry(Candidate("views", "", noisy, ""), (4,), views=4)]
+    asked = []
+
+    def attempt(case, entry):
+        name = entry.candidate.name
+        linear, exact = losses[name]
+        is_linear = case.settings.engine != "sample" and linear is not None
+        some = 64 if case.calibration == "some" else count
+        found = trial(name, linear if is_linear else exact, 0.1, rank=list(losses).index(name), count=count)
+        asked.append((name, is_linear, some))
+        found = replace(found, candidate=entry.candidate, losses=found.losses[:: count // some][:some])
+        return [replace(found, engine="linear, reverse mode" if is_linear else "sample")], name
+
+    case = Stub(settings or Settings(), SimpleNamespace(some=lambda rows: "some"))
+    found = attempts.try_all(case, entries, attempt, 64)
+    assert [name for *_, name in found] == list(losses)
+    return found, asked
 
 
 @pytest.mark.parametrize(
@@ -72,21 +104,74 @@ class OnlySettings:
         (("calm", "rough"), {"network": "sample", "calm": "sample", "rough": "sample", "views": "sample"}),
     ],
 )
-def test_methods_are_compared_with_one_engine(wild, engines):
+def test_methods_are_compared_with_one_engine(wild, engines, monkeypatch):
     """Where the linear engine does not hold for one method, exact draws of the others are compared with it."""
-    network = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    noisy = bb.mcbn(network.train(), torch.randn(40, 2), batch_size=8, num_samples=4)
-    entries = [Entry(Candidate("network", "", bb.deterministic(network), ""), (1,))]
-    entries += [Entry(Candidate(name, "", noisy, ""), (64,)) for name in ("calm", "rough")]
-    entries += [Entry(Candidate("views", "", noisy, ""), (4,), views=4)]
-
-    def attempt(case, entry):
-        linear = case.settings.engine == "auto" and entry.candidate.name in {"calm", "rough"} - set(wild)
-        return [SimpleNamespace(engine="linear, reverse mode" if linear else "sample")], entry.candidate.name
-
-    found = try_all(OnlySettings(Settings()), entries, attempt)
+    noisy = {name: (None if name in wild else 0.5, 0.5) for name in ("calm", "rough")}
+    found, _ = tries({"network": (None, 0.3), **noisy, "views": (None, 0.5)}, monkeypatch)
     assert {name: trials[0].engine.split(",")[0] for _, trials, name in found} == engines
-    assert [name for *_, name in found] == list(engines)
+
+
+@pytest.mark.parametrize(
+    ("exact", "winner", "engine"),
+    [(0.5, "network", "linear"), (0.41, "network", "linear"), (0.2, "calm", "sample")],
+)
+def test_an_error_of_the_linear_engine_does_not_decide(exact, winner, engine, monkeypatch):
+    """It says that a method is worse than the network. A few exact draws tell where this is wrong."""
+    losses = {"network": (None, 0.4), "calm": (0.5, exact), "views": (None, 0.5)}
+    found, asked = tries(losses, monkeypatch)
+    assert recommend([each for _, trials, _ in found for each in trials]).recommended.name == winner
+    assert found[1][1][0].engine.split(",")[0] == engine
+    assert ("calm", False, 64) in asked
+    assert (("calm", False, 400) in asked) == (engine == "sample"), "exact draws of all examples only if they decide"
+
+
+def test_the_linear_engine_that_was_asked_for_stays_and_exact_draws_decide(monkeypatch):
+    losses = {"network": (None, 0.4), "calm": (0.5, 0.2), "views": (None, 0.5)}
+    with pytest.warns(bb.BatchbayesWarning, match="exact draws of the calibration data decided"):
+        found, _ = tries(losses, monkeypatch, settings=Settings(engine="linear"))
+    assert recommend([each for _, trials, _ in found for each in trials]).recommended.name == "calm"
+    assert found[1][1][0].engine.startswith("linear")
+
+
+def overfitted(seed):
+    """A classifier that has learnt 96 points by heart, so that methods differ."""
+    x, y = assess_cases.blobs(96, seed + 100)
+    torch.manual_seed(seed)
+    network = MLP(2, [16, 16], 3)
+    optimiser = torch.optim.Adam(network.parameters(), 0.02)
+    for _ in range(40):
+        for rows in torch.randperm(96).split(16):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(network(x[rows]), y[rows]).backward()
+            optimiser.step()
+    return network.eval(), x
+
+
+@pytest.mark.filterwarnings("ignore:the scores of the linear engine", "ignore:the network is not linear")
+@pytest.mark.parametrize(
+    ("case", "count", "seed"),
+    [(None, 600, 1), (2, 1200, 2), *(pytest.param(seed, 240, seed, marks=pytest.mark.slow) for seed in (0, 1))],
+)
+def test_the_verdict_does_not_depend_on_the_engine(case, count, seed, monkeypatch):
+    """The first two cases differed when the linear engine was trusted as soon as it looked linear."""
+    compare = import_module("batchbayes.assessment.classification.compare")
+    for name in ("class_figures", "shared_figures"):
+        monkeypatch.setattr(compare, name, lambda *_: {})
+    if case is None:
+        network, x, draws = assess_cases.classifier().eval(), assess_cases.blob_training(), 32
+        network.load_state_dict(assess_cases.trained("classification"))
+    else:
+        (network, x), draws = overfitted(case), 24
+    batch_size = None if case is None else 16
+    test = assess_cases.blobs(count, seed)
+    found = {
+        engine: bb.assess(network, x, test, batch_size=batch_size, draws=draws, engine=engine)
+        for engine in ("auto", "sample", "linear")
+    }
+    assert len({each.recommended.name for each in found.values()}) == 1
+    for each in found.values():  # what the table says is what predictions.csv says
+        told = each.predict(test[0][each.rows["row"]]).log_prob(test[1][each.rows["row"]])
+        assert float(-told.mean()) == pytest.approx(each.recommended.metrics["nll"], abs=1e-4)
 
 
 def noise_only(count, settings, seed):

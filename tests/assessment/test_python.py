@@ -315,3 +315,72 @@ def test_one_image_file_is_enough_for_predict(tmp_path, capsys):
     assert row["id"] == told["id"].split("/")[1]
     assert row["prediction"] == told["prediction"]
     assert row["confidence"] == pytest.approx(float(told["confidence"]), abs=1e-5)
+
+
+@pytest.mark.parametrize("values", [(-1, 1), (1, 2)])
+def test_two_whole_numbers_that_are_no_classes_are_not_taken_as_values(values):
+    """With one output they were assessed as a regression."""
+    one = assess_cases.one_logit().eval()
+    one.load_state_dict(assess_cases.trained("binary"))
+    x, y = assess_cases.halves(60, 1)
+    with pytest.raises(bb.BatchbayesError, match="which may be two classes, or values"):
+        bb.assess(one, assess_cases.blobs(300, 0)[0], (x, torch.tensor(values)[y]), **FEW)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_or_two_calibration_examples_decide_nothing(count):
+    """A temperature was recommended that fitted the one example, and most answers were marked."""
+    x, y = assess_cases.blobs(200, 1)
+    found = bb.assess(network(), assess_cases.blobs(300, 0)[0], (x, y), calibration=(x[-count:], y[-count:]), **FEW)
+    assert found.choice.is_network
+    assert 0 < sum(found.rows["flag"]) <= 0.11 * 200
+
+
+def test_calibration_data_that_is_the_test_data_is_told():
+    x, y = assess_cases.blobs(120, 1)
+    with pytest.warns(bb.BatchbayesWarning, match="most test examples are calibration examples too"):
+        bb.assess(
+            network(), assess_cases.blobs(300, 0)[0], (x, y), calibration=TensorDataset(x.flip(0), y.flip(0)), **FEW
+        )
+
+
+def test_a_network_that_ends_in_softmax_is_drawn_exactly():
+    """Where probabilities are taken as linear they leave 0 to 1. A new module around a network freezes nothing."""
+    whole = nn.Sequential(network(), nn.Softmax(-1))
+    (x, _), data = assess_cases.blobs(300, 0), assess_cases.blobs(240, 1)
+    with pytest.warns(bb.BatchbayesWarning, match="are probabilities, it seems") as warned:
+        found = bb.assess(whole, x, data, batch_size=16, draws=12)
+    assert not [each for each in warned if "frozen" in str(each.message)]
+    plain = bb.assess(network(), x, data, batch_size=16, draws=12, engine="sample")
+    for name, metrics in plain.metrics.items():
+        if "tuned" not in name:  # tuning takes the outputs as linear
+            assert found.metrics[name]["nll"] == pytest.approx(metrics["nll"], abs=1e-3)
+    posterior = bb.mcbn(whole, x, batch_size=16, num_samples=4)
+    with pytest.raises(bb.BatchbayesError, match="for outputs that are probabilities"):
+        bb.predict(posterior, x, bb.categorical(probabilities=True), engine="linear")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_networks_of_few_digits(dtype):
+    """Their probabilities, rounded to so few digits, did not sum to one."""
+    x, data = assess_cases.blobs(300, 0)[0], assess_cases.blobs(120, 1)
+    small, full = (bb.assess(each, x, data, **FEW) for each in (network().to(dtype), network()))
+    assert small.metrics["deterministic"]["nll"] == pytest.approx(full.metrics["deterministic"]["nll"], rel=1e-2)
+    assert small.predict(data[0].to(dtype)).probs.dtype == torch.float32
+
+
+def test_labels_as_text_and_several_outputs_are_refused_in_words():
+    (x, _), (data, labels) = assess_cases.blobs(60, 0), assess_cases.blobs(60, 1)
+    with pytest.raises(bb.BatchbayesError, match="number classes from 0"):
+        bb.assess(network(), x, (data.numpy(), np.array(["a", "b", "c"])[labels]), **FEW)
+
+    class Several(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x):
+            return {"logits": self.inner(x), "features": x}
+
+    with pytest.raises(bb.BatchbayesError, match="let the model return the logits alone"):
+        bb.assess(Several(), x, (data, labels), **FEW)

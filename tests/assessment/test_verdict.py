@@ -10,6 +10,7 @@ from batchbayes._common.rng import generator
 from batchbayes.assessment.classification.verdict import believed, class_honesty, class_verdict, no_better_than_guessing
 from batchbayes.assessment.regression.quantities import Quantity, quantities
 from batchbayes.assessment.regression.verdict import value_gains, value_verdict
+from batchbayes.assessment.result import flag_threshold, scores_for_limit
 from batchbayes.assessment.words import marked_sentence, strange_sentence
 
 NETWORK = SimpleNamespace(
@@ -96,7 +97,7 @@ def test_few_examples_do_not_make_percentages_believable():
     verdict = class_verdict(class_rows(confidence, right, [0, 1]), [own], NETWORK, SimpleNamespace(ood=None))
     assert verdict["headline"] == "2 test examples are too few to say how good it is."
     assert verdict["What to do next"] == "Assess again with at least 100 test examples."
-    assert verdict["How good is it?"] == "2 answers were right."
+    assert verdict["How good is it?"] == "Right answers: 2 of 2."
     assert len(verdict) == 3  # nothing else can be said
     confidence, right = answers(30, 0)
     own = SimpleNamespace(metrics={"accuracy": 0.75, "mean_confidence": 0.75, "nll": 0.2})
@@ -192,3 +193,20 @@ def test_units_come_from_the_name_or_the_option():
     assert quantities("time", ("s",), 2) == [Quantity("time 1", "s"), Quantity("time 2", "s")]
     with pytest.raises(BatchbayesError, match="one unit, or 3"):
         quantities("time", ("s", "m"), 3)
+
+
+@pytest.mark.parametrize(("held", "tested", "most"), [(8, 10, 0.0), (2, 100, 0.1), (13, 26, 0.16)])
+def test_few_calibration_examples_do_not_mark_half_of_the_others(held, tested, most):
+    """With the calibration examples alone the limit was a matter of luck."""
+    alone, shares = [], []
+    for seed in range(300):
+        scores = torch.rand(held + tested, generator=torch.Generator().manual_seed(seed)).double()
+        limit = flag_threshold(scores_for_limit(scores[:held], scores[held:]))
+        shares.append(float((scores[held:] > limit).double().mean()))
+        alone.append(float((scores[held:] > flag_threshold(scores[:held])).double().mean()))
+    assert max(shares) <= most < 0.4 < max(alone)
+
+
+def test_test_examples_set_no_limit_where_there_is_enough_calibration_data():
+    scores = torch.rand(40, generator=torch.Generator().manual_seed(0)).double()
+    assert scores_for_limit(scores, scores + 1) is scores

@@ -12,7 +12,7 @@ from batchbayes.training.loop import TrainingConfig, supervised, train
 from batchbayes.training.stack.convert import stack_networks, unstack
 from batchbayes.training.stack.train import train_stack
 
-RECIPE = Recipe((8,), (1e-4, 1e-1), 3, 2, 60, 16, 1e-2, 5, seed=0, loss="half_squared_error")
+RECIPE = Recipe((8,), (1e-4, 1e-1), 60, 16, 1e-2, 5, seed=0, loss="half_squared_error")
 
 
 def test_a_stack_trained_by_cross_entropy_is_the_loop():
@@ -36,19 +36,34 @@ def test_a_stack_trained_by_cross_entropy_is_the_loop():
 
 
 def test_networks_have_not_seen_the_rows_that_they_calibrate():
-    """If the targets of a fold change, its held-out draws stay as they are."""
+    """If the targets of a fold change, the draws for it stay as they are: those by the seed whose fold it is."""
     x, y = torch.randn(90, 2), torch.randn(90, 1)
-    folds = torch.from_numpy(folds_of(np.arange(len(x)), 3, seed=0))
-    changed = torch.where(folds[:, None] == 1, -5 * y, y)
-    recipe = Recipe((8,), (1e-4,), 3, 2, 60, 16, 1e-2, 5, seed=0, loss="half_squared_error")
-    before, after = (cross_fit(x, targets, folds, recipe).held_out_draws(x, folds) for targets in (y, changed))
-    assert torch.equal(before[:, folds == 1], after[:, folds == 1])
-    assert not torch.equal(before[:, folds == 0], after[:, folds == 0])
+    folds = torch.from_numpy(folds_of(np.arange(len(x)), 3, 2, seed=0))
+    recipe = Recipe((8,), (1e-4,), 60, 16, 1e-2, 5, seed=0, loss="half_squared_error")
+    before = cross_fit(x, y, folds, recipe).held_out_draws(x, folds).reshape(2, 5, 90)
+    for seed in range(2):
+        left_out = folds[seed] == 1
+        changed = cross_fit(x, torch.where(left_out[:, None], -5 * y, y), folds, recipe)
+        after = changed.held_out_draws(x, folds).reshape(2, 5, 90)
+        assert torch.equal(before[seed][:, left_out], after[seed][:, left_out])
+        assert not torch.equal(before[seed][:, ~left_out], after[seed][:, ~left_out])
+        assert not torch.equal(before[1 - seed][:, left_out], after[1 - seed][:, left_out])
+
+
+def test_held_out_draws_are_those_of_the_networks_that_left_the_row_out():
+    x, y = torch.randn(50, 2), torch.randn(50, 1)
+    folds = torch.from_numpy(folds_of(np.arange(len(x)), 3, 2, seed=0))
+    fit = cross_fit(x, y, folds, RECIPE)
+    drawn, all_draws = fit.held_out_draws(x, folds).reshape(2, 5, 50), fit.draws(x).reshape(6, 5, 50)
+    for row in range(50):
+        networks = [3 * seed + int(folds[seed, row]) for seed in range(2)]
+        assert fit.fold_of_network[networks].tolist() == folds[:, row].tolist()
+        torch.testing.assert_close(drawn[:, :, row], all_draws[networks, :, row])
 
 
 def test_draws_are_networks_with_the_statistics_of_their_draw():
     x, y = torch.randn(60, 2), torch.randn(60, 1)
-    folds = torch.from_numpy(folds_of(np.arange(len(x)), 3, seed=0))
+    folds = torch.from_numpy(folds_of(np.arange(len(x)), 3, 2, seed=0))
     fit = cross_fit(x, y, folds, RECIPE)
     drawn = fit.draws(x[:7]).reshape(6, 5, 7, 1)
     network = MLP(2, [8], 1).eval()
@@ -65,10 +80,10 @@ def test_draws_are_networks_with_the_statistics_of_their_draw():
 
 
 def test_copies_share_a_fold_and_folds_are_even():
-    folds = folds_of(np.repeat(np.arange(50), 3), 5, seed=0)
-    assert (folds.reshape(50, 3) == folds.reshape(50, 3)[:, :1]).all()
-    assert np.bincount(folds).tolist() == [30] * 5
-    assert sorted(folds_of(np.arange(3), 5, seed=0)) == [0, 1, 2]
+    for folds in folds_of(np.repeat(np.arange(50), 3), 5, 2, seed=0):
+        assert (folds.reshape(50, 3) == folds.reshape(50, 3)[:, :1]).all()
+        assert np.bincount(folds).tolist() == [30] * 5
+    assert [sorted(folds) for folds in folds_of(np.arange(3), 5, 2, seed=0)] == [[0, 1, 2]] * 2
 
 
 def test_weights_that_are_not_whole_numbers_are_nearly_kept():

@@ -2,6 +2,7 @@
 
 import pickle
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,6 +69,27 @@ def test_intervals_hold_their_level_on_new_rows():
         )
         covered.append(((lower <= y[200:]) & (y[200:] <= upper)).mean())
     assert np.mean(covered) == pytest.approx(0.905, abs=0.025)
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5, 2.0])
+def test_widths_are_those_of_the_average_of_all_networks(shared):
+    """Errors are a part that all networks share, and one of each: the quantile of their average is known."""
+    random, model = np.random.default_rng(0), UncertainRegressor()
+    model.networks_ = SimpleNamespace(stack=range(20))
+    model.held_out_errors_ = shared * random.standard_normal(100_000) + random.standard_normal((4, 100_000))
+    for level, quantile in ((0.9, 1.6449), (0.5, 0.6745)):
+        wanted = quantile * (shared**2 + 1 / 20) ** 0.5
+        assert model._width(level) == pytest.approx(wanted, rel=0.05 if shared == 0 else 0.015)  # 3 standard errors
+
+
+def test_the_spread_of_a_new_row_is_that_of_networks_that_left_out_one_fold(waves):
+    model = fitted(UncertainRegressor, *waves, num_seeds=2)
+    draws = model.networks_.draws(model._inputs(waves[0]))[..., 0].numpy().reshape(2, 3, 4, -1)
+    variances = [draws[:, fold].reshape(8, -1).var(0) for fold in range(3)]
+    wanted = np.sqrt(np.mean(variances, 0) + 1 / model.precision_)
+    lower, upper = model.predict_interval(waves[0], 0.8)
+    np.testing.assert_allclose(upper - lower, 2 * model._width(0.8) * wanted * model.target_std_, rtol=1e-6)
+    np.testing.assert_allclose((upper + lower) / 2, model.predict(waves[0]), rtol=1e-6)
 
 
 def test_std_covers_the_noise_and_more_of_it_where_there_is_more(waves):

@@ -1,6 +1,7 @@
 """Contenders: a posterior with all that is tuned, and how it did on calibration data and on test data."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -23,8 +24,6 @@ class Trial:
 
     candidate: Candidate
     num_samples: int
-    passes: float
-    """What a prediction costs, in forward passes."""
     simplicity: tuple[float, ...]
     """The lower, the simpler."""
     tuned: dict[str, Any]
@@ -33,6 +32,8 @@ class Trial:
     """The loss of each calibration example with what was tuned on others, (N,)."""
     engine: str
     """How its draws were made."""
+    passes: float = 1.0
+    """What a prediction costs, in forward passes."""
 
     @property
     def name(self) -> str:
@@ -50,6 +51,11 @@ class Seen(Generic[P]):
     calibration: P
     test: P
     ood: P | None = None
+
+    @property
+    def engines(self) -> list[str]:
+        """The engines that drew what was seen of the test data and of strange data."""
+        return [part.engine for part in (self.test, self.ood) if part is not None]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +126,17 @@ def drawing(case: Case, trial: Trial) -> dict[str, Any]:
     """Return the arguments of `predict` that say how the draws of a contender are made."""
     engine = case.settings.engine if is_linear(trial.engine) else "sample"
     return {"num_samples": trial.num_samples, "seed": case.settings.seed, "engine": engine}
+
+
+def needs_exact_draws(case: Case, contenders: Sequence[Contender[Any]]) -> bool:
+    """Return whether the linear engine, which could be trusted on the calibration data, cannot on other data."""
+    engines = [engine for contender in contenders for engine in contender.seen.engines]
+    return case.settings.engine == "auto" and any(EXACT_TOO in engine for engine in engines)
+
+
+def with_exact_draws(case: Case) -> Case:
+    """Return the case with the engine that is always right."""
+    return replace(case, settings=replace(case.settings, engine="sample"))
 
 
 def is_linear(engine: str) -> bool:

@@ -1,29 +1,23 @@
 """What is compared: the network as it is and what each method offers, without and with views."""
 
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from batchbayes._common.progress import hidden_progress
 from batchbayes._common.text import number
-from batchbayes.assessment.contenders import Trial, is_linear
+from batchbayes.assessment.contenders import Trial
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.tuning import FOLDS
-from batchbayes.assessment.views import num_views, some_inputs, words
+from batchbayes.assessment.views import num_views, words
 from batchbayes.data.examples import Examples
-from batchbayes.errors import BatchbayesWarning
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.candidates import Candidate, Setting, find_candidates
 from batchbayes.methods.point import deterministic
 from batchbayes.methods.samples.weight_samples import weight_samples
 from batchbayes.methods.views.posterior import with_views
 from batchbayes.posterior import Posterior
-from batchbayes.prediction import Predicted, predict, predict_stream
 
 TUNING_EXAMPLES = 1000
 """This many examples are enough to find the minimum of one smooth curve."""
@@ -32,7 +26,6 @@ DRAWS, EXACT_DRAWS = 64, 16
 ones."""
 MOST_VIEWS, AVERAGED = 16, 4
 """So many views are as good as more, and a draw averages the logits of so many of them (docs/results/views.md)."""
-NOT_LINEAR = f"sample: not linear enough, so {EXACT_DRAWS} exact draws"
 MOST_SHOWN = 6
 """So many posteriors are predicted on the test data: the best on calibration data, beside the network."""
 
@@ -50,10 +43,6 @@ class Entry:
     @property
     def posterior(self) -> Posterior:
         return self.candidate.posterior
-
-
-Attempt = Callable[[Case, Entry], tuple[list[Trial], Any]]
-"""Predicts the calibration data for an entry. Returns its trials, and what else the caller needs."""
 
 
 def compared_entries(
@@ -125,61 +114,12 @@ def _with_views(base: Candidate, case: Case, averaged: int) -> Entry | None:
     return Entry(candidate, tuple(size for size in sizes if size <= draws), average)
 
 
-def try_all(case: Case, entries: Sequence[Entry], attempt: Attempt) -> list[tuple[Entry, list[Trial], Any]]:
-    """Try all entries on the calibration data. Those that the linear engine could draw are compared with one engine.
-
-    If it does not hold for one of them, exact draws of all are compared: else engines would be, and not methods.
-    """
-    found = [(entry, *attempt(case, entry)) for entry in entries]
-    drawn = {entry: is_linear(trials[0].engine) for entry, trials, _ in found if _may_be_linear(entry)}
-    if all(drawn.values()) or not any(drawn.values()):
-        return found
-    exact = replace(case, settings=replace(case.settings, engine="sample"))
-    return [(each[0], *attempt(exact, each[0])) if drawn.get(each[0]) else each for each in found]
-
-
-def _may_be_linear(entry: Entry) -> bool:
-    return entry.posterior.linear is not None and not (entry.views or entry.posterior.is_point)
-
-
-def calibration_draws(case: Case, entry: Entry) -> tuple[Tensor, str]:
-    """Return the draws of an entry on the calibration data, (S, N, ...), and the engine that made them."""
-    found, engine = [], ""
-    for predicted in _predicted(case, entry, entry.sizes[-1], case.settings.engine):
-        seen = predicted.predictives[0]
-        if too_dear(case, entry, seen.engine):
-            again = _predicted(case, entry, EXACT_DRAWS, "sample")
-            return torch.cat([each.predictives[0].draws for each in again], 1), NOT_LINEAR
-        found.append(seen.draws)
-        engine = seen.engine
-    return torch.cat(found, 1), engine
-
-
-def _predicted(case: Case, entry: Entry, size: int, engine: Any) -> Iterator[Predicted]:
-    options: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
-    return predict_stream(entry.posterior, case.calibration, [case.likelihood], keep_draws=True, **options)
-
-
-def too_dear(case: Case, entry: Entry, engine: str) -> bool:
-    """Return whether so many draws are meant for the linear approximation, but it does not hold."""
-    fixed = entry.views or entry.posterior.is_point or entry.posterior.num_functions or case.settings.draws
-    return not fixed and not is_linear(engine) and entry.sizes[-1] > EXACT_DRAWS
-
-
-def affordable(entry: Entry, count: int, engine: str, budget: int | None) -> list[int]:
-    """Return the numbers of draws to compare, of `count` that were made: the budget limits exact ones."""
-    if entry.views:
-        return [size for size in entry.sizes if size <= count]
-    return [count if is_linear(engine) or budget is None else min(count, budget)]
-
-
 def trial_of(
     entry: Entry,
     size: int,
     losses: Tensor,
     engine: str,
     *,
-    passes: float,
     tuned: dict[str, Any],
     temperature: bool = False,
 ) -> Trial:
@@ -190,7 +130,6 @@ def trial_of(
         size: the number of draws.
         losses: of the calibration examples, with numbers that were tuned on others, (N,).
         engine: how the draws were made.
-        passes: what `price` says.
         tuned: what is tuned for the likelihood.
         temperature: whether this is a temperature, and not left at 1.
     """
@@ -201,8 +140,7 @@ def trial_of(
     return Trial(
         candidate=_variant(entry, size, tuned if temperature else None),
         num_samples=size,
-        passes=passes,
-        simplicity=(entry.candidate.rank, float(entry.views > 0), passes, float(temperature)),
+        simplicity=(entry.candidate.rank, float(entry.views > 0), float(size * entry.views), float(temperature)),
         tuned=tuned,
         losses=losses,
         engine=engine,
@@ -226,30 +164,6 @@ def _variant(entry: Entry, size: int, scaled: dict[str, Any] | None) -> Candidat
         about = f"{about}, with logits divided by one number tuned on calibration data"
         advice = f"{advice}, and divide the logits by {number(temperature)}"
     return replace(base, name=name, about=about, advice=advice, curve=None if scaled else base.curve)
-
-
-def price(case: Case, entry: Entry, size: int, engine: str) -> float:
-    """Return what a prediction costs, in forward passes: counted, or measured if the engine is linear."""
-    if entry.posterior.is_point or entry.views:
-        return float(size * max(1, entry.views))
-    return measured_passes(case, entry.posterior, size) if is_linear(engine) else float(size)
-
-
-def measured_passes(case: Case, posterior: Posterior, num_samples: int, repeats: int = 3) -> float:
-    """Return how long a prediction takes, in units of a forward pass: the shortest of some repeats of each."""
-    inputs = some_inputs(case.calibration, 128)
-
-    def seconds(of: Posterior, engine: Any) -> float:
-        start = time.perf_counter()
-        predict(of, inputs, case.likelihood, num_samples=num_samples, seed=case.settings.seed, engine=engine)
-        return time.perf_counter() - start
-
-    own = deterministic(case.network)
-    with hidden_progress(True), warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
-        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(repeats)]
-    drawn, once = (min(column) for column in zip(*pairs, strict=True))
-    return round(max(1.0, drawn / once), 1)
 
 
 def pick_shown(

@@ -23,18 +23,20 @@ from batchbayes.assessment.sources import (
 from batchbayes.assessment.views import named_views, some_inputs, words
 from batchbayes.batches import pick_inputs
 from batchbayes.data.examples import Examples
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 from batchbayes.likelihoods import Gaussian
 from batchbayes.methods import Method
 from batchbayes.methods.batchnorm.candidates import has_batch_norm
 from batchbayes.methods.dropout import has_dropout
 from batchbayes.methods.views.transform import Transform
-from batchbayes.network import as_network
+from batchbayes.network import ONE_OUTPUT, as_network
 
 CALIBRATION_SHARE = 1 / 3
 """Share of the test data that is split off for tuning and choosing if there is no calibration data."""
 FEW = 64
 """Examples whose outputs show whether they are probabilities."""
+MOST_SHARED, COMPARED = 0.5, 1000
+"""Test and calibration data are called the same if more of so many examples are in both."""
 SEVERAL_LABELS = (
     "A network with several yes-or-no outputs is assessed one output at a time, with a model that returns only this "
     "one; bb.predict(..., bb.bernoulli()) takes all of them"
@@ -119,6 +121,8 @@ def make_case(
                 got="too few examples",
                 fix="give more test data, or calibration data of its own (calibration=, --calibration)",
             )
+    elif _share_of(test, calibration) > MOST_SHARED:
+        warn("WARNING: most test examples are calibration examples too, so what is said about them is too good.")
     for part in [part for part in (calibration, ood) if part]:
         trial(network, part)
     inputs = some_inputs(calibration)
@@ -146,6 +150,12 @@ def make_case(
     )
     _require_fitting(case, outputs)
     return case
+
+
+def _share_of(data: Examples, others: Examples) -> float:
+    """Return the share of the first examples of a source that are among the first of another one."""
+    some, known = ([row.numpy().tobytes() for row in some_inputs(part, COMPARED)] for part in (data, others))
+    return len(set(some) & set(known)) / len(set(some))
 
 
 def found_in(case: Case) -> str:
@@ -214,8 +224,11 @@ def trial(network: nn.Module, source: Examples) -> Tensor:
     wrapped = as_network(network)
     try:
         return wrapped(inputs.to(wrapped.device)).cpu()
-    except BatchbayesError:
-        raise
+    except BatchbayesError as error:
+        if error.expected != ONE_OUTPUT:
+            raise
+        fix = "let the model return the logits alone, by a module around it whose forward takes them from its outputs"
+        raise BatchbayesError(expected=error.expected, got=error.got, fix=fix) from error
     except Exception as error:
         raise BatchbayesError(
             expected=f"inputs that {type(network).__name__} takes",
@@ -247,9 +260,22 @@ def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
             + (f". {SEVERAL_LABELS}" if targets.ndim > 1 and targets.shape[1] > 1 else ""),
         )
     one = outputs.ndim < 2 or outputs.shape[1] == 1
+    if likelihood is None and one and not targets.is_floating_point():
+        _require_clear_numbers(test)
     if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
         return "regression"
     return "segmentation" if outputs.ndim == 4 else "classification"
+
+
+def _require_clear_numbers(data: Examples) -> None:
+    """Raise an error if whole-number targets of one output have two values that are not 0 and 1."""
+    low, *others = data.targets().unique().tolist()
+    if len(others) == 1 and (low, *others) != (0, 1):
+        raise BatchbayesError(
+            expected=f"targets in {data.name} whose meaning is clear",
+            got=f"the whole numbers {low} and {others[0]} alone, which may be two classes, or values",
+            fix=f'pass (y == {others[0]}).long() for classes, or task="regression" (--task regression) for values',
+        )
 
 
 def _yes_or_no(data: Examples) -> bool:

@@ -16,6 +16,8 @@ DOUBT = 2.0
 """Two methods count as equally good if their mean losses differ by at most this many standard errors."""
 FREE_DOUBT = 1.0
 """The same for a method with and without a temperature: this costs nothing."""
+FEWEST = 5
+"""Fewer calibration examples cannot tell methods apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +72,9 @@ def recommend(trials: Sequence[Trial], budget: int | None = None) -> Picked:
 def _is_as_good(trial: Trial, best: Trial) -> bool:
     """Return whether the paired differences of losses leave a doubt that the best is better."""
     difference, error = paired_difference(trial.losses, best.losses)
-    return trial is best or difference <= (FREE_DOUBT if _differs_in_temperature(trial, best) else DOUBT) * error
+    if trial is best or len(trial.losses) < FEWEST:
+        return True
+    return difference <= (FREE_DOUBT if _differs_in_temperature(trial, best) else DOUBT) * error
 
 
 def _differs_in_temperature(trial: Trial, other: Trial) -> bool:

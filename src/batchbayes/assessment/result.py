@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from batchbayes.assessment.contenders import Contender
@@ -23,6 +24,8 @@ from batchbayes.prediction import predict
 
 FLAGGED_SHARE = 0.1
 """The threshold for flags is set so that this share of new examples is above it on average, at most."""
+FEWEST = 20
+"""So many examples set a limit for flags by themselves. By fewer it is called rough."""
 RANKING, STRANGE = "Does the uncertainty find errors?", "Does the uncertainty find strange inputs?"
 """Titles of tables."""
 
@@ -41,6 +44,15 @@ def flag_threshold(scores: Tensor) -> Tensor:
     """
     rank = math.ceil((1 - FLAGGED_SHARE) * (len(scores) + 1) - 1e-9)
     return scores.double().sort(0).values[min(rank, len(scores)) - 1]
+
+
+def scores_for_limit(held_out: Tensor, test: Tensor) -> Tensor:
+    """Return the scores (N, ...) that set a limit: of the calibration data, and of the test data too if it is small.
+
+    A limit by few examples is a matter of luck: with 8 it marks half of 10 others in one of 35 cases. It needs no
+    labels, so the test data can help to set it.
+    """
+    return held_out if len(held_out) >= FEWEST else torch.cat([held_out, test])
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,12 @@ class Examples:
             if not wanted:
                 return
 
+    def some(self, rows: Sequence[int]) -> "Examples":
+        """Return the labelled examples at these positions, in memory, in the order of the source."""
+        _, inputs, targets = zip(*self.find(rows), strict=True)
+        batch = torch.stack(inputs), torch.stack(targets)
+        return replace(self, batches=[batch], part=None, source_ids=None, preprocessing=None)
+
     def take(self, rows: Sequence[int], each: Callable[[Tensor], Tensor] = lambda image: image) -> Tensor:
         """Return the inputs at these positions, in the given order. `each` can shrink each input when it is read."""
         found = {row: each(inputs) for row, inputs, _ in self.find(rows)}
@@ -215,6 +221,12 @@ def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
     A data set may have the attributes `name`, `classes`, and `ids` or those that `ids_of` knows.
     """
     made = tuple(map(_as_tensor, made)) if isinstance(made, tuple) else _as_tensor(made)
+    if isinstance(made, tuple) and any(isinstance(part, np.ndarray) for part in made):
+        raise BatchbayesError(
+            expected=f"{name} as arrays of numbers",
+            got=f"an array of {next(part.dtype for part in made if isinstance(part, np.ndarray))}",
+            fix="number classes from 0, as in numpy.unique(y, return_inverse=True)[1], and name them by class_names=",
+        )
     if isinstance(made, Tensor):
         return from_tensors(name, made)
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made):

@@ -98,45 +98,29 @@ def export(
     >>> export(posterior, path, torch.randn(4, 2), bb.categorical(), num_samples=4).outputs
     ('probs', 'entropy', 'mutual_information')
     """
-    target = Path(path)
-    _require_format(target)
-    examples = _examples(example_inputs)
-    program = build_program(
-        posterior,
-        examples,
-        likelihood,
-        num_samples=num_samples,
-        seed=seed,
-        conformal=conformal,
-        threshold=threshold,
-        novelty=novelty,
-        novelty_level=novelty_level,
-        prepare=prepare,
-    )
+    target, examples = _target(path), _examples(example_inputs)
+    drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed}
+    flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}
+    program = build_program(posterior, examples, likelihood, **drawn, **flags, conformal=conformal, prepare=prepare)
     ready = examples if prepare is None else prepare(examples)
-    wanted = _shown(predict(posterior, ready, likelihood, num_samples=num_samples, seed=seed, keep_draws=False))
+    wanted = _shown(predict(posterior, ready, likelihood, **drawn, keep_draws=False))
     with torch.no_grad():
         found = program(examples)
-    difference, opset = _require_equal(found, wanted), None
+    difference = _require_equal(found, wanted)
     notes = {"batchbayes": __version__, "posterior": repr(posterior), "likelihood": repr(likelihood)}
     notes |= {"draws": str(num_samples), "seed": str(seed)}
-    if target.suffix == ".onnx":
-        model = build_model(program, examples[:EXAMPLES], notes)
-        opset, content = model.opset_import[0].version, model.SerializeToString()
-        if find_spec("onnxruntime") is not None:
-            difference = _require_equal(_run(content, examples), wanted)
-    else:
-        content = _torch_file(program, examples[:EXAMPLES], notes)
+    write = _onnx_file if target.suffix == ".onnx" else _torch_file
+    content, opset = write(program, examples[:EXAMPLES], notes)
+    if opset is not None and find_spec("onnxruntime") is not None:
+        difference = _require_equal(_run(content, examples), wanted)
     with atomic_path(target) as partial:
         partial.write_bytes(content)
-    network = program.step.network
-    held = [*program.step.rows(), *([] if novelty is None else novelty.state()[1].values())]
-    sizes = _bytes([*network.parameters(), *network.buffers()]), _bytes(held)
-    return Exported(target, tuple(found), opset, len(content), *sizes, difference)
+    return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty), difference)
 
 
-def _require_format(path: Path) -> None:
-    """Refuse another kind of file, a folder that is not there, and .onnx without the packages that write it."""
+def _target(given: str | os.PathLike[str]) -> Path:
+    """Return the path; refuse another kind of file, a missing folder, and .onnx without the packages that write it."""
+    path = Path(given)
     if path.suffix not in (".onnx", ".pt2") or not path.parent.is_dir():
         raise BatchbayesError(
             expected="a path that ends in .onnx or .pt2, in a folder that exists", got=str(path), fix="change the path"
@@ -148,6 +132,7 @@ def _require_format(path: Path) -> None:
             got=f"no {' and no '.join(missing)}",
             fix="pip install 'batchbayes[export]', or write a .pt2 file",
         )
+    return path
 
 
 def _examples(inputs: Tensor) -> Tensor:
@@ -194,14 +179,27 @@ def _run(content: bytes, inputs: Tensor) -> dict[str, Tensor]:
     return {each.name: torch.as_tensor(values) for each, values in zip(session.get_outputs(), found, strict=True)}
 
 
-def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> bytes:
+def _onnx_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> tuple[bytes, int]:
+    """Return a program as the content of an .onnx file, in which the draws are a loop, and the opset."""
+    model = build_model(program, example, notes)
+    return model.SerializeToString(), model.opset_import[0].version
+
+
+def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> tuple[bytes, None]:
     """Return a program as the content of a .pt2 file, in which all draws stand one after the other."""
     content = io.BytesIO()
     with torch.no_grad():
         shapes = ({0: torch.export.Dim(BATCH)},)
         exported = torch.export.export(program, (example,), dynamic_shapes=shapes, strict=False)
     torch.export.save(exported, content, extra_files={"batchbayes.json": json.dumps(dict(notes))})
-    return content.getvalue()
+    return content.getvalue(), None
+
+
+def _sizes(program: Program, novelty: Novelty | None) -> tuple[int, int]:
+    """Return the bytes of the weights, and those of the bank and the detector."""
+    network = program.step.network
+    held = [*program.step.rows(), *([] if novelty is None else novelty.state()[1].values())]
+    return _bytes([*network.parameters(), *network.buffers()]), _bytes(held)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -37,5 +37,5 @@ def entropy_figure(panels: Sequence[EntropyPanel], *, ax: Axes | None = None) ->
         axes.flat[0].set_ylabel("share of images with less")
         axes.flat[-1].plot([], [], "x", color="black", label="published")
         for cell in axes.flat:
-            cell.legend(frameon=False, fontsize=7, loc="lower right")
+            cell.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
     return figure.figure

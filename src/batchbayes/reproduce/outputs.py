@@ -124,9 +124,20 @@ def facts_about_run(plan: Plan, finished: Mapping[str, FinishedUnit]) -> dict[st
         "Preset": plan.settings.preset + (f", data sets {', '.join(datasets)}" if datasets else ""),
         "Work": f"{count(len(rows), 'unit')}, in total {duration(sum(row.seconds for row in rows))} on one thread of a "
         f"machine with {cores}",
-        "When": f"{min(row.finished for row in rows)} to {max(row.finished for row in rows)}" if rows else "",
+        "When": f"{_minute(min(row.finished for row in rows))} to {_minute(max(row.finished for row in rows))} (UTC)"
+        if rows
+        else "",
         "Versions": "; ".join(versions),
     }
+
+
+def _minute(moment: str) -> str:
+    """Shorten a time to the minute.
+
+    >>> _minute("2026-11-17T06:15:44.716+00:00")
+    '2026-11-17 06:15'
+    """
+    return moment[:16].replace("T", " ")
 
 
 def cautions(finished: Mapping[str, FinishedUnit]) -> list[str]:

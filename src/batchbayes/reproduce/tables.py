@@ -46,10 +46,23 @@ class ResultTable:
                 fix="give each column a cell, and use None for an empty one",
             )
 
+    def has_words(self) -> list[bool]:
+        """Return for each column whether it has words, which stand on the left in a page."""
+        return [is_text(column) for column in zip(*self.rows, strict=True)] if self.rows else [True] * len(self.columns)
+
     def cell_texts(self) -> list[list[str]]:
         """Return the cells of each row as texts. None becomes an empty text."""
         formats = self.formats or ("",) * len(self.columns)
         return [[cell_text(cell, form) for cell, form in zip(row, formats, strict=True)] for row in self.rows]
+
+
+def is_text(column: Iterable[CellValue]) -> bool:
+    """Return whether a column has words: a text that does not begin with a number.
+
+    >>> is_text(["MCBN", None]), is_text([0.1, "0.1 ± 0.2", "-3 (1 run)"]), is_text([None])
+    (True, False, False)
+    """
+    return any(isinstance(cell, str) and not re.match(r"[-+−]?\d|$", cell) for cell in column)
 
 
 def mean_of(rows: Iterable[object], name: str) -> float | None:

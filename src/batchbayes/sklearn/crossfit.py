@@ -1,11 +1,12 @@
 """Networks that are trained on all folds but one, side by side, and draws of them with batch-norm noise.
 
-Each network leaves out one fold. So every row of the training data has predictions by networks that have never seen it:
-they choose the weight decay, and calibrate noise, temperature and intervals. A prediction averages all networks.
+Each network leaves out one fold, and each seed has folds of its own. So every row of the training data has predictions
+by R networks, one for each seed, that have never seen it: they choose the weight decay, and calibrate noise,
+temperature and intervals. A prediction averages all networks.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +22,8 @@ from batchbayes.training.stack.noise import Noise, batch_noise, stack_outputs
 from batchbayes.training.stack.stack import Stack
 from batchbayes.training.stack.train import train_stack
 
+Key = tuple[float, int, int]
+"""Weight decay, seed and fold of a network."""
 LAST_SHARE, LAST_RATE = 0.25, 0.1
 """The last quarter of the training has a tenth of the learning rate."""
 CHUNK = 4096
@@ -33,8 +36,6 @@ class Recipe:
 
     hidden_widths: tuple[int, ...]
     weight_decays: tuple[float, ...]
-    num_folds: int
-    num_seeds: int
     num_steps: int
     batch_size: int
     learning_rate: float
@@ -45,14 +46,23 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class CrossFit:
-    """G trained networks, the batch statistics of S mini-batches in each of them, and which fold each left out."""
+    """G = R * F trained networks, one for each of R seeds and F folds, and the statistics of S mini-batches in each."""
 
     stack: Stack
+    """The networks of the first seed, then those of the second one, and so on."""
     fold_of_network: Tensor
-    """(G,)"""
+    """The fold that each network left out, (G,)."""
     statistics: Mapping[str, tuple[Tensor, Tensor]]
     """Mean and standard deviation of each batch-norm layer in each draw, (G, S, width)."""
     weight_decay: float
+
+    @property
+    def num_folds(self) -> int:
+        return int(self.fold_of_network.max()) + 1
+
+    @property
+    def num_seeds(self) -> int:
+        return len(self.fold_of_network) // self.num_folds
 
     def scaled(self, factor: float) -> "CrossFit":
         """Return the networks with their noise scaled: a factor of 2 is that of batches of a quarter of the size."""
@@ -77,14 +87,16 @@ class CrossFit:
         return torch.cat(parts, 1)
 
     def held_out_draws(self, inputs: Tensor, folds: Tensor) -> Tensor:
-        """Return draws for each training row by networks that have not seen it, (R * S, N, K)."""
-        found: Tensor | None = None
-        for fold in folds.unique().tolist():
-            drawn = self.draws(inputs[folds == fold], (self.fold_of_network == fold).nonzero()[:, 0])
-            found = drawn.new_empty(drawn.shape[0], len(inputs), drawn.shape[2]) if found is None else found
-            found[:, folds == fold] = drawn
-        assert found is not None
-        return found
+        """Return draws for each training row by the R networks that have not seen it, (R * S, N, K).
+
+        `folds` has the folds of each seed, (R, N).
+        """
+        parts = []
+        for own, numbers in zip(folds, torch.arange(len(self.stack)).split(self.num_folds), strict=True):
+            order = own.argsort(stable=True)
+            drawn = [self.draws(inputs[own == self.fold_of_network[number]], number[None]) for number in numbers]
+            parts.append(torch.cat(drawn, 1)[:, order.argsort()])
+        return torch.cat(parts)
 
 
 def _scaled(values: Tensor, factor: float) -> Tensor:
@@ -93,31 +105,50 @@ def _scaled(values: Tensor, factor: float) -> Tensor:
 
 
 def cross_fit(inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe) -> CrossFit:
-    """Train networks for each fold, weight decay and seed, and keep those of the best weight decay."""
-    numbers = folds.unique().tolist()
-    keys = [(d, f, r) for d in recipe.weight_decays for f in numbers for r in range(recipe.num_seeds)]
-    with GlobalStream(stream_seed(recipe.seed, "networks")):
-        networks = [MLP(inputs.shape[1], recipe.hidden_widths, targets.shape[1]) for _ in keys]
-    parts = {f: (inputs[folds != f], targets[folds != f]) for f in numbers}
-    data = [parts[f] for _, f, _ in keys]
-    seeds = [stream_seed(recipe.seed, "order", r) for _, _, r in keys]
+    """Train networks for each fold, with the weight decay that is best for those of the first seed.
+
+    `folds` has the folds of each seed, (R, N).
+    """
+    numbers = folds[0].unique().tolist()
+    batches = inputs[_batches(len(inputs), recipe)]  # (S, M, Q)
+
+    def fit(stack: Stack, decay: float) -> CrossFit:
+        left_out = torch.tensor(numbers).repeat(len(stack) // len(numbers))
+        return CrossFit(stack, left_out, _statistics(stack, batches), decay)
+
+    def trained(keys: Sequence[Key]) -> Stack:
+        return _trained(inputs, targets, folds, recipe, keys)
+
     with single_threaded():
-        stack = stack_networks(networks)
-        for share, rate in ((1 - LAST_SHARE, 1.0), (LAST_SHARE, LAST_RATE)):
-            epochs = _epochs(recipe, min(len(x) for x, _ in parts.values()), share)
-            configs = [
-                TrainingConfig(epochs, recipe.batch_size, recipe.learning_rate * rate, decay, seed=seed)
-                for (decay, _, _), seed in zip(keys, seeds, strict=True)
-            ]
-            stack = train_stack(stack, data, configs, loss=recipe.loss)
-        fold_of_network = torch.tensor([f for _, f, _ in keys])
-        batches = inputs[_batches(len(inputs), recipe)]  # (S, M, Q)
-        fits = []
-        for number, decay in enumerate(recipe.weight_decays):
-            each = len(keys) // len(recipe.weight_decays)
-            own = stack.select(range(number * each, (number + 1) * each))
-            fits.append(CrossFit(own, fold_of_network[:each], _statistics(own, batches), decay))
-    return min(fits, key=lambda fit: _error(fit, inputs, targets, folds, recipe.loss))
+        tried = trained([(decay, 0, fold) for decay in recipe.weight_decays for fold in numbers])
+        parts = torch.arange(len(tried)).split(len(numbers))
+        fits = [fit(tried.select(part), decay) for part, decay in zip(parts, recipe.weight_decays, strict=True)]
+        best = min(fits, key=lambda each: _error(each, inputs, targets, folds[:1], recipe.loss))
+        if len(folds) == 1:
+            return best
+        more = [(best.weight_decay, seed, fold) for seed in range(1, len(folds)) for fold in numbers]
+        return fit(best.stack.joined(trained(more)), best.weight_decay)
+
+
+def _trained(inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe, keys: Sequence[Key]) -> Stack:
+    """Train networks side by side."""
+    data = [(inputs[folds[seed] != fold], targets[folds[seed] != fold]) for _, seed, fold in keys]
+    with GlobalStream(stream_seed(recipe.seed, "networks", keys[0][1])):
+        stack = stack_networks([MLP(inputs.shape[1], recipe.hidden_widths, targets.shape[1]) for _ in keys])
+    for share, rate in ((1 - LAST_SHARE, 1.0), (LAST_SHARE, LAST_RATE)):
+        epochs = _epochs(recipe, min(len(x) for x, _ in data), share)
+        configs = [
+            TrainingConfig(
+                epochs,
+                recipe.batch_size,
+                recipe.learning_rate * rate,
+                decay,
+                seed=stream_seed(recipe.seed, "order", seed),
+            )
+            for decay, seed, _ in keys
+        ]
+        stack = train_stack(stack, data, configs, loss=recipe.loss)
+    return stack
 
 
 def _statistics(stack: Stack, batches: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

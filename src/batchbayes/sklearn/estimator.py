@@ -45,11 +45,11 @@ class Uncertain(BaseEstimator):
         hidden_widths: tuple[int, ...] = (64, 64),
         weight_decays: tuple[float, ...] = (1e-5, 1e-3, 1e-2),
         num_folds: int = 5,
-        num_seeds: int = 2,
+        num_seeds: int = 4,
         num_steps: int = 4000,
         batch_size: int = 32,
         learning_rate: float = 5e-3,
-        num_draws: int = 8,
+        num_draws: int = 4,
         num_bins: int = 16,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
@@ -80,7 +80,7 @@ class Uncertain(BaseEstimator):
         self.input_mean_, spread = inputs.mean(0), inputs.std(0)
         self.input_std_ = np.where(spread > 1e-12 * np.maximum(1, np.abs(self.input_mean_)), spread, 1.0)
         x, y = self._standardised(inputs), torch.from_numpy(targets).float()
-        folds = torch.from_numpy(folds_of(copies, self.num_folds, seed))
+        folds = torch.from_numpy(folds_of(copies, self.num_folds, self.num_seeds, seed))
         with hidden_progress(not self.verbose):
             self.networks_ = cross_fit(x, y, folds, self._recipe(seed, len(x)))
         self.weight_decay_ = self.networks_.weight_decay
@@ -91,8 +91,6 @@ class Uncertain(BaseEstimator):
         return Recipe(
             hidden_widths=tuple(self.hidden_widths),
             weight_decays=tuple(self.weight_decays),
-            num_folds=self.num_folds,
-            num_seeds=self.num_seeds,
             num_steps=self.num_steps,
             batch_size=self.batch_size * (4 if rows > LARGE_BATCHES else 1),
             learning_rate=self.learning_rate,
@@ -136,7 +134,7 @@ class Uncertain(BaseEstimator):
 
     def _detector(self, x: Tensor, folds: Tensor, seed: int) -> Novelty | None:
         """Fit a detector to the first network, and calibrate it on the fold that this network has not seen."""
-        unseen = folds == self.networks_.fold_of_network[0]
+        unseen = folds[0] == self.networks_.fold_of_network[0]
         if min(int(unseen.sum()), int((~unseen).sum())) < FEWEST:
             return None
         return novelty(self._first_network(), x[~unseen], calibration=x[unseen], logits=False, seed=seed)

@@ -39,9 +39,8 @@ def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | 
     return rows, np.arange(len(rows)) if is_whole else rows
 
 
-def folds_of(rows: np.ndarray, num_folds: int, seed: int) -> np.ndarray:
-    """Return a random fold for each row, (N,). Copies of a row, which have the same number in `rows`, share a fold."""
+def folds_of(rows: np.ndarray, num_folds: int, num_seeds: int, seed: int) -> np.ndarray:
+    """Return a random fold for each row and seed, (R, N). Copies of a row, with one number in `rows`, share it."""
     _, group = np.unique(rows, return_inverse=True)
-    count = int(group.max()) + 1
-    shuffled = np.random.default_rng(stream_seed(seed, "folds")).permutation(count)
-    return shuffled[group] % min(num_folds, count)
+    count, random = int(group.max()) + 1, np.random.default_rng(stream_seed(seed, "folds"))
+    return np.stack([random.permutation(count)[group] % min(num_folds, count) for _ in range(num_seeds)])

@@ -2,32 +2,32 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from batchbayes.assessment.attempts import affordable, calibration_draws, try_all
 from batchbayes.assessment.classification.figures import class_figures
 from batchbayes.assessment.classification.verdict import class_terms, class_verdict
-from batchbayes.assessment.contenders import ClassContender, Contender, Seen, Trial, drawing, notes_for_prediction
-from batchbayes.assessment.entries import (
-    Entry,
-    affordable,
-    calibration_draws,
-    compared_entries,
-    pick_shown,
-    price,
-    trial_of,
-    try_all,
+from batchbayes.assessment.contenders import (
+    ClassContender,
+    Contender,
+    Seen,
+    Trial,
+    drawing,
+    needs_exact_draws,
+    notes_for_prediction,
+    with_exact_draws,
 )
+from batchbayes.assessment.entries import Entry, compared_entries, pick_shown, trial_of
 from batchbayes.assessment.explorer import class_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
-from batchbayes.assessment.result import RANKING, STRANGE, Assessment, MetricColumn, flag_threshold
+from batchbayes.assessment.result import RANKING, STRANGE, Assessment, MetricColumn, flag_threshold, scores_for_limit
 from batchbayes.assessment.rows import assessed_rows, class_labels
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
@@ -86,17 +86,19 @@ TEMPERATURES = temperature_grid(0.25, 16, 17)
 def assess_classification(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
     held_out, labels = case.calibration.targets(), case.test.targets()
-    tried = try_all(case, compared_entries(case, case.likelihood), partial(_try, labels=held_out))
+    tried = try_all(case, compared_entries(case, case.likelihood), _try)
     picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
     drawn = {entry: draws for entry, _, draws in tried}
     contenders: list[ClassContender] = []
     for entry, trials in pick_shown([each[:2] for each in tried], picked.trials):
         is_told = (entry.candidate.rank == 0 and not entry.views) or picked.recommended in trials
         contenders += _test(case, entry, trials, drawn[entry], held_out, labels, case.ood if is_told else None)
+    if needs_exact_draws(case, contenders):
+        return assess_classification(with_exact_draws(case))
     contenders.sort(key=lambda contender: contender.trial.simplicity)
     choice = as_choice(picked, contenders)
     chosen: ClassContender = choice.recommended
-    threshold = float(flag_threshold(chosen.seen.calibration.entropy))
+    threshold = float(flag_threshold(scores_for_limit(chosen.seen.calibration.entropy, chosen.seen.test.entropy)))
     novelty, why_not = fit_novelty(case)
     told = {"class_names": case.class_names, **likelihood_notes(case.likelihood)}
     notes = notes_for_prediction(case, chosen, threshold, novelty, **told)
@@ -128,18 +130,17 @@ def assess_classification(case: Case) -> Assessment:
     )
 
 
-def _try(case: Case, entry: Entry, labels: Tensor) -> tuple[list[Trial], Tensor]:
+def _try(case: Case, entry: Entry) -> tuple[list[Trial], Tensor]:
     """Predict the calibration data, without and with a temperature. Return what is known from that, and the draws."""
-    (draws, engine), trials = calibration_draws(case, entry), []
+    (draws, labels, engine), trials = calibration_draws(case, entry), []
     for size in affordable(entry, len(draws), engine, case.settings.budget):
-        passes = price(case, entry, size, engine)
         some = summarised(draws[:size], case.likelihood, keep=True)
         grid = [-summarised(draws[:size], at(case, t)).log_prob(labels) for t in TEMPERATURES]
         curve = TemperatureCurve(TEMPERATURES, torch.stack(grid))
         tuned = {False: 1.0, True: tune_temperature(some, labels)}
         losses = {False: -some.log_prob(labels), True: curve.cross_fitted(case.settings.seed)}
         trials += [
-            trial_of(entry, size, losses[t], engine, passes=passes, tuned={"temperature": tuned[t]}, temperature=t)
+            trial_of(entry, size, losses[t], engine, tuned={"temperature": tuned[t]}, temperature=t)
             for t in (False, True)
         ]
     return trials, draws

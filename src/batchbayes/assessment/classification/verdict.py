@@ -57,7 +57,7 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     if DOUBT * share_error(accuracy, len(right)) > 2 * VAGUE:
         return {
             **too_few(len(right), "test example", 100),
-            "How good is it?": f"{int(right.sum())} answers were right.",
+            "How good is it?": f"Right answers: {int(right.sum())} of {len(right)}.",
         }
     if guess := no_better_than_guessing(targets, right, choice.recommended.metrics["nll"]):
         verdict |= {"headline": guess, "What to do next": CHECK}

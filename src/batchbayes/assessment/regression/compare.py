@@ -3,23 +3,23 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from batchbayes._common.text import number
-from batchbayes.assessment.contenders import Contender, Seen, Trial, ValueContender, drawing, notes_for_prediction
-from batchbayes.assessment.entries import (
-    Entry,
-    affordable,
-    calibration_draws,
-    compared_entries,
-    pick_shown,
-    price,
-    trial_of,
-    try_all,
+from batchbayes.assessment.attempts import affordable, calibration_draws, try_all
+from batchbayes.assessment.contenders import (
+    Contender,
+    Seen,
+    Trial,
+    ValueContender,
+    drawing,
+    needs_exact_draws,
+    notes_for_prediction,
+    with_exact_draws,
 )
+from batchbayes.assessment.entries import Entry, compared_entries, pick_shown, trial_of
 from batchbayes.assessment.explorer import value_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.load import Case
@@ -28,7 +28,7 @@ from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
 from batchbayes.assessment.regression.quantities import quantities
 from batchbayes.assessment.regression.verdict import value_terms, value_verdict
-from batchbayes.assessment.result import STRANGE, Assessment, MetricColumn, flag_threshold
+from batchbayes.assessment.result import STRANGE, Assessment, MetricColumn, flag_threshold, scores_for_limit
 from batchbayes.assessment.rows import (
     CONFORMAL_LEVEL,
     assessed_rows,
@@ -89,7 +89,7 @@ STRANGE_COLUMNS = (
 def assess_regression(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
     held_out, targets = case.calibration.targets().float(), case.test.targets().float()
-    tried = try_all(case, compared_entries(case, gaussian(1.0), averaged=1), partial(_try, targets=held_out))
+    tried = try_all(case, compared_entries(case, gaussian(1.0), averaged=1), _try)
     picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
     drawn = {entry: draws for entry, _, draws in tried}
     contenders = [
@@ -97,13 +97,16 @@ def assess_regression(case: Case) -> Assessment:
         for entry, trials in pick_shown([each[:2] for each in tried], picked.trials)
         for trial in trials
     ]
+    if needs_exact_draws(case, contenders):
+        return assess_regression(with_exact_draws(case))
     contenders.sort(key=lambda contender: contender.trial.simplicity)
     choice = as_choice(picked, contenders)
     chosen: ValueContender = choice.recommended
     held, test = chosen.seen.calibration, chosen.seen.test
     widths = conformal_widths(held, held_out)
     novelty, why_not = fit_novelty(case)
-    thresholds = _thresholds(outputs_of(held.epistemic_variance.sqrt()))
+    spreads = (outputs_of(part.epistemic_variance.sqrt()) for part in (held, test))
+    thresholds = _thresholds(scores_for_limit(*spreads))
     notes = notes_for_prediction(case, chosen, thresholds, novelty, conformal_width=widths, outputs=len(widths))
     truth = outputs_of(targets.reshape(test.mean.shape))  # (N, D)
     predicted = quantities(case.test.target_name, case.settings.unit, truth.shape[1])
@@ -161,13 +164,13 @@ def conformal_widths(held: GaussianPredictive, targets: Tensor) -> list[float]:
     return [conformal_quantile(column, CONFORMAL_LEVEL) for column in scores.T]
 
 
-def _try(case: Case, entry: Entry, targets: Tensor) -> tuple[list[Trial], Tensor]:
+def _try(case: Case, entry: Entry) -> tuple[list[Trial], Tensor]:
     """Predict the calibration data, with observation noise tuned on it. Return what is known from that, and the draws.
 
     The noise of the losses was tuned on other examples.
     """
-    (draws, engine), trials = calibration_draws(case, entry), []
-    shaped = targets.reshape(draws.shape[1:])
+    (draws, targets, engine), trials = calibration_draws(case, entry), []
+    shaped = targets.float().reshape(draws.shape[1:])
     for size in affordable(entry, len(draws), engine, case.settings.budget):
         some = draws[:size]
         losses = cross_fitted(
@@ -177,8 +180,7 @@ def _try(case: Case, entry: Entry, targets: Tensor) -> tuple[list[Trial], Tensor
             seed=case.settings.seed,
         )
         tuned = {"precision": _precision(some, shaped)}
-        passes = price(case, entry, size, engine)
-        found = trial_of(entry, size, losses, engine, passes=passes, tuned=tuned)
+        found = trial_of(entry, size, losses, engine, tuned=tuned)
         trials.append(replace(found, candidate=_with_noise(found.candidate, tuned["precision"])))
     return trials, draws
 

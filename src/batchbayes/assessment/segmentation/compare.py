@@ -6,25 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.assessment.contenders import Contender, Trial, notes_for_prediction
-from batchbayes.assessment.entries import (
-    EXACT_DRAWS,
-    Entry,
-    affordable,
-    compared_entries,
-    pick_shown,
-    price,
-    too_dear,
-    trial_of,
-    try_all,
-)
+from batchbayes.assessment.attempts import affordable, too_dear, try_all
+from batchbayes.assessment.contenders import Contender, Trial, needs_exact_draws, notes_for_prediction, with_exact_draws
+from batchbayes.assessment.entries import EXACT_DRAWS, Entry, compared_entries, pick_shown, trial_of
 from batchbayes.assessment.explorer import image_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
-from batchbayes.assessment.result import RANKING, Assessment, MetricColumn, flag_threshold
+from batchbayes.assessment.result import RANKING, Assessment, MetricColumn, flag_threshold, scores_for_limit
 from batchbayes.assessment.rows import Show, assessed_rows, single_images
 from batchbayes.assessment.segmentation.figures import image_figures
 from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels, sums_over
@@ -52,24 +43,27 @@ COLUMNS = (
     MetricColumn("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING),
     MetricColumn("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING),
 )
-TUNING_DRAWS, TUNING_IMAGES = 8, 8
-"""Jacobians of maps are large, so methods are tuned on few draws of few images."""
+TUNING_DRAWS, TUNING_IMAGES, CHECKED_IMAGES = 8, 8, 16
+"""Jacobians of maps are large, so methods are tuned on few draws of few images, and scores are checked on few."""
 TEMPERATURES = temperature_grid(0.4, 4, 9)
 
 
 def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     """Choose a method on the calibration images, and compare it with others on the test images."""
     entries = compared_entries(case, case.likelihood, tuning_samples=TUNING_DRAWS, tuning_examples=TUNING_IMAGES)
-    tried = [each[:2] for each in try_all(case, entries, lambda case, entry: (_try(case, entry), None))]
+    tried = [each[:2] for each in try_all(case, entries, lambda case, entry: (_try(case, entry), None), CHECKED_IMAGES)]
     picked = recommend([trial for _, trials in tried for trial in trials], case.settings.budget)
     contenders: list[Contender[PixelSums]] = []
     for _, trials in pick_shown(tried, picked.trials):
         contenders += _test(case, trials)
+    if needs_exact_draws(case, contenders):
+        return assess_segmentation(with_exact_draws(case), show)
     contenders.sort(key=lambda contender: contender.trial.simplicity)
     choice = as_choice(picked, contenders)
     chosen: Contender[PixelSums] = choice.recommended
     [held_out] = sums_over(case, case.calibration, [chosen.trial])
-    threshold = float(flag_threshold(held_out.mean_entropy()))
+    limiting = scores_for_limit(held_out.mean_entropy(), chosen.seen.mean_entropy())
+    threshold = float(flag_threshold(limiting))
     novelty, why_not = fit_novelty(case)
     told = {"class_names": case.class_names, "classes": case.num_outputs, **likelihood_notes(case.likelihood)}
     notes = notes_for_prediction(case, chosen, threshold, novelty, **told)
@@ -81,7 +75,7 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
         columns=COLUMNS,
         contenders=contenders,
         choice=choice,
-        verdict=image_verdict(rows, contenders, choice, len(held_out.mean_entropy())),
+        verdict=image_verdict(rows, contenders, choice, len(limiting)),
         terms=image_terms(contenders, choice),
         rows=rows,
         figures=shared_figures(case, contenders, chosen, COLUMNS, rows, novelty)
@@ -111,9 +105,9 @@ def _try(case: Case, entry: Entry) -> list[Trial]:
     assert tried is not None, "exact draws are never too dear"
     (plain, *others), engine = tried
     curve = TemperatureCurve(TEMPERATURES, torch.stack(others))
-    best, passes = curve.best(torch.arange(len(plain))), price(case, entry, size, engine)
+    best = curve.best(torch.arange(len(plain)))
     return [
-        trial_of(entry, size, of_images, engine, passes=passes, tuned={"temperature": t}, temperature=t is best)
+        trial_of(entry, size, of_images, engine, tuned={"temperature": t}, temperature=t is best)
         for t, of_images in ((1.0, plain), (best, curve.cross_fitted(case.settings.seed)))
     ]
 

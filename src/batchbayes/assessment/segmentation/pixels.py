@@ -58,6 +58,11 @@ class PixelSums:
         for key, values in zip(self.images, (-truth, brier, wrong, probs.amax(-1)), strict=True):
             self.images[key].append(float(values.double().mean()))
 
+    @property
+    def engines(self) -> list[str]:
+        """The engine that drew them, in a list."""
+        return [self.engine]
+
     def per_image(self, key: str) -> Tensor:
         """Return the mean of a quantity over the counted pixels of each image, (N,)."""
         return torch.tensor(self.images[key], dtype=torch.float64)

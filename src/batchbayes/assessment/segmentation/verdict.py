@@ -7,18 +7,14 @@ from batchbayes._common.text import count, number, percent
 from batchbayes.assessment.classification.verdict import class_sentences, shared_terms, told_alone
 from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice
+from batchbayes.assessment.result import FEWEST
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.segmentation.pixels import PixelSums
 from batchbayes.assessment.words import DOUBT, UNKNOWN, VAGUE, few_errors, honesty, numbers, of_100, too_few
 from batchbayes.metrics import RiskCoverage, risk_coverage
 
-FEWEST = 20
-"""With fewer calibration images the limit above which images are marked is called rough."""
 
-
-def image_verdict(
-    rows: Rows, contenders: Sequence[Contender[Any]], choice: Choice, calibration_count: int
-) -> dict[str, str]:
+def image_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choice, limit_count: int) -> dict[str, str]:
     """Return the sentences of the first screen by their heading, the headline first."""
     own, chosen = contenders[0], choice.recommended
     word, alone = image_honesty(chosen.seen), image_honesty(own.seen)
@@ -36,8 +32,7 @@ def image_verdict(
     return {
         **good,
         "Can its percentages be believed?": text + told_alone(choice, own.metrics, word, alone),
-        "When to look twice": _marked(rows, calibration_count)
-        + pixel_sentence(risk_coverage(chosen.seen.entropy.counts())),
+        "When to look twice": _marked(rows, limit_count) + pixel_sentence(risk_coverage(chosen.seen.entropy.counts())),
     }
 
 
@@ -47,16 +42,16 @@ def image_honesty(sums: PixelSums) -> str:
     return honesty(float(gaps.mean()), float(gaps.std()) / len(gaps) ** 0.5 if len(gaps) > 1 else 1.0)
 
 
-def _marked(rows: Rows, calibration_count: int) -> str:
+def _marked(rows: Rows, limit_count: int) -> str:
     """Say how many more pixels are wrong in images that are marked."""
     flagged, wrong = numbers(rows, "flag") > 0, numbers(rows, "error_rate")
+    rough = f"The limit is rough: it was set by {count(limit_count, 'image')}. " if limit_count < FEWEST else ""
     if not bool(flagged.any()) or bool(flagged.all()):
-        return f"predictions.csv marks {'all' if bool(flagged.any()) else 'none'} of the images. "
+        return f"predictions.csv marks {'all' if bool(flagged.any()) else 'none'} of these images. {rough}"
     inside, outside = (of_100(float(wrong[part].mean())) for part in (flagged, ~flagged))
-    rough = f"The limit is rough: it was set by {count(calibration_count, 'image')}. "
     return (
         f"predictions.csv marks {int(flagged.sum())} of {len(flagged)} images (flag = 1). In those {inside} of 100 "
-        f"pixels are wrong, and in the others {outside}. " + (rough if calibration_count < FEWEST else "")
+        f"pixels are wrong, and in the others {outside}. {rough}"
     )
 
 

@@ -40,11 +40,11 @@ def camvid_tables(methods: Sequence[str], results: Results) -> list[ResultTable]
         for name in methods
         if name in results
     }
-    ways = tuple(f"{name}: {_way(results[name])}." for name in found)
+    ways = "; ".join(f"{name}: {_way(results[name])}" for name in found)
     return [
         _table("Segmentation of CamVid", found, QUALITY, (
             "All ± are standard errors over frames. IoU, accuracy, ECE and PAvPU in per cent; NLL in nats for a pixel.",
-            "PAvPU: patches of 4 x 4 pixels that are accurate and certain, or neither.", *ways)),
+            "PAvPU: patches of 4 x 4 pixels that are accurate and certain, or neither.", f"{ways}.")),
         _table("Wrong pixels found by uncertainty", found, DETECTION, (
             "Wrong among 5 %: the share of wrong pixels among the most uncertain 5 %. Of all wrong: the share of all "
             "wrong pixels that are among them. Variance: of the probabilities, mean over classes, as in the paper's "

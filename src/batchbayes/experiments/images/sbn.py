@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.images.colour import Recipe, train_on_bytes
 from batchbayes.experiments.images.sbn_data import (
@@ -179,5 +180,5 @@ def notes(config: SbnConfig) -> list[str]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{value['epochs']} epochs"
+        return count(value["epochs"], "epoch")
     return "none" if value is None else f"{value:,}"

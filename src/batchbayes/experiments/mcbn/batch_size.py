@@ -15,7 +15,7 @@ from batchbayes.experiments.mcbn.protocol import UciProtocol
 from batchbayes.experiments.mcbn.published import published_value
 from batchbayes.experiments.mcbn.scores import score_runs
 from batchbayes.experiments.mcbn.splits import load_split
-from batchbayes.experiments.mcbn.tables import sweep_tables
+from batchbayes.experiments.mcbn.tables import sweep_tables, with_published
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import num_rows, reduction_notes
 from batchbayes.plots.style import Figure
@@ -75,7 +75,9 @@ def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
         if unit.name in results:
             key = unit.arguments["dataset"], unit.arguments["batch_size"]
             runs.setdefault(key, []).extend(results[unit.name]["runs"])
-    return sweep_tables(config.datasets, runs, config.batch_sizes, "batch_size", (8, 9))
+    datasets = with_published(config.datasets)
+    sizes = SIZES if datasets != config.datasets else config.batch_sizes
+    return sweep_tables(datasets, runs, sizes, "batch_size", (8, 9))
 
 
 def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:

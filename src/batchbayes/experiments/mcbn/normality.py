@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.distributions import Normal
 
+from batchbayes._common.text import count as count_of
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.mcbn.batch_statistics import (
     compare_with_gaussians,
@@ -245,8 +246,8 @@ def notes(config: NormalityConfig) -> list[str]:
     synthetic = config.dataset == SYNTHETIC
     return [
         "The paper shows one unit in each layer and says that the approximations hold. Here all units of "
-        f"{len(config.seeds)} networks are tested. The units of layer 1 are sums of {'five' if synthetic else 'six'} "
-        "inputs, so their tests are not independent.",
+        f"{count_of(len(config.seeds), 'network')} are tested. The units of layer 1 are sums of "
+        f"{'five' if synthetic else 'six'} inputs, so their tests are not independent.",
         f"Each test has {config.num_batches} batches. With enough batches, it rejects even a small deviation.",
         f"Our own choices: {', '.join(map(str, config.epochs))} epochs, a weight decay of {config.weight_decay:g}, and "
         "batches of the same size for the training and for the statistics.",

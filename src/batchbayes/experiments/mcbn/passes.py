@@ -16,7 +16,7 @@ from batchbayes.experiments.mcbn.methods import chosen_mcbn
 from batchbayes.experiments.mcbn.protocol import UciProtocol
 from batchbayes.experiments.mcbn.scores import DrawnPredictions, score_runs
 from batchbayes.experiments.mcbn.splits import load_split
-from batchbayes.experiments.mcbn.tables import sweep_tables
+from batchbayes.experiments.mcbn.tables import sweep_tables, with_published
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import reduction_notes
 from batchbayes.plots.style import Figure
@@ -67,7 +67,7 @@ def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     for unit in units(config):
         for count, found in results[unit.name]["runs"].items() if unit.name in results else ():
             runs.setdefault((unit.arguments["dataset"], int(count)), []).extend(found)
-    return sweep_tables(config.datasets, runs, PASSES, "passes", (10, 11))
+    return sweep_tables(with_published(config.datasets), runs, PASSES, "passes", (10, 11))
 
 
 def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:

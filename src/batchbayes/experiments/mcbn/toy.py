@@ -237,7 +237,7 @@ def tables(config: ToyConfig, results: Results) -> list[ResultTable]:
         cells: list[CellValue] = [method, ", ".join(dict.fromkeys(row.setting for row in own))]
         cells += [mean_of(own, name) for name, _ in COLUMNS.values()]
         ratios = sorted(row.std_outside / row.std_inside for row in own)
-        cells.append(f"{ratios[0]:.1f} to {ratios[-1]:.1f}" if ratios else None)
+        cells.append(" to ".join(dict.fromkeys(f"{ratio:.1f}" for ratio in ratios[:: max(1, len(ratios) - 1)])) or None)
         lines.append(tuple(cells))
     return [
         ResultTable(

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.nn.functional import cross_entropy
 
+from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.distill import dirichlet_predictive, train_student
 from batchbayes.experiments.samples.images import Source, load_images
@@ -170,6 +171,6 @@ def notes(config: DistillationConfig) -> list[str]:
     """Say what was trained."""
     return [
         f"{config.num_members} small networks with batch norm, {config.num_train:,} training images.",
-        f"Students see the training images and {config.num_views} shifted views of each.",
+        f"Students see the training images and {count(config.num_views, 'shifted view')} of each.",
         *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from batchbayes._common.rng import generator
+from batchbayes._common.text import count as count_of
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS, load_regression, published_split
 from batchbayes.experiments.samples.images import load_images
@@ -280,7 +281,7 @@ def notes(config: OnlineConfig) -> list[str]:
     """Say what was trained."""
     return [
         f"One hidden layer of {config.width} units; {config.steps:,} steps of Adam for each part; mean over "
-        f"{len(config.seeds)} seeds.",
+        f"{count_of(len(config.seeds), 'seed')}.",
         "The NLL of real targets is in nats, in the units of the data. MNIST images are averaged to 14 x 14 pixels.",
         "Joint training starts anew with the first part, and with all parts; between these two points is a line.",
     ]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from batchbayes._common.rng import GlobalStream
+from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import load_images
 from batchbayes.likelihoods import categorical
@@ -133,5 +134,5 @@ def notes(config: VarianceConfig) -> list[str]:
     """Say what was measured."""
     return [
         f"Mean-field weights with an initial standard deviation of {config.initial_std:g}; trained on "
-        f"{config.num_train:,} images for {config.epochs} epochs.",
+        f"{config.num_train:,} images for {count(config.epochs, 'epoch')}.",
     ]

@@ -67,8 +67,8 @@ def is_settled(site: Site) -> bool:
 
 def is_frozen(module: nn.Module, layer: _BatchNorm) -> bool:
     """Whether a layer is in evaluation mode, or without gradients, while the rest of the network is trained."""
-    leaves = (m for m in module.modules() if not any(m.children()) and not isinstance(m, _BatchNorm))
-    if not layer.training and any(m.training for m in leaves):
+    others = [m for m in module.modules() if list(m.parameters(recurse=False)) and not isinstance(m, _BatchNorm)]
+    if not layer.training and any(m.training for m in others):
         return True
     own = [parameter.requires_grad for parameter in layer.parameters(recurse=False)]
     return bool(own) and not any(own) and any(parameter.requires_grad for parameter in module.parameters())

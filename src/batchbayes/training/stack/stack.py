@@ -54,3 +54,13 @@ class Stack:
             tensors={name: tensor[chosen] for name, tensor in self.tensors.items()},
             dropout_rates={name: rates[chosen] for name, rates in self.dropout_rates.items()},
         )
+
+    def joined(self, more: "Stack") -> "Stack":
+        """Return these networks, followed by those of another stack of the same shape."""
+        return replace(
+            self,
+            tensors={name: torch.cat([tensor, more.tensors[name]]) for name, tensor in self.tensors.items()},
+            dropout_rates={
+                name: torch.cat([own, more.dropout_rates[name]]) for name, own in self.dropout_rates.items()
+            },
+        )

@@ -1,0 +1,160 @@
+"""How all entries do on the calibration data, compared with one engine, and what they cost.
+
+The linear engine is cheap, and almost right. Exact draws of some examples measure how wrong its scores are. If that
+could change the choice of a method, exact draws of all examples are compared, so that the choice does not depend on the
+engine.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.progress import hidden_progress
+from batchbayes.assessment.contenders import Trial, is_linear, with_exact_draws
+from batchbayes.assessment.entries import EXACT_DRAWS, Entry
+from batchbayes.assessment.load import Case
+from batchbayes.assessment.recommend import DOUBT, recommend
+from batchbayes.assessment.views import some_inputs
+from batchbayes.engines.linear_check import spread_evenly
+from batchbayes.errors import BatchbayesWarning, warn
+from batchbayes.methods.point import deterministic
+from batchbayes.posterior import Posterior
+from batchbayes.prediction import Predicted, predict, predict_stream
+
+NOT_LINEAR = f"sample: not linear enough, so {EXACT_DRAWS} exact draws"
+CHECKED = 256
+"""So many calibration examples tell how wrong the scores of the linear engine are."""
+
+Attempt = Callable[[Case, Entry], tuple[list[Trial], Any]]
+"""Predicts the calibration data for an entry. Returns its trials, and what else the caller needs."""
+Tried = list[tuple[Entry, list[Trial], Any]]
+
+
+def try_all(case: Case, entries: Sequence[Entry], attempt: Attempt, checked: int = CHECKED) -> Tried:
+    """Try all entries on the calibration data. Those that the linear engine could draw are compared with one engine.
+
+    If it does not hold for one of them, or if its error could change the choice, exact draws of all are compared.
+    """
+    found = [_priced(case, entry, *attempt(case, entry)) for entry in entries]
+    drawn = {entry: is_linear(trials[0].engine) for entry, trials, _ in found if _may_be_linear(entry)}
+    if not any(drawn.values()) or (all(drawn.values()) and _is_safe(case, found, drawn, attempt, checked)):
+        return found
+    exact = with_exact_draws(case)
+    again = {entry: _priced(exact, entry, *attempt(exact, entry)) for entry, _, _ in found if drawn.get(entry)}
+    if case.settings.engine != "linear":
+        return [again.get(each[0], each) for each in found]
+    warn(
+        "the scores of the linear engine are not exact enough to choose a method, so exact draws of the calibration "
+        'data decided. All else is of the linear engine, as was asked for; engine="auto" would use exact draws.'
+    )
+    return [(entry, _judged(trials, again.get(entry, (entry, trials))[1]), more) for entry, trials, more in found]
+
+
+def _judged(trials: Sequence[Trial], others: Sequence[Trial]) -> list[Trial]:
+    """Return trials with the losses of others."""
+    return [replace(one, losses=other.losses) for one, other in zip(trials, others, strict=True)]
+
+
+def _may_be_linear(entry: Entry) -> bool:
+    return entry.posterior.linear is not None and not (entry.views or entry.posterior.is_point)
+
+
+def _is_safe(case: Case, found: Tried, drawn: dict[Entry, bool], attempt: Attempt, checked: int) -> bool:
+    """Return whether the choice stays the same if the losses of the linear engine are corrected by their error."""
+    total = len(found[0][1][0].losses)
+    rows, is_whole = spread_evenly(total, checked), total <= checked
+    few = replace(case, calibration=case.calibration.some(rows.tolist()), settings=replace(case.settings, budget=None))
+    exact = with_exact_draws(few)
+    errors: dict[Trial, Tensor] = {}
+    for entry, trials, _ in found:
+        if entry in drawn:
+            plain = entry if is_whole else replace(entry, candidate=replace(entry.candidate, tuning_gain=None))
+            linear = trials if is_whole else attempt(few, plain)[0]
+            every = zip(trials, linear, attempt(exact, plain)[0], strict=True)
+            errors |= {trial: other.losses.double() - one.losses.double() for trial, one, other in every}
+    unseen = (1 - len(rows) / total) ** 0.5
+
+    def choice(doubt: float) -> str:
+        every = [
+            replace(t, losses=_corrected(t.losses, rows, errors[t], doubt * unseen)) if t in errors else t
+            for _, trials, _ in found
+            for t in trials
+        ]
+        return recommend(every, case.settings.budget).recommended.name
+
+    chosen = recommend([t for _, trials, _ in found for t in trials], case.settings.budget).recommended.name
+    return all(choice(doubt) == chosen for doubt in (-DOUBT, 0.0, DOUBT))
+
+
+def _corrected(losses: Tensor, rows: Tensor, errors: Tensor, doubt: float) -> Tensor:
+    """Add the errors (n,) to the losses of some rows, and their mean, up to so many standard errors, to the others."""
+    standard_error = float(errors.std(correction=0)) / max(1, len(errors) - 1) ** 0.5
+    added = (errors.mean() + doubt * standard_error).repeat(len(losses))
+    added[rows] = errors + doubt * standard_error
+    return losses.double() + added
+
+
+def calibration_draws(case: Case, entry: Entry) -> tuple[Tensor, Tensor, str]:
+    """Return the draws of an entry on the calibration data, (S, N, ...), the targets, and the engine that made them."""
+    found, engine = [], ""
+    for predicted in _predicted(case, entry, entry.sizes[-1], case.settings.engine):
+        engine = predicted.predictives[0].engine
+        if too_dear(case, entry, engine):
+            found, engine = list(_predicted(case, entry, EXACT_DRAWS, "sample")), NOT_LINEAR
+            break
+        found.append(predicted)
+    targets = torch.cat([predicted.batch[1] for predicted in found])
+    return torch.cat([predicted.predictives[0].draws for predicted in found], 1), targets, engine
+
+
+def _predicted(case: Case, entry: Entry, size: int, engine: Any) -> Iterator[Predicted]:
+    options: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
+    return predict_stream(entry.posterior, case.calibration, [case.likelihood], keep_draws=True, **options)
+
+
+def too_dear(case: Case, entry: Entry, engine: str) -> bool:
+    """Return whether so many draws are meant for the linear approximation, but it does not hold."""
+    fixed = entry.views or entry.posterior.is_point or entry.posterior.num_functions or case.settings.draws
+    return not fixed and not is_linear(engine) and entry.sizes[-1] > EXACT_DRAWS
+
+
+def affordable(entry: Entry, count: int, engine: str, budget: int | None) -> list[int]:
+    """Return the numbers of draws to compare, of `count` that were made: the budget limits exact ones."""
+    if entry.views:
+        return [size for size in entry.sizes if size <= count]
+    return [count if is_linear(engine) or budget is None else min(count, budget)]
+
+
+def _priced(case: Case, entry: Entry, trials: list[Trial], more: Any) -> tuple[Entry, list[Trial], Any]:
+    """Add what a prediction costs to the trials of an entry."""
+    passes = {size: price(case, entry, size, trials[0].engine) for size in {trial.num_samples for trial in trials}}
+    return entry, [replace(trial, passes=passes[trial.num_samples]) for trial in trials], more
+
+
+def price(case: Case, entry: Entry, size: int, engine: str) -> float:
+    """Return what a prediction costs, in forward passes: counted, or measured if the engine is linear."""
+    if entry.posterior.is_point or entry.views:
+        return float(size * max(1, entry.views))
+    return measured_passes(case, entry.posterior, size) if is_linear(engine) else float(size)
+
+
+def measured_passes(case: Case, posterior: Posterior, num_samples: int, repeats: int = 3) -> float:
+    """Return how long a prediction takes, in units of a forward pass: the shortest of some repeats of each."""
+    inputs = some_inputs(case.calibration, 128)
+
+    def seconds(of: Posterior, engine: Any) -> float:
+        start = time.perf_counter()
+        predict(of, inputs, case.likelihood, num_samples=num_samples, seed=case.settings.seed, engine=engine)
+        return time.perf_counter() - start
+
+    own = deterministic(case.network)
+    with hidden_progress(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
+        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(repeats)]
+    drawn, once = (min(column) for column in zip(*pairs, strict=True))
+    return round(max(1.0, drawn / once), 1)
