@@ -162,7 +162,9 @@ def figures(config: DistillationConfig, results: Results) -> dict[str, Figure]:
     """Show the NLL of each method, seed by seed."""
     found = rows(config, results)
     lines = {m: (config.seeds, [row.nll for row in found if row.method == m]) for m in METHODS}
-    return {"students": seeds_figure(lines, xlabel="seed", ylabel="NLL on test images")}
+    figure = seeds_figure(lines, xlabel="seed", ylabel="NLL on test images")
+    figure.axes[0].set_xticks(config.seeds)
+    return {"students": figure}
 
 
 def notes(config: DistillationConfig) -> list[str]:

@@ -236,21 +236,23 @@ def _curves(config: OnlineConfig, results: Results, dataset: str, method: str) -
 
 
 def tables(config: OnlineConfig, results: Results) -> list[ResultTable]:
-    """Return the NLL after all parts, and how much worse than joint training the online mean field is."""
-    lines = []
+    """Return the NLL after all parts, and how much worse than joint training the online methods are."""
+    lines: list[tuple[Any, ...]] = []
     for name in config.datasets:
         last = {m: {seed: each[-1] for seed, each in _curves(config, results, name, m).items()} for m in METHODS}
-        both = [seed for seed in last[JOINT] if seed in last[ONLINE]]
-        worse = [last[ONLINE][seed] - last[JOINT][seed] for seed in both]
-        share = sum(worse) / abs(sum(last[JOINT][seed] for seed in both)) if both else None
-        nlls = [with_error(list(last[m].values()), ".3f") for m in METHODS]
-        lines.append((name, *nlls, with_error(worse, ".3f"), share))
+        line: list[Any] = [name, *(with_error(list(last[m].values()), ".3f") for m in METHODS)]
+        for method in (ONLINE, LAST):
+            both = [seed for seed in last[JOINT] if seed in last[method]]
+            worse = [last[method][seed] - last[JOINT][seed] for seed in both]
+            share = sum(worse) / abs(sum(last[JOINT][seed] for seed in both)) if both else None
+            line += [with_error(worse, ".3f"), share]
+        lines.append(tuple(line))
     return [
         ResultTable(
             f"NLL after {config.num_parts} parts",
-            ("data", *METHODS, "mean field less joint", "the same, of joint"),
+            ("data", *METHODS, "mean field less joint", "of joint", "last layer less joint", "of joint"),
             tuple(lines),
-            ("", *[""] * len(METHODS), "", "+.1%"),
+            ("", *[""] * len(METHODS), "", "+.1%", "", "+.1%"),
             ("Behind ±: two standard errors over seeds; differences are paired.",),
         )
     ]

@@ -55,7 +55,7 @@ def snapshots(
     WeightSamples(snapshots on Linear: 5 members)
     """
     network = made(make, member_seed(config.seed, 0))
-    kept = _along(network, data, loss, config, Cyclical(whole_number("num_members", num_members)), num_members)
+    kept = _along(network, data, loss, config, Cyclical(whole_number("num_members", num_members, 2)), num_members)
     return stack_states(as_network(network, output), kept, "snapshots")
 
 
@@ -79,7 +79,7 @@ def fast_geometric(
         num_members: the number of cycles.
     """
     network = copy.deepcopy(model)
-    kept = _along(network, data, loss, config, Triangular(whole_number("num_members", num_members)), num_members)
+    kept = _along(network, data, loss, config, Triangular(whole_number("num_members", num_members, 2)), num_members)
     return stack_states(as_network(network, output), kept, "fast_geometric")
 
 
@@ -110,6 +110,8 @@ def swag(
         statistics: training inputs to compute the running statistics of batch norm from, for each member. It is needed
             if the network has batch norm.
     """
+    whole_number("num_members", num_members, 2)
+    _require_what_swag_needs(model, config, statistics)
     network, found = copy.deepcopy(model), _Moments(rank=whole_number("rank", rank, least=2))
     batches = batches_of(data, config)
     each_epoch = steps_in_epoch(batches)
@@ -121,15 +123,20 @@ def swag(
     train(network, batches, supervised(loss), config, after_step=after_step)
     members = [found.draw(scale, config.seed, number) for number in range(num_members)]
     samples = stack_states(as_network(network, output), members, "swag")
-    if statistics is not None:
-        return samples.with_statistics(statistics)
-    if any(name.endswith("running_var") for name in samples.weights):
+    return samples if statistics is None else samples.with_statistics(statistics)
+
+
+def _require_what_swag_needs(model: nn.Module, config: TrainingConfig, statistics: InputBatches | None) -> None:
+    if config.epochs < 2:
+        raise BatchbayesError(
+            expected="two epochs or more, to see how weights vary", got=f"{config.epochs}", fix="raise epochs"
+        )
+    if statistics is None and any(name.endswith("running_var") for name, _ in model.named_buffers()):
         raise BatchbayesError(
             expected="statistics=, because averaged weights need other batch statistics",
             got="a network with batch norm and none",
             fix="pass training inputs as statistics=",
         )
-    return samples
 
 
 def _along(
@@ -172,10 +179,6 @@ class _Moments:
 
     def draw(self, scale: float, seed: int, number: int) -> State:
         """Return member `number`."""
-        if self.count < 2:
-            raise BatchbayesError(
-                expected="two epochs or more, to see how weights vary", got=f"{self.count}", fix="raise epochs"
-            )
         random, count = generator(seed, "swag", number), len(self.deviations)
         shared = torch.randn(count, generator=random, dtype=torch.float64) / (2 * (count - 1)) ** 0.5
         drawn = {}
