@@ -8,6 +8,7 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.calibrate import ConformalIntervals
+from batchbayes.errors import BatchbayesError
 from batchbayes.models.pretrained import cifar_resnet, espnet_camvid
 
 onnx = pytest.importorskip("onnx", reason="needs the extra export")
@@ -121,3 +122,12 @@ def test_a_public_segmentation(data_folder, tmp_path):
     made = bb.export(posterior, tmp_path / "b.onnx", images[:3], bb.categorical(), num_samples=2)
     assert made.ratio < 1.1
     assert_parity(made.path, posterior, images, bb.categorical(), num_samples=2)
+
+
+def test_an_onnxscript_that_is_too_old_says_what_to_do(monkeypatch, tmp_path):
+    def missing(*_, **__):
+        raise ModuleNotFoundError("No module named 'onnxscript._framework_apis.torch_2_11'")
+
+    monkeypatch.setattr(torch.onnx, "export", missing)
+    with pytest.raises(BatchbayesError, match="pip install --upgrade onnxscript"):
+        bb.export(bb.deterministic(nn.Linear(2, 3)), tmp_path / "a.onnx", torch.randn(4, 2), bb.categorical())

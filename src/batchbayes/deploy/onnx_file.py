@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.deploy.program import Finish, Program
+from batchbayes.errors import BatchbayesError
 
 INPUT, BATCH = "input", "batch"
 
@@ -63,10 +64,17 @@ def _exported(module: nn.Module, args: tuple[Any, ...], is_batch: list[Any]) -> 
     def spec(each: Any) -> Any:
         return [spec(part) for part in each] if isinstance(each, list) else {0: batch} if each else None
 
-    with torch.no_grad(), _quiet():
-        program = torch.onnx.export(
-            module.eval(), args, dynamo=True, dynamic_shapes=tuple(map(spec, is_batch)), verbose=False
-        )
+    try:
+        with torch.no_grad(), _quiet():
+            program = torch.onnx.export(
+                module.eval(), args, dynamo=True, dynamic_shapes=tuple(map(spec, is_batch)), verbose=False
+            )
+    except ImportError as error:
+        raise BatchbayesError(
+            expected=f"an onnxscript that knows torch {torch.__version__}",
+            got=str(error),
+            fix="pip install --upgrade onnxscript, or write a .pt2 file",
+        ) from error
     assert program is not None
     return program.model_proto
 
