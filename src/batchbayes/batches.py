@@ -29,12 +29,12 @@ def is_examples(data: object) -> bool:
     return isinstance(data, Tensor | np.ndarray | Inputs)
 
 
-def as_batches(data: Batches, batch_size: int = DATASET_BATCH) -> Iterable[Any]:
+def as_batches(data: Batches) -> Iterable[Any]:
     """Return the data as an iterable of batches."""
     if is_examples(data) or isinstance(data, Mapping) or _is_one_batch(data):
         return [data]
     if isinstance(data, Dataset):
-        return DataLoader(data, batch_size)
+        return DataLoader(data, DATASET_BATCH)
     try:
         iter(data)
     except TypeError as error:

@@ -24,15 +24,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from batchbayes._common.atomic import atomic_path
 from batchbayes._common.checks import check_labels, finite_number
 from batchbayes._common.progress import Progress, progress
 from batchbayes._common.rng import generator
-from batchbayes._common.tensor_file import TensorFile
+from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json, write_tensors
 from batchbayes.batches import require_finite
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
@@ -317,17 +314,13 @@ def _checked(part: Part, likelihood: TargetLikelihood[Any], config: TrainingConf
 
 
 def _write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    with atomic_path(path) as partial:
-        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        save_file(own, partial, {"online": json.dumps(dict(header))})
+    write_tensors(path, tensors, {"online": json.dumps(dict(header))})
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], TensorFile]:
     try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["online"])
-        return header, TensorFile(path)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        return read_json(path, "online"), TensorFile(path)
+    except UNREADABLE as error:
         raise BatchbayesError(
             expected=f"a state of online learning at {path}",
             got=f"something else, or a damaged file ({error})",

@@ -12,6 +12,7 @@ from torch import Tensor, distributions
 from batchbayes.engines.linear_draws import Block, Kept, LinearDraws, distinct_draws
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 
+P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 
 
@@ -23,6 +24,17 @@ class RunningSummary(Protocol[P_co]):
     def add(self, block: Block) -> None: ...
 
     def finish(self, draws: Kept | None) -> P_co: ...
+
+
+def summarised(summary: RunningSummary[P], draws: Tensor, *, keep: bool = True) -> P:
+    """Return the predictive of draws (S, N, ...) by a new running summary of a likelihood. It may keep the draws.
+
+    >>> import batchbayes as bb
+    >>> summarised(bb.gaussian(1.0).summary(), torch.tensor([[1.0], [3.0]])).mean
+    tensor([2.])
+    """
+    summary.add(draws)
+    return summary.finish(draws if keep else None)
 
 
 class _RunningClasses:

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from batchbayes._common.atomic import atomic_path
-from batchbayes._common.tensor_file import TensorFile
+from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json, write_tensors
 from batchbayes.copying import plain_name
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
@@ -55,10 +53,8 @@ def save(
     if module := _module_of(posterior):
         header["weights"] = fingerprint(module)
     metadata = {"batchbayes": _json(header, "the posterior"), "notes": _json(dict(notes or {}), "notes=")}
-    kept = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     try:
-        with atomic_path(path) as partial:
-            save_file(kept, partial, metadata)
+        write_tensors(path, tensors, metadata)
     except (OSError, SafetensorError) as error:
         raise BatchbayesError(
             expected=f"a place to write a file at {path}", got=f"{error}", fix="make the folder, or choose another path"
@@ -147,11 +143,9 @@ def _module_of(posterior: Posterior | Novelty) -> nn.Module | None:
 def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the notes that were saved with a posterior."""
     _read(Path(path))
-    with safe_open(path, framework="pt") as file:
-        text = (file.metadata() or {}).get("notes", "{}")
     try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
+        return dict(read_json(path, "notes", "{}"))
+    except (*UNREADABLE, TypeError) as error:
         raise _damaged(path, f"notes that cannot be read ({error})") from error
 
 
@@ -159,10 +153,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     if not path.is_file():
         raise BatchbayesError(expected="a posterior file", got=f"nothing at {path}", fix="check the path")
     try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["batchbayes"])
-        tensors = TensorFile(path)
-    except (SafetensorError, LookupError, ValueError, RecursionError, OSError) as error:
+        header, tensors = read_json(path, "batchbayes"), TensorFile(path)
+    except UNREADABLE as error:
         raise _damaged(path, f"a file that is something else, or damaged ({error})") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         found = header.get("format") if isinstance(header, dict) else header

@@ -115,6 +115,26 @@ def test_a_column_in_another_unit_is_named(tmp_path, table_case, capsys):
     assert "wide.csv has values that the training table did not have (right: " in said
     assert "left" not in said
     assert "Are these columns in the same unit as in training?" in said
+    few = {name: values[:3] for name, values in waves(1).items()} | {"left": [0.1, 1700000000, 0.2]}
+    predict(tmp_path, given, write_table(tmp_path / "few.csv", few))
+    assert "few.csv has values that the training table did not have (left: 1.7e+09 is far outside" in (
+        capsys.readouterr().err
+    )
+
+
+def test_arrays_without_names_are_taken_in_the_order_of_training_and_this_is_told(tmp_path, table_case, capsys):
+    given, options = table_case
+    assess(given, options)
+    np.savez(tmp_path / "plain.npz", X=np.zeros((3, 2), dtype=np.float32))
+    predict(tmp_path, given, str(tmp_path / "plain.npz"))
+    assert "plain.npz has no array features" in capsys.readouterr().err
+
+
+def test_the_training_file_as_test_data_is_told(table_case, capsys):
+    given, options = table_case
+    options[options.index("--test") + 1] = options[options.index("--train") + 1]
+    assess(given, options)
+    assert "the test data is the training data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("order", [None, ",".join(WORDS)])

@@ -1,15 +1,35 @@
-"""The tensors of a safetensors file, read when they are asked for."""
+"""Safetensors files: tensors, which are read when they are asked for, and texts of JSON beside them."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from batchbayes._common.atomic import atomic_path
 from batchbayes.errors import BatchbayesError
+
+UNREADABLE = (SafetensorError, OSError, LookupError, ValueError, RecursionError)
+"""What reading raises if a file is damaged or something else."""
+
+
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
+    """Write tensors and texts to a file, whole or not at all."""
+    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    with atomic_path(path) as partial:
+        save_file(own, partial, dict(texts))
+
+
+def read_json(path: str | os.PathLike[str], name: str, default: str | None = None) -> Any:
+    """Read one of the texts of a file, as JSON values. Without a default it must be there."""
+    with safe_open(path, framework="pt") as file:
+        texts = file.metadata() or {}
+    return json.loads(texts[name] if default is None else texts.get(name, default))
 
 
 class TensorFile(Mapping[str, Tensor]):

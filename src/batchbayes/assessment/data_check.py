@@ -32,6 +32,8 @@ DEAD = 1e-6
 """A channel did not vary in training if its variance is below this share of the layer's epsilon."""
 OUTSIDE = 0.1
 """A column is named if more than this share of its values is outside of the range of training."""
+FAR = 5.0
+"""A single value is named if it is more than so many widths of that range outside of it."""
 FEWEST, MOST = 10, 300
 """Fewer examples are not judged, and more are not read."""
 
@@ -80,9 +82,10 @@ def outside_ranges(data: Examples, schema: Schema | None) -> str | None:
     if schema is None:
         return None
     rows = torch.cat(list(_evenly(data.raw())))
-    if rows.ndim != 2 or rows.shape[1] != len(schema.columns) or len(rows) < FEWEST:
+    if rows.ndim != 2 or rows.shape[1] != len(schema.columns):
         return None
-    found = schema.differences(rows, least=OUTSIDE)
+    found = schema.differences(rows, least=OUTSIDE) if len(rows) >= FEWEST else []
+    found = found or schema.far_values(rows, FAR)
     if not found:
         return None
     return (

@@ -44,10 +44,10 @@ def value_explorer(uncertainty: Tensor, error: Tensor, threshold: float, unit: s
     }
 
 
-def image_explorer(counts: ScoreCounts, start: float = 0.9) -> dict[str, object]:
+def image_explorer(counts: ScoreCounts) -> dict[str, object]:
     """Show the mean entropy of images against their share of wrong pixels, and the error rate of pixels that are kept.
 
-    The slider starts where about the share `start` of the pixels is kept.
+    The slider starts where about 90 % of the pixels are kept.
     """
     curve = risk_coverage(counts)
     wanted = torch.linspace(0.02, 1, STEPS, dtype=torch.float64)
@@ -63,7 +63,7 @@ def image_explorer(counts: ScoreCounts, start: float = 0.9) -> dict[str, object]
         "note": "The slider sets single pixels aside. The dots show the mean entropy of whole images.",
         "kept_label": "of the pixels answered",
         "percent": True,
-        "threshold": float(curve.thresholds[int(torch.searchsorted(curve.coverage, start))]),
+        "threshold": float(curve.thresholds[int(torch.searchsorted(curve.coverage, 0.9))]),
         "thresholds": curve.thresholds[positions].tolist(),
         "coverage": curve.coverage[positions].tolist(),
         "risk": curve.risk[positions].tolist(),

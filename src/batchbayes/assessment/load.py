@@ -78,6 +78,8 @@ class Case:
 def load_case(options: AssessOptions) -> Case:
     """Read everything that the options name."""
     network = build_network(options.model, options.weights, options.device)
+    if options.train == options.test:
+        warn("WARNING: the test data is the training data, so what is said about new data is too good.")
     train, reading = read_training(options, first_reading(options))
     test, reading = _read_test(options, reading)
     others = reading.optional_columns()

@@ -92,8 +92,12 @@ def paired_difference(losses: Tensor, others: Tensor) -> tuple[float, float]:
     return float(difference.mean()), float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5
 
 
-def as_choice(picked: Picked, contenders: Sequence[Contender[Any]]) -> Choice:
-    """Return the choice with what the test data says about it. The network as it is is the first contender."""
+def as_choice(picked: Picked, contenders: list[Contender[Any]]) -> Choice:
+    """Sort the contenders, and return the choice with what the test data says about it.
+
+    The simplest contender, the network as it is, comes first.
+    """
+    contenders.sort(key=lambda contender: contender.trial.simplicity)
     of = {contender.trial: contender for contender in contenders}
     chosen = of[picked.recommended]
     return Choice(chosen, of[picked.best], picked.beyond, is_network=chosen is contenders[0])

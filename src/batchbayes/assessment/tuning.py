@@ -16,9 +16,7 @@ T = TypeVar("T")
 FOLDS = 5
 
 
-def cross_fitted(
-    count: int, fit: Callable[[Tensor], T], losses: Callable[[T, Tensor], Tensor], *, seed: int, folds: int = FOLDS
-) -> Tensor:
+def cross_fitted(count: int, fit: Callable[[Tensor], T], losses: Callable[[T, Tensor], Tensor], *, seed: int) -> Tensor:
     """Return the loss of each of `count` examples with a number that was fitted to the other folds, (count,).
 
     Args:
@@ -26,13 +24,12 @@ def cross_fitted(
         fit: returns what is tuned on some examples, given as (n,) positions.
         losses: returns the losses of some examples with what was tuned, (n,).
         seed: which example is in which fold.
-        folds: the number of folds.
 
     >>> values = torch.tensor([1.0, 2.0, 6.0])  # each is judged by the mean of the others
     >>> cross_fitted(3, lambda rows: values[rows].mean(), lambda mean, rows: (values[rows] - mean).abs(), seed=0)
     tensor([3.0000, 1.5000, 4.5000], dtype=torch.float64)
     """
-    fold, found = fold_numbers(count, min(folds, count), seed), torch.zeros(count, dtype=torch.float64)
+    fold, found = fold_numbers(count, min(FOLDS, count), seed), torch.zeros(count, dtype=torch.float64)
     for number in fold.unique():
         rest = (fold == number).nonzero()[:, 0]
         others = (fold != number).nonzero()[:, 0] if count > 1 else rest

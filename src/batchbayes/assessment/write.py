@@ -19,6 +19,7 @@ import torch
 
 from batchbayes import __version__
 from batchbayes._common.atomic import atomic_path
+from batchbayes._common.checks import require_packages
 from batchbayes.assessment.options import AssessOptions, Settings
 from batchbayes.assessment.recommend import paired_difference
 from batchbayes.assessment.result import Assessment, Thumbnails
@@ -97,15 +98,9 @@ def require_new_file(path: Path) -> None:
 
 def require_extras(*, parquet: bool = False) -> None:
     """Raise an error if a package that the report needs is not installed."""
-    wanted = ["matplotlib", "jinja2", "PIL", *(["pyarrow"] if parquet else [])]
-    missing = [name for name in wanted if find_spec(name) is None]
-    if missing:
-        needed = "matplotlib, jinja2 and pillow for the report" + (", pyarrow for Parquet" if parquet else "")
-        raise BatchbayesError(
-            expected=needed,
-            got=f"no {' and no '.join(missing)}",
-            fix="pip install 'batchbayes[report]'" + (" pyarrow" if "pyarrow" in missing else ""),
-        )
+    require_packages("the report", "report", matplotlib="matplotlib", jinja2="jinja2", PIL="pillow")
+    if parquet and find_spec("pyarrow") is None:
+        raise BatchbayesError(expected="pyarrow for Parquet", got="no pyarrow", fix="pip install pyarrow")
 
 
 def save_assessment(found: Assessment, out: Path, *, overwrite: bool, parquet: bool) -> Path:

@@ -12,7 +12,7 @@ from batchbayes.data.array_file import StoredArray, open_arrays
 from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_tensors
 from batchbayes.data.schema import Column, Schema, dtype_of, require_distinct
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 
 INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "labels", "target")
 A = TypeVar("A", np.ndarray, StoredArray)
@@ -172,6 +172,8 @@ def _in_order(path: Path, inputs: np.ndarray, features: tuple[str, ...] | None, 
             fix="give the columns of training, and their names as an array features",
         )
     if features is None:
+        order = ", ".join(schema.feature_names[:6]) + (", ..." if len(schema.feature_names) > 6 else "")
+        warn(f"{path.name} has no array features with the names of its columns: they are taken in the order {order}.")
         return inputs
     require_distinct(features, path.name)
     return np.ascontiguousarray(inputs[:, [features.index(name) for name in schema.in_order(features, path.name)]])

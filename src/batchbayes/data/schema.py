@@ -90,6 +90,22 @@ class Schema:
                 found.append(f"{column.name}: fractions, but only whole numbers in training")
         return found
 
+    def far_values(self, inputs: Tensor, widths: float) -> list[str]:
+        """Say which columns of inputs (N, columns) have values at least so many widths of the range outside of it.
+
+        >>> age = Schema((Column("age", "integer", 18, 65),))
+        >>> age.far_values(torch.tensor([[70.0], [1990.0]]), widths=1)
+        ['age: 1990 is far outside 18 to 65']
+        """
+        found = []
+        for column, values in zip(self.columns, inputs.double().T, strict=True):
+            width = (column.high - column.low) or max(1.0, abs(column.low))
+            beyond = torch.maximum(values - column.high, column.low - values)
+            if bool((beyond > widths * width).any()):
+                value = float(values[beyond.argmax()])
+                found.append(f"{column.name}: {value:g} is far outside {column.low:g} to {column.high:g}")
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return the schema as dicts, lists, texts and numbers, which `json` can write."""
         return json.loads(json.dumps(asdict(self)))

@@ -5,9 +5,8 @@ are formed only when they are asked for.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -42,10 +41,6 @@ class LinearDraws:
     def numel(self) -> int:
         """Return how many numbers are kept."""
         return self.tangents.numel()
-
-    def at(self, examples: Tensor) -> Self:
-        """Return the draws of some of the examples."""
-        return replace(self, middle=self.middle[examples], tangents=self.tangents[:, examples])
 
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield blocks of distinct draws, (u, n, ...), with how many of the S draws each of them stands for, (u,)."""

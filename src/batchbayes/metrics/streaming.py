@@ -53,9 +53,12 @@ class ConfusionMatrix:
         return hits / (self.counts.sum(0) + self.counts.sum(1) - hits)
 
     def mean_intersection_over_union(self) -> float:
-        """Return the mean over the classes that were seen as a label or as a prediction."""
+        """Return the mean over the classes that were seen as a label or as a prediction, but not the ignored one."""
         self._total()
-        return float(self.intersection_over_union().nanmean())
+        overlap = self.intersection_over_union()
+        if self.ignored_label is not None and 0 <= self.ignored_label < len(overlap):
+            overlap[self.ignored_label] = float("nan")
+        return float(overlap.nanmean())
 
     def _total(self) -> int:
         if total := int(self.counts.sum()):

@@ -15,15 +15,14 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import categorical
 from batchbayes.metrics import mean_score
 from batchbayes.predictive import CategoricalPredictive
+from batchbayes.running import summarised
 from batchbayes.sklearn.estimator import FACTORS, Uncertain
 from batchbayes.sklearn.regressor import FEWEST_ROWS
 
 
 def predictive_of(draws: Tensor, temperature: float) -> CategoricalPredictive:
     """Return the predictive of draws of logits (S, N, K)."""
-    summary = categorical(temperature=temperature, probabilities=False).summary()
-    summary.add(draws)
-    return summary.finish(draws)
+    return summarised(categorical(temperature=temperature, probabilities=False).summary(), draws)
 
 
 class UncertainClassifier(ClassifierMixin, Uncertain):

@@ -5,20 +5,18 @@ import os
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from batchbayes._common.atomic import atomic_path
 from batchbayes._common.progress import hidden_progress
+from batchbayes._common.tensor_file import UNREADABLE, read_json, write_tensors
 from batchbayes.detection.novelty import FEWEST, Novelty, novelty
 from batchbayes.errors import BatchbayesError
 from batchbayes.models.mlp import MLP
@@ -182,23 +180,19 @@ class Uncertain(BaseEstimator):
             header["detector"], own = self.detector_.state()
             tensors |= {f"detector.{name}": tensor for name, tensor in own.items()}
         more, own = self._state()
-        kept = {name: tensor.clone().contiguous() for name, tensor in (tensors | own).items()}
-        with atomic_path(path) as partial:
-            save_file(kept, partial, {"batchbayes": json.dumps(header | more)})
+        write_tensors(path, tensors | own, {"batchbayes": json.dumps(header | more)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read an estimator that `save` has written."""
         try:
-            with safe_open(Path(path), framework="pt") as file:
-                header = json.loads((file.metadata() or {})["batchbayes"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            header, tensors = read_json(path, "batchbayes"), load_file(path)
             if header["format"] != FORMAT or header["estimator"] != cls.__name__:
                 raise ValueError(f"format {header['format']} of {header['estimator']}")
             given: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in header["parameters"].items()}
             estimator = cls(**given)
             estimator._restore(header, tensors)
-        except (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError) as error:
+        except (*UNREADABLE, TypeError, RuntimeError) as error:
             raise BatchbayesError(
                 expected=f"a {cls.__name__} that was saved by save() at {path}",
                 got=f"{type(error).__name__}: {error}"[:300],

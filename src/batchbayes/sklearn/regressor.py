@@ -16,6 +16,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import gaussian
 from batchbayes.metrics import mean_score
 from batchbayes.predictive import GaussianPredictive
+from batchbayes.running import summarised
 from batchbayes.scores import mixture_crps
 from batchbayes.sklearn.estimator import FACTORS, Uncertain
 
@@ -25,9 +26,7 @@ FEWEST_ROWS = 5
 
 def predictive_of(draws: Tensor, precision: float) -> GaussianPredictive:
     """Return the predictive of draws (S, N, 1), with observation noise."""
-    summary = gaussian(precision).summary()
-    summary.add(draws)
-    return summary.finish(draws)
+    return summarised(gaussian(precision).summary(), draws)
 
 
 class UncertainRegressor(RegressorMixin, Uncertain):

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 
-from batchbayes._common.atomic import atomic_path
 from batchbayes._common.rng import GlobalStream
+from batchbayes._common.tensor_file import UNREADABLE, read_json, write_tensors
 from batchbayes.errors import BatchbayesError
 
 FORMAT = 1
@@ -90,9 +89,7 @@ class Checkpoint:
             "steps": training.steps,
             "stopped": training.stopped,
         }
-        own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        with atomic_path(self._path) as partial:
-            save_file(own, partial, {"training": json.dumps(header)})
+        write_tensors(self._path, tensors, {"training": json.dumps(header)})
 
     def _require_same(self, saved: Mapping[str, str]) -> None:
         own = self._description
@@ -177,10 +174,8 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], like: Tensor | None = N
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["training"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        header, tensors = read_json(path, "training"), load_file(path)
+    except UNREADABLE as error:
         raise BatchbayesError(
             expected=f"a checkpoint of a training at {path}",
             got=f"something else, or a damaged file ({error})",

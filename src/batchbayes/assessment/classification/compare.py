@@ -49,6 +49,7 @@ from batchbayes.metrics import (
 )
 from batchbayes.prediction import predict_stream
 from batchbayes.predictive import CategoricalPredictive
+from batchbayes.running import summarised
 from batchbayes.scores import brier, is_misclassified, max_probability
 
 COLUMNS = (
@@ -95,7 +96,6 @@ def assess_classification(case: Case) -> Assessment:
         contenders += _test(case, entry, trials, drawn[entry], held_out, labels, case.ood if is_told else None)
     if needs_exact_draws(case, contenders):
         return assess_classification(with_exact_draws(case))
-    contenders.sort(key=lambda contender: contender.trial.simplicity)
     choice = as_choice(picked, contenders)
     chosen: ClassContender = choice.recommended
     threshold = float(flag_threshold(scores_for_limit(chosen.seen.calibration.entropy, chosen.seen.test.entropy)))
@@ -134,8 +134,8 @@ def _try(case: Case, entry: Entry) -> tuple[list[Trial], Tensor]:
     """Predict the calibration data, without and with a temperature. Return what is known from that, and the draws."""
     (draws, labels, engine), trials = calibration_draws(case, entry), []
     for size in affordable(entry, len(draws), engine, case.settings.budget):
-        some = summarised(draws[:size], case.likelihood, keep=True)
-        grid = [-summarised(draws[:size], at(case, t)).log_prob(labels) for t in TEMPERATURES]
+        some = summarised(case.likelihood.summary(), draws[:size])
+        grid = [-summarised(at(case, t).summary(), draws[:size]).log_prob(labels) for t in TEMPERATURES]
         curve = TemperatureCurve(TEMPERATURES, torch.stack(grid))
         tuned = {False: 1.0, True: tune_temperature(some, labels)}
         losses = {False: -some.log_prob(labels), True: curve.cross_fitted(case.settings.seed)}
@@ -151,13 +151,6 @@ def at(case: Case, temperature: float) -> Any:
     return replace(case.likelihood, temperature=temperature)
 
 
-def summarised(draws: Tensor, likelihood: Any, *, keep: bool = False) -> CategoricalPredictive:
-    """Return the predictive of draws (S, N, ...) under a likelihood."""
-    summary = likelihood.summary()
-    summary.add(draws)
-    return summary.finish(draws if keep else None)
-
-
 def _test(
     case: Case,
     entry: Entry,
@@ -171,7 +164,7 @@ def _test(
     tested = _predict_each(case, entry, case.test, trials)
     strange = _predict_each(case, entry, unusual, trials) if unusual else [None] * len(trials)
     for trial, test, ood in zip(trials, tested, strange, strict=True):
-        held = summarised(draws[: trial.num_samples], at(case, trial.tuned["temperature"]))
+        held = summarised(at(case, trial.tuned["temperature"]).summary(), draws[: trial.num_samples], keep=False)
         seen = Seen(held, test, ood)
         metrics = _metrics(seen, labels, held_out) | {"passes": trial.passes}
         yield Contender(trial, seen, metrics, -test.log_prob(labels))
@@ -188,7 +181,7 @@ def _predict_each(case: Case, entry: Entry, data: Examples, trials: Sequence[Tri
         stream = predict_stream(entry.posterior, data, [case.likelihood], keep_draws=True, **drawing(case, most))
         pieces = [
             [
-                summarised(predicted.predictives[0].draws[: trial.num_samples], likelihood)
+                summarised(likelihood.summary(), predicted.predictives[0].draws[: trial.num_samples], keep=False)
                 for trial, likelihood in zip(trials, likelihoods, strict=True)
             ]
             for predicted in stream

@@ -1,7 +1,6 @@
 """Assessment of a regression."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -56,6 +55,7 @@ from batchbayes.metrics import (
 )
 from batchbayes.prediction import predict
 from batchbayes.predictive import GaussianPredictive
+from batchbayes.running import summarised
 from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum, mixture_crps
 
 INTERVALS = "Do intervals hold the target?"
@@ -99,7 +99,6 @@ def assess_regression(case: Case) -> Assessment:
     ]
     if needs_exact_draws(case, contenders):
         return assess_regression(with_exact_draws(case))
-    contenders.sort(key=lambda contender: contender.trial.simplicity)
     choice = as_choice(picked, contenders)
     chosen: ValueContender = choice.recommended
     held, test = chosen.seen.calibration, chosen.seen.test
@@ -195,23 +194,16 @@ def _with_noise(candidate: Candidate, precision: float | tuple[float, ...]) -> C
     )
 
 
-def summarised(draws: Tensor, precision: float | Sequence[float]) -> GaussianPredictive:
-    """Return the predictive of draws (S, N, ...) with observation noise."""
-    summary = gaussian(precision).summary()
-    summary.add(draws)
-    return summary.finish(draws)
-
-
 def _precision(draws: Tensor, targets: Tensor) -> float | tuple[float, ...]:
     """Return the best precision of the noise, one for each output if there are several."""
-    seen = summarised(draws, 1.0)
+    seen = summarised(gaussian(1.0).summary(), draws)
     if targets[0].numel() > 1:
         return tune_precision(seen, targets, per_output=True)
     return tune_precision(seen, targets)
 
 
 def _losses(draws: Tensor, precision: float | tuple[float, ...], targets: Tensor) -> Tensor:
-    return -outputs_of(summarised(draws, precision).log_prob(targets)).mean(1)
+    return -outputs_of(summarised(gaussian(precision).summary(), draws).log_prob(targets)).mean(1)
 
 
 def _test(case: Case, entry: Entry, trial: Trial, draws: Tensor, held_out: Tensor, targets: Tensor) -> ValueContender:
@@ -219,7 +211,7 @@ def _test(case: Case, entry: Entry, trial: Trial, draws: Tensor, held_out: Tenso
     precision, kept = trial.tuned["precision"], {"keep_draws": True, **drawing(case, trial)}
     test = predict(entry.posterior, case.test, gaussian(precision), **kept)
     strange = predict(entry.posterior, case.ood, gaussian(precision), **kept) if case.ood else None
-    seen = Seen(summarised(draws[: trial.num_samples], precision), test, strange)
+    seen = Seen(summarised(gaussian(precision).summary(), draws[: trial.num_samples]), test, strange)
     shaped = targets.reshape(test.mean.shape)
     metrics = _metrics(seen, shaped, held_out) | {"passes": trial.passes}
     return Contender(trial, seen, metrics, _losses(test.draws, precision, shaped))

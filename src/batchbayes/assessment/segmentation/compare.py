@@ -58,7 +58,6 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
         contenders += _test(case, trials)
     if needs_exact_draws(case, contenders):
         return assess_segmentation(with_exact_draws(case), show)
-    contenders.sort(key=lambda contender: contender.trial.simplicity)
     choice = as_choice(picked, contenders)
     chosen: Contender[PixelSums] = choice.recommended
     [held_out] = sums_over(case, case.calibration, [chosen.trial])

@@ -76,19 +76,12 @@ class PixelSums:
         pixels = torch.tensor(self._pixels, dtype=torch.float64)
         return float((self.per_image(key) * pixels).sum() / pixels.sum())
 
-    def _mean_overlap(self) -> float:
-        """Return the mean intersection over union of the classes that were seen, without the ignored one."""
-        overlap = self.confusion.intersection_over_union()
-        if self.ignored_label is not None and 0 <= self.ignored_label < len(overlap):
-            overlap[self.ignored_label] = float("nan")
-        return float(overlap.nanmean())
-
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the tables."""
         bins, counts = self.reliability.reliability(), self.entropy.counts()
         found = {
             "accuracy": self.confusion.pixel_accuracy(),
-            "mean_iou": self._mean_overlap(),
+            "mean_iou": self.confusion.mean_intersection_over_union(),
             "nll": self.mean("loss"),
             "brier": self.mean("brier"),
             "ece": expected_calibration_error(bins),

@@ -18,6 +18,7 @@ from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.prediction import predict
 from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.running import summarised
 
 SHARED, FRESH, INSIDE = "outside, shared batches", "outside, fresh batches for each image", "inside, shared companions"
 SHARED_TIMES = 4
@@ -59,9 +60,7 @@ def _logits(posterior: Any, images: Tensor, count: int) -> Tensor:
 
 
 def _scores(draws: Tensor, labels: Tensor) -> dict[str, float]:
-    summary = categorical().summary()
-    summary.add(draws)
-    seen = summary.finish(None)
+    seen = summarised(categorical().summary(), draws, keep=False)
     each = seen.log_prob(labels).double()
     return {
         "pll": float(each.mean()),

@@ -45,6 +45,7 @@ from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
+from batchbayes.running import summarised
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
 
@@ -244,9 +245,7 @@ def _scores(held_out: Tensor, test: Tensor, images: Images) -> tuple[float, floa
 
 def predictive_of(draws: Tensor, temperature: float = 1.0) -> CategoricalPredictive:
     """Return what draws of logits (S, N, K) predict together."""
-    summary = categorical(temperature=temperature).summary()
-    summary.add(draws)
-    return summary.finish(draws)
+    return summarised(categorical(temperature=temperature).summary(), draws)
 
 
 def curves(config: EnsemblesConfig, results: Results) -> dict[str, list[Curve]]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -60,7 +60,7 @@ class BatchNormPosterior(Posterior):
     idle: tuple[str, ...] = ()
     """Batch-norm layers without statistics, which no example may reach."""
 
-    @property
+    @cached_property
     def is_point(self) -> bool:  # type: ignore[override]
         return not bool(self.deviations.any())
 
