@@ -11,7 +11,7 @@ from torch import Tensor
 from batchbayes._common.text import count, number, percent
 from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.load import Case
-from batchbayes.assessment.recommend import Choice, recommend, sentence_of_choice
+from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.words import (
     DOUBT,
@@ -120,10 +120,10 @@ def cheaper(contenders: Sequence[Contender[Any]], choice: Choice) -> str:
     """
     if choice.is_network or choice.recommended.passes < 1.5:
         return ""
-    picked = recommend([contender.trial for contender in contenders], budget=1).recommended
-    other, chosen = (each.metrics for each in (next(c for c in contenders if c.trial is picked), choice.recommended))
+    fast = min((each for each in contenders if each.passes <= 1), key=lambda each: each.trial.mean_loss)
+    other, chosen = fast.metrics, choice.recommended.metrics
     lost = math.exp(-chosen["nll"]) - math.exp(-other["nll"]), chosen["accuracy"] - other["accuracy"]
-    name = "the network as it is" if picked is contenders[0].trial else f"“{picked.name}”"
+    name = "the network as it is" if fast is contenders[0] else f"“{fast.name}”"
     return "" if max(lost) >= SMALL else f"In the time of the network alone {name} is almost as good (--budget 1)."
 
 
