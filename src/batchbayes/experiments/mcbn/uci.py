@@ -21,7 +21,7 @@ from batchbayes.experiments.mcbn.protocol import (
     cross_validate,
 )
 from batchbayes.experiments.mcbn.splits import SYNTHETIC, SYNTHETIC_ROWS, load_split
-from batchbayes.experiments.mcbn.tables import MADE_UP, regression_tables, with_published
+from batchbayes.experiments.mcbn.tables import MADE_UP, regression_tables
 from batchbayes.plots import uncertainty_error_grid
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
@@ -102,7 +102,7 @@ def work(config: UciProtocol, unit: Unit, needed: Results, data_folder: DataFold
 
 def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     """Return our scores beside the published ones."""
-    return regression_tables(with_published(config.datasets), runs_by_method(config, results))
+    return regression_tables(config.datasets, runs_by_method(config, results))
 
 
 def runs_by_method(config: UciProtocol, results: Results) -> dict[str, dict[str, list[dict[str, float]]]]:

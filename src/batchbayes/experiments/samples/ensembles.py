@@ -9,7 +9,7 @@ held-out images, and not by cross-validation on the test images, and it scales t
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -77,13 +77,11 @@ PRESETS = {
         num_train=50_000, num_held_out=10_000, num_test=10_000, epochs=60, width=16, num_members=20
     ),
 }
-FAMILIES = ("networks", "snapshots", "after training", "cyclical SGLD", "random weights")
-"""One unit each: what is made from independent trainings, and from one training of a special kind."""
 
 
 def units(config: EnsemblesConfig) -> list[Unit]:
     """Return one unit for each seed and family of methods."""
-    efforts = {FAMILIES[0]: config.num_members}
+    efforts = {"networks": config.num_members}
     return [
         Unit(f"seed {seed}, {family}", {"seed": seed, "family": family}, effort=efforts.get(family, 2.0))
         for seed in config.seeds
@@ -95,15 +93,8 @@ def work(config: EnsemblesConfig, unit: Unit, needed: Results, data_folder: Data
     """Return the curves of one family of methods."""
     seed, family = unit.arguments["seed"], unit.arguments["family"]
     images = load_images(config.data, (config.num_train, config.num_held_out, config.num_test), seed, data_folder)
-    made_by = {
-        "networks": _from_networks,
-        "snapshots": _from_snapshots,
-        "after training": _after_training,
-        "cyclical SGLD": _from_cycles,
-        "random weights": _random_weights,
-    }[family]
     with warnings_ignored():
-        posteriors = made_by(config, seed, images)
+        posteriors = FAMILIES[family](config, seed, images)
         return [asdict(curve(config, seed, images, name, *found)) for name, found in posteriors.items()]
 
 
@@ -116,10 +107,8 @@ def _network(config: EnsemblesConfig) -> Callable[[], nn.Module]:
 
 
 def _training(config: EnsemblesConfig, seed: int, **changes: Any) -> TrainingConfig:
-    return TrainingConfig(**{
-        "epochs": config.epochs, "batch_size": config.batch_size, "learning_rate": config.learning_rate, "seed": seed,
-        **changes,
-    })  # fmt: skip
+    usual = TrainingConfig(config.epochs, config.batch_size, config.learning_rate, seed=seed)
+    return replace(usual, **changes)
 
 
 def _from_networks(config: EnsemblesConfig, seed: int, images: Images) -> Found:
@@ -213,6 +202,16 @@ def _random_weights(config: EnsemblesConfig, seed: int, images: Images) -> Found
         "mean field, KL / 10": (variational(network, batches, mean_field, schedule=tenth, **options), 1.5),
         "sparse VD, KL / 10": (variational(network, batches, SparseVD(), schedule=tenth, **options), 1.5),
     }
+
+
+FAMILIES: dict[str, Callable[[EnsemblesConfig, int, Images], Found]] = {
+    "networks": _from_networks,
+    "snapshots": _from_snapshots,
+    "after training": _after_training,
+    "cyclical SGLD": _from_cycles,
+    "random weights": _random_weights,
+}
+"""One unit each: what is made from independent trainings, and from one training of a special kind."""
 
 
 def curve(

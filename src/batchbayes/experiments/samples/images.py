@@ -30,15 +30,14 @@ def load_images(source: Source, counts: tuple[int, int, int], seed: int, folder:
     num_train, num_held_out, num_test = counts
     if source == "synthetic":
         pool, labels = noisy_patterns(num_train + num_held_out, seed, "train")
-        test = noisy_patterns(num_test, seed, "test")
+        images, test_labels = noisy_patterns(num_test, seed, "test")
     else:
         pool, labels = load_mnist(source, "train", folder)
         images, test_labels = load_mnist(source, "test", folder, num_test)
-        test = scale_pixels(images), test_labels
     order = torch.randperm(len(pool), generator=generator(seed, "split"))
     own, held_out = order[:num_train], order[num_train:][:num_held_out]
     return Images(
         (scale_pixels(pool[own]), labels[own]),
         (scale_pixels(pool[held_out]), labels[held_out]),
-        test,
+        (scale_pixels(images), test_labels),
     )

@@ -114,7 +114,8 @@ def figures(config: RlConfig, results: Results) -> dict[str, Figure]:
     """Show the score in training, beside the published readings."""
     found = {}
     for task in config.datasets:
-        lines = {k: (range(1, config.iterations + 1), _curves(config, results, task, k)) for k in KINDS}
+        own = {kind: _curves(config, results, task, kind) for kind in KINDS}
+        lines = {kind: (range(1, config.iterations + 1), scores) for kind, scores in own.items() if scores}
         published = {kind: (PUBLISHED_AT, PUBLISHED[task, kind]) for kind in KINDS}
         labels: Any = {"xlabel": "iterations", "ylabel": f"mean score on {task}"}
         found[f"rl-{task.lower()}"] = seeds_figure(lines, published=published, **labels)
