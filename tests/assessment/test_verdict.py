@@ -7,14 +7,20 @@ import torch
 
 from batchbayes import BatchbayesError
 from batchbayes._common.rng import generator
-from batchbayes.assessment.classification.verdict import believed, class_honesty, class_verdict, no_better_than_guessing
+from batchbayes.assessment.classification.verdict import (
+    believed,
+    cheaper,
+    class_honesty,
+    class_verdict,
+    no_better_than_guessing,
+)
 from batchbayes.assessment.regression.quantities import Quantity, quantities
 from batchbayes.assessment.regression.verdict import value_gains, value_verdict
 from batchbayes.assessment.result import flag_threshold, scores_for_limit
 from batchbayes.assessment.words import marked_sentence, strange_sentence
 
 NETWORK = SimpleNamespace(
-    is_network=True, name="the network as it is", recommended=SimpleNamespace(metrics={"nll": 0.1}, passes=64.0)
+    is_network=True, name="the network as it is", recommended=SimpleNamespace(metrics={"nll": 0.1}, passes=1.0)
 )
 
 
@@ -61,7 +67,8 @@ def test_the_recommended_method_decides_the_words_and_the_network_alone_is_named
     confidence, right = answers(2000, 0)
     accuracy = float(right.double().mean())
     own = SimpleNamespace(metrics={"accuracy": accuracy - 0.1, "mean_confidence": 0.95})
-    chosen = SimpleNamespace(is_network=False, name="MCBN tuned, M = 12.8", recommended=NETWORK.recommended)
+    used = SimpleNamespace(metrics={"nll": 0.1}, passes=1.0)
+    chosen = SimpleNamespace(is_network=False, name="MCBN tuned, M = 12.8", recommended=used)
     rows = class_rows(confidence, right, [int(c < 0.6) for c in confidence])
     verdict = class_verdict(rows, [own], chosen, SimpleNamespace(ood=None))
     assert (
@@ -77,6 +84,24 @@ def test_the_recommended_method_decides_the_words_and_the_network_alone_is_named
         in verdict["What to do next"]
     )
     assert "M =" not in " ".join(verdict.values())
+
+
+def contender(name, added, passes, **metrics):
+    """A contender whose loss on calibration data is that of others plus a number."""
+    return SimpleNamespace(name=name, trial=SimpleNamespace(mean_loss=0.5 + added), passes=passes, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("nll", "accuracy", "passes", "said"),
+    [(0.960, 0.65, 8.0, True), (0.960, 0.65, 1.0, False), (0.90, 0.65, 8.0, False), (0.960, 0.67, 8.0, False)],
+)
+def test_what_is_almost_as_good_and_takes_no_time_is_named(nll, accuracy, passes, said):
+    own = contender("deterministic", 0.5, 1.0, nll=1.5, accuracy=0.65)
+    scaled = contender("temperature scaling", 0.0, 1.0, nll=0.967, accuracy=0.65)
+    dear = contender("MCBN", -0.1, passes, nll=nll, accuracy=accuracy)
+    choice = SimpleNamespace(is_network=False, recommended=dear)
+    sentence = cheaper([own, scaled, dear], choice)
+    assert ("“temperature scaling” is almost as good" in sentence) == said == bool(sentence)
 
 
 def test_marks_that_find_no_errors_are_called_useless():
@@ -117,11 +142,12 @@ def test_few_examples_do_not_make_percentages_believable():
 )
 def test_a_gain_is_told_in_plain_words(before, after, gain):
     confidence, right = answers(2000, 0)
-    own = SimpleNamespace(metrics={"accuracy": float(right.double().mean()), "mean_confidence": 0.75, "nll": before})
-    best = SimpleNamespace(metrics={"nll": after}, passes=64.0)
+    accuracy = float(right.double().mean())
+    own = contender("deterministic", 0.5, 1.0, accuracy=accuracy, mean_confidence=0.75, nll=before)
+    best = contender("MCBN, M = 8", -0.1, 64.0, accuracy=accuracy, nll=after)
     chosen = SimpleNamespace(is_network=False, name="MCBN, M = 8", recommended=best)
     rows = class_rows(confidence, right, [0] * len(right))
-    assert gain in class_verdict(rows, [own], chosen, SimpleNamespace(ood=None))["What to do next"]
+    assert gain in class_verdict(rows, [own, best], chosen, SimpleNamespace(ood=None))["What to do next"]
 
 
 def test_a_gain_in_values_is_told_in_plain_words():

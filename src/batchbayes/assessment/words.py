@@ -128,14 +128,15 @@ def novelty_terms(rows: Rows) -> str:
     )
 
 
-def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
-    """Say in two sentences what to do next. The call stands below them.
+def next_step(choice: Choice, gains: Sequence[str], *, marks: bool, cheap: str = "") -> str:
+    """Say in two or three sentences what to do next. The call stands below them.
 
     Args:
         choice: what is recommended.
         gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92"; at least
             one. If the network itself is recommended, what would help.
         marks: whether some answers are marked.
+        cheap: what is almost as good and takes less time, as a sentence; empty if there is nothing.
     """
     if choice.is_network:
         use = "; ".join(["Use the network as it is: nothing else that was tried is clearly better", *gains]) + "."
@@ -144,7 +145,7 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool) -> str:
         price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
         use = f"Use “{plain_name(choice)}”: with it {', and '.join(gains)}{price}."
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
-    return f"{use} This call predicts new data (the file or folder NEW), and {beside}:"
+    return f"{use} {cheap}{' ' if cheap else ''}This call predicts new data (the file or folder NEW), and {beside}:"
 
 
 def plain_name(choice: Choice) -> str:

@@ -15,6 +15,7 @@ from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.words import (
     DOUBT,
+    SMALL,
     UNKNOWN,
     VAGUE,
     binomial_error,
@@ -47,7 +48,16 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     accuracy, word, own = float(right.double().mean()), class_honesty(confidence, right), contenders[0].metrics
     alone = honesty(own["mean_confidence"] - own["accuracy"], share_error(own["accuracy"], len(right)))
     verdict = {
-        **class_sentences(choice, accuracy, own, word, alone, error=share_error(accuracy, len(right)), noun="answer"),
+        **class_sentences(
+            choice,
+            accuracy,
+            own,
+            word,
+            alone,
+            error=share_error(accuracy, len(right)),
+            noun="answer",
+            cheap=cheaper(contenders, choice),
+        ),
         "Can its percentages be believed?": believed(confidence, right, word) + told_alone(choice, own, word, alone),
         "When to look twice": marked_sentence(numbers(rows, "flag") > 0, ~right),
     }
@@ -65,7 +75,7 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
 
 
 def class_sentences(
-    choice: Choice, accuracy: float, own: Any, word: str, alone: str, *, error: float, noun: str
+    choice: Choice, accuracy: float, own: Any, word: str, alone: str, *, error: float, noun: str, cheap: str
 ) -> dict[str, str]:
     """Return the headline, what to do next, and how good it is.
 
@@ -77,6 +87,7 @@ def class_sentences(
         alone: how honest the network is as it is.
         error: the standard error of the accuracy.
         noun: what is counted, in the singular.
+        cheap: what `cheaper` says.
     """
     trust = {
         "honest": "and its percentages can be believed",
@@ -96,10 +107,24 @@ def class_sentences(
         gains.append(_truth(own["nll"], choice.recommended.metrics["nll"]))
     return {
         "headline": f"{good}, {trust}.",
-        "What to do next": next_step(choice, gains, marks=True),
+        "What to do next": next_step(choice, gains, marks=True, cheap=cheap),
         "How good is it?": f"{good}{give_or_take(error)}."
         + ("" if network == of_100(accuracy) else f" For the network alone it is {network}."),
     }
+
+
+def cheaper(contenders: Sequence[Contender[Any]], choice: Choice) -> str:
+    """Name what takes the time of the network alone, if it is almost as good as a recommended method that takes longer.
+
+    Almost as good: right answers, and how probable the true classes are, differ by shares that matter to nobody.
+    """
+    if choice.is_network or choice.recommended.passes < 1.5:
+        return ""
+    fast = min((each for each in contenders if each.passes <= 1), key=lambda each: each.trial.mean_loss)
+    other, chosen = fast.metrics, choice.recommended.metrics
+    lost = math.exp(-chosen["nll"]) - math.exp(-other["nll"]), chosen["accuracy"] - other["accuracy"]
+    name = "the network as it is" if fast is contenders[0] else f"“{fast.name}”"
+    return "" if max(lost) >= SMALL else f"In the time of the network alone {name} is almost as good (--budget 1)."
 
 
 def _truth(before: float, after: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchbayes._common.text import count, number, percent
-from batchbayes.assessment.classification.verdict import class_sentences, shared_terms, told_alone
+from batchbayes.assessment.classification.verdict import cheaper, class_sentences, shared_terms, told_alone
 from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice
 from batchbayes.assessment.result import FEWEST
@@ -25,7 +25,9 @@ def image_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     text += f" It says {said} on average, and {of_100(accuracy)} of 100 pixels are right."
     wrong = chosen.seen.per_image("wrong")
     error = float(wrong.std()) / len(wrong) ** 0.5 if len(wrong) > 1 else 0.5
-    good = class_sentences(choice, accuracy, own.metrics, word, alone, error=error, noun="pixel")
+    good = class_sentences(
+        choice, accuracy, own.metrics, word, alone, error=error, noun="pixel", cheap=cheaper(contenders, choice)
+    )
     good["How good is it?"] += f" This was counted on {count(len(wrong), 'test image')}."
     if DOUBT * error > 2 * VAGUE:
         return too_few(len(wrong), "test image", 20)
