@@ -26,7 +26,7 @@ from batchbayes.methods.point import deterministic
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import Predicted, predict, predict_stream
 
-NOT_LINEAR = f"sample: not linear enough, so {EXACT_DRAWS} exact draws"
+FEW_EXACT = f"sample: {EXACT_DRAWS} exact draws"
 CHECKED = 256
 """So many calibration examples tell how wrong the scores of the linear engine are."""
 
@@ -105,7 +105,7 @@ def calibration_draws(case: Case, entry: Entry) -> tuple[Tensor, Tensor, str]:
     for predicted in _predicted(case, entry, entry.sizes[-1], case.settings.engine):
         engine = predicted.predictives[0].engine
         if too_dear(case, entry, engine):
-            found, engine = list(_predicted(case, entry, EXACT_DRAWS, "sample")), NOT_LINEAR
+            found, engine = list(_predicted(case, entry, EXACT_DRAWS, "sample")), FEW_EXACT
             break
         found.append(predicted)
     targets = torch.cat([predicted.batch[1] for predicted in found])
@@ -143,8 +143,8 @@ def price(case: Case, entry: Entry, size: int, engine: str) -> float:
     return measured_passes(case, entry.posterior, size) if is_linear(engine) else float(size)
 
 
-def measured_passes(case: Case, posterior: Posterior, num_samples: int, repeats: int = 3) -> float:
-    """Return how long a prediction takes, in units of a forward pass: the shortest of some repeats of each."""
+def measured_passes(case: Case, posterior: Posterior, num_samples: int) -> float:
+    """Return how long a prediction takes, in units of a forward pass: the shortest of three of each."""
     inputs = some_inputs(case.calibration, 128)
 
     def seconds(of: Posterior, engine: Any) -> float:
@@ -155,6 +155,6 @@ def measured_passes(case: Case, posterior: Posterior, num_samples: int, repeats:
     own = deterministic(case.network)
     with hidden_progress(True), warnings.catch_warnings():
         warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
-        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(repeats)]
+        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(3)]
     drawn, once = (min(column) for column in zip(*pairs, strict=True))
     return round(max(1.0, drawn / once), 1)
