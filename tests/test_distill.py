@@ -78,7 +78,10 @@ def test_closed_forms_of_the_dirichlet_are_means_over_draws():
 
 
 def test_views_are_seen_by_teacher_and_student():
-    images, posterior = torch.randn(8, 1, 4, 4), bb.ensemble([nn.Sequential(nn.Flatten(), nn.Linear(16, 2))] * 2)
+    images, posterior = (
+        torch.randn(8, 1, 4, 4),
+        bb.ensemble([nn.Sequential(nn.Flatten(), nn.Linear(16, 2)) for _ in range(2)]),
+    )
     sizes = []
     pupil = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
     pupil.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchbayes import BatchbayesError
+from batchbayes import BatchbayesError, BatchbayesWarning
 from batchbayes.data.files import read_examples
 from batchbayes.data.schema import Column, Schema
 
@@ -44,7 +44,8 @@ def test_columns_with_names_have_a_schema_and_are_put_right(arrays):
     new = arrays({"X": X[:, ::-1], "y": Y, "features": np.array(["q", "p"])}, schema=training.schema)
     assert inputs_of(new).tolist() == X.tolist()
     assert new.targets().is_floating_point()
-    assert inputs_of(arrays({"X": X}, schema=training.schema)).tolist() == X.tolist()
+    with pytest.warns(BatchbayesWarning, match="they are taken in the order p, q"):
+        assert inputs_of(arrays({"X": X}, schema=training.schema)).tolist() == X.tolist()
     with pytest.raises(BatchbayesError, match=r"got no p; it has q, r"):
         arrays({"X": X, "features": np.array(["q", "r"])}, schema=training.schema)
     with pytest.raises(
