@@ -145,7 +145,7 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool, cheap: str =
         price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
         use = f"Use “{plain_name(choice)}”: with it {', and '.join(gains)}{price}."
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
-    return f"{use} {cheap}{' ' if cheap else ''}This call predicts new data (the file or folder NEW), and {beside}:"
+    return f"{use} {cheap}{' ' if cheap else ''}This call predicts new data, and {beside}:"
 
 
 def plain_name(choice: Choice) -> str:
