@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from batchbayes._common.rng import GlobalStream
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import NETWORKS, ImageData, error_percent, fast, load_images, new_network
 from batchbayes.likelihoods import categorical
@@ -121,7 +122,8 @@ def seen(network: Noisy, data: ImageData) -> dict[str, float]:
 
 def pruned_result(config: SparseConfig, name: str, data: ImageData, target: list[float]) -> dict[str, Any]:
     """Train a dense network, leave out its smallest weights, and train the rest further."""
-    network = fast(NETWORKS[name]())
+    with GlobalStream(0):
+        network = fast(NETWORKS[name]())
     batches = shuffled(*data.train, config.batch_size, seed=0)
     objective = supervised(cross_entropy)
     train(network, batches, objective, TrainingConfig(config.dense_epochs, config.batch_size))
