@@ -75,7 +75,7 @@ PRESETS = {
         DATASETS,
         {
             LENET: NetworkSetting(
-                Recipe(5, 16, 1e-3, "adam"), Recipe(14, 16, 1e-3, "adam"), members=4, num_train=59_000,
+                Recipe(20, 16, 1e-3, "adam"), Recipe(14, 16, 1e-3, "adam"), members=4, num_train=59_000,
                 num_held_out=1000, num_unknown=2000, passes=12, num_batches=400,
             ),
             VGG: NetworkSetting(
