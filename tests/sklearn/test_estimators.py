@@ -212,7 +212,8 @@ def test_mapie_wraps_both_estimators(waves):
 
 def test_bad_parameters_say_what_to_do(waves):
     x, y = waves
-    for options in ({"num_folds": 1}, {"num_steps": 0}, {"batch_size": 1.5}, {"weight_decays": ()}):
+    for options in ({"num_folds": 1}, {"num_steps": 0}, {"batch_size": 1.5}, {"weight_decays": ()}, {"hidden_widths": 64},
+                    {"learning_rate": "0.1"}):  # fmt: skip
         with pytest.raises(BatchbayesError, match="Do this"):
             UncertainRegressor(**{**QUICK, **options}).fit(x, y)
     with pytest.raises(BatchbayesError, match="a level"):
