@@ -216,8 +216,8 @@ def test_outputs_that_are_probabilities_are_taken_so():
     model = nn.Sequential(network(), nn.Softmax(1))
     data = assess_cases.blobs(240, 1)
     with pytest.warns(bb.BatchbayesWarning, match="are probabilities"):
-        found = bb.assess(model, data[0], data, **FEW)
-    plain = bb.assess(network(), data[0], data, **FEW)
+        found = bb.assess(model, assess_cases.blobs(300, 0)[0], data, **FEW)
+    plain = bb.assess(network(), assess_cases.blobs(300, 0)[0], data, **FEW)
     assert found.metrics["deterministic"]["nll"] == pytest.approx(plain.metrics["deterministic"]["nll"], abs=1e-5)
 
 
