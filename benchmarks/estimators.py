@@ -39,7 +39,7 @@ from batchbayes.scores import gaussian_crps
 from batchbayes.sklearn import UncertainRegressor
 
 SPLITS = {
-    "boston": 8, "concrete": 8, "energy": 8, "kin8nm": 2, "power": 2, "protein": 1, "wine": 5, "yacht": 21,
+    "boston": 20, "concrete": 20, "energy": 20, "kin8nm": 3, "power": 3, "protein": 1, "wine": 8, "yacht": 100,
 }  # fmt: skip
 """How many splits: more of the small sets, whose test parts have only a few rows."""
 GAUSSIAN_PROCESS_ROWS, CONFORMAL_SHARE, LEVEL = 500, 0.2, 0.9

@@ -22,7 +22,7 @@ from batchbayes._common.checks import (
 )
 from batchbayes.errors import BatchbayesError
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
-from batchbayes.running import RunningBernoulli, RunningCategorical, RunningGaussian, RunningSummary
+from batchbayes.running_sums import RunningBernoulli, RunningCategorical, RunningGaussian, RunningSummary
 
 P_co = TypeVar("P_co", covariant=True)
 

@@ -223,8 +223,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
         raise BatchbayesError(
             expected="a network that gives the same answer twice",
             got="two answers of one draw that differ",
-            fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout. "
-            "Look also for operations in place, such as x.mul_(2), which change the input",
+            fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout",
         )
     half = max(1, len(few) // 2)
     if len(few) > 1 and not _close(once[:half], function(few[:half])):
@@ -238,7 +237,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
 
 
 def _close(first: Tensor, second: Tensor) -> bool:
-    """Whether outputs are the same but for rounding. Draws that are not finite are told elsewhere."""
+    """Whether outputs are the same but for rounding. Other checks find draws that are not finite."""
     rounding = min(0.1, 1000 * torch.finfo(first.dtype).eps) * first.abs().max()
     return not bool(((first - second).abs() > rounding).any())
 

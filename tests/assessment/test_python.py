@@ -216,8 +216,8 @@ def test_outputs_that_are_probabilities_are_taken_so():
     model = nn.Sequential(network(), nn.Softmax(1))
     data = assess_cases.blobs(240, 1)
     with pytest.warns(bb.BatchbayesWarning, match="are probabilities"):
-        found = bb.assess(model, data[0], data, **FEW)
-    plain = bb.assess(network(), data[0], data, **FEW)
+        found = bb.assess(model, assess_cases.blobs(300, 0)[0], data, **FEW)
+    plain = bb.assess(network(), assess_cases.blobs(300, 0)[0], data, **FEW)
     assert found.metrics["deterministic"]["nll"] == pytest.approx(plain.metrics["deterministic"]["nll"], abs=1e-5)
 
 
@@ -366,13 +366,18 @@ def test_networks_of_few_digits(dtype):
     x, data = assess_cases.blobs(300, 0)[0], assess_cases.blobs(120, 1)
     small, full = (bb.assess(each, x, data, **FEW) for each in (network().to(dtype), network()))
     assert small.metrics["deterministic"]["nll"] == pytest.approx(full.metrics["deterministic"]["nll"], rel=1e-2)
-    assert small.predict(data[0].to(dtype)).probs.dtype == torch.float32
+    assert torch.equal(small.predict(data[0]).probs, small.predict(data[0].to(dtype)).probs)
+    assert small.predict(data[0]).probs.dtype == torch.float32
+    with pytest.warns(bb.BatchbayesWarning, match="most test examples are calibration examples too"):
+        bb.assess(network().to(dtype), x, data, calibration=data, **FEW)
 
 
 def test_labels_as_text_and_several_outputs_are_refused_in_words():
     (x, _), (data, labels) = assess_cases.blobs(60, 0), assess_cases.blobs(60, 1)
     with pytest.raises(bb.BatchbayesError, match="number classes from 0"):
         bb.assess(network(), x, (data.numpy(), np.array(["a", "b", "c"])[labels]), **FEW)
+    with pytest.raises(bb.BatchbayesError, match="test as arrays of numbers; got a list"):
+        bb.assess(network(), x, (data, labels.tolist()), **FEW)
 
     class Several(nn.Module):
         def __init__(self):
@@ -384,3 +389,31 @@ def test_labels_as_text_and_several_outputs_are_refused_in_words():
 
     with pytest.raises(bb.BatchbayesError, match="let the model return the logits alone"):
         bb.assess(Several(), x, (data, labels), **FEW)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "loader", "data set"])
+def test_training_data_as_test_data_is_told(kind):
+    x, y = assess_cases.blobs(120, 1)
+    given = TensorDataset(x, y)
+    train = {"tensor": x, "loader": DataLoader(given, 16, shuffle=True), "data set": given}[kind]
+    with pytest.warns(bb.BatchbayesWarning, match="most test examples are training examples too"):
+        bb.assess(network(), train, (x[:60].double(), y[:60]), **FEW)
+
+
+def test_options_are_checked_and_truth_values_are_labels():
+    (x, _), (data, yes) = assess_cases.blobs(60, 0), assess_cases.halves(60, 1)
+    wrong = {"draws": 0, "budget": 0, "task": "regresion", "seed": 0.5}
+    for name, value in wrong.items():
+        with pytest.raises(bb.BatchbayesError, match=f"expected {name}"):
+            bb.assess(network(), x, (data, yes), **{**FEW, name: value})
+    one = assess_cases.one_logit().eval()
+    found, same = (bb.assess(one, x, (data, y), **FEW, unit=3) for y in (yes.bool(), yes))
+    assert found.metrics == same.metrics
+    assert torch.equal(found.predict(data.int()).probs, found.predict(data.int().float()).probs)
+
+
+def test_a_segmentation_that_guesses_is_told():
+    images, _ = assess_cases.scenes(24, 1)
+    labels = torch.randint(0, 3, (24, *images.shape[2:]), generator=torch.Generator().manual_seed(0))
+    found = bb.assess(network("segmentation"), assess_cases.scenes(32, 0)[0], (images, labels), **FEW, views="none")
+    assert found.verdict["headline"].startswith("It is no better than guessing: of 100 pixels")

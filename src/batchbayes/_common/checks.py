@@ -202,7 +202,7 @@ def check_classes(name: str, classes: Tensor, num_classes: int) -> None:
         raise BatchbayesError(
             expected=f"{name} from 0 to {num_classes - 1}",
             got=f"{int(classes.min())} to {int(classes.max())}",
-            fix="number the classes from 0, and drop ignored labels first or name them as ignored_label",
+            fix="number the classes from 0, and drop examples that do not count, or name their label by ignore_index=",
         )
 
 

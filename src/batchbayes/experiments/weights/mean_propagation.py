@@ -15,7 +15,7 @@ from torch import Tensor
 
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import ImageData, error_percent, load_images, new_network
-from batchbayes.experiments.weights.variance_networks import at_means, fit, new_lenet
+from batchbayes.experiments.weights.variance_networks import Recipe, at_means, new_lenet
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.weights.fit import Schedule, fit_noisy
 from batchbayes.methods.weights.mean_field import MeanField
@@ -74,8 +74,8 @@ def work(config: PropagationConfig, unit: Unit, needed: Results, data_folder: Da
     if unit.name == "few bits":
         return bits_result(mean_field(config, data), data)
     network = noisy(new_lenet(), VariationalDropout("layer"), layers=["dense1"])
-    training = TrainingConfig(config.epochs, config.batch_size, config.learning_rate)
-    fit(network, data.train, training, decay_from=config.decay_from)
+    recipe = Recipe(config.num_train, config.epochs, config.batch_size, config.learning_rate, config.decay_from)
+    recipe.fit(network, data)
     return propagation_result(config, network.posterior(), data)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt, dealt_first, normals
+from batchbayes._common.text import count
 from batchbayes.engines.linear_check import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import each_tensor, require_finite
@@ -70,8 +71,8 @@ class BatchNormPosterior(Posterior):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.method} on {self.network}: {len(self.sites)} sites, "
-            f"{self.center.numel()} statistics, {len(self.deviations)} rows, batch size {self.batch_size:g}, "
+            f"{type(self).__name__}({self.method} on {self.network}: {count(len(self.sites), 'site')}, "
+            f"{self.center.numel()} statistics, {count(len(self.deviations), 'row')}, batch size {self.batch_size:g}, "
             f"centred on {self.centered_on})"
         )
 
