@@ -4,7 +4,9 @@ import csv
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -174,6 +176,22 @@ def trained(task: str) -> dict[str, Tensor]:
     config = TrainingConfig(epochs=epochs, batch_size=16, learning_rate=0.01)
     train(network, shuffled(*data, 16, seed=0), supervised(loss), config)
     return network.state_dict()
+
+
+def trained_network(task: str = "classification") -> nn.Module:
+    """Return the network of a task with its trained weights."""
+    build = {"classification": classifier, "regression": regressor, "segmentation": segmenter}[task]
+    network = build()
+    network.load_state_dict(trained(task))
+    return network.eval()
+
+
+def leave_figures_out(monkeypatch: Any) -> None:
+    """Draw no figures in a test, to save time."""
+    torch.set_num_threads(1)
+    for task, name in (("classification", "class"), ("regression", "value"), ("segmentation", "image")):
+        compare = import_module(f"batchbayes.assessment.{task}.compare")
+        monkeypatch.setattr(compare, f"{name}_figures", lambda *_: {})
 
 
 def write_case(task: str, folder: Path) -> list[str]:
