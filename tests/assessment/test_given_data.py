@@ -1,7 +1,5 @@
 """What users give to `bb.assess`: data, labels and options that are odd, unclear or wrong."""
 
-import csv
-
 import numpy as np
 import pytest
 import torch
@@ -90,7 +88,7 @@ def test_inputs_get_the_type_that_the_network_needs(tmp_path):
     given = ["--model", "helpers.assess_cases:double_classifier", "--weights", str(tmp_path / "weights.safetensors")]
     given += ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--input", str(tmp_path / "new.npz")]
     assert cli.main(["predict", *given, "--out", str(tmp_path / "new.csv"), "--quiet"]) == 0
-    new = list(csv.DictReader((tmp_path / "new.csv").read_text().splitlines()))
+    new = assess_cases.rows_in(tmp_path / "new.csv")
     assert [new[row]["confidence"] for row in exact.rows["row"]] == [str(c) for c in exact.rows["confidence"]]
 
 

@@ -1,6 +1,5 @@
 """`bb.assess`: the same objects as the command writes, from loaders, data sets, tensors and arrays."""
 
-import csv
 import json
 import warnings
 
@@ -24,11 +23,6 @@ FEW = {"batch_size": 16, "draws": 12, "method": "none"}
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch):
     assess_cases.leave_figures_out(monkeypatch)
-
-
-def rows_in(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_python_says_what_the_command_says(tmp_path):
@@ -131,7 +125,7 @@ def test_maps_of_a_segmentation(tmp_path):
     arguments = assess_cases.write_case("segmentation", tmp_path)
     given = [*arguments, "--method", "none", "--maps", str(tmp_path / "maps")]
     assert cli.main(["assess", *given, "--out", str(tmp_path / "out")]) == 0
-    rows = rows_in(tmp_path / "out" / "predictions.csv")
+    rows = assess_cases.rows_in(tmp_path / "out" / "predictions.csv")
     assert len(list((tmp_path / "maps").iterdir())) == 2 * len(rows)
     options = dict(zip(arguments[::2], arguments[1::2], strict=False))
     given = ["--model", options["--model"], "--weights", options["--weights"], "--input", options["--test"], "--quiet"]
@@ -164,7 +158,7 @@ def test_several_weights_are_compared_as_an_ensemble(tmp_path, monkeypatch):
     assert cli.main(["assess", *given, "--out", str(tmp_path / "out")]) == 0
     new = ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--input", options["--test"]]
     assert cli.main(["predict", *common, *files[:2], *new, "--out", str(tmp_path / "new.csv")]) == 0
-    told, again = rows_in(tmp_path / "out" / "predictions.csv"), rows_in(tmp_path / "new.csv")
+    told, again = assess_cases.rows_in(tmp_path / "out" / "predictions.csv"), assess_cases.rows_in(tmp_path / "new.csv")
     for row in told:
         same = again[int(row["row"])]
         assert all(row[key] == same[key] for key in row.keys() - {"source", "target"})
@@ -194,7 +188,7 @@ def test_one_image_file_is_enough_for_predict(tmp_path, capsys):
         made = assess_cases.picture_classifier()
         patch.setattr(assess_cases, "picture_classifier", lambda: made)
         assert cli.main(["assess", *given, "--out", str(tmp_path / "out")]) == 0
-        told = rows_in(tmp_path / "out" / "predictions.csv")[0]
+        told = assess_cases.rows_in(tmp_path / "out" / "predictions.csv")[0]
         new = ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--json"]
         capsys.readouterr()
         assert cli.main(["predict", *common, *new, "--input", str(tmp_path / "test" / told["id"])]) == 0

@@ -228,6 +228,12 @@ def write_case(task: str, folder: Path) -> list[str]:
     return ["--model", "helpers.assess_cases:regressor", *files, "--batch-size", "16", *shared]
 
 
+def rows_in(path: str | Path) -> list[dict[str, str]]:
+    """Read a .csv file of predictions."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def write_csv(path: Path, x: Tensor, y: Tensor) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -90,12 +90,12 @@ def assess(
         require_place(place, overwrite)
     given, start = _settings(settings), time.monotonic()
     networks: list[Any] = list(model) if isinstance(model, Sequence) and model else [model]
-    for network in networks:
-        as_network(network)
     wanted = None if likelihood is None else given_likelihood(likelihood)
     if isinstance(wanted, Categorical) and given.ignore_label is None:
         given = replace(given, ignore_label=wanted.ignore_index)
     with noted_warnings(shown=True) as caveats:
+        for network in networks:
+            as_network(network)
         case = make_case(
             networks[0],
             _training(train, reference, given.batch_size),
