@@ -102,7 +102,8 @@ def tune_temperature(
     The score is the mean over examples of $\log \frac1S \sum_s \mathrm{softmax}(z_s / T)_y$ with logits $z_s$. With one
     draw this is temperature scaling (Guo et al., ICML 2017). With several, each draw is scaled before the average. Use
     the result as `categorical(temperature=T)` or `bernoulli(temperature=T)`. The likelihood is by default that of the
-    predictive; labels of its `ignore_index` do not count.
+    predictive; labels of its `ignore_index` do not count. The search goes from 1/20 to 20. An end of this range means
+    that the network says nothing about these labels, or is never wrong.
 
     >>> summary = Categorical().summary()
     >>> logits = torch.tensor([[[0.0, 4.0]]]).expand(1, 4, 2)

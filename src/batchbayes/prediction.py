@@ -139,7 +139,7 @@ class _Pass:
         chunk_size: int | None,
         keep_draws: bool | None,
     ) -> None:
-        _require_posterior(posterior)
+        require_posterior(posterior)
         for likelihood in likelihoods:
             require_likelihood(likelihood)
         num_samples, seed = whole_number("num_samples", num_samples), whole_number("seed", seed, least=None)
@@ -198,7 +198,8 @@ class _Pass:
         return choose_engine(self._posterior, chunk, name, self._num_samples, self._seed, contrasts=self._contrasts)
 
 
-def _require_posterior(posterior: object) -> None:
+def require_posterior(posterior: object) -> None:
+    """Raise an error that says how to make a posterior if this is none."""
     if not isinstance(posterior, Posterior):
         raise BatchbayesError(
             expected="a posterior, as bb.mcbn(model, batches) returns it",

@@ -29,6 +29,7 @@ from batchbayes.data.examples import from_object
 from batchbayes.errors import BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
 from batchbayes.methods import resolve
+from batchbayes.network import as_network
 
 ASSESSORS = {
     "classification": "batchbayes.assessment.classification.compare:assess_classification",
@@ -88,11 +89,13 @@ def assess(
     if place is not None:
         require_place(place, overwrite)
     given, start = _settings(settings), time.monotonic()
-    networks = [model] if isinstance(model, nn.Module) else list(model)
+    networks: list[Any] = list(model) if isinstance(model, Sequence) and model else [model]
     wanted = None if likelihood is None else given_likelihood(likelihood)
     if isinstance(wanted, Categorical) and given.ignore_label is None:
         given = replace(given, ignore_label=wanted.ignore_index)
     with noted_warnings(shown=True) as caveats:
+        for network in networks:
+            as_network(network)
         case = make_case(
             networks[0],
             _training(train, reference, given.batch_size),

@@ -84,7 +84,9 @@ def require_fitting(
         for _, targets in part:
             if targets is None:
                 raise BatchbayesError(
-                    expected=f"targets in every batch of {part.name}", got="inputs alone", fix="check the data"
+                    expected=f"targets in every batch of {part.name}",
+                    got="inputs alone",
+                    fix="give batches as (inputs, targets)",
                 )
             if task == "regression":
                 _require_targets(part.name, targets, outputs)

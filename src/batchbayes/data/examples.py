@@ -160,7 +160,7 @@ def as_batch(batch: Any, name: str) -> Batch:
         raise BatchbayesError(
             expected=f"batches of {name} as (inputs, targets) tensors",
             got=f"a {type(batch).__name__}{_contents(batch)}",
-            fix="let the data function return a loader whose batches are tuples of two tensors",
+            fix="give batches as tuples of two tensors, for example by collate_fn= of a DataLoader",
         )
     if any(part.is_complex() for part in parts[:2]):
         raise BatchbayesError(

@@ -146,9 +146,9 @@ class BatchNormPosterior(Posterior):
         sizes = torch.as_tensor(batch_size, dtype=torch.float64)
         if sizes.shape not in ((), (len(self.sites),)) or not ((sizes > 1) & sizes.isfinite()).all():
             raise BatchbayesError(
-                expected=f"a finite batch size above 1, or {len(self.sites)} of them",
+                expected="a finite batch size above 1, or one for each site",
                 got=str(batch_size),
-                fix="pass one number, or a list with one for each site",
+                fix=f"pass one number, or a list of {len(self.sites)}",
             )
         require_noise(self)
         each = sizes.expand(len(self.sites))[site_of(self.sites)]  # (D,)
