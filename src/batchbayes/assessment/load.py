@@ -113,7 +113,10 @@ def make_case(
         calibration, ood = (part and replace(part, input_dtype=dtype) for part in (calibration, ood))
     outputs = trial(network, test)
     if _share_of(as_given, _some_training_inputs(train)) > MOST_SHARED:
-        warn("WARNING: most test examples are training examples too, so what is said about new data is too good.")
+        warn(
+            "WARNING: most test examples are training examples too. If the network was trained on them, what is said "
+            "about new data is too good."
+        )
     task = settings.task or guess_task(outputs, test, likelihood)
     split_off = calibration is None
     if calibration is None:
