@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
+from batchbayes._common.memory import keep_freed_memory
 from batchbayes._common.progress import Progress
 from batchbayes.batches import Batches, Picker, batch_stream, cut, is_examples, warn_if_shuffled
 from batchbayes.engines.choose import Engine, EngineName, choose_engine
@@ -156,6 +157,7 @@ class _Pass:
 
     @torch.no_grad()
     def run(self, data: Batches, picker: Picker) -> Iterator[Predicted]:
+        keep_freed_memory()
         device = self._posterior.device
         with Progress("predicting", _work(data, self._num_samples)) as shown:
             for batch, inputs in batch_stream(data, picker):

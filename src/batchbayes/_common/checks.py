@@ -225,7 +225,7 @@ def without_ignored(predictions: Tensor, labels: Tensor, ignore_index: int | Non
     return predictions[kept.to(predictions.device)], labels[kept]
 
 
-def fitting_labels(targets: Tensor, shape: torch.Size, num_classes: int) -> Tensor:
+def fitting_labels(targets: Tensor, shape: Sequence[int], num_classes: int) -> Tensor:
     """Return labels as int64 on the CPU, or raise an error if they do not fit. Bool labels are classes 0 and 1."""
     labels = as_tensor(targets, "labels")
     check_labels(labels.long() if labels.dtype == torch.bool else labels, shape, num_classes)
