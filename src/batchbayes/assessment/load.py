@@ -113,7 +113,10 @@ def make_case(
         calibration, ood = (part and replace(part, input_dtype=dtype) for part in (calibration, ood))
     outputs = trial(network, test)
     if _share_of(as_given, _some_training_inputs(train)) > MOST_SHARED:
-        warn("WARNING: most test examples are training examples too, so what is said about new data is too good.")
+        warn(
+            "WARNING: most test examples are training examples too. If the network was trained on them, what is said "
+            "about new data is too good."
+        )
     task = settings.task or guess_task(outputs, test, likelihood)
     split_off = calibration is None
     if calibration is None:
@@ -160,14 +163,17 @@ def make_case(
 
 def _share_of(test: Examples, others: Tensor) -> float:
     """Return the share of the first test examples that are among other inputs."""
-    some, known = ({row.float().numpy().tobytes() for row in rows} for rows in (some_inputs(test, COMPARED), others))
+    some, known = (
+        {hash(row.tobytes()) for row in rows.detach().float().cpu().numpy()}
+        for rows in (some_inputs(test, COMPARED), others)
+    )
     return len(some & known) / len(some)
 
 
 def _some_training_inputs(train: Training) -> Tensor:
-    """Return all training inputs that are in memory, or the first of a data set; none if it can be read only once."""
+    """Return the first training inputs, many if they are in memory; none if they can be read only once."""
     if isinstance(train.plain, Tensor):
-        return train.plain
+        return train.plain[: 100 * COMPARED]
     if train.examples is None:
         return torch.empty(0)
     loader = train.examples.batches
