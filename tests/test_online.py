@@ -69,11 +69,11 @@ def perceptron(outputs=1):
 
 
 def test_structured_laplace_of_a_linear_network_is_exact():
-    config = TrainingConfig(epochs=1, batch_size=12)
+    config = TrainingConfig(epochs=200, batch_size=12, learning_rate=0.1)
     state = learn_parts(StructuredLaplace.start(linear(), bb.gaussian(TAU), prior_std=0.5), PARTS, config)
     exact = learn_parts(LastLayer.start(1, 3, bb.gaussian(TAU), prior_precision=4.0), PARTS)
     torch.testing.assert_close(state.last.precision, exact.precision)
-    torch.testing.assert_close(state.log_prob(X, Y), exact.log_prob(X, Y))
+    torch.testing.assert_close(state.last.mean, exact.mean, rtol=1e-4, atol=1e-4)
 
 
 def test_curvature_of_a_hidden_layer_is_that_of_all_pairs_of_weights():
@@ -87,10 +87,8 @@ def test_curvature_of_a_hidden_layer_is_that_of_all_pairs_of_weights():
         return (hidden @ last.T)[0]
 
     last, weights = state._present()["2"], state.hidden["0"].flatten()
-    # a second time, since the last layer moved to its exact maximum after its factors had been made
-    moved = state._at({"0": state.hidden["0"], "2": last}, X[:1], torch.tensor([2]))
     jacobian, probs = torch.func.jacrev(outputs)(weights), outputs(weights).softmax(0)
-    found = torch.kron(moved.of_outputs["0"] - state.of_outputs["0"], moved.of_inputs["0"] - state.of_inputs["0"])
+    found = torch.kron(state.of_outputs["0"], state.of_inputs["0"])
     torch.testing.assert_close(found, jacobian.T @ (probs.diag() - probs.outer(probs)) @ jacobian)
 
 

@@ -95,8 +95,7 @@ class StructuredLaplace:
     def update(self, part: Part, config: TrainingConfig) -> Self:
         """Return the posterior after one more part, of which the former one is the prior.
 
-        `config` has the epochs, the batch size, the learning rate of Adam, which falls to zero, and the seed. The last
-        layer then moves to its exact maximum.
+        `config` has the epochs, the batch size, the learning rate of Adam, which falls to zero, and the seed.
         """
         inputs, targets = require_plain(part, config)
         weights = {name: tensor.clone().requires_grad_() for name, tensor in self._present().items()}
@@ -134,7 +133,7 @@ class StructuredLaplace:
         return total
 
     def _at(self, weights: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Self:
-        """Return the Gaussian around these weights of the hidden layers: the former one and the curvature of a part."""
+        """Return the Gaussian around these weights. Its precision is the former one plus the curvature of a part."""
         *hidden, output = weights
         with torch.enable_grad(), self._running({n: w.requires_grad_() for n, w in weights.items()}) as (run, seen):
             outputs = run(inputs)
@@ -148,7 +147,9 @@ class StructuredLaplace:
         received = {name: seen[name][0].detach() for name in weights}
         return replace(
             self,
-            last=self.last.update((received[output], targets)),
+            last=replace(self.last, mean=weights[output].detach().double()).update(
+                (received[output], targets), steps=0
+            ),
             hidden={name: weights[name].detach() for name in hidden},
             of_inputs={name: self.of_inputs[name] + received[name].T @ received[name] for name in hidden},
             of_outputs=of_outputs,
