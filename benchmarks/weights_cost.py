@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
+from batchbayes._common.memory import keep_freed_memory
 from batchbayes.methods.weights.fit import negative_elbo
 from batchbayes.models.cifar_resnet import CifarResNet
 from batchbayes.models.lenet import LeNet5, LeNet300
@@ -93,6 +94,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    keep_freed_memory()  # as `train` and `predict` do
     print("| network | family | plain step | noisy step / plain | draw / forward pass |\n|---|---|---:|---:|---:|")
     for case in options.cases:
         measure(case, options.rounds)

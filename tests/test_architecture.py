@@ -24,7 +24,7 @@ LAYERS = [
         "inputs",
         "posterior",
         "predictive",
-        "running",
+        "running_sums",
         "likelihoods",
         "engines",
         "prediction",

@@ -188,7 +188,9 @@ def test_arrays_are_tensors():
     assert torch.equal(torch.stack(a), torch.stack(b))
 
 
-@pytest.mark.parametrize("targets", [torch.ones(12), torch.ones(12, dtype=torch.long), torch.ones(12, 2).long()])
+@pytest.mark.parametrize(
+    "targets", [torch.ones(12), torch.ones(12).long(), torch.ones(12, 2).long(), torch.ones(12, 1), torch.ones(12, 3)]
+)
 @pytest.mark.parametrize("container", [tuple, list])
 def test_a_pair_is_inputs_and_targets_and_not_two_batches(targets, container):
     data = container([X, targets])
@@ -200,7 +202,7 @@ def test_a_pair_is_inputs_and_targets_and_not_two_batches(targets, container):
 
 
 def test_two_tensors_that_may_be_either_are_refused():
-    for data in ((X, X), (X, torch.ones(12, 3)), X.split(6)):
+    for data in ((X, X), (X[..., None], torch.ones(12, 2, 3)), X.split(6)):
         with pytest.raises(BatchbayesError, match=r"meaning is clear.*pass \[\(x, y\)\].*or a list"):
             list(input_stream(data))
     assert len(list(input_stream([X, X]))) == 2

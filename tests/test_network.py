@@ -191,3 +191,31 @@ def test_a_network_with_checkpoints_is_left_alone(training):
             torch.testing.assert_close(found, torch.autograd.grad(outputs.square().sum(), x)[0])
         late = as_network(network)(x)
         torch.autograd.grad(late.sum(), x)  # outside of the block: other statistics, but the user's stay
+
+
+def test_inputs_that_a_network_changes_in_place_stay_as_they_are():
+    class Doubling(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x.mul_(2))
+
+    network = Doubling(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    x = AGES.clone()
+    batches = list(x.split(16))
+    posterior = bb.mcbn(network, batches)
+    drawn = bb.predict(posterior, x, bb.categorical(), num_samples=2, keep_draws=True).draws
+    assert torch.equal(x, AGES)
+    expected = torch.stack([posterior.draw(0, s)(AGES) for s in range(2)])
+    torch.testing.assert_close(drawn, expected)
+
+
+def test_a_network_of_one_dict_is_told_to_take_its_inputs_by_name():
+    class Dict(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, batch):
+            return self.norm(batch["age"])
+
+    with pytest.raises(bb.BatchbayesError, match=r"let forward\(\) take these inputs by name"):
+        bb.mcbn(Dict(), {"age": AGES, "label": LABELS}, batch_size=8, inputs=lambda batch: batch)

@@ -96,19 +96,18 @@ def projected_gradient(
     epsilon: float,
     steps: int = 10,
     step: float | None = None,
-    random_start: bool = True,
     num_samples: int = 8,
     seed: int = 0,
     bounds: tuple[float, float] | None = None,
 ) -> Tensor:
     r"""Return inputs after several steps along gradient signs, each projected back to within $\epsilon$.
 
-    The step is by default 2.5 epsilon / steps. With a random start this is PGD, without it the iterated gradient sign.
-    The other arguments are those of `fast_gradient_sign`. Each step has its own draws.
+    This is PGD: it starts at a random point within epsilon. The step is by default 2.5 epsilon / steps. The other
+    arguments are those of `fast_gradient_sign`. Each step has its own draws.
     """
     size = 2.5 * epsilon / whole_number("steps", steps) if step is None else step
     options: Any = {"epsilon": epsilon, "step": size, "num_samples": num_samples, "seed": seed, "bounds": bounds}
-    path = attack_steps(posterior, inputs, labels, likelihood, random_start=random_start, **options)
+    path = attack_steps(posterior, inputs, labels, likelihood, random_start=True, **options)
     return next(islice(path, steps - 1, None))
 
 

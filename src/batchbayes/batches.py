@@ -47,14 +47,17 @@ def as_batches(data: Batches) -> Iterable[Any]:
 
 
 def _is_one_batch(data: object) -> bool:
-    """Whether a tuple or list is one batch (x, y, ...). Two tensors of the same kind in a tuple may be either."""
+    """Whether a tuple or list is one batch (x, y, ...). Two tensors of the same kind in a tuple may be either.
+
+    Tables with different columns are not of the same kind. Images of different sizes are.
+    """
     most = 2 if isinstance(data, list) else 100  # a longer list holds batches
     if not isinstance(data, list | tuple) or not 2 <= len(data) <= most or not are_arrays(data):
         return False
     if len({len(part) for part in data}) > 1:
         return False
     tensors = [as_tensor(part, "the data") for part in data]
-    if len({(tensor.ndim, tensor.is_floating_point()) for tensor in tensors}) > 1:
+    if len({(t.ndim, t.is_floating_point(), t.shape[1:] if t.ndim == 2 else None) for t in tensors}) > 1:
         return True
     if isinstance(data, tuple) and len(data) == 2:
         raise BatchbayesError(

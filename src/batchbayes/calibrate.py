@@ -97,12 +97,13 @@ def tune_temperature(
     labels: Tensor,
     likelihood: Categorical | Bernoulli | None = None,
 ) -> float:
-    r"""Return the temperature T under which the mean probability of held-out labels is best.
+    r"""Return the temperature T with the best mean log probability of held-out labels.
 
     The score is the mean over examples of $\log \frac1S \sum_s \mathrm{softmax}(z_s / T)_y$ with logits $z_s$. With one
     draw this is temperature scaling (Guo et al., ICML 2017). With several, each draw is scaled before the average. Use
     the result as `categorical(temperature=T)` or `bernoulli(temperature=T)`. The likelihood is by default that of the
-    predictive; labels of its `ignore_index` do not count.
+    predictive; labels of its `ignore_index` do not count. The search goes from 1/20 to 20. An end of this range means
+    that the network says nothing about these labels, or is never wrong.
 
     >>> summary = Categorical().summary()
     >>> logits = torch.tensor([[[0.0, 4.0]]]).expand(1, 4, 2)
@@ -124,7 +125,7 @@ def tune_temperature(
 
 
 def agreement_temperature(predictive: CategoricalPredictive, *, average: int = 1) -> float:
-    r"""Return the temperature at which the mean confidence is the share of pairs of draws that agree: without labels.
+    r"""Return a temperature without labels: with it, the mean confidence is the share of pairs of draws that agree.
 
     The confidence is the largest of the mean probabilities $\frac1S \sum_s \mathrm{softmax}(z_s / T)$. Two draws agree
     on an example if they choose the same class. For networks from independent trainings the rate of agreement is about
@@ -133,7 +134,8 @@ def agreement_temperature(predictive: CategoricalPredictive, *, average: int = 1
 
     Args:
         predictive: of examples that need no labels, with two draws or more that were kept.
-        average: the temperature is for `with_views(..., average=)`, the predictive for the same without averages.
+        average: that of `with_views(..., average=)`, if the temperature is for it. The predictive must come from the
+            same views without averages.
 
     >>> logits = torch.tensor([0.0, math.log(25)]).expand(2, 4, 2).clone()
     >>> logits[0, 0] = logits[0, 0].flip(0)  # two draws that agree on three of four examples

@@ -22,7 +22,7 @@ from batchbayes._common.checks import (
 )
 from batchbayes.errors import BatchbayesError
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
-from batchbayes.running import RunningBernoulli, RunningCategorical, RunningGaussian, RunningSummary
+from batchbayes.running_sums import RunningBernoulli, RunningCategorical, RunningGaussian, RunningSummary
 
 P_co = TypeVar("P_co", covariant=True)
 
@@ -116,9 +116,9 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
         values = self._classes_last(outputs[None])[0]  # (n, ..., K)
         if self.probabilities:
             check_probabilities(values)
-        elif self.probabilities is None and len(values):
+        elif self.probabilities is None and values.numel():
             rounding = max(1e-5, 4 * torch.finfo(values.dtype).eps)
-            if bool((values >= 0).all()) and bool(((values.sum(-1) - 1).abs() <= rounding).all()):
+            if bool(values.min() >= 0) and bool(((values.sum(-1) - 1).abs() <= rounding).all()):
                 raise _already_probabilities("categorical", "rows that are not negative and sum to one")
 
     def counts(self, targets: Tensor) -> Tensor:
@@ -127,12 +127,13 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
 
     def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.check_outputs(outputs[0])
-        logits, targets = self.logits(outputs), as_tensor(targets, "labels").cpu()
+        (_, *shape, num_classes), targets = self.logits(outputs).shape, as_tensor(targets, "labels").cpu()
+        if self.ignore_index is None:
+            return fitting_labels(targets, shape, num_classes)
         kept = self.counts(targets)
         if targets.numel() and not kept.any():
             raise BatchbayesError("labels that count", f"only {self.ignore_index}", "check ignore_index=")
-        labels = fitting_labels(targets.where(kept, 0), logits.shape[1:-1], logits.shape[-1])
-        return torch.where(kept, labels, targets.long())
+        return torch.where(kept, fitting_labels(targets.where(kept, 0), shape, num_classes), targets.long())
 
     def summary(self) -> RunningCategorical:
         return RunningCategorical(self)
@@ -334,14 +335,13 @@ def heteroscedastic_gaussian(axis: int = 1) -> HeteroscedasticGaussian:
 
 
 def _temperature(value: float) -> float:
-    fix = "pass 1 to leave the logits as they are"
-    return finite_number("a positive, finite temperature, that is", value, above=0, fix=fix)
+    return finite_number("a positive, finite temperature, that is", value, above=0, fix="pass 1 to change nothing")
 
 
 def _precision(value: object) -> float:
     value = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
-    fix = "pass tau = 1 / noise variance"
-    return finite_number("a positive, finite precision tau, that is", value, above=0, fix=fix)
+    name = "a positive, finite precision tau, that is"
+    return finite_number(name, value, above=0, fix="pass tau = 1 / noise variance")
 
 
 def _flag(value: bool | None) -> bool | None:

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from batchbayes.copying import is_wrapper, plain_name
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.inputs import Inputs, tensors_of
+from batchbayes.inputs import Inputs, each_tensor, tensors_of
 from batchbayes.shadow import Changes, input_of, why_in_place, workplace
 
 Function = Callable[[Any], Tensor]
@@ -57,8 +57,9 @@ class Network:
             yield partial(self._run, place.module, changes.get("tensors", {}))
 
     def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
+        own = each_tensor(inputs, torch.clone)  # the network may change its input in place
         try:
-            found = module(*inputs.args, **inputs.named) if isinstance(inputs, Inputs) else module(inputs)
+            found = module(*own.args, **own.named) if isinstance(own, Inputs) else module(own)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
             if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
                 raise
@@ -103,6 +104,8 @@ def _failed(
             "use torch's BatchNorm layers: a layer that reads running_mean in Python cannot normalise by its batch in "
             "evaluation mode. Leave such layers out with sites="
         )
+    if isinstance(error, TypeError) and isinstance(inputs, Inputs):
+        fix = "let forward() take these inputs by name; put a module that does so around a network that takes one dict"
     first = (str(error).strip().splitlines() or [""])[0][:300]
     return BatchbayesError(
         expected=f"inputs that {type(module).__name__} runs on",

@@ -26,8 +26,8 @@ class Posterior(ABC):
     is_point: bool = False
     """Whether all draws are the same function, so that one draw is enough."""
     num_functions: int | None = None
-    """How many different functions there are, if they are few. Draws take each of them once before any comes again, so
-    `predict` makes at most this many draws."""
+    """How many different functions there are, if they are few. Draws use each function once before they use any of
+    them again, so `predict` makes at most this many draws."""
     linear: "Linearisable | None" = None
     """What the linear engine needs; None if draws must be made one by one."""
     needs_weights: ClassVar[bool] = True

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
+from batchbayes._common.memory import keep_freed_memory
 from batchbayes._common.progress import Progress
 from batchbayes.batches import Batches, Picker, batch_stream, cut, is_examples, warn_if_shuffled
 from batchbayes.engines.choose import Engine, EngineName, choose_engine
@@ -138,7 +139,7 @@ class _Pass:
         chunk_size: int | None,
         keep_draws: bool | None,
     ) -> None:
-        _require_posterior(posterior)
+        require_posterior(posterior)
         for likelihood in likelihoods:
             require_likelihood(likelihood)
         num_samples, seed = whole_number("num_samples", num_samples), whole_number("seed", seed, least=None)
@@ -156,6 +157,7 @@ class _Pass:
 
     @torch.no_grad()
     def run(self, data: Batches, picker: Picker) -> Iterator[Predicted]:
+        keep_freed_memory()
         device = self._posterior.device
         with Progress("predicting", _work(data, self._num_samples)) as shown:
             for batch, inputs in batch_stream(data, picker):
@@ -196,7 +198,8 @@ class _Pass:
         return choose_engine(self._posterior, chunk, name, self._num_samples, self._seed, contrasts=self._contrasts)
 
 
-def _require_posterior(posterior: object) -> None:
+def require_posterior(posterior: object) -> None:
+    """Raise an error that says how to make a posterior if this is none."""
     if not isinstance(posterior, Posterior):
         raise BatchbayesError(
             expected="a posterior, as bb.mcbn(model, batches) returns it",
@@ -221,8 +224,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
         raise BatchbayesError(
             expected="a network that gives the same answer twice",
             got="two answers of one draw that differ",
-            fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout. "
-            "Look also for operations in place, such as x.mul_(2), which change the input",
+            fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout",
         )
     half = max(1, len(few) // 2)
     if len(few) > 1 and not _close(once[:half], function(few[:half])):
@@ -236,7 +238,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
 
 
 def _close(first: Tensor, second: Tensor) -> bool:
-    """Whether outputs are the same but for rounding. Draws that are not finite are told elsewhere."""
+    """Whether outputs are the same but for rounding. Other checks find draws that are not finite."""
     rounding = min(0.1, 1000 * torch.finfo(first.dtype).eps) * first.abs().max()
     return not bool(((first - second).abs() > rounding).any())
 

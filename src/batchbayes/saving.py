@@ -43,7 +43,7 @@ def save(
     >>> path = Path(tempfile.mkdtemp()) / "posterior.safetensors"
     >>> save(posterior, path)
     >>> load(path, network)
-    BatchNormPosterior(mcbn on Sequential: 1 sites, 8 statistics, 4 rows, batch size 8, centred on batches)
+    BatchNormPosterior(mcbn on Sequential: 1 site, 8 statistics, 4 rows, batch size 8, centred on batches)
     """
     if not isinstance(posterior, Posterior | Novelty):
         got = f"a {type(posterior).__name__}"

@@ -40,9 +40,9 @@ class Changes(TypedDict, total=False):
     """What is different in one pass through a network."""
 
     tensors: Mapping[str, Tensor | None]
-    """Parameters or buffers to use instead of the network's own, by their full names. They get the dtype and device of
-    those, and stand in all places that share a parameter. A batch-norm layer whose running statistics are None
-    normalises by the statistics of its batch."""
+    """Parameters or buffers to use instead of the network's own, by their full names. Each gets the dtype and device of
+    the tensor that it replaces. If modules share a parameter, it is replaced in all of them. A batch-norm layer whose
+    running statistics are None normalises by the statistics of its batch."""
     before: Mapping[str, Callable[[Tensor], Tensor | None]]
     """Functions by name of module. Each gets the input of its module before the module runs. If it returns a tensor,
     the module gets that tensor instead."""
@@ -77,7 +77,7 @@ def workplace(module: nn.Module, *, own_modes: bool = False) -> "Iterator[Workpl
 
 @contextmanager
 def _in_place(module: nn.Module) -> "Iterator[Workplace]":
-    """Work inside the user's own modules. What is put back is put back twice, in case Ctrl-C stops the first time."""
+    """Work inside the user's own modules. Everything is put back twice, in case Ctrl-C interrupts the first time."""
     place = Workplace({id(m): m for m in module.modules()}, module)
     scripted = [(m, m.training) for m in module.modules() if isinstance(m, torch.jit.ScriptModule)]
 

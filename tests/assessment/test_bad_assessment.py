@@ -97,8 +97,8 @@ CASES = {
     "views with a word": (lambda f: {"views": "jitter:much"}, "a number after jitter:"),
     "weights of another network": (lambda f: {"weights": bad_weights(f)}, "output.weight of shape (3, 9)"),
     "pickled weights": (lambda f: {"weights": a_pickle(f)}, "cannot be read without running code in it"),
-    "NaN rows": (lambda f: {"test": nan_rows(f)}, "1 rows with NaN or infinity"),
-    "NaN training rows": (lambda f: {"train": nan_rows(f)}, "1 rows with NaN or infinity"),
+    "NaN rows": (lambda f: {"test": nan_rows(f)}, "1 row with NaN or infinity"),
+    "NaN training rows": (lambda f: {"train": nan_rows(f)}, "1 row with NaN or infinity"),
     "no target column": (
         lambda f: {"train": table(f, "a,b,c\n1,2,3\n"), "target": "height"},
         "a target column 'height' in table.csv; got columns a, b, c",

@@ -1,6 +1,5 @@
 """What is recommended is what is saved: `batchbayes predict` says exactly what the assessment said, whoever wins."""
 
-import csv
 import json
 import sys
 from importlib import import_module
@@ -73,14 +72,11 @@ def forgotten_toy():
     forget()
 
 
-def rows_in(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def assess(folder, arguments):
     assert cli.main(["assess", *arguments, "--out", str(folder / "out")]) == 0
-    return json.loads((folder / "out" / "metrics.json").read_text()), rows_in(folder / "out" / "predictions.csv")
+    return json.loads((folder / "out" / "metrics.json").read_text()), assess_cases.rows_in(
+        folder / "out" / "predictions.csv"
+    )
 
 
 def predict(folder, arguments, source, *more):
@@ -90,7 +86,7 @@ def predict(folder, arguments, source, *more):
     given += ["--target", options["--target"]] if "--target" in options else []
     out = folder / f"predicted-{source}.csv"
     code = cli.main(["predict", *given, "--input", options[f"--{source}"], "--out", str(out), "--quiet"])
-    return rows_in(out) if code == 0 else code
+    return assess_cases.rows_in(out) if code == 0 else code
 
 
 def assert_same_text(told, new):
@@ -201,7 +197,9 @@ def test_what_is_printed_is_what_is_written(tmp_path, capsys):
     assert capsys.readouterr().out == (tmp_path / "predicted-test.csv").read_text()
     assert cli.main(["predict", *given, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [{key: str(cell) for key, cell in row.items()} for row in rows] == rows_in(tmp_path / "predicted-test.csv")
+    assert [{key: str(cell) for key, cell in row.items()} for row in rows] == assess_cases.rows_in(
+        tmp_path / "predicted-test.csv"
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def assess(given, options, *more):
     folder = options[options.index("--out") + 1]
     with open(f"{folder}/metrics.json", encoding="utf-8") as file:
         metrics = json.load(file)
-    return metrics, rows_in(f"{folder}/predictions.csv")
+    return metrics, assess_cases.rows_in(f"{folder}/predictions.csv")
 
 
 def predict(folder, given, source, *more):
@@ -60,12 +60,7 @@ def predict(folder, given, source, *more):
     out.unlink(missing_ok=True)
     posterior = ["--posterior", str(folder / "out" / "posterior.safetensors")]
     code = cli.main(["predict", *given, *posterior, "--input", str(source), "--out", str(out), *more])
-    return rows_in(out) if code == 0 else code
-
-
-def rows_in(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return assess_cases.rows_in(out) if code == 0 else code
 
 
 def told(rows, column):
@@ -134,7 +129,7 @@ def test_the_training_file_as_test_data_is_told(table_case, capsys):
     given, options = table_case
     options[options.index("--test") + 1] = options[options.index("--train") + 1]
     assess(given, options)
-    assert "the test data is the training data" in capsys.readouterr().err
+    assert "most test examples are training examples too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("order", [None, ",".join(WORDS)])

@@ -1,5 +1,6 @@
 """The words of the first screen: they are right, they know the sampling error, and they keep their units."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from batchbayes.assessment.classification.verdict import (
     cheaper,
     class_honesty,
     class_verdict,
+    guess_sentence,
     no_better_than_guessing,
 )
 from batchbayes.assessment.regression.quantities import Quantity, quantities
@@ -166,6 +168,9 @@ def test_guessing_is_called_guessing():
     assert "“a” were the answer to all inputs" in no_better_than_guessing(targets, right, nll=0.7)
     assert no_better_than_guessing(targets, right, nll=0.4) is None  # its percentages say something
     assert no_better_than_guessing(targets, torch.arange(100) < 90, nll=0.7) is None
+    told = guess_sentence(Counter(sky=75, road=25), accuracy=0.75, error=0.01, nll=0.6, noun="pixel")
+    assert told is not None
+    assert told.endswith("of 100 pixels 75 are right, and 75 would be if “sky” were the answer to all pixels.")
 
 
 def test_an_example_of_what_a_percentage_means():
@@ -173,6 +178,7 @@ def test_an_example_of_what_a_percentage_means():
     right = torch.arange(100) < 49
     text = believed(confidence, right, "honest")
     assert text == "Yes. Of 100 answers that it is at least 90 % sure of, 98 are right. These are 50 of 100 answers."
+    assert believed(torch.full((100,), 0.95), right, "honest").endswith("49 are right. These are all answers.")
 
 
 def test_strange_inputs_that_are_missed_are_named():

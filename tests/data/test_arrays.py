@@ -91,7 +91,7 @@ REFUSED = {
     "two targets": ({"X": X, "y": Y, "labels": Y}, "an array of targets in d.npz; got more than one: y, labels"),
     "no examples": ({"X": X[:0]}, "examples in d.npz; got none"),
     "too few targets": ({"X": X, "y": Y[:5]}, "as many targets as inputs in d.npz; got 6 inputs and 5 targets"),
-    "NaN": ({"X": np.where(X == 5, np.nan, X)}, "as inputs in d.npz; got 1 rows with NaN .* the first is row 2"),
+    "NaN": ({"X": np.where(X == 5, np.nan, X)}, "as inputs in d.npz; got 1 row with NaN .* the first is row 2"),
     "NaN targets": ({"X": X, "y": np.where(Y == 2, np.nan, Y)}, "numbers as targets in d.npz; got 2 rows with NaN"),
     "a number that is too large": ({"X": X * 1e39}, "got 6 rows with NaN or infinity"),
     "too few features": ({"X": X, "features": np.array(["a"])}, r"2 names as features in .*; got <U1 of shape \(1,\)"),

@@ -4,7 +4,7 @@ from batchbayes.data.digits import inverted, load_digits, pixel_shuffled
 
 
 def test_split_holds_every_digit_once() -> None:
-    data = load_digits(seed=0, test_share=0.3)
+    data = load_digits(seed=0)
     assert (len(data.train_images), len(data.test_images)) == (1258, 539)
     assert data.train_images.shape[1:] == data.test_images.shape[1:] == (1, 8, 8)
     whole, other = (torch.cat([d.train_images, d.test_images]).flatten(1) for d in (data, load_digits(seed=1)))

@@ -118,8 +118,8 @@ def test_arrays_are_taken_as_tensors():
         (np.array(["a"]), "got a ndarray"),
         (torch.zeros(2, 2) * 1j, "real numbers in data; got complex"),
         ((torch.zeros(3, 2), torch.zeros(2)), "as many targets as inputs in data"),
-        (torch.tensor([1.0, float("nan")]), "finite numbers in data; got 1 rows"),
-        ((torch.zeros(2, 1), torch.tensor([1.0, float("inf")])), "finite numbers in data; got 1 rows"),
+        (torch.tensor([1.0, float("nan")]), "finite numbers in data; got 1 row"),
+        ((torch.zeros(2, 1), torch.tensor([1.0, float("inf")])), "finite numbers in data; got 1 row"),
     ],
 )
 def test_batches_that_cannot_be_used_are_refused(batch, message):

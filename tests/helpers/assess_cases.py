@@ -4,7 +4,9 @@ import csv
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -176,6 +178,22 @@ def trained(task: str) -> dict[str, Tensor]:
     return network.state_dict()
 
 
+def trained_network(task: str = "classification") -> nn.Module:
+    """Return the network of a task with its trained weights."""
+    build = {"classification": classifier, "regression": regressor, "segmentation": segmenter}[task]
+    network = build()
+    network.load_state_dict(trained(task))
+    return network.eval()
+
+
+def leave_figures_out(monkeypatch: Any) -> None:
+    """Draw no figures in a test, to save time."""
+    torch.set_num_threads(1)
+    for task, name in (("classification", "class"), ("regression", "value"), ("segmentation", "image")):
+        compare = import_module(f"batchbayes.assessment.{task}.compare")
+        monkeypatch.setattr(compare, f"{name}_figures", lambda *_: {})
+
+
 def write_case(task: str, folder: Path) -> list[str]:
     """Write weights and data, and return the arguments that assess them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -208,6 +226,12 @@ def write_case(task: str, folder: Path) -> list[str]:
         write_csv(folder / f"{name}.csv", *wave(count, seed))
     files = ["--train", str(folder / "train.csv"), "--test", str(folder / "test.csv"), "--target", "height"]
     return ["--model", "helpers.assess_cases:regressor", *files, "--batch-size", "16", *shared]
+
+
+def rows_in(path: str | Path) -> list[dict[str, str]]:
+    """Read a .csv file of predictions."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def write_csv(path: Path, x: Tensor, y: Tensor) -> None:

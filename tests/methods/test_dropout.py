@@ -235,7 +235,7 @@ def test_a_file_keeps_the_output_and_says_what_it_is(tmp_path):
     posterior = bb.mc_dropout(network, output="logits")
     bb.save(posterior, tmp_path / "p")
     loaded = bb.load(tmp_path / "p", network)
-    assert repr(loaded) == repr(posterior) == "DropoutPosterior(mc_dropout on Named: 1 sites, p 0.25)"
+    assert repr(loaded) == repr(posterior) == "DropoutPosterior(mc_dropout on Named: 1 site, p 0.25)"
     assert torch.equal(loaded.draw(3, 1)(x), posterior.draw(3, 1)(x))
 
 

@@ -41,7 +41,7 @@ def scored(num_images: int = 6, num_values: int | None = None):
 
 def test_confusion_matrix_of_pieces():
     predicted, labels = images()
-    matrix = metrics.ConfusionMatrix(4, ignored_label=IGNORED)
+    matrix = metrics.ConfusionMatrix(4, ignore_index=IGNORED)
     for piece in zip(predicted, labels, strict=True):
         matrix.add(*piece)
     keep = labels != IGNORED
@@ -68,7 +68,7 @@ def test_a_class_that_was_never_seen_does_not_count():
     [
         ([0, 3], [0, 1], "predicted classes from 0 to 2; got 0 to 3"),
         ([0, 1], [0, -1], "labels from 0 to 2"),
-        ([0, 1], [0, IGNORED], "ignored_label"),
+        ([0, 1], [0, IGNORED], "ignore_index"),
         ([0.0, 1.0], [0, 1], "integer predicted classes"),
         ([0], [0, 1], "never broadcast"),
     ],
@@ -174,7 +174,7 @@ def test_a_score_just_beyond_the_end_is_rounded_and_one_far_beyond_is_refused():
 def test_an_image_without_labels_adds_nothing_and_nothing_has_no_summary():
     nothing, truth = torch.zeros(0), torch.zeros(0, dtype=torch.bool)
     reliability, scores_seen = metrics.ReliabilityHistogram(), metrics.ScoreHistogram(0.0, 1.0)
-    matrix = metrics.ConfusionMatrix(3, ignored_label=IGNORED)
+    matrix = metrics.ConfusionMatrix(3, ignore_index=IGNORED)
     reliability.add(nothing, truth)
     scores_seen.add(nothing, truth)
     matrix.add(torch.tensor([1, 2]), torch.tensor([IGNORED, IGNORED]))

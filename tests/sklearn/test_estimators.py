@@ -212,9 +212,11 @@ def test_mapie_wraps_both_estimators(waves):
 
 def test_bad_parameters_say_what_to_do(waves):
     x, y = waves
-    for options in ({"num_folds": 1}, {"num_steps": 0}, {"batch_size": 1.5}, {"weight_decays": ()}):
+    wrong = {"num_folds": 1, "num_steps": 0, "batch_size": 1.5, "weight_decays": (), "hidden_widths": 64,
+             "learning_rate": "0.1"}  # fmt: skip
+    for name, value in wrong.items():
         with pytest.raises(BatchbayesError, match="Do this"):
-            UncertainRegressor(**{**QUICK, **options}).fit(x, y)
+            UncertainRegressor(**{**QUICK, name: value}).fit(x, y)
     with pytest.raises(BatchbayesError, match="a level"):
         fitted(UncertainRegressor, x, y).predict_interval(x, 1.5)
     with pytest.raises(BatchbayesError, match="lower the level"):

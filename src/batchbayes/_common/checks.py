@@ -202,7 +202,7 @@ def check_classes(name: str, classes: Tensor, num_classes: int) -> None:
         raise BatchbayesError(
             expected=f"{name} from 0 to {num_classes - 1}",
             got=f"{int(classes.min())} to {int(classes.max())}",
-            fix="number the classes from 0, and drop ignored labels first or name them as ignored_label",
+            fix="number the classes from 0, and drop examples that do not count, or name their label by ignore_index=",
         )
 
 
@@ -225,7 +225,7 @@ def without_ignored(predictions: Tensor, labels: Tensor, ignore_index: int | Non
     return predictions[kept.to(predictions.device)], labels[kept]
 
 
-def fitting_labels(targets: Tensor, shape: torch.Size, num_classes: int) -> Tensor:
+def fitting_labels(targets: Tensor, shape: Sequence[int], num_classes: int) -> Tensor:
     """Return labels as int64 on the CPU, or raise an error if they do not fit. Bool labels are classes 0 and 1."""
     labels = as_tensor(targets, "labels")
     check_labels(labels.long() if labels.dtype == torch.bool else labels, shape, num_classes)

@@ -1,1 +1,1 @@
-"""The front door: a trained network and its data in, an answer to "when can I trust it?" out."""
+"""The assessment of a trained network on its data: how good is it, and when can it be trusted?"""

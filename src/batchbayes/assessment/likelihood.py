@@ -10,7 +10,7 @@ from torch import Tensor
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.likelihoods import Bernoulli, Categorical, Gaussian
 from batchbayes.predictive import CategoricalPredictive
-from batchbayes.running import RunningCategorical, RunningSummary
+from batchbayes.running_sums import RunningCategorical, RunningSummary
 
 
 @dataclass(frozen=True)

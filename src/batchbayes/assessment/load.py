@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from batchbayes._common.rng import GlobalStream
 from batchbayes.assessment.likelihood import OneLogit, class_likelihood
 from batchbayes.assessment.named import build_network, call_named, fitting_weights, named_methods
 from batchbayes.assessment.options import AssessOptions, Settings, Task
@@ -20,6 +22,7 @@ from batchbayes.assessment.sources import (
     read_training,
     training_of,
 )
+from batchbayes.assessment.task import guess_task, require_class_names, require_fitting
 from batchbayes.assessment.views import named_views, some_inputs, words
 from batchbayes.batches import pick_inputs
 from batchbayes.data.examples import Examples
@@ -36,12 +39,9 @@ CALIBRATION_SHARE = 1 / 3
 FEW = 64
 """Examples whose outputs show whether they are probabilities."""
 MOST_SHARED, COMPARED = 0.5, 1000
-"""Test and calibration data are called the same if more of so many examples are in both."""
-SEVERAL_LABELS = (
-    "A network with several yes-or-no outputs is assessed one output at a time, with a model that returns only this "
-    "one; bb.predict(..., bb.bernoulli()) takes all of them"
-)
-"""What to do with several labels for each example."""
+"""Test data is called a part of other data if it shares more than this with it, among so many examples."""
+ORDERS = (SequentialSampler, RandomSampler)
+"""How a loader may read a data set of which the first examples are looked at: it reads all of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +78,6 @@ class Case:
 def load_case(options: AssessOptions) -> Case:
     """Read everything that the options name."""
     network = build_network(options.model, options.weights, options.device)
-    if options.train == options.test:
-        warn("WARNING: the test data is the training data, so what is said about new data is too good.")
     train, reading = read_training(options, first_reading(options))
     test, reading = _read_test(options, reading)
     others = reading.optional_columns()
@@ -108,11 +106,17 @@ def make_case(
     members: Sequence[Mapping[str, Tensor]] = (),
 ) -> Case:
     """Check that network and data fit together, and find out what the task is."""
+    as_given = test
     if name := needed_dtype(network, test):
         dtype, reading = INPUT_DTYPES[name], replace(reading, input_dtype=name)
         train, test = train.typed(dtype), replace(test, input_dtype=dtype)
         calibration, ood = (part and replace(part, input_dtype=dtype) for part in (calibration, ood))
     outputs = trial(network, test)
+    if _share_of(as_given, _some_training_inputs(train)) > MOST_SHARED:
+        warn(
+            "WARNING: most test examples are training examples too. If the network was trained on them, what is said "
+            "about new data is too good."
+        )
     task = settings.task or guess_task(outputs, test, likelihood)
     split_off = calibration is None
     if calibration is None:
@@ -123,7 +127,7 @@ def make_case(
                 got="too few examples",
                 fix="give more test data, or calibration data of its own (calibration=, --calibration)",
             )
-    elif _share_of(test, calibration) > MOST_SHARED:
+    elif _share_of(test, some_inputs(calibration, COMPARED)) > MOST_SHARED:
         warn("WARNING: most test examples are calibration examples too, so what is said about them is too good.")
     for part in [part for part in (calibration, ood) if part]:
         trial(network, part)
@@ -131,7 +135,12 @@ def make_case(
     if likelihood is None:
         ignored = settings.ignore_label if task == "segmentation" else None
         likelihood = class_likelihood(_outputs(network, inputs), ignored) if task != "regression" else Gaussian(1.0)
-    case = Case(
+    require_fitting(task, likelihood, outputs, (calibration, test), settings.ignore_label)
+    num_outputs = 2 if isinstance(likelihood, OneLogit) else outputs.shape[1] if outputs.ndim > 1 else 1
+    class_names = settings.class_names or reading.class_names
+    if class_names is not None and task != "regression":
+        require_class_names(class_names, num_outputs)
+    return Case(
         network=network,
         settings=settings,
         methods=named_methods(settings.method, network),
@@ -144,20 +153,36 @@ def make_case(
         test=test,
         ood=ood,
         views=named_views(settings.views, inputs, task),
-        num_outputs=2 if isinstance(likelihood, OneLogit) else outputs.shape[1] if outputs.ndim > 1 else 1,
-        class_names=settings.class_names or reading.class_names,
+        num_outputs=num_outputs,
+        class_names=class_names,
         members=members,
         split_off=split_off,
         reading=reading,
     )
-    _require_fitting(case, outputs)
-    return case
 
 
-def _share_of(data: Examples, others: Examples) -> float:
-    """Return the share of the first examples of a source that are among the first of another one."""
-    some, known = ([row.numpy().tobytes() for row in some_inputs(part, COMPARED)] for part in (data, others))
-    return len(set(some) & set(known)) / len(set(some))
+def _share_of(test: Examples, others: Tensor) -> float:
+    """Return the share of the first test examples that are among other inputs."""
+    some, known = (
+        {hash(row.tobytes()) for row in rows.detach().float().cpu().numpy()}
+        for rows in (some_inputs(test, COMPARED), others)
+    )
+    return len(some & known) / len(some)
+
+
+def _some_training_inputs(train: Training) -> Tensor:
+    """Return the first training inputs, many if they are in memory; none if they can be read only once."""
+    if isinstance(train.plain, Tensor):
+        return train.plain[: 100 * COMPARED]
+    if train.examples is None:
+        return torch.empty(0)
+    loader = train.examples.batches
+    if isinstance(loader, DataLoader) and loader.batch_size is not None and type(loader.sampler) in ORDERS:
+        loader = DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
+    elif not isinstance(loader, list | tuple):
+        return torch.empty(0)
+    with GlobalStream(0):
+        return some_inputs(replace(train.examples, batches=loader), COMPARED)
 
 
 def found_in(case: Case) -> str:
@@ -200,7 +225,7 @@ def _outputs(network: nn.Module, inputs: Tensor) -> Tensor:
 def needed_dtype(network: nn.Module, source: Examples) -> str | None:
     """Return the type that inputs must have: that of the weights, or whole numbers. None if they can stay as they are.
 
-    Inputs are converted only if the network does not take them as they are, and takes them so.
+    Inputs are converted only if the network refuses them as they are, and accepts them after the conversion.
     """
     wrapped, first = as_network(network), next(iter(source), None)
     if first is None:
@@ -237,126 +262,3 @@ def trial(network: nn.Module, source: Examples) -> Tensor:
             got=f"shape {tuple(inputs.shape)} from {source.name} ({' '.join(str(error).split())[:160]})",
             fix="give the data the shape and the columns that the network was trained on",
         ) from error
-
-
-def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
-    """Guess the task from the outputs for some examples, from the targets, and from the likelihood if it is given.
-
-    Whole-number targets are classes: of pixels if the outputs are maps. One output with other targets than 0 and 1, and
-    everything else, is a regression.
-    """
-    _, targets = next(iter(test))
-    if targets is None:
-        raise BatchbayesError(
-            expected=f"targets beside the inputs of {test.name}",
-            got="inputs alone",
-            fix="name the column by --target, or give batches as (inputs, targets)",
-        )
-    if isinstance(likelihood, Gaussian):
-        return "regression"
-    if likelihood is None and targets.is_floating_point() and _yes_or_no(test):
-        raise BatchbayesError(
-            expected=f"targets in {test.name} whose meaning is clear",
-            got=f"zeros and ones as {targets.dtype}, which may be yes and no, or values",
-            fix='pass y.long() for yes and no, or task="regression" (--task regression) for values'
-            + (f". {SEVERAL_LABELS}" if targets.ndim > 1 and targets.shape[1] > 1 else ""),
-        )
-    one = outputs.ndim < 2 or outputs.shape[1] == 1
-    if likelihood is None and one and not targets.is_floating_point():
-        _require_clear_numbers(test)
-    if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
-        return "regression"
-    return "segmentation" if outputs.ndim == 4 else "classification"
-
-
-def _require_clear_numbers(data: Examples) -> None:
-    """Raise an error if whole-number targets of one output have two values that are not 0 and 1."""
-    low, *others = data.targets().unique().tolist()
-    if len(others) == 1 and (low, *others) != (0, 1):
-        raise BatchbayesError(
-            expected=f"targets in {data.name} whose meaning is clear",
-            got=f"the whole numbers {low} and {others[0]} alone, which may be two classes, or values",
-            fix=f'pass (y == {others[0]}).long() for classes, or task="regression" (--task regression) for values',
-        )
-
-
-def _yes_or_no(data: Examples) -> bool:
-    """Return whether all targets are 0 or 1, and both occur."""
-    return set(data.targets().unique().tolist()) == {0, 1}
-
-
-def _require_fitting(case: Case, outputs: Tensor) -> None:
-    """Raise an error if targets or class names do not fit the outputs of the network."""
-    shape = outputs.shape
-    axes = {"segmentation": (4,), "classification": (1, 2)}.get(case.task, (outputs.ndim,))
-    if outputs.ndim not in axes:
-        steps = "let the network return (N, classes, 1, steps) for labels (N, 1, steps)"
-        raise BatchbayesError(
-            expected="outputs (N, classes, height, width) of a segmentation, or (N, classes) of a classification",
-            got=f"{tuple(shape)} for a {case.task}",
-            fix=steps if outputs.ndim == 3 else "choose another --task, or leave it out",
-        )
-    if isinstance(case.likelihood, OneLogit):  # as many classes as yes and no
-        shape = torch.Size([shape[0], 2, *shape[2:]])
-    for part in (case.calibration, case.test):
-        for _, targets in part:
-            if targets is None:
-                raise BatchbayesError(
-                    expected=f"targets in every batch of {part.name}", got="inputs alone", fix="check the data"
-                )
-            if case.task == "regression":
-                _require_targets(part.name, targets, outputs)
-            else:
-                _require_labels(part.name, targets, shape, case.settings.ignore_label)
-    names = case.class_names
-    if names is not None and case.task != "regression" and len(names) < case.num_outputs:
-        raise BatchbayesError(
-            expected=f"{case.num_outputs} class names, one for each output",
-            got=f"{len(names)}",
-            fix="check --class-names, and that the model has as many outputs as there are classes",
-        )
-    if names is not None and len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BatchbayesError(
-            expected="a name of its own for each class", got=f"{twice!r} twice", fix="rename one of them"
-        )
-
-
-def _require_targets(name: str, targets: Tensor, outputs: Tensor) -> None:
-    shape = outputs.shape[1:]
-    if targets.shape[1:] != shape and not (targets.ndim == 1 and shape == (1,)):
-        raise BatchbayesError(
-            expected=f"targets of shape (N, {', '.join(map(str, shape))}) in {name}",
-            got=f"(N, {', '.join(map(str, targets.shape[1:]))})",
-            fix="give one target for each output of the network",
-        )
-
-
-def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label: int | None) -> None:
-    classes = shape[1]
-    if targets.ndim == 2 and len(shape) == 2:
-        raise BatchbayesError(
-            expected=f"one label for each example of {name}",
-            got=f"{targets.shape[1]} for each",
-            fix=SEVERAL_LABELS if targets.shape[1] > 1 else "pass y[:, 0]",
-        )
-    if targets.is_floating_point() or targets.shape[1:] != shape[2:]:
-        raise BatchbayesError(
-            expected=f"whole-number labels of shape {('N', *shape[2:])} in {name}",
-            got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
-            fix="pass class numbers from 0, or choose another --task",
-        )
-    keep = targets != ignored_label if ignored_label is not None else torch.ones_like(targets, dtype=torch.bool)
-    if not keep.reshape(len(keep), -1).any(1).all():
-        raise BatchbayesError(
-            expected=f"at least one label that counts in every example of {name}",
-            got="an example without",
-            fix="leave it out, or check --ignore-label",
-        )
-    kept = targets[keep]
-    if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
-        raise BatchbayesError(
-            expected=f"labels from 0 to {classes - 1}, as the network has {classes} outputs",
-            got=f"{int(kept.min())} to {int(kept.max())} in {name}",
-            fix="renumber the labels from 0, or leave one out by --ignore-label",
-        )

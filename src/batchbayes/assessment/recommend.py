@@ -15,7 +15,7 @@ from batchbayes.assessment.contenders import Contender, Trial
 DOUBT = 2.0
 """Two methods count as equally good if their mean losses differ by at most this many standard errors."""
 FREE_DOUBT = 1.0
-"""The same for a method with and without a temperature: this costs nothing."""
+"""The same limit for one method with and without a temperature, because a temperature costs nothing."""
 FEWEST = 5
 """Fewer calibration examples cannot tell methods apart."""
 

@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +17,19 @@ from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import Choice
 from batchbayes.assessment.rows import Rows
+from batchbayes.assessment.sources import INPUT_DTYPES
+from batchbayes.data.examples import as_input
 from batchbayes.detection.novelty import Novelty
+from batchbayes.inputs import each_tensor, pick_inputs
 from batchbayes.likelihoods import gaussian
 from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 
 FLAGGED_SHARE = 0.1
-"""The threshold for flags is set so that this share of new examples is above it on average, at most."""
+"""On average, at most this share of new examples is above the threshold for flags."""
 FEWEST = 20
-"""So many examples set a limit for flags by themselves. By fewer it is called rough."""
+"""This many examples are enough to set the limit for flags. A limit from fewer examples is called rough."""
 RANKING, STRANGE = "Does the uncertainty find errors?", "Does the uncertainty find strange inputs?"
 """Titles of tables."""
 
@@ -137,7 +141,13 @@ class Assessment:
         return {contender.name: dict(contender.metrics) for contender in self.contenders}
 
     def predict(self, data: Any, **options: Any) -> Any:
-        """Predict new inputs as recommended. The options are those of `bb.predict`, such as `inputs`."""
+        """Predict new inputs as recommended. The options are those of `bb.predict`, such as `inputs`.
+
+        Inputs get the type that the network needs, as in the assessment.
+        """
+        picker, name = options.pop("inputs", None), self.case.reading.input_dtype
+        converted = partial(as_input, dtype=INPUT_DTYPES[name] if name else None)
+        options["inputs"] = lambda batch: each_tensor(pick_inputs(batch, picker), converted)
         drawing: Any = {"num_samples": self.notes["draws"], "seed": self.notes["seed"], "engine": self.notes["engine"]}
         return predict(self.posterior, data, self.likelihood, **drawing | options)
 

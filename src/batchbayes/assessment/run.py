@@ -5,7 +5,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import hidden_progress
 from batchbayes.assessment.data_check import outside_ranges, unfamiliar
 from batchbayes.assessment.likelihood import given_likelihood
 from batchbayes.assessment.load import Case, found_in, load_case, make_case
 from batchbayes.assessment.maps import map_writer
-from batchbayes.assessment.options import AssessOptions, CommonOptions, Settings
+from batchbayes.assessment.options import AssessOptions, CommonOptions, Settings, names, positive, whole
 from batchbayes.assessment.result import Assessment
 from batchbayes.assessment.rows import Show
 from batchbayes.assessment.sources import Reading, Training, training_of
@@ -28,6 +29,7 @@ from batchbayes.data.examples import from_object
 from batchbayes.errors import BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
 from batchbayes.methods import resolve
+from batchbayes.network import as_network
 
 ASSESSORS = {
     "classification": "batchbayes.assessment.classification.compare:assess_classification",
@@ -87,11 +89,13 @@ def assess(
     if place is not None:
         require_place(place, overwrite)
     given, start = _settings(settings), time.monotonic()
-    networks = [model] if isinstance(model, nn.Module) else list(model)
+    networks: list[Any] = list(model) if isinstance(model, Sequence) and model else [model]
     wanted = None if likelihood is None else given_likelihood(likelihood)
     if isinstance(wanted, Categorical) and given.ignore_label is None:
         given = replace(given, ignore_label=wanted.ignore_index)
     with noted_warnings(shown=True) as caveats:
+        for network in networks:
+            as_network(network)
         case = make_case(
             networks[0],
             _training(train, reference, given.batch_size),
@@ -116,17 +120,23 @@ def _training(train: Any, reference: Any, batch_size: int | None) -> Training:
 
 
 def _settings(given: Mapping[str, Any]) -> Settings:
-    """Return the settings that were passed by name. Names of methods, classes and units may be in any sequence."""
-    known = {field.name for field in fields(Settings)}
-    for name in given:
+    """Return the settings that were passed by name, checked as those of the command line are."""
+    known = {field.name: field.metadata for field in fields(Settings)}
+    plain = dict(given)
+    for name, value in given.items():
         if name not in known:
             raise unknown_name("an option of assess", name, sorted(known))
-    plain = {
-        key: (value,) if isinstance(value, str) else tuple(value)
-        for key, value in given.items()
-        if key in ("method", "class_names", "unit") and value is not None
-    }
-    return Settings(**{**given, **plain})
+        choices, kind = known[name].get("choices"), known[name].get("type")
+        if value is None:
+            continue
+        if choices and value not in choices:
+            raise unknown_name(name, str(value), choices)
+        if kind in (positive, whole):
+            plain[name] = whole_number(name, value, least=1 if kind is positive else None)
+        elif kind is names:
+            several = isinstance(value, Iterable) and not isinstance(value, str)
+            plain[name] = tuple(map(str, value if several else [value]))
+    return Settings(**plain)
 
 
 def assessed(case: Case, show: Show | None = None) -> Assessment:

@@ -18,6 +18,8 @@ SMALL, LARGE = 0.01, 0.03
 VAGUE = 0.1
 """If a share is not known better than this, nothing is said about it."""
 UNKNOWN = "unknown"
+ASIDE = 0.1
+"""Share of the answers that are set aside, the least certain ones, to see what this gains."""
 FEW = 5
 """With fewer errors nothing is said about when a network is wrong."""
 

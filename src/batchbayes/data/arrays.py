@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchbayes._common.text import count
 from batchbayes.data.array_file import StoredArray, open_arrays
 from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_tensors
@@ -118,7 +119,8 @@ def _numbers(path: Path, what: str, values: np.ndarray) -> np.ndarray:
     if bad.any():
         raise BatchbayesError(
             expected=f"finite numbers as {what} in {path.name}",
-            got=f"{bad.sum()} rows with NaN or infinity, the first is row {int(bad.argmax())} (counted from 0)",
+            got=f"{count(int(bad.sum()), 'row')} with NaN or infinity, the first is row {int(bad.argmax())} (counted "
+            "from 0)",
             fix="drop or fill those rows",
         )
     return numbers

@@ -10,6 +10,7 @@ from batchbayes._common.rng import generator
 
 BRIGHTEST = 16.0
 """The largest pixel value. Pixels measure ink from 0 to 16."""
+TEST_SHARE = 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,14 +23,15 @@ class Digits:
     test_labels: Tensor
 
 
-def load_digits(seed: int = 0, test_share: float = 0.3) -> Digits:
+def load_digits(seed: int = 0) -> Digits:
     """Load the digits and split them at random. This needs scikit-learn."""
     from sklearn.datasets import load_digits as bundled
 
     pixels, labels = bundled(return_X_y=True)
     images = torch.from_numpy(np.asarray(pixels, dtype=np.float32)).reshape(-1, 1, 8, 8) / BRIGHTEST
     order = torch.randperm(len(images), generator=generator(seed, "digits"))
-    test, train = order.split([round(test_share * len(order)), len(order) - round(test_share * len(order))])
+    count = round(TEST_SHARE * len(order))
+    test, train = order[:count], order[count:]
     targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
     return Digits(images[train], targets[train], images[test], targets[test])
 

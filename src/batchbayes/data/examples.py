@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from batchbayes._common.rng import generator
+from batchbayes._common.text import count
 from batchbayes.data.preprocess import Preprocessing
 from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
@@ -71,7 +72,7 @@ class Examples:
                 rows, inputs, targets = rows[keep], inputs[keep], None if targets is None else targets[keep]
             if len(inputs):
                 inputs = self.preprocessing(inputs) if self.preprocessing else inputs
-                yield rows, inputs if self.input_dtype is None else inputs.to(self.input_dtype), targets
+                yield rows, as_input(inputs, self.input_dtype), targets
 
     @property
     def size(self) -> int | None:
@@ -147,14 +148,19 @@ class Examples:
         return torch.stack([found[row] for row in rows])
 
 
+def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return inputs in the type that a network needs. If that is not known, whole numbers become floats."""
+    return inputs.to(dtype or (inputs.dtype if inputs.is_floating_point() else torch.float32))
+
+
 def as_batch(batch: Any, name: str) -> Batch:
-    """Separate a batch into inputs and targets. Integer inputs become floats, since networks need them."""
+    """Separate a batch into inputs and targets. Whole-number inputs become floats, and targets yes and no 1 and 0."""
     parts = [_as_tensor(part) for part in (batch if isinstance(batch, list | tuple) else [batch])]
     if isinstance(batch, Mapping) or not parts or not all(isinstance(p, Tensor) and p.ndim for p in parts[:2]):
         raise BatchbayesError(
             expected=f"batches of {name} as (inputs, targets) tensors",
             got=f"a {type(batch).__name__}{_contents(batch)}",
-            fix="let the data function return a loader whose batches are tuples of two tensors",
+            fix="give batches as tuples of two tensors, for example by collate_fn= of a DataLoader",
         )
     if any(part.is_complex() for part in parts[:2]):
         raise BatchbayesError(
@@ -162,8 +168,8 @@ def as_batch(batch: Any, name: str) -> Batch:
             got="complex numbers",
             fix="give real and imaginary parts as two columns",
         )
-    inputs = parts[0] if parts[0].is_floating_point() else parts[0].float()
-    targets = parts[1] if len(parts) > 1 else None
+    inputs, targets = as_input(parts[0]), parts[1] if len(parts) > 1 else None
+    targets = targets.long() if targets is not None and targets.dtype == torch.bool else targets
     _require_equal_length(name, inputs, targets)
     bad = _has_gaps(inputs)
     if targets is not None:
@@ -172,7 +178,7 @@ def as_batch(batch: Any, name: str) -> Batch:
         first = int(bad.nonzero()[0])
         raise BatchbayesError(
             expected=f"finite numbers in {name}",
-            got=f"{int(bad.sum())} rows with NaN or infinity, the first in position {first} of its batch",
+            got=f"{count(int(bad.sum()), 'row')} with NaN or infinity, the first in position {first} of its batch",
             fix="drop or fill those rows",
         )
     return inputs, targets
@@ -221,10 +227,12 @@ def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
     A data set may have the attributes `name`, `classes`, and `ids` or those that `ids_of` knows.
     """
     made = tuple(map(_as_tensor, made)) if isinstance(made, tuple) else _as_tensor(made)
-    if isinstance(made, tuple) and any(isinstance(part, np.ndarray) for part in made):
+    is_pair = isinstance(made, tuple) and made and isinstance(made[0], Tensor | np.ndarray)
+    odd = [part for part in made if not isinstance(part, Tensor)] if is_pair else []
+    if odd:
         raise BatchbayesError(
             expected=f"{name} as arrays of numbers",
-            got=f"an array of {next(part.dtype for part in made if isinstance(part, np.ndarray))}",
+            got=f"an array of {odd[0].dtype}" if isinstance(odd[0], np.ndarray) else f"a {type(odd[0]).__name__}",
             fix="number classes from 0, as in numpy.unique(y, return_inverse=True)[1], and name them by class_names=",
         )
     if isinstance(made, Tensor):

@@ -57,7 +57,8 @@ class Table:
             raise BatchbayesError(
                 expected=f"numbers in column {column!r} of {self.name}",
                 got=f"{_shown(self[column][wrong])} in {self.places[wrong]}",
-                fix="write decimal points and no separators or units; fill empty cells; encode words as numbers",
+                fix="write decimal points and no separators or units; fill empty cells; encode words as numbers; name "
+                "the target by --target, and names of rows by --id",
             )
         return values
 

@@ -86,6 +86,7 @@ def export_command(options: ExportOptions) -> None:
         print(json.dumps(facts))
     elif not options.quiet:
         kind = f"ONNX, opset {made.opset}" if made.opset else "torch.export"
-        print(f"{made.path} ({kind}): {made.num_bytes:,} bytes, {made.ratio:.2f} times weights and bank")
+        needed = made.weight_bytes + made.bank_bytes
+        print(f"{made.path} ({kind}): {made.num_bytes:,} bytes, of which the weights and the draws take {needed:,}")
         print(f"outputs: {', '.join(made.outputs)}")
         print(f"largest difference from batchbayes on the example inputs: {made.difference:.1e}")

@@ -22,7 +22,7 @@ from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood
 from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
+from batchbayes.prediction import predict, require_posterior
 from batchbayes.predictive import GaussianPredictive
 
 EXAMPLES = 3
@@ -98,6 +98,7 @@ def export(
     >>> export(posterior, path, torch.randn(4, 2), bb.categorical(), num_samples=4).outputs
     ('probs', 'entropy', 'mutual_information')
     """
+    require_posterior(posterior)
     target, examples = _target(path), _examples(example_inputs)
     drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed}
     flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}

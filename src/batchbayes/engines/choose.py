@@ -108,7 +108,7 @@ def _num_outputs(posterior: Linearisable, inputs: Any) -> int:
 
 
 class _Checked:
-    """The linear engine on chunk after chunk. It looks again where the noise is larger than where it was checked."""
+    """The linear engine, chunk by chunk. It is checked again on examples with more noise than the checked ones had."""
 
     def __init__(
         self,

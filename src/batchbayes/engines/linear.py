@@ -25,8 +25,8 @@ from batchbayes.posterior import Linearisable, Posterior
 Mode = Literal["reverse", "forward"]
 
 SHARE, MOST_DIRECTIONS = 0.85, 8
-"""Forward mode takes as many directions as keep this share of the variance of the outputs. For a vector of outputs it
-takes no more than so many: with the sums over draws, a prediction then costs less than ten forward passes."""
+"""Forward mode takes as many directions as keep SHARE of the variance of the outputs. For a vector of outputs it takes
+at most MOST_DIRECTIONS. With the sums over draws, a prediction then costs less than ten forward passes."""
 STEP = 3**0.5
 """Step of the differences to both sides, in standard deviations. The three points are the nodes of a Gauss-Hermite
 rule, so the slope is that of the best linear fit over a Gaussian spread, for all polynomials up to the third degree."""

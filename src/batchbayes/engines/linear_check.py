@@ -14,9 +14,9 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.posterior import Linearisable, Posterior
 
 MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT = 0.15, (0.7, 1.4), 0.9, 0.01
-"""The linear engine is trusted if it misses less than this share of the deviations, with a scale in this range and a
-rank correlation of the variance of at least this. If it misses next to nothing, the ranks of variances that are almost
-equal say nothing, and are not asked."""
+"""The linear engine is trusted if it misses less than MOST_UNEXPLAINED of the deviations, if the ratio of linear to
+exact variance is within SCALES, and if their rank correlation is at least LEAST_CORRELATION. If it misses less than
+EXACT, the rank correlation does not count: the order of variances that are almost equal means nothing."""
 CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = 8, (16, 64), 2**16
 """The check makes this many exact draws, on 16 to 64 examples that hold about 65,000 numbers. On 16 rows of a table the
 check may pass by luck, on 64 it hardly ever does."""
@@ -111,7 +111,7 @@ _REFUSED: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = wea
 
 
 def keep_examples(posterior: Linearisable, inputs: Tensor, kinds: Iterable[bool]) -> None:
-    """Keep some of the training inputs: a prediction or a file that asks for these kinds of linearity is checked there.
+    """Keep some training inputs. If a prediction or a file needs one of these kinds of linearity, it is measured there.
 
     Few examples say little, so they are not kept.
     """
@@ -174,8 +174,8 @@ def spread_evenly(length: int, count: int) -> Tensor:
 def exact_draws(posterior: Linearisable, inputs: Tensor, num_draws: int, seed: int) -> Tensor:
     """Make the first draws exactly, (S, n, ...), on the CPU. If inputs are few, one pass makes several draws.
 
-    A layer that does more with its input than to normalise it makes the first draw come out different. Then all draws
-    are made one by one.
+    If a layer does more than normalise its input, the first draw comes out different when it is made together with
+    others. Then all draws are made one by one.
     """
     size = max(1, TOGETHER // max(1, inputs.numel()))
     parts = [range(num_draws)[start : start + size] for start in range(0, num_draws, size)]

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from batchbayes._common.rng import generator
+from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods import Method
 from batchbayes.methods.candidates import Candidate, Setting
@@ -74,7 +75,7 @@ class DropoutPosterior(Posterior):
     def __repr__(self) -> str:
         low, high = min(site.probability for site in self.sites), max(site.probability for site in self.sites)
         spread = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-        return f"{type(self).__name__}(mc_dropout on {self.network}: {len(self.sites)} sites, p {spread})"
+        return f"{type(self).__name__}(mc_dropout on {self.network}: {count(len(self.sites), 'site')}, p {spread})"
 
     def draw(self, seed: int, index: int) -> Function:
         """Return the network with the masks of draw `index`."""
@@ -127,7 +128,7 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     >>> mc_dropout(network)
-    DropoutPosterior(mc_dropout on Sequential: 1 sites, p 0.2)
+    DropoutPosterior(mc_dropout on Sequential: 1 site, p 0.2)
     """
     network = as_network(model, output)
     if not has_dropout(model):

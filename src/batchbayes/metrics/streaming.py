@@ -16,7 +16,7 @@ from batchbayes.metrics.ranking import ScoreCounts, both_classes
 class ConfusionMatrix:
     r"""Counts $C_{yk}$ of the examples of class y that were predicted as k. Examples of the ignored label do not count.
 
-    >>> matrix = ConfusionMatrix(num_classes=2, ignored_label=255)
+    >>> matrix = ConfusionMatrix(num_classes=2, ignore_index=255)
     >>> matrix.add(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 255]))
     >>> matrix.counts.tolist()
     [[1, 1], [0, 1]]
@@ -24,16 +24,16 @@ class ConfusionMatrix:
     [0.5, 0.5]
     """
 
-    def __init__(self, num_classes: int, ignored_label: int | None = None) -> None:
+    def __init__(self, num_classes: int, ignore_index: int | None = None) -> None:
         self.num_classes = num_classes
-        self.ignored_label = ignored_label
+        self.ignore_index = ignore_index
         self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
 
     def add(self, predicted: Tensor, labels: Tensor) -> None:
         """Count a piece. Shapes: predicted classes (N, ...), labels (N, ...)."""
         check_same_shape("predicted", predicted, "labels", labels)
-        if self.ignored_label is not None:
-            keep = labels != self.ignored_label
+        if self.ignore_index is not None:
+            keep = labels != self.ignore_index
             predicted, labels = predicted[keep], labels[keep]
         check_classes("predicted classes", predicted, self.num_classes)
         check_classes("labels", labels, self.num_classes)
@@ -56,8 +56,8 @@ class ConfusionMatrix:
         """Return the mean over the classes that were seen as a label or as a prediction, but not the ignored one."""
         self._total()
         overlap = self.intersection_over_union()
-        if self.ignored_label is not None and 0 <= self.ignored_label < len(overlap):
-            overlap[self.ignored_label] = float("nan")
+        if self.ignore_index is not None and 0 <= self.ignore_index < len(overlap):
+            overlap[self.ignore_index] = float("nan")
         return float(overlap.nanmean())
 
     def _total(self) -> int:

@@ -27,7 +27,6 @@ def lines_figure(
     panels: Mapping[str, Sequence[Line]],
     quantity: str | Sequence[str],
     *,
-    log_values: bool = False,
     log_positions: bool = False,
 ) -> Figure:
     """Draw panels side by side. The keys are what each panel measures, `quantity` is what the lines run over.
@@ -40,8 +39,7 @@ def lines_figure(
         for panel, (measure, lines), over in zip(axes.flat, panels.items(), quantities, strict=True):
             for line, look in zip(lines, _looks(lines), strict=True):
                 panel.plot(line.positions, line.values, label=line.label, **look)
-            panel.set(xlabel=over, ylabel=measure, yscale="log" if log_values else "linear")
-            panel.set_xscale("log" if log_positions else "linear")
+            panel.set(xlabel=over, ylabel=measure, xscale="log" if log_positions else "linear")
             if lines:
                 panel.legend(frameon=False, fontsize=7 if len(lines) > 5 else None)
     return figure

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Self
@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from batchbayes._common.checks import finite_number
 from batchbayes._common.progress import hidden_progress
 from batchbayes._common.tensor_file import UNREADABLE, read_json, write_tensors
 from batchbayes.detection.novelty import FEWEST, Novelty, novelty
@@ -111,8 +112,11 @@ class Uncertain(BaseEstimator):
                 raise BatchbayesError(
                     expected=f"{name} of {least} or more", got=f"{name}={value!r}", fix="pass a whole number"
                 )
-        if not len(self.weight_decays) or not len(self.hidden_widths):
-            raise BatchbayesError("one or more weight decays and hidden widths", "none", "pass (1e-3,) and (64,)")
+        for name, example in (("weight_decays", (1e-3,)), ("hidden_widths", (64, 64))):
+            value = getattr(self, name)
+            if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str) or not len(value):
+                raise BatchbayesError(f"{name} as a tuple of numbers", f"{name}={value!r}", f"pass {example}")
+        finite_number("learning_rate", self.learning_rate, above=0, fix="pass for example 0.005")
 
     def _standardised(self, inputs: np.ndarray) -> Tensor:
         return torch.from_numpy(((inputs - self.input_mean_) / self.input_std_).astype(np.float32))

@@ -16,7 +16,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import gaussian
 from batchbayes.metrics import mean_score
 from batchbayes.predictive import GaussianPredictive
-from batchbayes.running import summarised
+from batchbayes.running_sums import summarised
 from batchbayes.scores import mixture_crps
 from batchbayes.sklearn.estimator import FACTORS, Uncertain
 

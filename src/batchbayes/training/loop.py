@@ -7,9 +7,9 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn, optim
 
+from batchbayes._common.memory import keep_freed_memory
 from batchbayes._common.progress import Progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
@@ -106,7 +106,7 @@ def train(
     >>> losses[-1] < losses[0]
     True
     """
-    _keep_freed_memory()
+    keep_freed_memory()
     training = Training(network, _optimiser(network, config), GlobalStream(config.seed))
     file = Checkpoint(Path(checkpoint), training, vars(config)) if checkpoint else None
     if file:
@@ -122,15 +122,6 @@ def train(
                 file.write()
     network.eval()
     return training.losses
-
-
-def _keep_freed_memory() -> None:
-    """Let the C library keep the memory that a step frees for the next step, instead of returning it to the system.
-
-    glibc returns memory beyond a threshold, which is twice the largest block that was freed before (at most 32 MB). The
-    block here is never written to, so it costs nothing. Without it page faults took a sixth of a training step.
-    """
-    torch.empty(2**25 - 2**13, dtype=torch.uint8)
 
 
 def _epoch(

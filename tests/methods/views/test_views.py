@@ -201,9 +201,14 @@ def by_the_batch(inputs, generator):
     return inputs - inputs.mean(0)
 
 
+def of_one_argument(inputs):
+    return inputs
+
+
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
+        (of_one_argument, r"a transform of_one_argument that takes \(inputs, generator\)"),
         (smaller, r"the same shape from the transform smaller: \(4, 2, 8, 8\); got \(4, 2, 8, 7\)"),
         (doubled, r"the same shape from the transform doubled: .* got \(8, 2, 8, 8\)"),
         (with_nan, "finite numbers in the view of the transform with_nan; got 512 of 512"),

@@ -8,9 +8,8 @@ from helpers.integrals import expected_log_magnitude, gaussian_expectation
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.methods.weights.mean_field import _Moments, moments
 from batchbayes.methods.weights.sites import find_sites
-from batchbayes.methods.weights.sparse import _Sparse, log_uniform_divergence, sparse_moments
+from batchbayes.methods.weights.sparse import log_uniform_divergence
 
 LIMIT_OF_LOG_UNIFORM = 0.5 * (math.log(2) + 0.5772156649015329)  # -E log|z| for standard normal z, 0.6352
 
@@ -42,20 +41,6 @@ def test_empirical_bayes_is_the_best_prior():
     assert min(at[0.9], at[1.1]) > found
 
 
-@pytest.mark.parametrize("prior", [0.7, None])
-def test_the_gradient_in_closed_form_is_that_of_autograd(prior):
-    torch.manual_seed(0)
-    weight, log_std, by_variance = torch.randn(3, 6, 5, dtype=torch.float64)
-
-    def gradient(function):
-        own = [weight.clone().requires_grad_(), log_std.clone().requires_grad_()]
-        variance, kl = function(*own, prior)
-        return torch.autograd.grad((variance * by_variance).sum() + 1.7 * kl, own)
-
-    for found, expected in zip(gradient(_Moments.apply), gradient(moments), strict=True):
-        torch.testing.assert_close(found, expected)
-
-
 def test_log_uniform_is_off_by_at_most_the_stated_error():
     log_alphas = torch.linspace(-8, 8, 65, dtype=torch.float64)
     exact = [
@@ -63,22 +48,6 @@ def test_log_uniform_is_off_by_at_most_the_stated_error():
     ]
     errors = (log_uniform_divergence(log_alphas) - torch.tensor(exact, dtype=torch.float64)).abs()
     assert 0.008 < errors.max() < 0.011
-
-
-def test_sparse_moments_have_the_gradient_of_autograd():
-    torch.manual_seed(0)
-    weight = (0.05 * torch.randn(40, 30, dtype=torch.float64)).requires_grad_()
-    log_var = (4 * torch.randn(40, 30, dtype=torch.float64) - 8).requires_grad_()
-    by_mean, by_variance = torch.randn(2, 40, 30, dtype=torch.float64)
-
-    def gradient(function):
-        mean, variance, kl = function(weight, log_var)
-        return torch.autograd.grad((mean * by_mean + variance * by_variance).sum() + 1.7 * kl, (weight, log_var))
-
-    for found, expected in zip(_Sparse.apply(weight, log_var), sparse_moments(weight, log_var), strict=True):
-        torch.testing.assert_close(found, expected)
-    for found, expected in zip(gradient(_Sparse.apply), gradient(sparse_moments), strict=True):
-        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("log_alpha", [-3.0, 0.0, 2.0])

@@ -49,7 +49,7 @@ from batchbayes.metrics import (
 )
 from batchbayes.prediction import predict_stream
 from batchbayes.predictive import CategoricalPredictive
-from batchbayes.running import summarised
+from batchbayes.running_sums import summarised
 from batchbayes.scores import brier, is_misclassified, max_probability
 
 COLUMNS = (

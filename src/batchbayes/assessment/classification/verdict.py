@@ -14,6 +14,7 @@ from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.words import (
+    ASIDE,
     DOUBT,
     SMALL,
     UNKNOWN,
@@ -167,8 +168,12 @@ def believed(confidence: Tensor, right: Tensor, word: str) -> str:
         sure = confidence >= level
         text += (
             f" Of 100 answers that it is at least {percent(level, 0)} sure of, "
-            f"{of_100(float(right[sure].double().mean()))} are right. These are "
-            f"{of_100(float(sure.double().mean()))} of 100 answers."
+            f"{of_100(float(right[sure].double().mean()))} are right. "
+            + (
+                "These are all answers."
+                if bool(sure.all())
+                else f"These are {of_100(float(sure.double().mean()))} of 100 answers."
+            )
         )
     return text
 
@@ -182,16 +187,29 @@ def told_alone(choice: Choice, own: Any, word: str, alone: str) -> str:
 
 def no_better_than_guessing(targets: Sequence[Any], right: Tensor, nll: float) -> str | None:
     """Say that one answer to all inputs would do as well; None if the network is better than that."""
-    counts = torch.tensor(list(Counter(targets).values()), dtype=torch.float64)
-    shares = counts / counts.sum()
-    common = Counter(targets).most_common(1)[0][0]
+    counts = Counter(targets)
+    common = counts.most_common(1)[0][0]
     gain = right.double() - torch.tensor([float(target == common) for target in targets])
-    better = float(gain.mean()) > DOUBT * float(gain.std()) / len(gain) ** 0.5
-    if len(counts) < 2 or better or nll < 0.98 * float(-(shares * shares.log()).sum()):
+    return guess_sentence(counts, float(right.double().mean()), float(gain.std()) / len(gain) ** 0.5, nll)
+
+
+def guess_sentence(counts: Counter[Any], accuracy: float, error: float, nll: float, noun: str = "answer") -> str | None:
+    """Say that the most common class for everything would do as well; None if the network is better than that.
+
+    Args:
+        counts: how often each class is the true one.
+        accuracy: share of the answers that are right.
+        error: standard error of the gain of the accuracy over that of the most common class.
+        nll: mean negative log-likelihood of the truth, in nats.
+        noun: what an answer is called.
+    """
+    shares = torch.tensor([value / counts.total() for value in counts.values()], dtype=torch.float64)
+    common, best = counts.most_common(1)[0][0], float(shares.max())
+    if len(counts) < 2 or accuracy - best > DOUBT * error or nll < 0.98 * float(-(shares * shares.log()).sum()):
         return None
     return (
-        f"It is no better than guessing: of 100 answers {of_100(float(right.double().mean()))} are right, and "
-        f"{of_100(float(shares.max()))} would be if “{common}” were the answer to all inputs."
+        f"It is no better than guessing: of 100 {noun}s {of_100(accuracy)} are right, and {of_100(best)} would be if "
+        f"“{common}” were the answer to all {'inputs' if noun == 'answer' else f'{noun}s'}."
     )
 
 
@@ -219,14 +237,14 @@ def shared_terms(contenders: Sequence[Contender[Any]], choice: Choice) -> dict[s
     }
 
 
-def rejection_sentence(uncertainty: Tensor, wrong: Tensor, aside: float = 0.1) -> str:
+def rejection_sentence(uncertainty: Tensor, wrong: Tensor) -> str:
     """Say what is gained if the least certain answers are set aside."""
     order = uncertainty.argsort(stable=True)
-    kept = order[: max(1, round((1 - aside) * len(order)))]
+    kept = order[: max(1, round((1 - ASIDE) * len(order)))]
     before, after = float(wrong.double().mean()), float(wrong[kept].double().mean())
     return (
         "The uncertainty of an answer is its entropy: 0 nats if one class has probability 1, more if several share it. "
-        f"Without the {percent(aside, 0)} of the answers whose entropy is above "
+        f"Without the {percent(ASIDE, 0)} of the answers whose entropy is above "
         f"{number(float(uncertainty[kept].max()))} nats, the error rate changes from {percent(before)} to "
         f"{percent(after)}."
     )

@@ -55,7 +55,7 @@ from batchbayes.metrics import (
 )
 from batchbayes.prediction import predict
 from batchbayes.predictive import GaussianPredictive
-from batchbayes.running import summarised
+from batchbayes.running_sums import summarised
 from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum, mixture_crps
 
 INTERVALS = "Do intervals hold the target?"

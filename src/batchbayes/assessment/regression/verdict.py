@@ -12,6 +12,7 @@ from batchbayes.assessment.recommend import Choice, sentence_of_choice
 from batchbayes.assessment.regression.quantities import Quantity
 from batchbayes.assessment.rows import CONFORMAL_LEVEL, Rows
 from batchbayes.assessment.words import (
+    ASIDE,
     DOUBT,
     LARGE,
     SMALL,
@@ -220,14 +221,14 @@ def _conformal(chosen: Mapping[str, float], quantity: Quantity) -> str:
     )
 
 
-def _rejection(spread: Tensor, errors: Tensor, quantity: Quantity, aside: float = 0.1) -> str:
+def _rejection(spread: Tensor, errors: Tensor, quantity: Quantity) -> str:
     """Say what is gained if the inputs about which the draws disagree most are set aside."""
     correlation = rank_correlation(spread, errors.abs())
-    kept = spread.argsort(stable=True)[: max(1, round((1 - aside) * len(spread)))]
+    kept = spread.argsort(stable=True)[: max(1, round((1 - ASIDE) * len(spread)))]
     before, after = (quantity.text(float(part.square().mean()) ** 0.5) for part in (errors, errors[kept]))
     limit = quantity.text(float(spread[kept].max()))
     return (
-        f"The uncertainty of a prediction is the standard deviation of its draws. Without the {percent(aside, 0)} "
+        f"The uncertainty of a prediction is the standard deviation of its draws. Without the {percent(ASIDE, 0)} "
         f"above {limit} the RMSE changes from {before} to {after}. The rank correlation of this spread and the actual "
         f"error is {correlation:.2f} (0: not related, 1: in the same order)."
     )

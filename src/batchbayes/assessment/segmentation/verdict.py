@@ -1,20 +1,34 @@
 """The verdict on a segmentation: in plain words for the first screen, and then in the terms of statistics."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from batchbayes._common.text import count, number, percent
-from batchbayes.assessment.classification.verdict import cheaper, class_sentences, shared_terms, told_alone
+from batchbayes.assessment.classification.verdict import (
+    CHECK,
+    cheaper,
+    class_sentences,
+    guess_sentence,
+    shared_terms,
+    told_alone,
+)
 from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.recommend import Choice
 from batchbayes.assessment.result import FEWEST
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.segmentation.pixels import PixelSums
-from batchbayes.assessment.words import DOUBT, UNKNOWN, VAGUE, few_errors, honesty, numbers, of_100, too_few
+from batchbayes.assessment.words import ASIDE, DOUBT, UNKNOWN, VAGUE, few_errors, honesty, numbers, of_100, too_few
 from batchbayes.metrics import RiskCoverage, risk_coverage
 
 
-def image_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choice, limit_count: int) -> dict[str, str]:
+def image_verdict(
+    rows: Rows,
+    contenders: Sequence[Contender[Any]],
+    choice: Choice,
+    limit_count: int,
+    class_names: Sequence[str] | None = None,
+) -> dict[str, str]:
     """Return the sentences of the first screen by their heading, the headline first."""
     own, chosen = contenders[0], choice.recommended
     word, alone = image_honesty(chosen.seen), image_honesty(own.seen)
@@ -31,6 +45,11 @@ def image_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     good["How good is it?"] += f" This was counted on {count(len(wrong), 'test image')}."
     if DOUBT * error > 2 * VAGUE:
         return too_few(len(wrong), "test image", 20)
+    totals = chosen.seen.confusion.counts.sum(1).tolist()
+    names = class_names or range(len(totals))
+    counts = Counter({str(name): total for name, total in zip(names, totals, strict=False) if total})
+    if guess := guess_sentence(counts, accuracy, error, chosen.metrics["nll"], "pixel"):
+        good |= {"headline": guess, "What to do next": CHECK}
     return {
         **good,
         "Can its percentages be believed?": text + told_alone(choice, own.metrics, word, alone),
@@ -57,9 +76,9 @@ def _marked(rows: Rows, limit_count: int) -> str:
     )
 
 
-def pixel_sentence(curve: RiskCoverage, aside: float = 0.1) -> str:
+def pixel_sentence(curve: RiskCoverage) -> str:
     """Say how many errors are among the least certain pixels."""
-    position = int((curve.coverage <= 1 - aside).sum().clamp(min=1)) - 1
+    position = int((curve.coverage <= 1 - ASIDE).sum().clamp(min=1)) - 1
     kept, after, before = float(curve.coverage[position]), float(curve.risk[position]), float(curve.risk[-1])
     if before == 0:
         return few_errors(0)
@@ -72,7 +91,7 @@ def pixel_sentence(curve: RiskCoverage, aside: float = 0.1) -> str:
 def image_terms(contenders: Sequence[Contender[Any]], choice: Choice) -> dict[str, str]:
     """Return the verdict in the terms of statistics."""
     curve = risk_coverage(choice.recommended.seen.entropy.counts())
-    position = int((curve.coverage <= 0.9).sum().clamp(min=1)) - 1
+    position = int((curve.coverage <= 1 - ASIDE).sum().clamp(min=1)) - 1
     limit, before, after = (
         float(values[i]) for values, i in ((curve.thresholds, position), (curve.risk, -1), (curve.risk, position))
     )

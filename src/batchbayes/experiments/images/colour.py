@@ -41,13 +41,13 @@ def load_colour(
     return colour_patterns(limit or 100, split)
 
 
-def colour_patterns(count: int, part: str, noise_std: float = 60.0) -> tuple[Tensor, Tensor]:
+def colour_patterns(count: int, part: str) -> tuple[Tensor, Tensor]:
     """Return noisy images of ten coarse patterns as bytes, and their labels, to test a program without data."""
     coarse = 255 * torch.rand(10, 3, 8, 8, generator=generator(0, "patterns"))
     source = generator(0, "noise", part)
     labels = torch.randint(0, 10, (count,), generator=source)
     images = coarse[labels].repeat_interleave(4, 2).repeat_interleave(4, 3)
-    images += noise_std * torch.randn(images.shape, generator=source)
+    images += 60 * torch.randn(images.shape, generator=source)
     return images.clamp(0, 255).to(torch.uint8), labels
 
 

@@ -18,7 +18,7 @@ from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.prediction import predict
 from batchbayes.reproduce.tables import CellValue, ResultTable
-from batchbayes.running import summarised
+from batchbayes.running_sums import summarised
 
 SHARED, FRESH, INSIDE = "outside, shared batches", "outside, fresh batches for each image", "inside, shared companions"
 SHARED_TIMES = 4

@@ -45,7 +45,7 @@ from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
-from batchbayes.running import summarised
+from batchbayes.running_sums import summarised
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
 

@@ -49,7 +49,7 @@ def clt_bn(
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     >>> clt_bn(network, torch.randn(100, 2), batch_size=10)
-    BatchNormPosterior(clt_bn on Sequential: 1 sites, 16 statistics, 1 rows, batch size 10, centred on batches)
+    BatchNormPosterior(clt_bn on Sequential: 1 site, 16 statistics, 1 row, batch size 10, centred on batches)
     """
     require_size(float("inf"), whole_number("batch_size", batch_size, least=None))
     require_center(center)

@@ -24,7 +24,7 @@ from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
 from batchbayes.network import Network, Output, as_network
 
 FEW_OUTPUTS = 16
-"""Networks with more outputs than this have no cheap derivatives of each of them."""
+"""If a network has more outputs than this, the derivatives of all of them cost too much."""
 SAMPLE_OUTPUTS = 4096
 """The influence of the rows is measured at this many outputs of each training input, or fewer."""
 

@@ -74,7 +74,7 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     >>> posterior = mcbn(network, torch.randn(100, 2), batch_size=10, num_samples=32)
     >>> posterior
-    BatchNormPosterior(mcbn on Sequential: 1 sites, 16 statistics, 32 rows, batch size 10, centred on batches)
+    BatchNormPosterior(mcbn on Sequential: 1 site, 16 statistics, 32 rows, batch size 10, centred on batches)
     """
     require_center(center)
     if include_query and (center != "batches" or dropout):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt, dealt_first, normals
+from batchbayes._common.text import count
 from batchbayes.engines.linear_check import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import each_tensor, require_finite
@@ -70,8 +71,8 @@ class BatchNormPosterior(Posterior):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.method} on {self.network}: {len(self.sites)} sites, "
-            f"{self.center.numel()} statistics, {len(self.deviations)} rows, batch size {self.batch_size:g}, "
+            f"{type(self).__name__}({self.method} on {self.network}: {count(len(self.sites), 'site')}, "
+            f"{self.center.numel()} statistics, {count(len(self.deviations), 'row')}, batch size {self.batch_size:g}, "
             f"centred on {self.centered_on})"
         )
 
@@ -145,9 +146,9 @@ class BatchNormPosterior(Posterior):
         sizes = torch.as_tensor(batch_size, dtype=torch.float64)
         if sizes.shape not in ((), (len(self.sites),)) or not ((sizes > 1) & sizes.isfinite()).all():
             raise BatchbayesError(
-                expected=f"a finite batch size above 1, or {len(self.sites)} of them",
+                expected="a finite batch size above 1, or one for each site",
                 got=str(batch_size),
-                fix="pass one number, or a list with one for each site",
+                fix=f"pass one number, or a list of {len(self.sites)}",
             )
         require_noise(self)
         each = sizes.expand(len(self.sites))[site_of(self.sites)]  # (D,)

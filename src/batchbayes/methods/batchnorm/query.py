@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt
+from batchbayes._common.text import count
 from batchbayes.inputs import require_finite
 from batchbayes.methods.batchnorm.omega import by_batch
 from batchbayes.methods.batchnorm.sites import (
@@ -48,8 +49,8 @@ class QueryInBatchPosterior(Posterior):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}(mcbn on {self.network}: {len(self.sites)} sites, {len(self.companions)} batches, "
-            f"batch size {self.batch_size:g}, the query inside)"
+            f"{type(self).__name__}(mcbn on {self.network}: {count(len(self.sites), 'site')}, "
+            f"{len(self.companions)} batches, batch size {self.batch_size:g}, the query inside)"
         )
 
     def draw(self, seed: int, index: int) -> Function:

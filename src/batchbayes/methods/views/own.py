@@ -27,7 +27,15 @@ def name_of(function: object) -> str:
 
 def checked_view(function: OwnFunction, inputs: Tensor, generator: Callable[[], torch.Generator]) -> Tensor:
     """Return the view of inputs (N, ...) that a user's function makes, or raise an error that says what is wrong."""
-    name, view = name_of(function), function(inputs, generator())
+    name = name_of(function)
+    try:
+        view = function(inputs, generator())
+    except TypeError as error:
+        raise BatchbayesError(
+            expected=f"a transform {name} that takes (inputs, generator)",
+            got=f"TypeError: {error}"[:300],
+            fix="take all random numbers from the generator; torchvision_transform(...) wraps those of torchvision",
+        ) from error
     if not isinstance(view, Tensor):
         raise BatchbayesError(
             expected=f"a tensor from the transform {name}", got=type(view).__name__, fix="return the transformed inputs"

@@ -6,17 +6,14 @@ Axes: a weight W is (outputs, inputs) or (outputs, inputs, kernel ...).
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from batchbayes.methods.weights.local import local_outputs
 from batchbayes.methods.weights.sites import Site
-
-TINY = 1e-16
-"""It is added below square roots, whose derivative at zero is infinite."""
 
 
 class WeightDistribution(Protocol):
@@ -65,7 +62,6 @@ class Family(ABC):
         """Return the distribution at the present parameters."""
 
 
-@dataclass(frozen=True, eq=False)
 class GaussianWeights(ABC):
     """Independent Gaussian weights W ~ N(mean, variance). What the prior is, a family says."""
 
@@ -78,7 +74,8 @@ class GaussianWeights(ABC):
         return self.variance.sqrt()
 
     def sample(self, source: torch.Generator | None = None) -> Tensor:
-        return torch.addcmul(self.mean, self.std, standard_normal(self.mean, source))
+        noise = standard_normal(self.mean, source)
+        return torch.addcmul(self.mean, self.std, noise, out=None if torch.is_grad_enabled() else noise)
 
     def log_density(self, weight: Tensor) -> Tensor:
         """Return log q(W)."""
@@ -88,64 +85,26 @@ class GaussianWeights(ABC):
     def divergence(self) -> Tensor: ...
 
     def outputs(self, site: Site, inputs: Tensor) -> Tensor:
-        r"""Return a draw of the outputs (N, ...): the local reparametrisation.
-
-        For one example x the output x W + b is Gaussian with mean x E[W] + b and variance x^2 Var[W]. So the noise of
-        the weights becomes noise of the outputs, independent for each example: a gradient with far less variance than
-        that of one weight for all examples. The positions of a convolution share their weights, so their outputs are
-        correlated. Here they are drawn independently, with the right mean and variance at each position.
-
-        Reference: Kingma, Salimans, Welling, "Variational Dropout and the Local Reparameterization Trick", NIPS 2015.
-        """
-        mean = site.product(inputs, self.mean, site.bias)
-        variance = site.product(inputs.square(), self.variance)
-        return with_noise(mean, variance)
-
-
-def with_noise(mean: Tensor, variance: Tensor) -> Tensor:
-    """Draw N(mean, variance), elementwise, from the global generator. The variance is changed in place."""
-    return _WithNoise.apply(mean, variance.add_(TINY), noise_like(variance))  # type: ignore[return-value]
-
-
-class _WithNoise(torch.autograd.Function):
-    """mean + sqrt(variance) noise, with few passes over the activations."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-        std = variance.sqrt()
-        outputs = torch.addcmul(mean, std, noise)
-        ctx.save_for_backward(noise.div_(std.mul_(2)))
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        return gradients[0], gradients[0] * ctx.saved_tensors[0], None
-
-
-def noise_like(activations: Tensor) -> Tensor:
-    """Return standard normal numbers in the shape and memory format of activations, from the global generator.
-
-    `torch.randn_like` is five times slower for the channels-last format.
-    """
-    flat = torch.randn(activations.numel(), dtype=activations.dtype, device=activations.device)
-    return flat.as_strided(activations.shape, activations.stride())
+        return local_outputs(site, inputs, self.mean, self.variance)
 
 
 def standard_normal(like: Tensor, source: torch.Generator | None) -> Tensor:
     """Return standard normal numbers in the shape of a tensor. A generator draws them on the CPU, on every device."""
     if source is None:
         return torch.randn_like(like)
-    return torch.empty_like(like).copy_(torch.randn(like.shape, generator=source, dtype=like.dtype))
+    numbers = torch.randn(like.shape, generator=source, dtype=like.dtype)
+    if numbers.stride() == like.stride() and numbers.device == like.device:
+        return numbers
+    return torch.empty_like(like).copy_(numbers)
 
 
-def exp(logarithm: Tensor) -> Tensor:
-    """Return the exponential function of a tensor that is changed in place. On a CPU it is three times as fast as
-    torch's.
+def exp(logarithm: Tensor, factor: float = 1.0) -> Tensor:
+    """Return exp(factor * logarithm). On a CPU it is three times as fast as torch's.
 
     >>> exp(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 2.7183])
     """
-    return logarithm.mul_(1 / math.log(2)).exp2_()
+    return torch.mul(logarithm, factor / math.log(2)).exp2_()
 
 
 def full(weight: Tensor, value: float) -> Tensor:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from batchbayes.batches import as_batches, pick_inputs
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import TargetLikelihood, categorical, require_likelihood
+from batchbayes.likelihoods import Categorical, TargetLikelihood, categorical, require_likelihood
 from batchbayes.methods import Method
 from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.weights.family import Family
@@ -82,7 +83,12 @@ def targets_of(batch: Any) -> Tensor:
 def log_probability(likelihood: TargetLikelihood[Any], outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the log-probability of all targets of a batch together."""
     draws = outputs[None]  # likelihoods take outputs of several draws (S, N, ...)
-    return likelihood(draws).log_prob(likelihood.fitting(draws.detach(), targets).to(outputs.device)).sum()
+    fitting = likelihood.fitting(draws.detach(), targets).to(outputs.device)
+    if isinstance(likelihood, Categorical):  # one operation, where a distribution takes six and their gradients
+        ignored = -1 if likelihood.ignore_index is None else likelihood.ignore_index
+        logits = likelihood.logits(draws).flatten(0, -2)  # (all labels, K)
+        return -cross_entropy(logits, fitting.flatten(), ignore_index=ignored, reduction="sum")
+    return likelihood(draws).log_prob(fitting).sum()
 
 
 def fit_noisy(

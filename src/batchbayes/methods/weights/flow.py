@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from batchbayes._common.checks import whole_number
-from batchbayes.methods.weights.family import Family, full, standard_normal, with_noise
+from batchbayes.methods.weights.family import Family, full, standard_normal
+from batchbayes.methods.weights.local import with_noise
 from batchbayes.methods.weights.sites import Site
 
 HIDDEN = {"q": 50, "r": 100}

@@ -9,30 +9,20 @@ Reference: Blundell et al., "Weight Uncertainty in Neural Networks", ICML 2015.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from batchbayes._common.checks import finite_number
-from batchbayes.methods.weights.family import Family, GaussianWeights, exp, full
+from batchbayes.methods.weights.closed_form import ClosedForm, Moments
+from batchbayes.methods.weights.family import exp, full
 from batchbayes.methods.weights.sites import Site
 
 
-@dataclass(frozen=True, eq=False)
-class MeanFieldWeights(GaussianWeights):
-    """Gaussian weights, and the KL between them and a Gaussian prior."""
-
-    kl: Tensor
-
-    def divergence(self) -> Tensor:
-        return self.kl
-
-
 @dataclass(frozen=True)
-class MeanField(Family):
+class MeanField(ClosedForm):
     """Independent Gaussian weights with a Gaussian prior."""
 
     kind: ClassVar[str] = "mean-field"
@@ -50,36 +40,21 @@ class MeanField(Family):
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         return {"log_std": full(weight, math.log(self.initial_std))}
 
-    def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> MeanFieldWeights:
-        return MeanFieldWeights(weight, *_Moments.apply(weight, own["log_std"], self.prior_std))  # type: ignore[misc]
-
-
-def moments(mean: Tensor, log_std: Tensor, prior_std: float | None) -> tuple[Tensor, Tensor]:
-    """Return the variance of each weight, and the KL of all of them."""
-    variance, count = exp(2 * log_std), mean.numel()
-    power = variance.sum() + torch.linalg.vector_norm(mean).square()
-    if prior_std is None:
-        return variance, 0.5 * count * (power / count).log() - log_std.sum()
-    return variance, count * (math.log(prior_std) - 0.5) - log_std.sum() + power / (2 * prior_std**2)
-
-
-class _Moments(torch.autograd.Function):
-    """`moments` with its gradient in closed form, which takes few passes over the weights."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, prior_std: float | None) -> tuple[Tensor, Tensor]:
-        variance, kl = moments(mean, log_std, prior_std)
-        ctx.save_for_backward(mean, variance)
-        ctx.prior_std = prior_std
-        return variance, kl
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        by_variance, by_kl = gradients
-        mean, variance = ctx.saved_tensors
-        if ctx.prior_std is None:
-            by_power = 0.5 * by_kl * mean.numel() / (variance.sum() + mean.square().sum())
+    def moments(self, *parameters: Tensor) -> Moments:
+        mean, log_std = parameters
+        variance, flat = exp(log_std, 2), mean.reshape(-1)
+        power, count = variance.sum() + flat.dot(flat), mean.numel()
+        if self.prior_std is None:
+            kl = 0.5 * count * (power / count).log() - log_std.sum()
         else:
-            by_power = by_kl / (2 * ctx.prior_std**2)
-        by_log_std = torch.addcmul(-by_kl, by_variance + by_power, variance, value=2)
-        return mean * (2 * by_power), by_log_std, None
+            kl = power / (2 * self.prior_std**2) - log_std.sum() + count * (math.log(self.prior_std) - 0.5)
+        return mean, variance, kl, (mean, variance, power)
+
+    def gradients(
+        self, kept: tuple[Tensor, ...], by_mean: Tensor, by_variance: Tensor, by_kl: Tensor
+    ) -> tuple[Tensor, ...]:
+        mean, variance, power = kept
+        by_power = by_kl * (0.5 * mean.numel() / power if self.prior_std is None else 0.5 / self.prior_std**2)
+        by_variance.add_(by_power)
+        by_log_std = torch.addcmul(-by_kl, by_variance, variance, value=2, out=by_variance)
+        return by_mean.addcmul_(mean, by_power, value=2), by_log_std

@@ -13,14 +13,14 @@ authors' code, log alpha is clipped to [-8, 8], and the means of pruned weights 
 Where we differ: their convolutions lose the noise of pruned weights too. Ours keep it, as their dense layers do.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from batchbayes.methods.weights.family import Family, GaussianWeights, exp, full
+from batchbayes.methods.weights.closed_form import ClosedForm, Moments
+from batchbayes.methods.weights.family import exp, full
 from batchbayes.methods.weights.sites import Site
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
@@ -32,18 +32,8 @@ TINY = 1e-16
 """It is added to the square of a mean, whose logarithm is infinite at zero."""
 
 
-@dataclass(frozen=True, eq=False)
-class SparseWeights(GaussianWeights):
-    """Gaussian weights with zero means where they are pruned, and their KL."""
-
-    kl: Tensor
-
-    def divergence(self) -> Tensor:
-        return self.kl
-
-
 @dataclass(frozen=True)
-class SparseVD(Family):
+class SparseVD(ClosedForm):
     """Gaussian weights with a log-uniform prior, which prunes them."""
 
     kind: ClassVar[str] = "sparse-vd"
@@ -54,8 +44,32 @@ class SparseVD(Family):
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         return {"log_var": full(weight, self.initial_log_var)}
 
-    def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> SparseWeights:
-        return SparseWeights(*_Sparse.apply(weight, own["log_var"]))  # type: ignore[misc]
+    def moments(self, *parameters: Tensor) -> Moments:
+        """Do what `sparse_moments` does, with few passes over the weights."""
+        weight, log_var = parameters
+        square = weight.square().add_(TINY)
+        log_square_slope = torch.div(weight, square).mul_(2)  # d log square / d weight
+        log_square = square.log_()
+        log_alpha = torch.sub(log_var, log_square).clamp_(-LIMIT, LIMIT)
+        variance = exp(log_square.add_(log_alpha))
+        kept = log_alpha.clone().le_(THRESHOLD)
+        inside = log_alpha.abs().lt_(LIMIT)
+        noise = log_alpha.sigmoid()  # alpha / (1 + alpha)
+        share = log_alpha.mul_(K3).add_(K2).sigmoid_()
+        kl = K1 * (weight.numel() - share.sum()) - 0.5 * sum_of_logs(noise)
+        slope = share.addcmul_(share, share, value=-1).mul_(-K1 * K3)  # dKL / d log alpha
+        slope.add_(noise.sub_(1), alpha=0.5).mul_(inside)
+        return weight * kept, variance, kl, (log_square_slope, variance, kept, inside, slope)
+
+    def gradients(
+        self, kept: tuple[Tensor, ...], by_mean: Tensor, by_variance: Tensor, by_kl: Tensor
+    ) -> tuple[Tensor, ...]:
+        log_square_slope, variance, unpruned, inside, slope = kept
+        by_log_variance = by_variance.mul_(variance)
+        by_log_var = (by_log_variance * inside).addcmul_(slope, by_kl)
+        # Inside the limits the variance does not depend on the weight. At a limit it is a multiple of its square.
+        by_log_square = by_log_variance.sub_(by_log_var)
+        return by_mean.mul_(unpruned).addcmul_(by_log_square, log_square_slope), by_log_var
 
 
 def clipped_log_alpha(weight: Tensor, log_var: Tensor) -> Tensor:
@@ -91,34 +105,3 @@ def sum_of_logs(shares: Tensor) -> Tensor:
     while len(products) % 2 == 0 and 8 * len(products) > shares.numel():
         products = products[: len(products) // 2] * products[len(products) // 2 :]
     return products.log().sum()
-
-
-class _Sparse(torch.autograd.Function):
-    """`sparse_moments` with few passes over the weights, and with its gradient in closed form."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, log_var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        square = weight.square().add_(TINY)
-        log_square_slope = torch.div(weight, square).mul_(2)  # d log square / d weight
-        log_square = square.log_()
-        log_alpha = torch.sub(log_var, log_square).clamp_(-LIMIT, LIMIT)
-        variance = exp(log_square.add_(log_alpha))
-        kept = log_alpha.clone().le_(THRESHOLD)
-        inside = log_alpha.abs().lt_(LIMIT)
-        noise = log_alpha.sigmoid()  # alpha / (1 + alpha)
-        share = log_alpha.mul_(K3).add_(K2).sigmoid_()
-        kl = K1 * (weight.numel() - share.sum()) - 0.5 * sum_of_logs(noise)
-        slope = share.addcmul_(share, share, value=-1).mul_(-K1 * K3)  # dKL / d log alpha
-        slope.add_(noise.sub_(1), alpha=0.5).mul_(inside)
-        ctx.save_for_backward(log_square_slope, variance, kept, inside, slope)
-        return weight * kept, variance, kl
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        by_mean, by_variance, by_kl = gradients
-        log_square_slope, variance, kept, inside, slope = ctx.saved_tensors
-        by_log_variance = by_variance * variance
-        by_log_var = (by_log_variance * inside).addcmul_(slope, by_kl)
-        # Inside the limits the variance does not depend on the weight. At a limit it is a multiple of its square.
-        by_log_square = by_log_variance.sub_(by_log_var)
-        return (by_mean * kept).addcmul_(by_log_square, log_square_slope), by_log_var

@@ -16,7 +16,7 @@ Where we differ: their Bernoulli noise is +-1/2 and their uniform noise is U(-1/
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,7 +25,8 @@ from torch import Tensor
 
 from batchbayes._common.checks import finite_number
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.weights.family import TINY, Family, GaussianWeights, noise_like, standard_normal
+from batchbayes.methods.weights.family import Family, GaussianWeights, standard_normal
+from batchbayes.methods.weights.local import TINY, noise_like
 from batchbayes.methods.weights.sites import Site
 
 NODES = 64
@@ -36,9 +37,15 @@ NODES = 64
 class VarianceWeights(GaussianWeights):
     """Weights with zero mean."""
 
+    mean: Tensor
+    variance: Tensor
     noise: str
     degrees: float | None
     """nu of the Student-t prior; None for priors whose KL is zero."""
+
+    @cached_property
+    def std(self) -> Tensor:
+        return (self.variance + TINY).sqrt()
 
     def sample(self, source: torch.Generator | None = None) -> Tensor:
         normal = standard_normal(self.variance, source)
@@ -46,7 +53,7 @@ class VarianceWeights(GaussianWeights):
             normal = normal.sign()
         elif self.noise == "uniform":
             normal = math.sqrt(3) * torch.erf(normal / math.sqrt(2))  # uniform between -sqrt(3) and sqrt(3)
-        return (self.variance + TINY).sqrt() * normal
+        return self.std * normal
 
     def outputs(self, site: Site, inputs: Tensor) -> Tensor:
         variance = site.product(inputs.square(), self.variance)

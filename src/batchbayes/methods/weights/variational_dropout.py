@@ -34,6 +34,8 @@ LIMIT = 20.0
 class MultipliedWeights(GaussianWeights):
     """Gaussian weights whose spread is a multiple of their mean."""
 
+    mean: Tensor
+    variance: Tensor
     log_alpha: Tensor | None = None
     """None if alpha is fixed."""
     prior: str = "log-uniform"

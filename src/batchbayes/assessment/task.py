@@ -1,0 +1,149 @@
+"""What the task is, and whether targets and class names fit the outputs of the network."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes.assessment.likelihood import OneLogit
+from batchbayes.assessment.options import Task
+from batchbayes.data.examples import Examples
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Gaussian
+
+SEVERAL_LABELS = (
+    "A network with several yes-or-no outputs is assessed one output at a time, with a model that returns only this "
+    "one; bb.predict(..., bb.bernoulli()) takes all of them"
+)
+"""What to do with several labels for each example."""
+
+
+def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
+    """Guess the task from the outputs for some examples, from the targets, and from the likelihood if it is given.
+
+    Whole-number targets are classes: of pixels if the outputs are maps. One output with other targets than 0 and 1, and
+    everything else, is a regression.
+    """
+    _, targets = next(iter(test))
+    if targets is None:
+        raise BatchbayesError(
+            expected=f"targets beside the inputs of {test.name}",
+            got="inputs alone",
+            fix="name the column by --target, or give batches as (inputs, targets)",
+        )
+    if isinstance(likelihood, Gaussian):
+        return "regression"
+    if likelihood is None and targets.is_floating_point() and _yes_or_no(test):
+        raise BatchbayesError(
+            expected=f"targets in {test.name} whose meaning is clear",
+            got=f"zeros and ones as {targets.dtype}, which may be yes and no, or values",
+            fix='pass y.long() for yes and no, or task="regression" (--task regression) for values'
+            + (f". {SEVERAL_LABELS}" if targets.ndim > 1 and targets.shape[1] > 1 else ""),
+        )
+    one = outputs.ndim < 2 or outputs.shape[1] == 1
+    if likelihood is None and one and not targets.is_floating_point():
+        _require_clear_numbers(test)
+    if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
+        return "regression"
+    return "segmentation" if outputs.ndim == 4 else "classification"
+
+
+def _require_clear_numbers(data: Examples) -> None:
+    """Raise an error if whole-number targets of one output have two values that are not 0 and 1."""
+    low, *others = data.targets().unique().tolist()
+    if len(others) == 1 and (low, *others) != (0, 1):
+        raise BatchbayesError(
+            expected=f"targets in {data.name} whose meaning is clear",
+            got=f"the whole numbers {low} and {others[0]} alone, which may be two classes, or values",
+            fix=f'pass (y == {others[0]}).long() for classes, or task="regression" (--task regression) for values',
+        )
+
+
+def _yes_or_no(data: Examples) -> bool:
+    """Return whether all targets are 0 or 1, and both occur."""
+    return set(data.targets().unique().tolist()) == {0, 1}
+
+
+def require_fitting(
+    task: Task, likelihood: Any, outputs: Tensor, parts: Sequence[Examples], ignored_label: int | None
+) -> None:
+    """Raise an error if the targets of some part of the data do not fit the outputs of the network."""
+    shape = outputs.shape
+    axes = {"segmentation": (4,), "classification": (1, 2)}.get(task, (outputs.ndim,))
+    if outputs.ndim not in axes:
+        steps = "let the network return (N, classes, 1, steps) for labels (N, 1, steps)"
+        raise BatchbayesError(
+            expected="outputs (N, classes, height, width) of a segmentation, or (N, classes) of a classification",
+            got=f"{tuple(shape)} for a {task}",
+            fix=steps if outputs.ndim == 3 else "choose another --task, or leave it out",
+        )
+    if isinstance(likelihood, OneLogit):  # as many classes as yes and no
+        shape = torch.Size([shape[0], 2, *shape[2:]])
+    for part in parts:
+        for _, targets in part:
+            if targets is None:
+                raise BatchbayesError(
+                    expected=f"targets in every batch of {part.name}",
+                    got="inputs alone",
+                    fix="give batches as (inputs, targets)",
+                )
+            if task == "regression":
+                _require_targets(part.name, targets, outputs)
+            else:
+                _require_labels(part.name, targets, shape, ignored_label)
+
+
+def require_class_names(names: Sequence[str], num_classes: int) -> None:
+    """Raise an error unless there is a name of its own for each class."""
+    if len(names) < num_classes:
+        raise BatchbayesError(
+            expected=f"{num_classes} class names, one for each output",
+            got=f"{len(names)}",
+            fix="check --class-names, and that the model has as many outputs as there are classes",
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BatchbayesError(
+            expected="a name of its own for each class", got=f"{twice!r} twice", fix="rename one of them"
+        )
+
+
+def _require_targets(name: str, targets: Tensor, outputs: Tensor) -> None:
+    shape = outputs.shape[1:]
+    if targets.shape[1:] != shape and not (targets.ndim == 1 and shape == (1,)):
+        raise BatchbayesError(
+            expected=f"targets of shape (N, {', '.join(map(str, shape))}) in {name}",
+            got=f"(N, {', '.join(map(str, targets.shape[1:]))})",
+            fix="give one target for each output of the network",
+        )
+
+
+def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label: int | None) -> None:
+    classes = shape[1]
+    if targets.ndim == 2 and len(shape) == 2:
+        raise BatchbayesError(
+            expected=f"one label for each example of {name}",
+            got=f"{targets.shape[1]} for each",
+            fix=SEVERAL_LABELS if targets.shape[1] > 1 else "pass y[:, 0]",
+        )
+    if targets.is_floating_point() or targets.shape[1:] != shape[2:]:
+        raise BatchbayesError(
+            expected=f"whole-number labels of shape {('N', *shape[2:])} in {name}",
+            got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
+            fix="pass class numbers from 0, or choose another --task",
+        )
+    keep = targets != ignored_label if ignored_label is not None else torch.ones_like(targets, dtype=torch.bool)
+    if not keep.reshape(len(keep), -1).any(1).all():
+        raise BatchbayesError(
+            expected=f"at least one label that counts in every example of {name}",
+            got="an example without",
+            fix="leave it out, or check --ignore-label",
+        )
+    kept = targets[keep]
+    if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
+        raise BatchbayesError(
+            expected=f"labels from 0 to {classes - 1}, as the network has {classes} outputs",
+            got=f"{int(kept.min())} to {int(kept.max())} in {name}",
+            fix="renumber the labels from 0, or leave one out by --ignore-label",
+        )

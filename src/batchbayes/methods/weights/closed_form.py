@@ -1,0 +1,117 @@
+"""Gaussian families whose gradients are written down in closed form, so that a training step is cheap.
+
+A training step of a small network spends most of its time on passes over the weights and on single operations, not on
+products. So a linear layer has one operation of its own: it computes the moments of its weights, draws its outputs,
+and returns the KL with them. Its gradients share what autograd would compute several times.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes.methods.weights.family import Family, GaussianWeights
+from batchbayes.methods.weights.local import TINY, local_outputs
+from batchbayes.methods.weights.sites import Site
+
+Moments = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]
+"""Mean and variance of each weight, the KL of all of them, and what the gradients need."""
+
+
+class ClosedForm(Family):
+    """A family that computes moments and KL of a weight at once, and their gradients."""
+
+    @abstractmethod
+    def moments(self, *parameters: Tensor) -> Moments:
+        """Return the moments, given the weight of the network and the family's own parameters."""
+
+    @abstractmethod
+    def gradients(
+        self, kept: tuple[Tensor, ...], by_mean: Tensor, by_variance: Tensor, by_kl: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of the parameters, given those of the moments. The first two may be changed."""
+
+    def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> "ClosedFormWeights":
+        return ClosedFormWeights(self, (weight, *own.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedFormWeights(GaussianWeights):
+    """Gaussian weights of such a family."""
+
+    family: ClosedForm
+    parameters: tuple[Tensor, ...]
+    divergences: list[Tensor] = field(default_factory=list)
+    """The KL that came with the last outputs."""
+
+    @cached_property
+    def _moments(self) -> Any:
+        return _Moments.apply(self.family, *self.parameters)
+
+    @property
+    def mean(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._moments[0]
+
+    @property
+    def variance(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._moments[1]
+
+    def outputs(self, site: Site, inputs: Tensor) -> Tensor:
+        if site.is_convolution or torch.is_autocast_enabled(inputs.device.type):
+            return local_outputs(site, inputs, self.mean, self.variance)
+        rows = inputs if inputs.ndim == 2 else inputs.reshape(-1, inputs.shape[-1])
+        outputs, divergence = _NoisyLinear.apply(self.family, rows, site.bias, *self.parameters)  # type: ignore[misc]
+        self.divergences[:] = [divergence]
+        return outputs if inputs.ndim == 2 else outputs.view(*inputs.shape[:-1], -1)
+
+    def divergence(self) -> Tensor:
+        return self.divergences[0] if self.divergences else self._moments[2]
+
+
+class _Moments(torch.autograd.Function):
+    """Moments alone."""
+
+    @staticmethod
+    def forward(ctx: Any, family: ClosedForm, *parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, variance, kl, kept = family.moments(*parameters)
+        ctx.family = family
+        ctx.save_for_backward(*kept)
+        return mean, variance, kl
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        by_mean, by_variance, by_kl = gradients
+        return None, *ctx.family.gradients(ctx.saved_tensors, by_mean.clone(), by_variance.clone(), by_kl)
+
+
+class _NoisyLinear(torch.autograd.Function):
+    """The outputs (n, outputs) of a linear layer with noise, as by `local_outputs`, and the KL of its weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, family: ClosedForm, inputs: Tensor, bias: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        mean, variance, kl, kept = family.moments(*parameters)
+        squares = inputs.square()
+        outputs = inputs @ mean.T if bias is None else torch.addmm(bias, inputs, mean.T)
+        std = (squares @ variance.T).add_(TINY).sqrt_()
+        noise = torch.randn_like(std)
+        outputs.addcmul_(std, noise)
+        ctx.family = family
+        ctx.save_for_backward(inputs, squares, mean, variance, noise.div_(std.mul_(2)), *kept)
+        return outputs, kl
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        by_outputs, by_kl = gradients
+        inputs, squares, mean, variance, slope, *kept = ctx.saved_tensors
+        by_spread, by_inputs = by_outputs * slope, None  # by_spread is the gradient by squares @ variance.T
+        if ctx.needs_input_grad[1]:
+            by_inputs = torch.addcmul(by_outputs @ mean, inputs, by_spread @ variance, value=2)
+        by_bias = by_outputs.sum(0) if ctx.needs_input_grad[2] else None
+        by_parameters = ctx.family.gradients(kept, by_outputs.T @ inputs, by_spread.T @ squares, by_kl)
+        return None, by_inputs, by_bias, *by_parameters

@@ -1,0 +1,66 @@
+"""Gradients in closed form against those of autograd, in float64."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.methods.weights.sites import find_sites
+from batchbayes.methods.weights.sparse import sparse_moments
+
+
+def mean_field_moments(prior, mean, log_std):
+    variance = (2 * log_std).exp()
+    power = variance + mean.square()
+    best = power.mean().sqrt() if prior is None else torch.tensor(prior, dtype=torch.float64)
+    return mean, variance, (best.log() - log_std + power / (2 * best.square()) - 0.5).sum()
+
+
+FAMILIES = {
+    "mean field": (bb.MeanField(0.7), partial(mean_field_moments, 0.7)),
+    "empirical Bayes": (bb.MeanField(None), partial(mean_field_moments, None)),
+    "sparse VD": (bb.SparseVD(), sparse_moments),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def case(request):
+    """Weights of a family, their moments for autograd, the parameters of both, and the layer that they belong to."""
+    torch.manual_seed(0)
+    family, moments = FAMILIES[request.param]
+    layer = nn.Linear(30, 40).double()
+    weight, own = 0.05 * torch.randn(40, 30).double(), 4 * torch.randn(40, 30).double() - 8
+    parameters = (weight.requires_grad_(), own.requires_grad_())
+    site = find_sites(layer)[0]
+    return family.given(weight, {"own": own}, site), moments(*parameters), parameters, site
+
+
+def test_moments(case):
+    given, (mean, variance, kl), parameters, _ = case
+    by_mean, by_variance = torch.randn(2, 40, 30).double()
+
+    def with_gradients(mean, variance, kl):
+        loss = (mean * by_mean + variance * by_variance).sum() + 1.7 * kl
+        return mean, variance, kl, *torch.autograd.grad(loss, parameters)
+
+    found = with_gradients(given.mean, given.variance, given.divergence())
+    torch.testing.assert_close(found, with_gradients(mean, variance, kl))
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 5), ()])
+def test_a_linear_layer(case, shape):
+    given, (mean, variance, kl), parameters, site = case
+    inputs, by_outputs = torch.randn(*shape, 30).double().requires_grad_(), torch.randn(*shape, 40).double()
+
+    def with_gradients(outputs, kl):
+        loss = (outputs * by_outputs).sum() + 1.7 * kl
+        return outputs, kl, *torch.autograd.grad(loss, (inputs, site.bias, *parameters))
+
+    torch.manual_seed(1)
+    found = with_gradients(given.outputs(site, inputs), given.divergence())
+    torch.manual_seed(1)
+    spread = nn.functional.linear(inputs.square(), variance) + 1e-16
+    outputs = nn.functional.linear(inputs, mean, site.bias) + spread.sqrt() * torch.randn_like(spread)
+    torch.testing.assert_close(found, with_gradients(outputs, kl))
