@@ -136,7 +136,7 @@ def batchbayes_jobs(data: Images) -> Jobs:
     def views() -> bb.Posterior:
         return bb.with_views(own, bb.Compose(bb.RandomCrop(4, fill=black), bb.RandomFlip()), average=4)
 
-    def laplace() -> bb.Posterior:
+    def laplace() -> bb.LaplacePosterior:
         images = data.train[0].split(CHUNK)
         return bb.last_layer_laplace(network, images, bb.categorical(), held_out=[data.calibration])
 
@@ -156,7 +156,8 @@ def batchbayes_jobs(data: Images) -> Jobs:
         "stochastic BN": lambda: judged(data, seen(noisy(bb.stochastic_bn), **linear)),
         "correlated BN": lambda: judged(data, seen(noisy(bb.correlated_bn), **linear)),
         "16 views + temperature": lambda: judged(data, tuned(views(), num_samples=4)),
-        "last-layer Laplace": lambda: judged(data, seen(laplace(), **linear)),
+        "last-layer Laplace, draws": lambda: judged(data, seen(laplace(), **linear)),
+        "last-layer Laplace, probit formula": lambda: judged(data, in_chunks(laplace().probit_probs)),
         "novelty": lambda: detected(data, novelty().score),
         "conformal sets": lambda: judged_sets(data, sets()),
     }
