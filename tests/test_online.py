@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.online import LastLayer, MeanField, gaussian_kl, learn_parts
+from batchbayes.online import LastLayer, MeanField, StructuredLaplace, gaussian_kl, learn_parts
 from batchbayes.training.loop import TrainingConfig
 
 TAU = 4.0
@@ -63,6 +63,69 @@ def test_mean_field_in_parts_is_exact_where_weights_are_independent():
     assert ((state.std["weight"] * precision**0.5 - 1).abs() < 0.15).all()
 
 
+def perceptron(outputs=1):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
+
+
+def test_structured_laplace_of_a_linear_network_is_exact():
+    config = TrainingConfig(epochs=200, batch_size=12, learning_rate=0.1)
+    state = learn_parts(StructuredLaplace.start(linear(), bb.gaussian(TAU), prior_std=0.5), PARTS, config)
+    exact = learn_parts(LastLayer.start(1, 3, bb.gaussian(TAU), prior_precision=4.0), PARTS)
+    torch.testing.assert_close(state.last.precision, exact.precision)
+    torch.testing.assert_close(state.last.mean, exact.mean, rtol=1e-4, atol=1e-4)
+
+
+def test_curvature_of_a_hidden_layer_is_that_of_all_pairs_of_weights():
+    """For one example the product of the two factors is exact."""
+    config = TrainingConfig(epochs=3, batch_size=1, learning_rate=0.1)
+    state = StructuredLaplace.start(perceptron(3), bb.categorical()).update((X[:1], torch.tensor([2])), config)
+    rest = F.pad(X[:1], (0, 1), value=1.0)
+
+    def outputs(weights):
+        hidden = F.pad((rest @ weights.view(4, 4).T).tanh(), (0, 1), value=1.0)
+        return (hidden @ last.T)[0]
+
+    last, weights = state._present()["2"], state.hidden["0"].flatten()
+    jacobian, probs = torch.func.jacrev(outputs)(weights), outputs(weights).softmax(0)
+    found = torch.kron(state.of_outputs["0"], state.of_inputs["0"])
+    torch.testing.assert_close(found, jacobian.T @ (probs.diag() - probs.outer(probs)) @ jacobian)
+
+
+def test_structured_laplace_stays_near_the_former_parts_by_their_curvature():
+    config = TrainingConfig(epochs=40, batch_size=12, learning_rate=0.03)
+    state = learn_parts(StructuredLaplace.start(perceptron(), bb.gaussian(TAU), prior_std=0.5), PARTS[:2], config)
+    away = {
+        name: tensor + 0.1 * torch.randn(tensor.shape, generator=RANDOM) for name, tensor in state._present().items()
+    }
+    hidden, last = (away[name] - state._present()[name] for name in ("0", "2"))
+    precision = torch.kron(state.of_outputs["0"], state.of_inputs["0"]) / 24 + 4 * torch.eye(16)
+    expected = hidden.flatten() @ precision @ hidden.flatten() + last.flatten() @ state.last.precision @ last.flatten()
+    torch.testing.assert_close(state._squared_distance(away), expected)
+    assert state.num_examples == 24
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.output = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, inputs):
+        return self.output(self.layer(self.layer(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), "linear layers, each in one layer"),
+     (lambda: shared_weights(), "each in one layer"), (Twice, "runs once"),
+     (lambda: nn.Sequential(nn.Linear(3, 1), nn.ReLU()), "the last one")],
+)  # fmt: skip
+def test_networks_that_structured_laplace_does_not_fit_are_refused(build, words):
+    config = TrainingConfig(epochs=1, batch_size=12)
+    with pytest.raises(bb.BatchbayesError, match=words):
+        StructuredLaplace.start(build(), bb.gaussian(TAU)).update((X.float(), Y.float()), config)
+
+
 def test_divergence_and_draws_are_those_of_torch():
     mean, std, mean0, std0 = ({"w": torch.rand(4, 3) + 0.1, "b": torch.rand(2) + 0.1} for _ in range(4))
     expected = sum(
@@ -78,13 +141,18 @@ def test_divergence_and_draws_are_those_of_torch():
     assert ((drawn.std(0) / 0.03 - 1).abs() < 0.1).all()
 
 
-@pytest.mark.parametrize("kind", ["mean field", "last layer"])
+@pytest.mark.parametrize("kind", ["mean field", "last layer", "structured Laplace"])
 def test_a_killed_run_goes_on_with_the_same_numbers(kind, tmp_path):
     likelihood, path = bb.gaussian(precision=TAU), tmp_path / "state.safetensors"
-    config = (TrainingConfig(epochs=2, batch_size=12, learning_rate=0.02),) if kind == "mean field" else ()
+    config = () if kind == "last layer" else (TrainingConfig(epochs=2, batch_size=12, learning_rate=0.02),)
 
     def start():
+        if kind == "structured Laplace":
+            return StructuredLaplace.start(perceptron(), likelihood)
         return MeanField.start(linear(), likelihood) if config else LastLayer.start(1, 3, likelihood)
+
+    def tensors(state):
+        return state._tensors() if kind == "structured Laplace" else {"mean": state.mean}
 
     def parts(most):
         for number, part in enumerate(PARTS):
@@ -97,17 +165,15 @@ def test_a_killed_run_goes_on_with_the_same_numbers(kind, tmp_path):
         learn_parts(start(), parts(3), *config, checkpoint=path)
     assert start().restored(path).num_parts == 3
     again = learn_parts(start(), PARTS, *config, checkpoint=path)
-    for name in ("weight",) if config else ():
-        assert torch.equal(again.mean[name], whole.mean[name])
-        assert torch.equal(again.std[name], whole.std[name])
-    if not config:
-        assert torch.equal(again.mean, whole.mean)
+    torch.testing.assert_close(tensors(again), tensors(whole), rtol=0, atol=0)
+    if kind == "mean field":
+        assert torch.equal(again.std["weight"], whole.std["weight"])
     assert again.num_parts == 5
     with pytest.raises(bb.BatchbayesError, match=r"the 5 parts that .* and perhaps more; got 2 parts for a state"):
         learn_parts(start(), PARTS[:2], *config, checkpoint=path)
     half = learn_parts(learn_parts(start(), PARTS[:3], *config), PARTS[3:], *config)
     assert half.num_parts == 5
-    torch.testing.assert_close(half.mean, whole.mean)
+    torch.testing.assert_close(tensors(half), tensors(whole))
 
 
 def test_a_part_that_diverges_is_refused():
@@ -140,6 +206,9 @@ def test_a_class_that_comes_late_is_learnt_and_the_others_are_kept():
     field = learn_parts(field, parts, TrainingConfig(epochs=60, batch_size=10, learning_rate=0.05))
     found = bb.predict(field.posterior(20), x, bb.categorical(), num_samples=20)
     assert (found.probs.argmax(-1) == labels).double().mean() > 0.95
+    laplace = StructuredLaplace.start(perceptron(3), bb.categorical())
+    laplace = learn_parts(laplace, parts, TrainingConfig(epochs=60, batch_size=10, learning_rate=0.05))
+    assert (laplace.outputs(x)[0].argmax(-1) == labels).double().mean() > 0.95
 
 
 def test_bad_parts_and_files_are_refused(tmp_path):

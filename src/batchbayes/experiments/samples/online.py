@@ -1,12 +1,14 @@
 """Data in five parts: the posterior after one part is the prior for the next.
 
-Compared on the test set after each part: online mean field, online last layer on features of the first part, joint
-training of a mean field on all parts so far, and fine-tuning, which goes on training one network on each part alone.
-All of them have the same network and the same noise precision, which is measured on a fifth of the first part.
+Compared on the test set after each part: mean field and structured Laplace, both online and by joint training on all
+parts so far; online last layer on features of the first part; and fine-tuning, which goes on training one network on
+each part alone. All of them have the same network and the same noise precision, which is measured on a fifth of the
+first part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -23,7 +25,7 @@ from batchbayes.likelihoods import TargetLikelihood, categorical, gaussian
 from batchbayes.methods.point import deterministic
 from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.mlp import MLP
-from batchbayes.online import LastLayer, MeanField, Part
+from batchbayes.online import LastLayer, MeanField, Part, StructuredLaplace
 from batchbayes.plots import seeds_figure
 from batchbayes.plots.style import Figure, house_style, new_figure
 from batchbayes.prediction import predict
@@ -33,8 +35,16 @@ from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
 
 DATASETS = (*SETS, "mnist", "synthetic")
-JOINT, ONLINE, LAST, TUNED = "joint", "online mean field", "online last layer", "fine-tuning"
-METHODS = JOINT, ONLINE, LAST, TUNED
+JOINT, ONLINE, JOINT_LAPLACE, LAPLACE, LAST, TUNED = METHODS = (
+    "joint",
+    "online mean field",
+    "joint Laplace",
+    "online Laplace",
+    "online last layer",
+    "fine-tuning",
+)
+COMPARED = ((ONLINE, JOINT), (LAPLACE, JOINT), (LAPLACE, JOINT_LAPLACE), (LAST, JOINT))
+"""Online methods and the joint training that the table compares them with."""
 NOISE = "noise"
 """The unit that measures the noise precision, which all methods use."""
 
@@ -139,18 +149,17 @@ def work(config: OnlineConfig, unit: Unit, needed: Results, data_folder: DataFol
             return _precision(config, task, seed)
         if task.likelihood is None:
             task = replace(task, likelihood=gaussian(needed[unit.needs[0]]))
-        learn = {JOINT: _joint, ONLINE: _online, LAST: _last_layer, TUNED: _fine_tuned}[method]
-        return [nll + task.log_unit for nll in learn(config, task, seed)]
+        return [nll + task.log_unit for nll in LEARN[method](config, task, seed)]
 
 
 def _network(config: OnlineConfig, task: Task, seed: int) -> MLP:
     return made(lambda: MLP(task.parts[0][0].shape[1], [config.width], task.outputs, norm=False), seed)  # type: ignore[return-value]
 
 
-def _training(config: OnlineConfig, part: Part, seed: int, parts: int = 1) -> TrainingConfig:
+def _training(config: OnlineConfig, part: Part, seed: int) -> TrainingConfig:
     """Return a training of as many steps for each part, whatever its size."""
     size = min(config.batch_size, len(part[0]))
-    epochs = max(1, round(parts * config.steps / (len(part[0]) // size)))
+    epochs = max(1, round(config.steps / (len(part[0]) // size)))
     return TrainingConfig(epochs, size, config.learning_rate, seed=seed)
 
 
@@ -179,27 +188,21 @@ def _nll(config: OnlineConfig, state: MeanField, task: Task) -> float:
     return -float(found.log_prob(task.test[1]).mean())
 
 
-def _start(config: OnlineConfig, task: Task, seed: int) -> MeanField:
-    assert task.likelihood is not None
-    return MeanField.start(_network(config, task, seed), task.likelihood, config.prior_std)
-
-
 def _online(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    state, found = _start(config, task, seed), []
+    assert task.likelihood is not None
+    state, found = MeanField.start(_network(config, task, seed), task.likelihood, config.prior_std), []
     for part in task.parts:
         state = state.update(part, _training(config, part, seed))
         found.append(_nll(config, state, task))
     return found
 
 
-def _joint(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    """Train anew on the first part, and on all parts; the points between are not needed."""
-    found = []
-    for count in (1, len(task.parts)):
-        columns = zip(*task.parts[:count], strict=True)
-        inputs, targets = (torch.cat(column) for column in columns)
-        state = _start(config, task, seed).update((inputs, targets), _training(config, (inputs, targets), seed, count))
-        found.append(_nll(config, state, task))
+def _laplace(config: OnlineConfig, task: Task, seed: int) -> list[float]:
+    assert task.likelihood is not None
+    state, found = StructuredLaplace.start(_network(config, task, seed), task.likelihood, config.prior_std), []
+    for part in task.parts:
+        state = state.update(part, _training(config, part, seed))
+        found.append(-float(state.log_prob(*task.test).mean()))
     return found
 
 
@@ -229,6 +232,29 @@ def _last_layer(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     return found
 
 
+Learn = Callable[[OnlineConfig, Task, int], list[float]]
+
+
+def _jointly(learn: Learn, config: OnlineConfig, task: Task, seed: int) -> list[float]:
+    """Learn the first part, and all parts as one with as many steps in all; the points between are not needed."""
+    found = []
+    for count in (1, len(task.parts)):
+        inputs, targets = (torch.cat(column) for column in zip(*task.parts[:count], strict=True))
+        longer = replace(config, steps=count * config.steps)
+        found += learn(longer, replace(task, parts=[(inputs, targets)]), seed)
+    return found
+
+
+LEARN: dict[str, Learn] = {
+    JOINT: partial(_jointly, _online),
+    ONLINE: _online,
+    JOINT_LAPLACE: partial(_jointly, _laplace),
+    LAPLACE: _laplace,
+    LAST: _last_layer,
+    TUNED: _fine_tuned,
+}
+
+
 def _curves(config: OnlineConfig, results: Results, dataset: str, method: str) -> dict[int, list[float]]:
     """Return the curves of one method by seed."""
     names = {seed: f"{dataset}, seed {seed}, {method}" for seed in config.seeds}
@@ -237,25 +263,31 @@ def _curves(config: OnlineConfig, results: Results, dataset: str, method: str) -
 
 def tables(config: OnlineConfig, results: Results) -> list[ResultTable]:
     """Return the NLL after all parts, and how much worse than joint training the online methods are."""
-    lines: list[tuple[Any, ...]] = []
-    for name in config.datasets:
-        last = {m: {seed: each[-1] for seed, each in _curves(config, results, name, m).items()} for m in METHODS}
-        line: list[Any] = [name, *(with_error(list(last[m].values()), ".3f") for m in METHODS)]
-        for method in (ONLINE, LAST):
-            both = [seed for seed in last[JOINT] if seed in last[method]]
-            worse = [last[method][seed] - last[JOINT][seed] for seed in both]
-            share = sum(worse) / abs(sum(last[JOINT][seed] for seed in both)) if both else None
-            line += [with_error(worse, ".3f"), share]
-        lines.append(tuple(line))
+    ends = {
+        name: {m: {seed: each[-1] for seed, each in _curves(config, results, name, m).items()} for m in METHODS}
+        for name in config.datasets
+    }
+    values = [(name, *(with_error(list(last[m].values()), ".3f") for m in METHODS)) for name, last in ends.items()]
+    shares = [(name, *(v for pair in COMPARED for v in _worse(last, *pair))) for name, last in ends.items()]
+    seeds = "Behind ±: two standard errors over seeds."
     return [
+        ResultTable(f"NLL after {config.num_parts} parts", ("data", *METHODS), tuple(values), notes=(seeds,)),
         ResultTable(
-            f"NLL after {config.num_parts} parts",
-            ("data", *METHODS, "mean field less joint", "of joint", "last layer less joint", "of joint"),
-            tuple(lines),
-            ("", *[""] * len(METHODS), "", "+.1%", "", "+.1%"),
-            ("Behind ±: two standard errors over seeds; differences are paired.",),
-        )
+            "Online less joint",
+            ("data", *(label for online, joint in COMPARED for label in (f"{online} less {joint}", "of joint"))),
+            tuple(shares),
+            ("", *["", "+.1%"] * len(COMPARED)),
+            (f"{seeds} Differences are paired.",),
+        ),
     ]
+
+
+def _worse(last: Mapping[str, Mapping[int, float]], online: str, joint: str) -> tuple[str, float | None]:
+    """Return how much worse than a joint training a method is: the difference, and its share of the joint NLL."""
+    both = [seed for seed in last[joint] if seed in last[online]]
+    worse = [last[online][seed] - last[joint][seed] for seed in both]
+    share = sum(worse) / abs(sum(last[joint][seed] for seed in both)) if both else None
+    return with_error(worse, ".3f"), share
 
 
 def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
@@ -269,11 +301,15 @@ def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
                 panel.axis("off")
                 continue
             found = {m: list(_curves(config, results, name, m).values()) for m in METHODS}
-            lines = {m: ([1, len(parts)] if m == JOINT else parts, each) for m, each in found.items() if each}
+            lines = {
+                m: ([1, len(parts)] if m in (JOINT, JOINT_LAPLACE) else parts, each)
+                for m, each in found.items()
+                if each
+            }
             seeds_figure(lines, xlabel="parts", ylabel="NLL", ax=panel)
             panel.set(title=name, xticks=parts)
             panel.get_legend().remove()
-        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return {"parts": figure}
 
 
