@@ -103,7 +103,7 @@ def test_probabilities_of_exactly_zero_and_one():
         (torch.tensor([[math.nan, 0.5]]), torch.tensor([0]), "between 0 and 1"),
         (torch.tensor([[1, 0]]), torch.tensor([0]), "floating-point"),
         (torch.tensor([[0.5, 0.5]]), torch.tensor([2]), "labels from 0 to 1; got 2 to 2"),
-        (torch.tensor([[0.5, 0.5]]), torch.tensor([-1]), "drop ignored labels"),
+        (torch.tensor([[0.5, 0.5]]), torch.tensor([-1]), "drop examples that do not count"),
         (torch.tensor([[0.5, 0.5]]), torch.tensor([0.0]), "integer labels; got torch.float32"),
         (torch.tensor([[0.5, 0.5]]), torch.tensor([[0]]), "labels of shape"),
     ],

@@ -80,7 +80,7 @@ def assess(
     >>> from torch.nn import BatchNorm1d, Linear, Sequential
     >>> network = Sequential(Linear(2, 8), BatchNorm1d(8), Linear(8, 3))
     >>> x, y = torch.randn(300, 2), torch.randint(0, 3, (300,))
-    >>> found = assess(network, x, (x, y), batch_size=32, draws=8)
+    >>> found = assess(network, x[:150], (x[150:], y[150:]), batch_size=32, draws=8)
     >>> sorted(found.metrics)[:2]
     ['MCBN + temperature', 'MCBN tuned + temperature']
     """
