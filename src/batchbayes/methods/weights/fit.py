@@ -98,7 +98,7 @@ def fit_noisy(
     config: TrainingConfig,
     *,
     num_examples: int,
-    schedule: Schedule = Schedule(),  # noqa: B008
+    schedule: Schedule = Schedule(),
     after_step: Callable[[Step], bool | None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> list[float]:
@@ -150,7 +150,7 @@ def variational(
     layers: Iterable[str] | None = None,
     start: Literal["means", "fresh"] = "means",
     estimator: Estimator = "local",
-    schedule: Schedule = Schedule(),  # noqa: B008
+    schedule: Schedule = Schedule(),
     output: Output = None,
     seed: int = 0,
     checkpoint: str | os.PathLike[str] | None = None,
