@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.rng import generator
+from batchbayes._common.rng import stream_seed
 from batchbayes.copying import plain_name
 from batchbayes.methods.weights.family import Family, WeightDistribution
 from batchbayes.methods.weights.sites import Site, find_sites
@@ -52,9 +52,11 @@ class WeightsPosterior(Posterior):
 
     def weights(self, seed: int, index: int) -> dict[str, Tensor]:
         """Return the random weights of draw `index`, by name."""
-        sources = {site: generator(seed, "weights", index, site.name) for site in self.sites}
-        given = self.distributions
-        return {site.name: site.in_format(given[site.name].sample(source)) for site, source in sources.items()}
+        given, source, drawn = self.distributions, torch.Generator(), {}
+        for site in self.sites:
+            source.manual_seed(stream_seed(seed, "weights", index, site.name))
+            drawn[site.name] = site.in_format(given[site.name].sample(source))
+        return drawn
 
     def means(self) -> dict[str, Tensor]:
         """Return a state dict for the user's network, in which each random weight is its mean."""
