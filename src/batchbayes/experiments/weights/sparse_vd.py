@@ -210,7 +210,7 @@ def figures(config: SparseConfig, results: Results) -> dict[str, Figure]:
             for name in config.networks
             if (history := results.get(f"{name}, sparse VD", {}).get("history"))
         ]
-    return {"training": lines_figure(panels, "epoch")}
+    return {"error-and-compression-in-training": lines_figure(panels, "epoch")}
 
 
 def notes(config: SparseConfig) -> list[str]:
