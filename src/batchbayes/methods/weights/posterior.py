@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import stream_seed
+from batchbayes._common.text import count
 from batchbayes.copying import plain_name
 from batchbayes.methods.weights.family import Family, WeightDistribution
 from batchbayes.methods.weights.sites import Site, find_sites
@@ -35,9 +36,9 @@ class WeightsPosterior(Posterior):
         return self.network.device
 
     def __repr__(self) -> str:
-        count = sum(site.weight.numel() for site in self.sites)
-        layers = len({site.module_name for site in self.sites})
-        return f"{type(self).__name__}({self.family.kind} on {self.network}: {count} weights in {layers} layers)"
+        weights = sum(site.weight.numel() for site in self.sites)
+        layers = count(len({site.module_name for site in self.sites}), "layer")
+        return f"{type(self).__name__}({self.family.kind} on {self.network}: {weights} weights in {layers})"
 
     @cached_property
     def distributions(self) -> dict[str, WeightDistribution]:
