@@ -73,6 +73,7 @@ def test_one_step_is_the_sign_of_the_gradient_and_steps_go_on():
 
 BAD = {
     "epsilon": ({"epsilon": 0.0}, "epsilon above 0"),
+    "inputs beyond the bounds": ({"epsilon": 0.1, "bounds": (0.0, 0.01)}, r"inputs within the bounds \(0.0, 0.01\)"),
     "bounds": ({"epsilon": 0.1, "bounds": (1.0, 0.0)}, "low below high"),
 }
 
@@ -87,6 +88,8 @@ def test_bad_labels_steps_and_networks_are_refused(x):
     posterior = bb.deterministic(CASE.network())
     with pytest.raises(bb.BatchbayesError, match="labels"):
         fast_gradient_sign(posterior, x, LABELS[:3], bb.categorical(), epsilon=0.1)
+    with pytest.raises(bb.BatchbayesError, match=r"use bb\.deterministic"):
+        fast_gradient_sign(CASE.network(), x, LABELS, bb.categorical(), epsilon=0.1)
     with pytest.raises(bb.BatchbayesError, match="steps as a whole number"):
         projected_gradient(posterior, x, LABELS, bb.categorical(), epsilon=0.1, steps=0)
 

@@ -33,6 +33,13 @@ def test_a_student_of_the_mean_predicts_the_mean():
     assert losses[-1] == pytest.approx(float(expected.entropy.mean()), abs=0.01)  # the least cross-entropy there is
 
 
+def test_a_student_of_the_mean_of_real_targets_predicts_it():
+    posterior, pupil = teacher(2), student(2)
+    bb.distill.train_student(posterior, pupil, X, bb.gaussian(precision=10.0), CONFIG)
+    expected, found = (bb.predict(p, X, bb.gaussian(10.0)).mean for p in (posterior, bb.deterministic(pupil)))
+    assert (found - expected).abs().max() < 0.05
+
+
 def test_a_dirichlet_student_predicts_mean_and_disagreement():
     posterior, pupil = teacher(3), student(3)
     bb.distill.train_student(posterior, pupil, X, bb.categorical(), CONFIG, head="dirichlet")

@@ -49,6 +49,11 @@ def test_wrappers_do_not_matter(saved):
     assert torch.equal(plain, wrapped)
 
 
+def test_a_network_in_place_of_the_path_is_named(saved):
+    with pytest.raises(bb.BatchbayesError, match=r"call bb.load\(path, model\)"):
+        bb.load(build(), saved)
+
+
 @pytest.mark.parametrize("content", [b"", b"not a posterior", pickle.dumps({"a": 1}), b"\xff" * 64])
 def test_other_files_are_refused(tmp_path, content):
     path = tmp_path / "other"

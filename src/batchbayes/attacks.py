@@ -22,6 +22,7 @@ from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical
 from batchbayes.posterior import Posterior
+from batchbayes.prediction import require_posterior
 
 Along = Literal["sign", "gradient"]
 
@@ -40,6 +41,7 @@ def input_gradient(
     Draws are run one by one and their gradients are averaged with the weights $p_s / \sum_s p_s$, so that memory does
     not grow with S.
     """
+    require_posterior(posterior)
     count = 1 if posterior.is_point else min(num_samples, posterior.num_functions or num_samples)
     logs, gradients = [], []
     for index in range(count):
@@ -139,6 +141,13 @@ def attack_steps(
     low, high = bounds or (-math.inf, math.inf)
     if not low < high:
         raise BatchbayesError(expected="bounds (low, high) with low below high", got=f"{bounds}", fix="swap them")
+    least, most = (float(value) for value in inputs.aminmax()) if inputs.numel() else (low, high)
+    if not low <= least <= most <= high:
+        raise BatchbayesError(
+            expected=f"inputs within the bounds {bounds}",
+            got=f"{least:g} to {most:g}",
+            fix="pass bounds in the unit of the inputs, after any standardisation",
+        )
     moved, number = inputs, 0
     if random_start:
         uniform = torch.rand(inputs.shape, generator=generator(seed, "attack")).to(inputs)

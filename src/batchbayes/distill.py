@@ -6,12 +6,14 @@ A student learns from draws $f_s$ of any posterior, the teacher, on inputs witho
   its target, so this equals the mean over draws;
 - also its uncertainty about classes: the student returns the logarithms of Dirichlet parameters $\alpha(x)$, which make
   the probabilities $\pi_s$ of the draws likely, $-\frac1S\sum_s\log\mathrm{Dir}(\pi_s\mid\alpha)$;
-- real targets: the student returns a mean and a log variance, fitted to the mixture of $N(f_s, 1/\tau)$.
+- real targets: the mean of the teacher by least squares, or a mean and a log variance, fitted to the mixture of
+  $N(f_s, 1/\tau)$.
 
 References: Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015; Malinin, Mlodozeniec, Gales,
 "Ensemble Distribution Distillation", ICLR 2020.
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,7 +30,7 @@ from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Loss, TrainingConfig, supervised, train
+from batchbayes.training.loop import Loss, TrainingConfig, half_squared_error, supervised, train
 
 Head = Literal["mean", "dirichlet", "gaussian"]
 SMOOTHING = 1e-4
@@ -55,7 +57,8 @@ def train_student(
         student: the network to train. With the head "dirichlet" it returns K numbers, as a classifier does. With
             "gaussian" it returns (N, 2 D): means, then log variances.
         inputs: inputs of the training set, or others without labels, (N, ...).
-        likelihood: `categorical()` for the heads "mean" and "dirichlet", `gaussian(precision=...)` for "gaussian".
+        likelihood: `categorical()` for the heads "mean" and "dirichlet", `gaussian(precision=...)` for "mean" and
+            "gaussian".
         config: how to train.
         head: what the student learns: "mean", "dirichlet" or "gaussian".
         num_samples: draws of the teacher.
@@ -104,18 +107,17 @@ def _with_outputs(outputs: Tensor, count: int) -> Tensor:
 
 def _loss(head: Head, likelihood: Categorical | Gaussian) -> Loss:
     """Return the loss of a head, from outputs (n, ...) and what the teacher says about them."""
-    kind = Gaussian if head == "gaussian" else Categorical
-    losses = {"mean": soft_cross_entropy, "dirichlet": dirichlet_loss, "gaussian": None}
-    if head not in losses or not isinstance(likelihood, kind):
-        raise BatchbayesError(
-            expected='head="mean" or "dirichlet" with categorical(), or head="gaussian" with gaussian(precision=...)',
-            got=f"head={head!r} with {likelihood!r}"[:200],
-            fix="choose a head that fits the likelihood",
-        )
-    if isinstance(likelihood, Gaussian):
+    if isinstance(likelihood, Categorical) and head in ("mean", "dirichlet"):
+        return soft_cross_entropy if head == "mean" else dirichlet_loss
+    if isinstance(likelihood, Gaussian) and head in ("mean", "gaussian"):
         noise = torch.as_tensor(likelihood.precision).reciprocal()
-        return lambda outputs, draws: mixture_loss(outputs, draws, noise.to(outputs))
-    return losses[head]  # type: ignore[return-value]
+        return half_squared_error if head == "mean" else partial(mixture_loss, noise_variance=noise)
+    raise BatchbayesError(
+        expected='head="mean" or "dirichlet" with categorical(), or head="mean" or "gaussian" with '
+        "gaussian(precision=...)",
+        got=f"head={head!r} with {likelihood!r}"[:200],
+        fix="choose a head that fits the likelihood",
+    )
 
 
 def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ def mixture_loss(outputs: Tensor, draws: Tensor, noise_variance: Tensor) -> Tens
     Outputs are means m and log variances, (n, 2 D), and draws f_s are (n, S, D).
     """
     mean, log_variance = outputs.chunk(2, 1)
-    square = (draws - mean[:, None]).square().mean(1) + noise_variance
+    square = (draws - mean[:, None]).square().mean(1) + noise_variance.to(mean)
     return 0.5 * (log_variance + square * (-log_variance).exp()).mean() + 0.5 * torch.tensor(2 * torch.pi).log()
 
 

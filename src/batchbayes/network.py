@@ -37,8 +37,9 @@ class Network:
 
     def __call__(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Tensor:
         """Run the network on inputs (N, ...), and return its outputs (N, ...). `Changes` lists the options."""
-        with self.prepared(**changes) as run:
-            return run(inputs)
+        with workplace(self.module, own_modes=changes.get("own_modes", False)) as place:
+            place.prepare(changes)
+            return self._run(place.module, changes.get("tensors", {}), inputs)
 
     @contextmanager
     def running(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Iterator[Tensor]:

@@ -67,6 +67,15 @@ class Part:
         ours["training"], ours["_buffers"] = theirs["training"], theirs["_buffers"]
         ours["_parameters"] = theirs["_parameters"].copy()
 
+    @property
+    def is_adaptable(self) -> bool:
+        """Whether `adapt` may have something to do."""
+        return isinstance(self._module, _DropoutNd | nn.RNNBase)
+
+    def end_training(self) -> None:
+        """End a pass for training. What else it has changed is put back at the start of the next one."""
+        vars(self._module)["training"] = False
+
     def adapt(self, dropout: bool) -> None:
         """Make the changes that depend on the kind of module."""
         if dropout and isinstance(self._module, _DropoutNd):

@@ -84,6 +84,10 @@ def load(
         code: a user's own functions that belong to the posterior, by name, such as `transform=` of `with_views`. A file
             holds no code, so they are passed again.
     """
+    if isinstance(path, nn.Module):
+        raise BatchbayesError(
+            expected="the path of a file", got=f"a network, {type(path).__name__}", fix="call bb.load(path, model)"
+        )
     header, tensors = _read(Path(path))
     try:
         kind = Novelty if header["kind"] == Novelty.kind else posterior_class(header["kind"])

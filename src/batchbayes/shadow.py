@@ -13,7 +13,7 @@ inside the user's own modules, one thread at a time, and put everything back. `w
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Self, TypedDict
 
@@ -32,6 +32,9 @@ _FORWARD_HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
+_SHORT_CUTS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Modules of torch that do not call the modules inside them, if these have no hooks."""
+_MISSING = object()
 _LOCAL = threading.local()
 _LOCK = threading.RLock()
 
@@ -56,46 +59,43 @@ class Changes(TypedDict, total=False):
     its statistics, which change in the network itself."""
 
 
-@contextmanager
-def workplace(module: nn.Module, *, own_modes: bool = False) -> "Iterator[Workplace]":
+def workplace(module: nn.Module, *, own_modes: bool = False) -> "AbstractContextManager[Workplace]":
     """Give the calling thread a place to run the network: its own shadow, or the network itself under a lock."""
     shadow = _shadow_of(module)
     if isinstance(shadow, Workplace):
         shadow.own_modes = own_modes
-        with shadow:
-            yield shadow
-    elif own_modes:
+        return shadow
+    if own_modes:
         raise BatchbayesError(
             expected="a network that can be copied, to train it with noise",
             got=f"{type(module).__name__}: {shadow}",
             fix="train a network of plain modules",
         )
-    else:
-        with _LOCK, _in_place(module) as place:
-            yield place
+    return _in_place(module)
 
 
 @contextmanager
 def _in_place(module: nn.Module) -> "Iterator[Workplace]":
     """Work inside the user's own modules. Everything is put back twice, in case Ctrl-C interrupts the first time."""
-    place = Workplace({id(m): m for m in module.modules()}, module)
-    scripted = [(m, m.training) for m in module.modules() if isinstance(m, torch.jit.ScriptModule)]
+    with _LOCK:
+        place = Workplace({id(m): m for m in module.modules()}, module)
+        scripted = [(m, m.training) for m in module.modules() if isinstance(m, torch.jit.ScriptModule)]
 
-    def put_back() -> None:
-        place.put_back()
-        for m, mode in scripted:  # parents come first, because train() sets the children too
-            m.train(mode)
+        def put_back() -> None:
+            place.put_back()
+            for m, mode in scripted:  # parents come first, because train() sets the children too
+                m.train(mode)
 
-    try:
-        for m, _ in scripted:  # their attributes cannot be set through vars()
-            m.eval()
-        with place:
-            yield place
-    finally:
         try:
-            put_back()
+            for m, _ in scripted:  # their attributes cannot be set through vars()
+                m.eval()
+            with place:
+                yield place
         finally:
-            put_back()
+            try:
+                put_back()
+            finally:
+                put_back()
 
 
 def why_in_place(module: nn.Module) -> str | None:
@@ -138,10 +138,12 @@ class Workplace:
         self.module = copies[id(module)]
         own = [m for m in module.modules() if not is_wrapper(m) and not isinstance(m, torch.jit.ScriptModule)]
         self._parts = [Part(m, copies[id(m)]) for m in own]
+        self._adaptable = [part for part in self._parts if part.is_adaptable]
+        self._takes_short_cuts = any(isinstance(m, _SHORT_CUTS) for m in own)
         self._by_name: dict[str, nn.Module] = {}
         self._ties = _names_of_tied(module)
-        self._hooked: list[tuple[dict[str, Any], str, Any]] = []
-        """Hook registries replaced in this pass: attributes of the module, name of the registry, old registry."""
+        self._replaced: list[tuple[dict[str, Any], str, Any]] = []
+        """What this pass has replaced: attributes of a module, the name of one, and its old value."""
         self._first, self._in_use = True, False
         self.own_modes = False
         """Whether modules run in the modes of the user's, and changes of buffers stay."""
@@ -178,11 +180,17 @@ class Workplace:
 
     def put_back(self) -> None:
         """Undo what a pass has changed."""
-        for attributes, kind, hooks in self._hooked:
-            attributes[kind] = hooks
-        self._hooked.clear()
+        for attributes, name, value in self._replaced:
+            if value is _MISSING:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = value
+        self._replaced.clear()
         for part in self._parts:
-            part.put_back()
+            if self.own_modes:
+                part.end_training()
+            else:
+                part.put_back()
         self._in_use = False
 
     def prepare(self, changes: Changes) -> None:
@@ -201,12 +209,15 @@ class Workplace:
         for name, see in changes.get("before", {}).items():
             self._with_own_hooks(name).register_forward_pre_hook(partial(_before, see), with_kwargs=True)
         for name, replace in changes.get("instead", {}).items():
-            found = self._with_own_hooks(name)
-            # torch's short cut for transformers does not call modules without hooks
-            found.register_forward_pre_hook(_do_nothing)
-            vars(found)["forward"] = partial(_instead, replace)
-        for part in self._parts:
+            if self._takes_short_cuts:
+                self._with_own_hooks(name).register_forward_pre_hook(_do_nothing)
+            self._replace(vars(self._find(name)), "forward", partial(_instead, replace))
+        for part in self._adaptable:
             part.adapt(changes.get("dropout", False))
+
+    def _replace(self, attributes: dict[str, Any], name: str, value: Any) -> None:
+        self._replaced.append((attributes, name, attributes.get(name, _MISSING)))
+        attributes[name] = value
 
     def _place_of(self, name: str) -> tuple[dict[str, Tensor | None], str]:
         """Return the registry that holds a tensor, and its key there."""
@@ -239,8 +250,7 @@ class Workplace:
         module = self._find(name)
         attributes = vars(module)
         for kind in _FORWARD_HOOKS:
-            self._hooked.append((attributes, kind, attributes[kind]))
-            attributes[kind] = attributes[kind].copy()
+            self._replace(attributes, kind, attributes[kind].copy())
         return module
 
 

@@ -67,7 +67,9 @@ def test_table_and_figure_show_every_row(results: dict[str, Any], rows: list[Col
     (table,) = collapse.tables(SMOKE, results)
     assert [cells[:2] for cells in table.rows] == [(row.batch_size, row.method) for row in rows]
     assert [cells[4] for cells in table.rows] == [row.nll for row in rows]
-    as_trained, tuned, _, auroc = collapse.figures(SMOKE, results)["collapse"].axes
+    as_trained, tuned, _, auroc = collapse.figures(SMOKE, results)[
+        "mutual-information-against-batch-size-on-synthetic"
+    ].axes
     outside, inside = (line.get_ydata() for line in tuned.get_lines())
     assert list(outside) == [chosen(rows, size, TUNED).information_out for size in (16, 256)]
     assert list(inside) == [chosen(rows, size, TUNED).information_in for size in (16, 256)]

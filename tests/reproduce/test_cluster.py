@@ -109,11 +109,11 @@ def test_bad_addresses_say_what_to_do(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.shared
-@pytest.mark.parametrize("options", [("smoke",), ("quick", "--datasets", "yacht")], ids=["smoke", "quick"])
+@pytest.mark.parametrize(("name", "preset"), [("mcbn-uci", "smoke"), ("own.part_of_quick", "quick")])
 def test_the_tables_of_a_published_experiment_are_bit_for_bit_the_same(
-    options: tuple[str, ...], data_folder: Path, tmp_path: Path
+    name: str, preset: str, data_folder: Path, tmp_path: Path
 ) -> None:
-    run = ("reproduce", "mcbn-uci", "--data-dir", str(data_folder), "--quiet", "--preset", *options)
+    run = ("reproduce", name, "--preset", preset, "--data-dir", str(data_folder), "--quiet")
     with DaskProcesses(tmp_path) as cluster:
         for _ in range(2):
             cluster.worker()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from batchbayes import BatchbayesError
 from batchbayes.models.mlp import MLP
 from batchbayes.training.batches import shuffled, shuffled_batches
-from batchbayes.training.loop import SGD_MOMENTUM, Loss, Step, TrainingConfig, supervised, train
+from batchbayes.training.loop import SGD_MOMENTUM, Loss, Step, TrainingConfig, half_squared_error, supervised, train
 
 
 def problem(count: int = 50) -> tuple[nn.Module, Tensor, Tensor]:
@@ -256,6 +256,13 @@ def test_an_epoch_without_batches_is_refused() -> None:
         train(network, iter([(x, y)]), supervised(mse_loss), TrainingConfig(2, 50))
     with pytest.raises(BatchbayesError, match="none in epoch 1"):
         train(network, [], supervised(mse_loss), TrainingConfig(2, 50))
+
+
+@pytest.mark.parametrize("loss", [mse_loss, nn.L1Loss(), half_squared_error])
+def test_targets_that_would_be_broadcast_are_refused(loss) -> None:
+    network, x, y = problem()
+    with pytest.raises(BatchbayesError, match=r"the shape of the outputs, \(10, 1\); got \(10,\)"):
+        train_tensors(network, x, y[:, 0], loss, TrainingConfig(2, 10))
 
 
 def test_a_network_with_nothing_to_train_is_refused() -> None:

@@ -213,8 +213,7 @@ def figures(config: CollapseConfig, results: Results) -> dict[str, Figure]:
     made = {}
     for dataset in config.datasets:
         rows = collapse_rows(config, results, dataset)
-        name = "collapse" if dataset != "cifar10" else "collapse-cifar10"
-        made[name] = _figure(config.of(dataset), rows)
+        made[f"mutual-information-against-batch-size-on-{dataset}"] = _figure(config.of(dataset), rows)
     return made
 
 

@@ -90,7 +90,10 @@ class Experiment(Protocol):
         ...
 
     def figures(self, config: Any, results: Results) -> Mapping[str, Figure]:
-        """Make figures from the results of all units. The keys are file names without an ending."""
+        """Make figures from the results of all units. The keys are file names without an ending.
+
+        Pages show them as captions, so they should say what is seen, as in "NLL-after-each-part".
+        """
         ...
 
     def notes(self, config: Any) -> list[str]:

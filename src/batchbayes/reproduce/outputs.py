@@ -55,12 +55,22 @@ def shown_run(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequen
         "about": plan.about,
         "content": ", ".join(content),
         "tables": tables,
-        "pictures": [(path.stem.replace("-", " ").replace("_", " "), data_address(path)) for path in pictures],
+        "pictures": [(caption(path.stem), data_address(path)) for path in pictures],
         "notes": plan.experiment.notes(plan.config),
         "cautions": cautions(finished),
         "facts": facts_about_run(plan, finished),
         "config": {key: json.dumps(value) for key, value in json.loads(plan.settings.config).items()},
     }
+
+
+def caption(stem: str) -> str:
+    """Return the name of a figure as words.
+
+    >>> caption("NLL-after-each-part"), caption("predictive-bands")
+    ('NLL after each part', 'Predictive bands')
+    """
+    words = stem.replace("-", " ").replace("_", " ")
+    return words[:1].upper() + words[1:]
 
 
 def write_gallery(preset: str, runs: Sequence[Mapping[str, Any]], missing: Mapping[str, str], path: Path) -> None:

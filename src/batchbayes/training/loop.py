@@ -7,6 +7,7 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from batchbayes._common.memory import keep_freed_memory
@@ -154,12 +155,33 @@ def supervised(loss: Loss) -> Objective:
     The objective moves each batch to the device of the network.
     """
 
+    checked = checked_loss(loss)
+
     def objective(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = batch
         device = next(network.parameters()).device
-        outputs = network(inputs.to(device))
+        return checked(network(inputs.to(device)), targets.to(device))
+
+    return objective
+
+
+def checked_loss(loss: Loss) -> Loss:
+    """Return the same loss, which refuses targets that do not fit the outputs.
+
+    The losses in ELEMENT_BY_ELEMENT need targets of the shape of the outputs. With outputs (n, 1) and targets (n,)
+    torch would compare each output with every target, and the network would learn the mean of all targets.
+    """
+    same_shape = loss in ELEMENT_BY_ELEMENT or type(loss) in ELEMENT_BY_ELEMENT
+
+    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+        if same_shape and outputs.shape != targets.shape:
+            raise BatchbayesError(
+                expected=f"targets of the shape of the outputs, {tuple(outputs.shape)}",
+                got=str(tuple(targets.shape)),
+                fix="reshape the targets, for example with targets[:, None]",
+            )
         try:
-            return loss(outputs, targets.to(device))
+            return loss(outputs, targets)
         except IndexError as error:  # what cross_entropy says to a label beyond the outputs
             raise BatchbayesError(
                 expected=f"labels that fit outputs of shape {tuple(outputs.shape)}",
@@ -167,7 +189,7 @@ def supervised(loss: Loss) -> Objective:
                 fix="number the classes from 0, and give the network an output for each",
             ) from error
 
-    return objective
+    return checked
 
 
 def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -178,6 +200,14 @@ def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     tensor(1.)
     """
     return 0.5 * (outputs - targets).square().mean()
+
+
+ELEMENT_BY_ELEMENT: tuple[Any, ...] = (
+    half_squared_error,
+    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+)
+"""Losses that compare each output with one target."""
 
 
 def _optimiser(network: nn.Module, config: TrainingConfig) -> optim.Optimizer:

@@ -170,11 +170,16 @@ def test_tables_of_unfinished_runs_have_empty_cells(results: dict[str, Any]) -> 
 
 def test_figures_show_single_units_and_all_of_them(results: dict[str, Any]) -> None:
     made = normality.figures(SMOKE, results)
-    assert set(made) == {"all-units", "single-units", "over-epochs", "over-batch-sizes"}
-    assert [panel.get_ylabel() for panel in made["over-epochs"].axes[::4]] == ["epoch 1", "epoch 10"]
-    assert [panel.get_ylabel() for panel in made["over-batch-sizes"].axes[::4]] == ["M = 8", "M = 64"]
-    below = made["all-units"].axes[6]
-    assert made["all-units"].axes[2].get_title() == "layer 2: batch mean"
+    assert set(made) == {
+        "distributions-of-all-units",
+        "distributions-of-single-units",
+        "single-units-over-epochs",
+        "single-units-over-batch-sizes",
+    }
+    assert [panel.get_ylabel() for panel in made["single-units-over-epochs"].axes[::4]] == ["epoch 1", "epoch 10"]
+    assert [panel.get_ylabel() for panel in made["single-units-over-batch-sizes"].axes[::4]] == ["M = 8", "M = 64"]
+    below = made["distributions-of-all-units"].axes[6]
+    assert made["distributions-of-all-units"].axes[2].get_title() == "layer 2: batch mean"
     line = next(line for line in below.get_lines() if line.get_label() == "variance: median over units")
     own = [each for each in normality.findings_of(SMOKE, results) if (each.layer, each.statistic) == (2, "mean")]
     expected = [

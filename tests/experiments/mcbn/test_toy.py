@@ -68,7 +68,7 @@ def test_dropout_leaves_the_single_input_unchanged() -> None:
 
 
 def test_the_figure_shows_each_method_on_the_same_axes(results: dict[str, Any]) -> None:
-    panels = toy.figures(SMOKE, results)["bands"].axes
+    panels = toy.figures(SMOKE, results)["predictive-bands"].axes
     rows = toy.toy_rows(SMOKE, results)
     assert [panel.get_title() for panel in panels] == [f"{row.method}: {row.setting}" for row in rows]
     for panel, row in zip(panels, rows, strict=True):

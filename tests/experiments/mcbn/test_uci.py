@@ -68,7 +68,7 @@ def test_tables_of_unfinished_runs_have_empty_cells(smoke):
         np.mean([r["rmse"] for r in mcbn_uci.runs_by_method(SMOKE, smoke)["synthetic"]["MCBN"]])
     )
     assert empty[0].rows[0][4] is None
-    assert set(mcbn_uci.figures(SMOKE, smoke)) == {"errors-mcbn", "errors-mcdo"}
+    assert set(mcbn_uci.figures(SMOKE, smoke)) == {"errors-against-uncertainty-MCBN", "errors-against-uncertainty-MCDO"}
 
 
 def test_a_tuned_batch_size_beats_the_paper_by_two_standard_errors_or_not():

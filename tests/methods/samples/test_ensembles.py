@@ -163,6 +163,7 @@ def test_workers_train_the_same_members(executor, tmp_path):
 
 BAD_TRAININGS = {
     "one member": ({"num_members": 1}, 0, "num_members as a whole number of at least 2"),
+    "a network": ({"make": nn.Linear(4, 3)}, 0, "make as a function that returns a new network"),
     "no network": ({"make": int}, 0, "torch.nn.Module"),
     "unseen classes": ({}, 3, r"labels that fit outputs of shape \(8, 3\)"),
     "a number of workers": ({"workers": 2}, 0, "an executor of concurrent.futures"),

@@ -1,6 +1,7 @@
 """SG-MCMC against posteriors that are known exactly, and its diagnostics against series with known correlation."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -211,6 +212,12 @@ def test_bad_options_are_refused(options, words):
     config = TrainingConfig(epochs=4, batch_size=N, learning_rate=1e-3)
     with pytest.raises(bb.BatchbayesError, match=words):
         sample_with(config, options)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), partial(F.mse_loss, reduction="none")])
+def test_a_loss_that_is_no_mean_is_refused(loss):
+    with pytest.raises(bb.BatchbayesError, match="a loss that is the mean over a batch"):
+        bb.sg_mcmc(linear, (X, Y[:, None]), loss, TrainingConfig(4, N))
 
 
 def sample_with(config, options):

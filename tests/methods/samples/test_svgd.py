@@ -58,12 +58,14 @@ BAD = {
     "one": (make, {"num_members": 1}, "num_members as a whole number of at least 2"),
     "prior": (make, {"prior_precision": -1.0}, "a prior precision above 0"),
     "diverges": (make, {"config": TrainingConfig(3, 60, 1e30)}, "finite weights"),
+    "a layer alone": (lambda: nn.Linear(2, 1), {}, "a linear layer alone"),
+    "sum": (make, {"loss": nn.MSELoss(reduction="sum")}, "reduction='sum'"),
     "decay": (make, {"config": TrainingConfig(1, 60, weight_decay=0.1)}, "no weight decay beside the prior"),
 }
 
 
 @pytest.mark.parametrize(("build", "options", "words"), BAD.values(), ids=BAD)
 def test_bad_input_is_refused(build, options, words):
-    options = {"config": TrainingConfig(1, 60), **options}
+    options = {"config": TrainingConfig(1, 60), "loss": half_squared_error, **options}
     with pytest.raises(bb.BatchbayesError, match=words):
-        bb.svgd(build, (X, Y), half_squared_error, **options)
+        bb.svgd(build, (X, Y), **options)

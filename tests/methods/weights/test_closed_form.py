@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import batchbayes as bb
+from batchbayes.methods.weights.local import noise_like
+from batchbayes.methods.weights.products import product_of
 from batchbayes.methods.weights.sites import find_sites
 from batchbayes.methods.weights.sparse import sparse_moments
 
@@ -64,3 +66,42 @@ def test_a_linear_layer(case, shape):
     spread = nn.functional.linear(inputs.square(), variance) + 1e-16
     outputs = nn.functional.linear(inputs, mean, site.bias) + spread.sqrt() * torch.randn_like(spread)
     torch.testing.assert_close(found, with_gradients(outputs, kl))
+
+
+CONVOLUTIONS = {
+    "1d, without a bias": (nn.Conv1d(4, 6, 3, stride=2, bias=False), (5, 4, 9)),
+    "2d, groups": (nn.Conv2d(4, 6, (3, 1), padding=(2, 1), dilation=(2, 1), groups=2), (5, 4, 7, 8)),
+    "2d, same size": (nn.Conv2d(4, 6, (3, 5), padding="same"), (5, 4, 7, 8)),
+    "3d": (nn.Conv3d(2, 3, 2, padding=1), (4, 2, 3, 4, 5)),
+}
+UNCOMMON = {
+    "no zeros around": (nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), (5, 4, 7, 8)),
+    "one example": (nn.Conv2d(4, 6, 3), (4, 7, 8)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS | UNCOMMON)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_convolution(name, channels_last):
+    torch.manual_seed(0)
+    layer, shape = (CONVOLUTIONS | UNCOMMON)[name]
+    layer = layer.double()
+    (site,), inputs = find_sites(layer), torch.randn(shape).double()
+    if channels_last and inputs.ndim == 4:
+        layer, inputs = layer.to(memory_format=torch.channels_last), inputs.to(memory_format=torch.channels_last)
+    assert (product_of(site, inputs) is None) == (name in UNCOMMON)
+    own, inputs = (torch.randn_like(site.weight) - 3).requires_grad_(), inputs.requires_grad_()
+    asked = [inputs, *layer.parameters(), own]
+    given = bb.MeanField(0.7).given(site.weight, {"log_std": own}, site)
+
+    def with_gradients(outputs, kl):
+        loss = outputs.sin().sum() + 1.7 * kl
+        return outputs, kl, *torch.autograd.grad(loss, asked)
+
+    torch.manual_seed(1)
+    found = with_gradients(given.outputs(site, inputs), given.divergence())
+    torch.manual_seed(1)
+    mean, variance, kl = mean_field_moments(0.7, site.weight, own)
+    spread = site.product(inputs.square(), variance) + 1e-16
+    expected = with_gradients(site.product(inputs, mean, site.bias) + spread.sqrt() * noise_like(spread), kl)
+    torch.testing.assert_close(found, expected)

@@ -196,10 +196,89 @@ def test_attention_is_drawn_as_weights():
     assert not torch.equal(posterior.draw(0, 0)(x), posterior.draw(0, 1)(x))
 
 
+def test_noise_is_not_lost_where_torch_does_not_call_layers():
+    layer, x = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), torch.randn(4, 5, 8)
+    random = bb.noisy(layer, bb.MeanField(initial_std=0.2), layers=["linear1"]).eval()
+    with torch.no_grad():
+        assert not torch.equal(random(x), random(x))
+
+
 def test_a_diverging_training_says_what_to_do():
     random = bb.noisy(network(), bb.MeanField())
     with pytest.raises(bb.BatchbayesError, match=r"the training has diverged.*lower the learning rate"):
         bb.fit_noisy(random, data(), bb.categorical(), TrainingConfig(50, 4, 1e30), num_examples=48)
+
+
+WRONG_LABELS = {
+    "too large": (torch.tensor([0, 1, 2, 0]), "labels from 0 to 1.*got 0 to 2"),
+    "below zero": (torch.tensor([0, 1, -1, 0]), "labels from 0 to 1.*got -1 to 1"),
+    "what torch ignores": (torch.tensor([0, 1, -100, 0]), "labels from 0 to 1.*got -100 to 1"),
+    "NaN as a number": (torch.tensor([0, 1, -(2**63), 0]), "labels from 0 to 1"),
+    "real": (torch.tensor([0.0, 1.0, 1.0, 0.0]), "integer labels.*float32"),
+    "one-hot": (torch.eye(2, dtype=torch.long)[[0, 1, 1, 0]], r"shape \(4,\).*\(4, 2\)"),
+    "too few": (torch.tensor([0, 1, 1]), r"shape \(4,\).*\(3,\)"),
+}
+
+
+@pytest.mark.parametrize("labels", WRONG_LABELS)
+@pytest.mark.parametrize("place", [0, 2])
+def test_wrong_labels_of_any_batch_are_refused_in_words(labels, place):
+    wrong, message = WRONG_LABELS[labels]
+    batches = data(3)
+    batches[place] = (batches[place][0], wrong)
+    with pytest.raises(bb.BatchbayesError, match=f"(?s){message}"):
+        bb.variational(network(), batches, epochs=1)
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_targets_that_are_nan_are_refused_in_words(place):
+    batches = [(x, y.float()) for x, y in data(3)]
+    batches[place][1][1] = torch.nan
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 1))
+    with pytest.raises(bb.BatchbayesError, match=r"(?s)NaN"):
+        bb.variational(model, batches, likelihood=bb.gaussian(1.0), epochs=1)
+
+
+def test_labels_of_other_kinds_and_temperatures_train_the_same():
+    """Whichever way the log-probability is computed, after the first batch."""
+
+    def trained(labels, **options):
+        batches = [(x, labels(y)) for x, y in data(4)]
+        return bb.variational(network(), batches, likelihood=bb.categorical(**options), epochs=1).means()["4.weight"]
+
+    assert torch.equal(trained(torch.Tensor.int), trained(torch.Tensor.long))
+    assert torch.equal(trained(torch.Tensor.bool, temperature=2.0), trained(torch.Tensor.long, temperature=2.0))
+    assert torch.equal(trained(torch.Tensor.long, ignore_index=7), trained(torch.Tensor.long))
+
+
+def test_outputs_that_are_probabilities_are_refused():
+    with pytest.raises(bb.BatchbayesError, match="look like probabilities"):
+        bb.variational(nn.Sequential(network(), nn.Softmax(1)), data(), epochs=1)
+
+
+class Keeping(nn.Module):
+    """A network with an attribute that its output depends on. It keeps its last output."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.scale, self.last = network(), 1.0, None
+
+    def forward(self, x):
+        self.last = self.scale * self.own(x)
+        return self.last
+
+
+def test_training_follows_attributes_and_modes_and_keeps_no_activations():
+    random, x = bb.noisy(Keeping(), bb.MeanField(initial_std=1e-6)).train(), data()[0][0]
+    before = random(x)
+    random.module.scale = 3.0
+    torch.testing.assert_close(random(x), 3 * before, atol=1e-3, rtol=1e-3)
+    assert random.module.own[1].num_batches_tracked == 2
+    random.module.own[1].eval()
+    random(x)
+    assert random.module.own[1].num_batches_tracked == 2
+    assert random.module.last is None
+    assert random.posterior().network(x).shape == (4, 2)
 
 
 def test_the_number_of_examples_must_be_known():

@@ -110,7 +110,10 @@ def camvid_figures(methods: Sequence[str], mapped: str, shown: Sequence[int], re
         column("wrong (black)", "wrong", "mask"), column("entropy, nats", "entropy", "heat"),
         column("mutual information, nats", "information", "heat"), column("novelty", "novelty", "heat"),
     ]  # fmt: skip
-    return {"maps": maps_figure(columns, class_names=CLASSES), "errors": _errors_figure(methods, mapped, results)}
+    return {
+        "maps-of-prediction-error-and-uncertainty": maps_figure(columns, class_names=CLASSES),
+        "uncertainty-and-wrong-pixels": _errors_figure(methods, mapped, results),
+    }
 
 
 def _errors_figure(methods: Sequence[str], mapped: str, results: Results) -> Figure:

@@ -273,7 +273,7 @@ def tables(config: CifarConfig, results: Results) -> list[ResultTable]:
 
 def figures(config: CifarConfig, results: Results) -> dict[str, Figure]:
     """Show the log-likelihood against passes, with the published values and the baselines."""
-    return {"passes": passes_figure(config.passes, curves_of(config, results))}
+    return {"log-likelihood-against-passes": passes_figure(config.passes, curves_of(config, results))}
 
 
 def notes(config: CifarConfig) -> list[str]:

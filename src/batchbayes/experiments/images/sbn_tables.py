@@ -209,4 +209,4 @@ def sbn_figures(config: Any, units: Sequence[Unit], results: Results) -> dict[st
         seen, (places, published) = Seen(name, units, results), READINGS[name]
         curves = {method: entropies(seen.methods[method][0][1]).numpy() for method in METHODS if method in seen.methods}
         panels.append(EntropyPanel(f"{name} meets {UNKNOWN[name]}", curves, places, published))
-    return {"entropy": entropy_figure(panels)}
+    return {"entropy-of-unknown-images": entropy_figure(panels)}

@@ -200,10 +200,16 @@ def figures(config: NormalityConfig, results: Results) -> dict[str, Figure]:
             single.setdefault((each.batch_size, each.epochs), []).append(marginal_of(each))
     size, last = config.batch_sizes[0], config.epochs[-1]
     return {
-        "all-units": normality_sweep_figure(config.batch_sizes, sweeps(config, by_group(found)), level=LEVEL),
-        "single-units": marginals_figure(single[size, last]),
-        "over-epochs": normality_figure({f"epoch {epochs}": single[size, epochs] for epochs in config.epochs}),
-        "over-batch-sizes": normality_figure({f"M = {each}": single[each, last] for each in config.batch_sizes}),
+        "distributions-of-all-units": normality_sweep_figure(
+            config.batch_sizes, sweeps(config, by_group(found)), level=LEVEL
+        ),
+        "distributions-of-single-units": marginals_figure(single[size, last]),
+        "single-units-over-epochs": normality_figure(
+            {f"epoch {epochs}": single[size, epochs] for epochs in config.epochs}
+        ),
+        "single-units-over-batch-sizes": normality_figure(
+            {f"M = {each}": single[each, last] for each in config.batch_sizes}
+        ),
     }
 
 

@@ -266,7 +266,7 @@ def figures(config: ToyConfig, results: Results) -> dict[str, Figure]:
         levels=LEVELS,
         columns=2,
     )
-    return {"bands": figure}
+    return {"predictive-bands": figure}
 
 
 def notes(config: ToyConfig) -> list[str]:

@@ -121,7 +121,7 @@ def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:
     for unit in units(config):
         for method, points in results[unit.name].get("points", {}).items():
             drawn = points["std"], points["error"], points["constant_std"]
-            panels.setdefault(f"errors-{method.lower()}", {})[unit.arguments["dataset"]] = drawn
+            panels.setdefault(f"errors-against-uncertainty-{method}", {})[unit.arguments["dataset"]] = drawn
     return {stem: uncertainty_error_grid(each) for stem, each in panels.items()}
 
 

@@ -192,7 +192,11 @@ def tables(config: ActiveConfig, results: Results) -> list[ResultTable]:
 
 def figures(config: ActiveConfig, results: Results) -> dict[str, Figure]:
     """Show the learning curves."""
-    return {"curves": seeds_figure(curves(config, results), xlabel="labels", ylabel="accuracy on test images")}
+    return {
+        "accuracy-against-labels": seeds_figure(
+            curves(config, results), xlabel="labels", ylabel="accuracy on test images"
+        )
+    }
 
 
 def notes(config: ActiveConfig) -> list[str]:

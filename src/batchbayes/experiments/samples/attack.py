@@ -178,7 +178,7 @@ def figures(config: AttackConfig, results: Results) -> dict[str, Figure]:
     for along in UPDATES:
         own = {m: [each["success"] for each in _results(config, results, m, along)] for m in METHODS}
         lines = {m: (config.updates, shares) for m, shares in own.items() if shares}
-        found[f"attack-{along}"] = seeds_figure(lines, published=published, **labels)
+        found[f"success-of-attacks-along-the-{along}"] = seeds_figure(lines, published=published, **labels)
     return found
 
 

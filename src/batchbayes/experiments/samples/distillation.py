@@ -164,7 +164,7 @@ def figures(config: DistillationConfig, results: Results) -> dict[str, Figure]:
     lines = {m: (config.seeds, [row.nll for row in found if row.method == m]) for m in METHODS}
     figure = seeds_figure(lines, xlabel="seed", ylabel="NLL on test images")
     figure.axes[0].set_xticks(config.seeds)
-    return {"students": figure}
+    return {"NLL-of-each-seed": figure}
 
 
 def notes(config: DistillationConfig) -> list[str]:

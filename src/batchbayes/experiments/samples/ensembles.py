@@ -265,7 +265,7 @@ def tables(config: EnsemblesConfig, results: Results) -> list[ResultTable]:
 
 def figures(config: EnsemblesConfig, results: Results) -> dict[str, Figure]:
     """Show the calibrated NLL against forward passes."""
-    return {"passes": passes_figure(curves(config, results), config.passes)}
+    return {"calibrated-NLL-against-passes": passes_figure(curves(config, results), config.passes)}
 
 
 def notes(config: EnsemblesConfig) -> list[str]:

@@ -310,7 +310,7 @@ def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
             panel.set(title=name, xticks=parts)
             panel.get_legend().remove()
         figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    return {"parts": figure}
+    return {"NLL-after-each-part": figure}
 
 
 def notes(config: OnlineConfig) -> list[str]:

@@ -118,7 +118,7 @@ def figures(config: RlConfig, results: Results) -> dict[str, Figure]:
         lines = {kind: (range(1, config.iterations + 1), scores) for kind, scores in own.items() if scores}
         published = {kind: (PUBLISHED_AT, PUBLISHED[task, kind]) for kind in KINDS}
         labels: Any = {"xlabel": "iterations", "ylabel": f"mean score on {task}"}
-        found[f"rl-{task.lower()}"] = seeds_figure(lines, published=published, **labels)
+        found[f"score-on-{task}"] = seeds_figure(lines, published=published, **labels)
     return found
 
 

@@ -130,7 +130,7 @@ def figures(config: McmcConfig, results: Results) -> dict[str, Figure]:
     """Show the first weight along some chains of the first sampler."""
     trace = torch.tensor(results[units(config)[0].name]["trace"])
     lines = {f"chain {number + 1}": (list(range(len(row))), row[None].numpy()) for number, row in enumerate(trace)}
-    return {"trace": seeds_figure(lines, xlabel="sample", ylabel="first weight")}
+    return {"first-weight-along-chains": seeds_figure(lines, xlabel="sample", ylabel="first weight")}
 
 
 def notes(config: McmcConfig) -> list[str]:

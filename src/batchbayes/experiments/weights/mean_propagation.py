@@ -181,7 +181,11 @@ def figures(config: PropagationConfig, results: Results) -> dict[str, Figure]:
         Line("zeros below the threshold", at, [row["zeros"] for row in rows]),
         Line("published, means", list(PUBLISHED), [values[0] for values in PUBLISHED.values()]),
     ]
-    return {"threshold": lines_figure({"test accuracy, %": accuracies}, "log10 of the threshold of kappa")}
+    return {
+        "accuracy-against-the-threshold": lines_figure(
+            {"test accuracy, %": accuracies}, "log10 of the threshold of kappa"
+        )
+    }
 
 
 def notes(config: PropagationConfig) -> list[str]:

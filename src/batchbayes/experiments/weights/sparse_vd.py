@@ -66,7 +66,7 @@ PRESETS = {
         learning_rate=(1e-2, 1e-2), batch_size=50, num_train=200, num_test=100, looks=2,
     ),
     "quick": SparseConfig(
-        epochs=(40, 60), decay_from=(20, 0), kl_from=(1, 2), kl_full=(4, 12), learning_rate=(3e-3, 5e-3),
+        epochs=(40, 60), decay_from=(20, 0), kl_from=(1, 2), kl_full=(4, 8), learning_rate=(3e-3, 5e-3),
         batch_size=200, dense_epochs=5,
     ),
     "paper": SparseConfig(),
@@ -210,7 +210,7 @@ def figures(config: SparseConfig, results: Results) -> dict[str, Figure]:
             for name in config.networks
             if (history := results.get(f"{name}, sparse VD", {}).get("history"))
         ]
-    return {"training": lines_figure(panels, "epoch")}
+    return {"error-and-compression-in-training": lines_figure(panels, "epoch")}
 
 
 def notes(config: SparseConfig) -> list[str]:

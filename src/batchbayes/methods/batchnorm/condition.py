@@ -13,7 +13,6 @@ tolerance.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import torch
 from torch import Tensor, nn
@@ -176,5 +175,5 @@ def t_quantile(probability: float, degrees: int) -> float:
     >>> round(t_quantile(0.9975, 9), 2), round(t_quantile(0.9975, 100), 2)  # exact: 3.69 and 2.87
     (3.66, 2.87)
     """
-    z = NormalDist().inv_cdf(probability)
+    z = float(torch.special.ndtri(torch.tensor(probability, dtype=torch.float64)))
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)

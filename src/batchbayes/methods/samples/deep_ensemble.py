@@ -129,8 +129,25 @@ def steps_in_epoch(batches: Any) -> int:
 
 def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Make a network whose random start depends on a seed alone."""
+    if isinstance(make, nn.Module):
+        raise BatchbayesError(
+            expected="make as a function that returns a new network",
+            got=f"a network, {type(make).__name__}",
+            fix="pass a function, for example lambda: build_my_network()",
+        )
     with GlobalStream(stream_seed(seed, "start")):
         return make()
+
+
+def require_mean_loss(loss: Loss) -> None:
+    """Refuse a loss that is known not to be a mean over the batch: it is multiplied by the number of examples."""
+    reduction = getattr(loss, "keywords", {}).get("reduction", getattr(loss, "reduction", "mean"))
+    if reduction != "mean":
+        raise BatchbayesError(
+            expected="a loss that is the mean over a batch, because it is multiplied by the number of examples",
+            got=f"reduction={reduction!r}",
+            fix='use reduction="mean"',
+        )
 
 
 def _train_together(

@@ -22,7 +22,14 @@ from torch import Tensor, nn
 from batchbayes._common.checks import finite_number, whole_number
 from batchbayes._common.progress import progress
 from batchbayes.errors import BatchbayesError, unknown_name, warn
-from batchbayes.methods.samples.deep_ensemble import Data, batches_of, made, member_seed, steps_in_epoch
+from batchbayes.methods.samples.deep_ensemble import (
+    Data,
+    batches_of,
+    made,
+    member_seed,
+    require_mean_loss,
+    steps_in_epoch,
+)
 from batchbayes.methods.samples.samplers import Hamiltonian, Langevin
 from batchbayes.methods.samples.schedules import Polynomial, Schedule, kept_steps
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
@@ -78,6 +85,7 @@ def sg_mcmc(
     WeightSamples(sgld on Linear: 20 members in 2 chains)
     """
     num_examples = _require_options(sampler, config, temperature, prior_precision, num_examples, data)
+    require_mean_loss(loss)
     schedule = schedule or Polynomial()
     objective = penalised(supervised(loss), prior_precision / num_examples)
     runs = []

@@ -1,8 +1,8 @@
 """Gaussian families whose gradients are written down in closed form, so that a training step is cheap.
 
 A training step of a small network spends most of its time on passes over the weights and on single operations, not on
-products. So a linear layer has one operation of its own: it computes the moments of its weights, draws its outputs,
-and returns the KL with them. Its gradients share what autograd would compute several times.
+products. So a layer has one operation of its own: it computes the moments of its weights, draws its outputs, and
+returns the KL with them. Its gradients share what autograd would compute several times.
 """
 
 from abc import abstractmethod
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from batchbayes.methods.weights.family import Family, GaussianWeights
-from batchbayes.methods.weights.local import TINY, local_outputs
+from batchbayes.methods.weights.local import TINY, draw, local_outputs
+from batchbayes.methods.weights.products import Product, product_of
 from batchbayes.methods.weights.sites import Site
 
 Moments = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]
@@ -61,12 +62,13 @@ class ClosedFormWeights(GaussianWeights):
         return self._moments[1]
 
     def outputs(self, site: Site, inputs: Tensor) -> Tensor:
-        if site.is_convolution or torch.is_autocast_enabled(inputs.device.type):
+        product = product_of(site, inputs)
+        if product is None or torch.is_autocast_enabled(inputs.device.type):
             return local_outputs(site, inputs, self.mean, self.variance)
-        rows = inputs if inputs.ndim == 2 else inputs.reshape(-1, inputs.shape[-1])
-        outputs, divergence = _NoisyLinear.apply(self.family, rows, site.bias, *self.parameters)  # type: ignore[misc]
+        rows = inputs if inputs.ndim == 2 or site.is_convolution else inputs.reshape(-1, inputs.shape[-1])
+        outputs, divergence = _NoisyProduct.apply(self.family, site, product, rows, site.bias, *self.parameters)  # type: ignore[misc]
         self.divergences[:] = [divergence]
-        return outputs if inputs.ndim == 2 else outputs.view(*inputs.shape[:-1], -1)
+        return outputs if rows is inputs else outputs.view(*inputs.shape[:-1], -1)
 
     def divergence(self) -> Tensor:
         return self.divergences[0] if self.divergences else self._moments[2]
@@ -88,30 +90,34 @@ class _Moments(torch.autograd.Function):
         return None, *ctx.family.gradients(ctx.saved_tensors, by_mean.clone(), by_variance.clone(), by_kl)
 
 
-class _NoisyLinear(torch.autograd.Function):
-    """The outputs (n, outputs) of a linear layer with noise, as by `local_outputs`, and the KL of its weights."""
+class _NoisyProduct(torch.autograd.Function):
+    """The outputs (n, ...) of a layer with noise, as by `local_outputs`, and the KL of its weights."""
 
     @staticmethod
     def forward(
-        ctx: Any, family: ClosedForm, inputs: Tensor, bias: Tensor | None, *parameters: Tensor
+        ctx: Any,
+        family: ClosedForm,
+        site: Site,
+        product: Product,
+        inputs: Tensor,
+        bias: Tensor | None,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         mean, variance, kl, kept = family.moments(*parameters)
-        squares = inputs.square()
-        outputs = inputs @ mean.T if bias is None else torch.addmm(bias, inputs, mean.T)
-        std = (squares @ variance.T).add_(TINY).sqrt_()
-        noise = torch.randn_like(std)
-        outputs.addcmul_(std, noise)
-        ctx.family = family
-        ctx.save_for_backward(inputs, squares, mean, variance, noise.div_(std.mul_(2)), *kept)
+        mean, variance = site.in_format(mean), site.in_format(variance)
+        squares, outputs = inputs * inputs, product.outputs(inputs, mean, bias)
+        slope = draw(outputs, product.outputs(squares, variance, None).add_(TINY))
+        ctx.family, ctx.product = family, product
+        ctx.save_for_backward(inputs, squares, mean, variance, slope, *kept)
         return outputs, kl
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         by_outputs, by_kl = gradients
         inputs, squares, mean, variance, slope, *kept = ctx.saved_tensors
-        by_spread, by_inputs = by_outputs * slope, None  # by_spread is the gradient by squares @ variance.T
-        if ctx.needs_input_grad[1]:
-            by_inputs = torch.addcmul(by_outputs @ mean, inputs, by_spread @ variance, value=2)
-        by_bias = by_outputs.sum(0) if ctx.needs_input_grad[2] else None
-        by_parameters = ctx.family.gradients(kept, by_outputs.T @ inputs, by_spread.T @ squares, by_kl)
-        return None, by_inputs, by_bias, *by_parameters
+        of_inputs, of_bias = ctx.needs_input_grad[3:5]
+        by_inputs, by_mean, by_bias = ctx.product.gradients(by_outputs, inputs, mean, (of_inputs, of_bias))
+        by_squares, by_variance, _ = ctx.product.gradients(by_outputs * slope, squares, variance, (of_inputs, False))
+        if of_inputs:
+            by_inputs.addcmul_(inputs, by_squares, value=2)
+        return None, None, None, by_inputs, by_bias, *ctx.family.gradients(kept, by_mean, by_variance, by_kl)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -20,6 +21,9 @@ from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network import Output
 from batchbayes.training.loop import Batches, Objective, Step, TrainingConfig, train
+
+NO_LABEL = -(2**62)
+"""A number that is no label. Cross-entropy leaves out the labels of one value, -100 by default."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,16 @@ def negative_elbo(likelihood: TargetLikelihood[Any], num_examples: int) -> Objec
     N is `num_examples`, and beta is the network's `kl_weight`, which `fit_noisy` sets by its schedule.
     """
 
+    is_first = True
+
     def objective(network: nn.Module, batch: Any) -> Tensor:
+        nonlocal is_first
         assert isinstance(network, Noisy)
         inputs, targets = pick_inputs(batch), targets_of(batch)
-        device = network.kl_weight.device
-        outputs, divergence = network.outputs_and_divergence(inputs.to(device))
-        log_likelihood = log_probability(likelihood, outputs, targets)
-        return network.kl_weight * divergence - log_likelihood * (num_examples / len(inputs))
+        outputs, divergence = network.outputs_and_divergence(inputs.to(network.kl_weight.device))
+        surprise = negative_log_probability(likelihood, outputs, targets, check_outputs=is_first)
+        is_first = False
+        return torch.add(network.kl_weight * divergence, surprise, alpha=num_examples / len(inputs))
 
     return objective
 
@@ -80,15 +87,42 @@ def targets_of(batch: Any) -> Tensor:
     )
 
 
-def log_probability(likelihood: TargetLikelihood[Any], outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the log-probability of all targets of a batch together."""
+def negative_log_probability(
+    likelihood: TargetLikelihood[Any], outputs: Tensor, targets: Tensor, *, check_outputs: bool = True
+) -> Tensor:
+    """Return -log p of all targets of a batch together. Targets that do not fit are refused.
+
+    Args:
+        likelihood: p(y | f).
+        outputs: those of the network, (N, ...).
+        targets: y for each example.
+        check_outputs: whether to look if the outputs are logits, too. A network needs that once.
+    """
+    if isinstance(likelihood, Categorical) and not check_outputs and _are_class_numbers(targets, outputs, likelihood):
+        logits = outputs if likelihood.temperature == 1 else outputs / likelihood.temperature
+        try:  # torch itself finds numbers that are no class
+            return cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
+        except IndexError:
+            pass  # what follows says so in words
     draws = outputs[None]  # likelihoods take outputs of several draws (S, N, ...)
     fitting = likelihood.fitting(draws.detach(), targets).to(outputs.device)
     if isinstance(likelihood, Categorical):  # one operation, where a distribution takes six and their gradients
-        ignored = -1 if likelihood.ignore_index is None else likelihood.ignore_index
+        ignored = NO_LABEL if likelihood.ignore_index is None else likelihood.ignore_index
         logits = likelihood.logits(draws).flatten(0, -2)  # (all labels, K)
-        return -cross_entropy(logits, fitting.flatten(), ignore_index=ignored, reduction="sum")
-    return likelihood(draws).log_prob(fitting).sum()
+        return cross_entropy(logits, fitting.flatten(), ignore_index=ignored, reduction="sum")
+    return -likelihood(draws).log_prob(fitting).sum()
+
+
+def _are_class_numbers(targets: Tensor, outputs: Tensor, likelihood: Categorical) -> bool:
+    """Whether targets have the form that cross-entropy asks for. On other devices it does not look at their values."""
+    return (
+        likelihood.class_axis == 1
+        and likelihood.ignore_index is None
+        and not likelihood.probabilities
+        and targets.dtype == torch.int64
+        and targets.device.type == outputs.device.type == "cpu"
+        and targets.shape == outputs.shape[:1] + outputs.shape[2:]
+    )
 
 
 def fit_noisy(

@@ -47,7 +47,8 @@ class MeanField(ClosedForm):
         if self.prior_std is None:
             kl = 0.5 * count * (power / count).log() - log_std.sum()
         else:
-            kl = power / (2 * self.prior_std**2) - log_std.sum() + count * (math.log(self.prior_std) - 0.5)
+            constant = count * (math.log(self.prior_std) - 0.5)
+            kl = constant - torch.sub(log_std.sum(), power, alpha=0.5 / self.prior_std**2)
         return mean, variance, kl, (mean, variance, power)
 
     def gradients(

@@ -19,7 +19,7 @@ from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.batches import pick_inputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import TargetLikelihood
-from batchbayes.methods.weights.fit import log_probability, targets_of
+from batchbayes.methods.weights.fit import negative_log_probability, targets_of
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.methods.weights.sites import Site
 
@@ -64,7 +64,7 @@ def curvatures(
     source = generator(seed, "probes")
     for batch in batches:
         outputs = posterior.network(pick_inputs(batch).to(posterior.device), tensors=means)
-        loss = -log_probability(likelihood, outputs, targets_of(batch))
+        loss = negative_log_probability(likelihood, outputs, targets_of(batch))
         gradients = torch.autograd.grad(loss, list(means.values()), create_graph=True)
         for (name, mean), gradient in zip(means.items(), gradients, strict=True):
             if method == "exact":

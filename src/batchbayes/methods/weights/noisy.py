@@ -36,14 +36,14 @@ class Noisy(nn.Module):
         super().__init__()
         self.module, self.family, self.sites, self.estimator, self.output = module, family, sites, estimator, output
         self.own = nn.ParameterDict()
-        self._names: dict[str, tuple[str, ...]] = {}
-        """The names of the family's own parameters of each random weight."""
+        self._keys: dict[str, dict[str, str]] = {}
+        """For each random weight the names of the family's own parameters, and their keys in `own`."""
         for site in sites:
             if not family.has_means:
                 nn.init.zeros_(site.weight)
                 site.weight.requires_grad_(False)
             start = family.start(site.weight.detach(), site)
-            self._names[site.name] = tuple(start)
+            self._keys[site.name] = {name: _key(site, name) for name in start}
             for name, value in start.items():
                 self.own[_key(site, name)] = nn.Parameter(value)
         self.register_buffer("kl_weight", torch.ones(()))
@@ -72,7 +72,8 @@ class Noisy(nn.Module):
 
     def parameters_of(self, site: Site) -> dict[str, Tensor]:
         """Return the family's own parameters of one weight, by name."""
-        return {name: self.own[_key(site, name)] for name in self._names[site.name]}
+        own = self.own._parameters
+        return {name: own[key] for name, key in self._keys[site.name].items()}  # type: ignore[misc]
 
     def _outputs(self, inputs: Tensor | Inputs, given: dict[str, WeightDistribution]) -> Tensor:
         local = [site for site in self.sites if self.is_local(site)]
@@ -86,7 +87,7 @@ class Noisy(nn.Module):
 
         outputs = self.network(
             inputs,
-            tensors={site.name: given[site.name].sample() for site in self.sites if not self.is_local(site)},
+            tensors={site.name: given[site.name].sample() for site in self.sites if site not in local},
             instead={site.module_name: partial(drawn, site) for site in local},
             own_modes=True,
         )
@@ -107,7 +108,8 @@ class Noisy(nn.Module):
 
 
 def _divergence(given: dict[str, WeightDistribution]) -> Tensor:
-    return torch.stack([each.divergence() for each in given.values()]).sum()
+    first, *others = [each.divergence() for each in given.values()]
+    return sum(others, first)  # gradients of a sum of two need no operation
 
 
 def _key(site: Site, name: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.rng import generator
+from batchbayes._common.rng import stream_seed
+from batchbayes._common.text import count
 from batchbayes.copying import plain_name
 from batchbayes.methods.weights.family import Family, WeightDistribution
 from batchbayes.methods.weights.sites import Site, find_sites
@@ -35,9 +36,9 @@ class WeightsPosterior(Posterior):
         return self.network.device
 
     def __repr__(self) -> str:
-        count = sum(site.weight.numel() for site in self.sites)
-        layers = len({site.module_name for site in self.sites})
-        return f"{type(self).__name__}({self.family.kind} on {self.network}: {count} weights in {layers} layers)"
+        weights = sum(site.weight.numel() for site in self.sites)
+        layers = count(len({site.module_name for site in self.sites}), "layer")
+        return f"{type(self).__name__}({self.family.kind} on {self.network}: {weights} weights in {layers})"
 
     @cached_property
     def distributions(self) -> dict[str, WeightDistribution]:
@@ -52,9 +53,11 @@ class WeightsPosterior(Posterior):
 
     def weights(self, seed: int, index: int) -> dict[str, Tensor]:
         """Return the random weights of draw `index`, by name."""
-        sources = {site: generator(seed, "weights", index, site.name) for site in self.sites}
-        given = self.distributions
-        return {site.name: site.in_format(given[site.name].sample(source)) for site, source in sources.items()}
+        given, source, drawn = self.distributions, torch.Generator(), {}
+        for site in self.sites:
+            source.manual_seed(stream_seed(seed, "weights", index, site.name))
+            drawn[site.name] = site.in_format(given[site.name].sample(source))
+        return drawn
 
     def means(self) -> dict[str, Tensor]:
         """Return a state dict for the user's network, in which each random weight is its mean."""

@@ -48,10 +48,12 @@ class Site:
         return F.linear(inputs, weight, bias)
 
     def in_format(self, weight: Tensor) -> Tensor:
-        """Return another weight with the strides of the layer's own, if they differ only in axes of length one.
+        """Return another weight with the strides of a convolution's own, if they differ only in axes of length one.
 
         Operations lose these strides, and convolutions choose their memory format by them.
         """
+        if not self.is_convolution:
+            return weight
         own = self.weight
         pairs = zip(own.shape, own.stride(), weight.stride(), strict=True)
         if own.stride() == weight.stride() or any(length > 1 and a != b for length, a, b in pairs):

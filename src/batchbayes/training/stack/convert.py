@@ -71,6 +71,10 @@ def _layers(network: nn.Module) -> Iterator[Layer]:
     dropout: str | None = None
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear):
+            if module is network:
+                raise BatchbayesError(
+                    expected="a chain of modules", got="a linear layer alone", fix="pass nn.Sequential(layer)"
+                )
             if found:
                 yield found
             found, dropout = Layer(name, dropout), None

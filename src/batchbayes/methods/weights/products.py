@@ -1,0 +1,93 @@
+"""What a plain layer computes from its input and its weight, and the gradients of that, as functions of tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from batchbayes.methods.weights.sites import CONVOLUTIONS, Site
+
+OWN_PRODUCT = {kind._conv_forward for kind in CONVOLUTIONS}
+"""What a convolution does with its weight, if no subclass has changed it."""
+
+
+class Product(Protocol):
+    """The product of an input (n, ...) with a weight."""
+
+    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product plus the bias, (n, ...)."""
+        ...
+
+    def gradients(
+        self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """Return the gradients by inputs, weight and bias. `wanted` says whether the first and the last are needed."""
+        ...
+
+
+class LinearProduct:
+    """The product of a linear layer, of inputs (n, inputs)."""
+
+    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(inputs, weight, bias)
+
+    def gradients(
+        self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        by_inputs = by_outputs @ weight if wanted[0] else None
+        return by_inputs, by_outputs.T @ inputs, by_outputs.sum(0) if wanted[1] else None
+
+
+LINEAR = LinearProduct()
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution with zeros around the input, as many on either side."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        none = [0] * len(self.stride)
+        return torch.convolution(
+            inputs, weight, bias, self.stride, self.padding, self.dilation, False, none, self.groups
+        )
+
+    def gradients(
+        self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        options = (self.stride, self.padding, self.dilation, False, [0] * len(self.stride), self.groups)
+        mask, biases = [wanted[0], True, wanted[1]], [len(weight)]
+        return torch.ops.aten.convolution_backward(by_outputs, inputs, weight, biases, *options, mask)
+
+
+def product_of(site: Site, inputs: Tensor) -> Product | None:
+    """Return the product of a plain layer; None for a convolution that is not one of the common kind."""
+    layer = site.module
+    if isinstance(layer, nn.Linear):
+        return LINEAR
+    assert isinstance(layer, CONVOLUTIONS)
+    padding = _padding(layer)
+    if padding is None or inputs.ndim != layer.weight.ndim or type(layer)._conv_forward not in OWN_PRODUCT:
+        return None
+    return Convolution(layer.stride, padding, layer.dilation, layer.groups)
+
+
+def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Sequence[int] | None:
+    """Return how many zeros are put around each axis; None if they are no zeros, or if the two sides differ.
+
+    >>> _padding(nn.Conv2d(1, 1, (3, 5), padding="same")), _padding(nn.Conv2d(1, 1, 2, padding="same"))
+    ([1, 2], None)
+    """
+    if layer.padding_mode != "zeros":
+        return None
+    if not isinstance(layer.padding, str):
+        return layer.padding
+    ends = list(layer._reversed_padding_repeated_twice)  # both ends of the last axis come first
+    return ends[::-2] if ends[::2] == ends[1::2] else None
