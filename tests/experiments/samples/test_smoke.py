@@ -8,11 +8,11 @@ from batchbayes.experiments.samples.distillation import ENSEMBLE, SINGLE, Studen
 from batchbayes.reproduce.tables import to_markdown
 
 EXPECTED = {
-    active_learning: ("mutual information, jointly", {"curves"}),
-    attack: ("deep ensemble", {"attack-gradient", "attack-sign"}),
-    distillation: ("Dirichlet student", {"students"}),
-    online: ("synthetic", {"parts"}),
-    sg_mcmc: ("SGHMC", {"trace"}),
+    active_learning: ("mutual information, jointly", {"accuracy-against-labels"}),
+    attack: ("deep ensemble", {"success-of-attacks-along-the-gradient", "success-of-attacks-along-the-sign"}),
+    distillation: ("Dirichlet student", {"NLL-of-each-seed"}),
+    online: ("synthetic", {"NLL-after-each-part"}),
+    sg_mcmc: ("SGHMC", {"first-weight-along-chains"}),
 }
 
 
