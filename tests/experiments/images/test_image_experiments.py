@@ -23,7 +23,11 @@ from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
 from batchbayes.models.atanov import AtanovLeNet5, ResNet18
 from batchbayes.reproduce.tables import to_markdown
 
-FIGURES = {cifar: {"passes"}, camvid: {"maps", "errors"}, sbn: {"entropy"}}
+FIGURES = {
+    cifar: {"log-likelihood-against-passes"},
+    camvid: {"maps-of-prediction-error-and-uncertainty", "uncertainty-and-wrong-pixels"},
+    sbn: {"entropy-of-unknown-images"},
+}
 
 
 @pytest.fixture(scope="module", params=FIGURES, ids=lambda module: module.__name__.rpartition(".")[2])

@@ -36,7 +36,7 @@ def test_tables_and_figures(results: dict[str, Any]) -> None:
     text = to_markdown(ensembles.tables(SMOKE, results)[0])
     assert DEEP in text
     assert "SWAG" in text
-    assert set(ensembles.figures(SMOKE, results)) == {"passes"}
+    assert set(ensembles.figures(SMOKE, results)) == {"calibrated-NLL-against-passes"}
     assert ensembles.tables(SMOKE, {})[0].rows == ()
     assert len(ensembles.notes(SMOKE)) == 4
 

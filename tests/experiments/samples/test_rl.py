@@ -105,6 +105,6 @@ def test_from_units_to_tables():
     assert rl.work(config, first, {}) == results[first.name]
     text = to_markdown(rl.tables(config, results)[0])
     assert "parameter noise" in text
-    assert set(rl.figures(config, results)) == {"rl-cartpole", "rl-acrobot"}
+    assert set(rl.figures(config, results)) == {"score-on-CartPole", "score-on-Acrobot"}
     rl.tables(config, {})
     assert rl.notes(config)
