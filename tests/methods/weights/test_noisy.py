@@ -1,10 +1,13 @@
 """The wrapper around any network: what is random, against naive code, and what is refused."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.references import left_alone
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import batchbayes as bb
 from batchbayes.training.loop import TrainingConfig
@@ -146,6 +149,28 @@ class Twice(nn.Module):
 
     def forward(self, x):
         return self.layer(self.layer(x))
+
+
+class Checkpointed(nn.Sequential):
+    def __init__(self, reentrant):
+        super().__init__(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return checkpoint(super().forward, x.requires_grad_(), use_reentrant=self.reentrant)
+
+
+def test_activation_checkpoints_are_refused_or_see_the_weights_that_were_drawn():
+    torch.manual_seed(0)
+    network = Checkpointed(False)
+    data = [(torch.randn(8, 3), torch.randint(2, (8,)))]
+    for each in (network, Checkpointed(True)):
+        with pytest.raises(bb.BatchbayesError, match=r'activation checkpoint.*estimator="weights"'):
+            bb.variational(each, data, epochs=1)
+    plain = nn.Sequential(*copy.deepcopy(network))
+    found, expected = (bb.variational(n, data, epochs=3, estimator="weights") for n in (network, plain))
+    for name, weight in expected.network.module.state_dict().items():
+        torch.testing.assert_close(found.network.module.state_dict()[name], weight)
 
 
 def test_a_layer_that_runs_twice_is_refused_or_drawn_as_a_weight():

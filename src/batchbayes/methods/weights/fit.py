@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import CheckpointError
 
 from batchbayes.batches import as_batches, pick_inputs
 from batchbayes.errors import BatchbayesError
@@ -17,7 +18,7 @@ from batchbayes.methods import Method
 from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.weights.family import Family
 from batchbayes.methods.weights.mean_field import MeanField
-from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy
+from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, runs_once
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network import Output
 from batchbayes.training.loop import Batches, Objective, Step, TrainingConfig, train
@@ -159,7 +160,10 @@ def fit_noisy(
 
     network.kl_weight.fill_(schedule.kl_weight(0))
     objective = negative_elbo(likelihood, num_examples)
-    return train(network, batches, objective, config, after_step=following, checkpoint=checkpoint)
+    try:
+        return train(network, batches, objective, config, after_step=following, checkpoint=checkpoint)
+    except CheckpointError as error:  # the backward pass has run a layer again, without noise
+        raise runs_once("activation checkpoints in the forward pass") from error
 
 
 def _require_finite(step: Step) -> None:

@@ -77,11 +77,13 @@ class Noisy(nn.Module):
 
     def _outputs(self, inputs: Tensor | Inputs, given: dict[str, WeightDistribution]) -> Tensor:
         local = [site for site in self.sites if self.is_local(site)]
-        waiting = {site.module_name for site in local}
+        waiting, trains = {site.module_name for site in local}, torch.is_grad_enabled()
 
         def drawn(site: Site, activations: Tensor) -> Tensor:
             if site.module_name not in waiting:
                 raise _runs(site, "runs more than once")
+            if trains and not torch.is_grad_enabled():  # the backward pass would run the layer again, without noise
+                raise _runs(site, "runs in an activation checkpoint with use_reentrant=True")
             waiting.remove(site.module_name)
             return given[site.name].outputs(site, activations)
 
@@ -122,9 +124,14 @@ def _key(site: Site, name: str) -> str:
 
 
 def _runs(site: Site, how: str) -> BatchbayesError:
+    return runs_once(f"{site.module_name}, which {how}")
+
+
+def runs_once(got: str) -> BatchbayesError:
+    """Return the error for a network that local noise cannot serve."""
     return BatchbayesError(
-        expected="layers that run once in a forward pass, to draw noise for each example",
-        got=f"{site.module_name}, which {how}",
+        expected="layers that run once in a training step, to draw noise for each example",
+        got=got,
         fix='pass estimator="weights", which draws the weights themselves, or name the other layers by layers=',
     )
 
