@@ -18,7 +18,7 @@ from batchbayes.methods import Method
 from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.weights.family import Family
 from batchbayes.methods.weights.mean_field import MeanField
-from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, runs_once
+from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, unfit_for_local_noise
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network import Output
 from batchbayes.training.loop import Batches, Objective, Step, TrainingConfig, train
@@ -163,7 +163,7 @@ def fit_noisy(
     try:
         return train(network, batches, objective, config, after_step=following, checkpoint=checkpoint)
     except CheckpointError as error:  # the backward pass has run a layer again, without noise
-        raise runs_once("activation checkpoints in the forward pass") from error
+        raise unfit_for_local_noise("activation checkpoints in the forward pass") from error
 
 
 def _require_finite(step: Step) -> None:
