@@ -21,7 +21,7 @@ from batchbayes._common.rng import generator, stream_seed
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import require_finite
 from batchbayes.likelihoods import Categorical
-from batchbayes.posterior import Posterior
+from batchbayes.posterior import Posterior, num_draws
 from batchbayes.prediction import require_posterior
 
 Along = Literal["sign", "gradient"]
@@ -42,9 +42,8 @@ def input_gradient(
     draw has its activations in memory. Of each draw a gradient in the shape of the inputs is kept.
     """
     require_posterior(posterior)
-    count = 1 if posterior.is_point else min(num_samples, posterior.num_functions or num_samples)
     logs, gradients = [], []
-    for index in range(count):
+    for index in range(num_draws(posterior, whole_number("num_samples", num_samples))):
         leaf = inputs.detach().clone().requires_grad_()
         with torch.enable_grad():
             outputs = posterior.draw(seed, index)(leaf)

@@ -61,6 +61,11 @@ class Posterior(ABC):
         """
 
 
+def num_draws(posterior: Posterior, wanted: int) -> int:
+    """Return how many draws are made if so many are wanted: no function twice, if there are few of them."""
+    return 1 if posterior.is_point else min(wanted, posterior.num_functions or wanted)
+
+
 class Linearisable(Protocol):
     """What the linear engine needs: the randomness is a vector, omega = centre + deviation."""
 

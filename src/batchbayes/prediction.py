@@ -16,7 +16,7 @@ from batchbayes.engines.choose import Engine, EngineName, choose_engine
 from batchbayes.engines.linear_draws import Block
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood, require_likelihood
-from batchbayes.posterior import Posterior
+from batchbayes.posterior import Posterior, num_draws
 
 P = TypeVar("P")
 
@@ -146,7 +146,7 @@ class _Pass:
         if chunk_size is not None:
             chunk_size = whole_number("chunk_size", chunk_size)
         self._posterior, self._likelihoods, self._seed = posterior, likelihoods, seed
-        self._num_samples = 1 if posterior.is_point else min(num_samples, posterior.num_functions or num_samples)
+        self._num_samples = num_draws(posterior, num_samples)
         self._name: EngineName = engine
         self._probabilities = any(getattr(likelihood, "probabilities", None) for likelihood in likelihoods)
         self._chunk_size, self._keep_draws = chunk_size, keep_draws

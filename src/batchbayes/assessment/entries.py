@@ -17,7 +17,7 @@ from batchbayes.methods.candidates import Candidate, Setting, find_candidates
 from batchbayes.methods.point import deterministic
 from batchbayes.methods.samples.weight_samples import weight_samples
 from batchbayes.methods.views.posterior import with_views
-from batchbayes.posterior import Posterior
+from batchbayes.posterior import Posterior, num_draws
 
 TUNING_EXAMPLES = 1000
 """This many examples are enough to find the minimum of one smooth curve."""
@@ -79,12 +79,8 @@ def compared_entries(
         "deterministic", "the network as it is", deterministic(case.network), "Take its own output", rank=0
     )
     alone = [network, *_ensemble(case), *find_candidates(case.methods, setting)]
-    entries = [Entry(each, (_most_draws(each.posterior, settings.draws or DRAWS),)) for each in alone]
+    entries = [Entry(each, (num_draws(each.posterior, settings.draws or DRAWS),)) for each in alone]
     return entries + [seen for each in alone if (seen := _with_views(each, case, averaged)) is not None]
-
-
-def _most_draws(posterior: Posterior, wanted: int) -> int:
-    return 1 if posterior.is_point else min(wanted, posterior.num_functions or wanted)
 
 
 def _ensemble(case: Case) -> list[Candidate]:

@@ -135,7 +135,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
-    """What all commands need: a network, and how to run it."""
+    """What all commands need: a network, and how to read data."""
 
     model: str = option("a function that builds the network; it is EXECUTED", metavar="pkg.module:factory")
     weights: Sequence[Path] | None = option(
@@ -153,16 +153,16 @@ class CommonOptions:
         default=None,
         metavar="NAME",
     )
-    device: str = option("for example cpu or cuda:0 (cpu)", default="cpu")
     threads: int | None = option("number of threads (default: torch decides)", default=None, type=positive, metavar="N")
     quiet: bool = option("show no progress and no summary", default=False)
     json: bool = option("print the result as JSON", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapOptions(CommonOptions):
-    """The options of a command that can write maps."""
+class RunOptions(CommonOptions):
+    """What commands need that predict."""
 
+    device: str = option("for example cpu or cuda:0 (cpu)", default="cpu")
     maps: Path | None = option(
         "a folder for maps of the classes and of their uncertainty as .png files (segmentation)",
         default=None,
@@ -172,7 +172,7 @@ class MapOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AssessOptions(MapOptions, Settings):
+class AssessOptions(RunOptions, Settings):
     """The options of `batchbayes assess`."""
 
     train: str = option("training data, with the training-time transforms", metavar="T")
@@ -205,7 +205,7 @@ class AssessOptions(MapOptions, Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(MapOptions):
+class PredictOptions(RunOptions):
     """The options of `batchbayes predict`. Draws, seed and engine are as in the assessment if they are None."""
 
     posterior: Path = option("posterior.safetensors of an assessment", type=Path, metavar="P")

@@ -154,7 +154,6 @@ def supervised(loss: Loss) -> Objective:
 
     The objective moves each batch to the device of the network.
     """
-
     checked = checked_loss(loss)
 
     def objective(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -62,7 +62,6 @@ def negative_elbo(likelihood: TargetLikelihood[Any], num_examples: int) -> Objec
 
     N is `num_examples`, and beta is the network's `kl_weight`, which `fit_noisy` sets by its schedule.
     """
-
     is_first = True
 
     def objective(network: nn.Module, batch: Any) -> Tensor:
