@@ -18,8 +18,8 @@ from torch import Tensor
 
 from batchbayes._common.checks import check_labels, finite_number, whole_number
 from batchbayes._common.rng import generator, stream_seed
-from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import require_finite
 from batchbayes.likelihoods import Categorical
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import require_posterior
@@ -38,8 +38,8 @@ def input_gradient(
 ) -> Tensor:
     r"""Return the gradient of $-\log\frac1S\sum_s p_s(y\mid x)$ by the inputs x, in their shape.
 
-    Draws are run one by one and their gradients are averaged with the weights $p_s / \sum_s p_s$, so that memory does
-    not grow with S.
+    Draws are run one by one, and their gradients are averaged with the weights $p_s / \sum_s p_s$. So only one
+    draw has its activations in memory. Of each draw a gradient in the shape of the inputs is kept.
     """
     require_posterior(posterior)
     count = 1 if posterior.is_point else min(num_samples, posterior.num_functions or num_samples)

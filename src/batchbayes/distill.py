@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import even_numbers
-from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import require_finite
 from batchbayes.likelihoods import Categorical, Gaussian
 from batchbayes.methods.views.transform import Transform
 from batchbayes.network import as_network
@@ -65,10 +65,10 @@ def train_student(
         transform: how views of the inputs are made, such as `RandomCrop(...)`. The teacher is surer on inputs that it
             was trained on than on new ones, so views let the student see more of its uncertainty.
         num_views: how many views of all inputs are added to the inputs themselves.
-        seed: of the draws and the views.
+        seed: the seed of the draws and the views.
 
-    A student of the mean predicts as `bb.deterministic(student)`, one with a Gaussian head too, with
-    `bb.heteroscedastic_gaussian()`. `dirichlet_predictive` reads a Dirichlet head.
+    To predict with a student of the mean, pass `bb.deterministic(student)` and the likelihood to `bb.predict`. With a
+    Gaussian head the likelihood is `bb.heteroscedastic_gaussian()`. For a Dirichlet head call `dirichlet_predictive`.
     """
     loss = _loss(head, likelihood)
     whole_number("num_samples", num_samples)

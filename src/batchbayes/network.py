@@ -22,7 +22,7 @@ from batchbayes.shadow import Changes, input_of, why_in_place, workplace
 
 Function = Callable[[Any], Tensor]
 """One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor, or
-`batches.Inputs` if the network takes several."""
+`inputs.Inputs` if the network takes several."""
 
 Output = str | int | Callable[[Any], Tensor] | None
 """Which output counts: a key, an attribute or a position, a function of what the network returns, or None."""

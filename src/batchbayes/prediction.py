@@ -87,7 +87,7 @@ def predict(
     pieces = [predicted.predictives[0] for predicted in pass_over.run(data, inputs)]
     if not pieces:
         raise BatchbayesError(expected="at least one example to predict", got="none", fix="check the data")
-    return replace(type(pieces[0]).concatenate(pieces), engine=pieces[-1].engine)
+    return _joined(pieces)
 
 
 def predict_stream(
@@ -166,13 +166,13 @@ class _Pass:
                 if is_examples(data):
                     yield from (Predicted(chunk, found) for chunk, found in zip(chunks, each, strict=True))
                 elif chunks:
-                    yield Predicted(batch, _joined(list(each)))
+                    yield Predicted(batch, _of_batch(list(each)))
 
     def _predict(self, chunk: Any, shown: Progress) -> tuple[Any, ...]:
         """Return what each likelihood makes of the draws on one chunk."""
         if self._engine is None:
             require_functions(self._posterior, chunk)
-        self._engine = self._engine or self._choose(chunk)
+            self._engine = self._choose(chunk)
         summaries, kept = [likelihood.summary() for likelihood in self._likelihoods], []
         needed = self._keep_draws is None and any(summary.needs_draws for summary in summaries)
         for block in self._engine.blocks(chunk):
@@ -243,12 +243,14 @@ def _close(first: Tensor, second: Tensor) -> bool:
     return not bool(((first - second).abs() > rounding).any())
 
 
-def _joined(pieces: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Join the predictives of consecutive chunks, for each likelihood."""
-    if len(pieces) == 1:
-        return pieces[0]
-    columns = list(zip(*pieces, strict=True))
-    return tuple(replace(type(c[0]).concatenate(c), engine=c[-1].engine) for c in columns)
+def _of_batch(chunks: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Join the predictives of the chunks of a batch, for each likelihood."""
+    return chunks[0] if len(chunks) == 1 else tuple(map(_joined, zip(*chunks, strict=True)))
+
+
+def _joined(pieces: Sequence[Any]) -> Any:
+    """Join the predictives of consecutive chunks."""
+    return replace(type(pieces[0]).concatenate(pieces), engine=pieces[-1].engine)
 
 
 def _complete(kept: list[Block], num_samples: int) -> Block | None:

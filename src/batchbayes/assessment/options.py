@@ -135,7 +135,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
-    """What both commands need: a network, and how to run it."""
+    """What all commands need: a network, and how to run it."""
 
     model: str = option("a function that builds the network; it is EXECUTED", metavar="pkg.module:factory")
     weights: Sequence[Path] | None = option(
@@ -155,18 +155,24 @@ class CommonOptions:
     )
     device: str = option("for example cpu or cuda:0 (cpu)", default="cpu")
     threads: int | None = option("number of threads (default: torch decides)", default=None, type=positive, metavar="N")
+    quiet: bool = option("show no progress and no summary", default=False)
+    json: bool = option("print the result as JSON", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOptions(CommonOptions):
+    """The options of a command that can write maps."""
+
     maps: Path | None = option(
         "a folder for maps of the classes and of their uncertainty as .png files (segmentation)",
         default=None,
         type=Path,
         metavar="FOLDER",
     )
-    quiet: bool = option("show no progress and no summary", default=False)
-    json: bool = option("print the result as JSON", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AssessOptions(CommonOptions, Settings):
+class AssessOptions(MapOptions, Settings):
     """The options of `batchbayes assess`."""
 
     train: str = option("training data, with the training-time transforms", metavar="T")
@@ -199,7 +205,7 @@ class AssessOptions(CommonOptions, Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(CommonOptions):
+class PredictOptions(MapOptions):
     """The options of `batchbayes predict`. Draws, seed and engine are as in the assessment if they are None."""
 
     posterior: Path = option("posterior.safetensors of an assessment", type=Path, metavar="P")

@@ -1,4 +1,4 @@
-"""The table of methods. To add a method, write one file and add one line to this table.
+"""The table of methods. To add a method, write one file and add one line to this table (see CONTRIBUTING.md).
 
 `bb.NAME`, `load`, `batchbayes assess --method`, the contract tests and the documentation all read this table. A method
 of a third party joins by `register`, in its own module. If its package names that module under the entry-point group
@@ -49,7 +49,7 @@ class Method:
 
 
 _BATCH_NORM = ("batchnorm", "batchbayes.methods.batchnorm.posterior:BatchNormPosterior")
-_WEIGHTS = ("weight-samples", "batchbayes.methods.samples.weight_samples:WeightSamples")
+_WEIGHT_SAMPLES = ("weight-samples", "batchbayes.methods.samples.weight_samples:WeightSamples")
 _BATCH_NORM_CANDIDATES = "batchbayes.methods.batchnorm.candidates:batch_norm_candidates"
 _TABLE = [
     Method("deterministic", "Network", "the network as it is", "batchbayes.methods.point:deterministic",
@@ -83,19 +83,19 @@ _TABLE = [
            "batchbayes.methods.samples.ensemble:ensemble", "ensemble",
            "batchbayes.methods.samples.ensemble:EnsemblePosterior", is_compared=False),
     Method("weight_samples", "Weight samples", "one network with several sets of weights",
-           "batchbayes.methods.samples.weight_samples:weight_samples", *_WEIGHTS, is_compared=False),
+           "batchbayes.methods.samples.weight_samples:weight_samples", *_WEIGHT_SAMPLES, is_compared=False),
     Method("deep_ensemble", "Deep ensemble", "networks that were trained from different starts",
-           "batchbayes.methods.samples.deep_ensemble:deep_ensemble", *_WEIGHTS, is_compared=False),
+           "batchbayes.methods.samples.deep_ensemble:deep_ensemble", *_WEIGHT_SAMPLES, is_compared=False),
     Method("snapshots", "Snapshots", "weights at the ends of the cosine cycles of one training",
-           "batchbayes.methods.samples.trajectory:snapshots", *_WEIGHTS, is_compared=False),
+           "batchbayes.methods.samples.trajectory:snapshots", *_WEIGHT_SAMPLES, is_compared=False),
     Method("fast_geometric", "Fast geometric ensemble", "weights along short cycles after training",
-           "batchbayes.methods.samples.trajectory:fast_geometric", *_WEIGHTS, is_compared=False),
+           "batchbayes.methods.samples.trajectory:fast_geometric", *_WEIGHT_SAMPLES, is_compared=False),
     Method("swag", "SWAG", "draws from a Gaussian fitted to the weights along a training",
-           "batchbayes.methods.samples.trajectory:swag", *_WEIGHTS, is_compared=False),
+           "batchbayes.methods.samples.trajectory:swag", *_WEIGHT_SAMPLES, is_compared=False),
     Method("svgd", "SVGD", "small networks that move towards the posterior together and keep apart",
-           "batchbayes.methods.samples.svgd:svgd", *_WEIGHTS, is_compared=False),
+           "batchbayes.methods.samples.svgd:svgd", *_WEIGHT_SAMPLES, is_compared=False),
     Method("sg_mcmc", "SG-MCMC", "weights sampled from their posterior by training with noise",
-           "batchbayes.methods.samples.sg_mcmc:sg_mcmc", *_WEIGHTS, is_compared=False),
+           "batchbayes.methods.samples.sg_mcmc:sg_mcmc", *_WEIGHT_SAMPLES, is_compared=False),
 ]  # fmt: skip
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 """All methods by name."""

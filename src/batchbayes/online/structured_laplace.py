@@ -8,8 +8,8 @@ $\delta I + \frac1N \sum_n G_n \otimes \sum_n a_n a_n^\top$ with
 $G_n = \left(\frac{\partial f_n}{\partial z_n}\right)^\top \Lambda_n \frac{\partial f_n}{\partial z_n}$ and
 $\Lambda_n = -\nabla_f^2\log p(y_n\mid f_n)$,
 
-with sums over the N examples of all parts so far. Correlations between layers are left out. Predictions draw the last
-layer only, on the features of the maximum.
+with the precision $\delta$ of the prior, and sums over the N examples of all parts so far. Correlations between layers
+are left out. Predictions draw the last layer only, on the features of the maximum.
 
 Reference: Ritter, Botev, Barber, "Online Structured Laplace Approximations", NeurIPS 2018. There all layers have
 Kronecker factors, and predictions come from the maximum alone.

@@ -306,6 +306,12 @@ def test_training_follows_attributes_and_modes_and_keeps_no_activations():
     assert random.posterior().network(x).shape == (4, 2)
 
 
+def test_a_pair_of_inputs_and_targets_is_one_batch():
+    (x, y), *_ = data()
+    pair, batch = (bb.variational(network(), each, epochs=2).means() for each in ((x, y), [(x, y)]))
+    assert all(torch.equal(pair[name], batch[name]) for name in batch)
+
+
 def test_the_number_of_examples_must_be_known():
     with pytest.raises(bb.BatchbayesError, match="num_examples="):
         bb.variational(network(), iter(data()))

@@ -54,10 +54,6 @@ class WeightSamples(Posterior):
     """The trace of MCMC, (S,): up to a constant, the mean log posterior over the steps before each sample."""
 
     @property
-    def device(self) -> torch.device:
-        return self.network.device
-
-    @property
     def num_functions(self) -> int | None:  # type: ignore[override]
         return None if self.noise else self.num_members
 

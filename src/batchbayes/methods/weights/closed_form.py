@@ -34,7 +34,7 @@ class ClosedForm(Family):
     def gradients(
         self, kept: tuple[Tensor, ...], by_mean: Tensor, by_variance: Tensor, by_kl: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the gradients of the parameters, given those of the moments. The first two may be changed."""
+        """Return the gradients of the parameters from those of the moments. May change `by_mean` and `by_variance`."""
 
     def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> "ClosedFormWeights":
         return ClosedFormWeights(self, (weight, *own.values()))
@@ -75,7 +75,7 @@ class ClosedFormWeights(GaussianWeights):
 
 
 class _Moments(torch.autograd.Function):
-    """Moments alone."""
+    """The moments and the KL of a weight, without outputs of a layer."""
 
     @staticmethod
     def forward(ctx: Any, family: ClosedForm, *parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:

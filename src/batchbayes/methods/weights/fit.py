@@ -18,7 +18,7 @@ from batchbayes.methods import Method
 from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.weights.family import Family
 from batchbayes.methods.weights.mean_field import MeanField
-from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, runs_once
+from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, unfit_for_local_noise
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network import Output
 from batchbayes.training.loop import Batches, Objective, Step, TrainingConfig, train
@@ -115,7 +115,7 @@ def negative_log_probability(
 
 
 def _are_class_numbers(targets: Tensor, outputs: Tensor, likelihood: Categorical) -> bool:
-    """Whether targets have the form that cross-entropy asks for. On other devices it does not look at their values."""
+    """Whether targets have the form that cross-entropy asks for. It checks their values on the CPU only."""
     return (
         likelihood.class_axis == 1
         and likelihood.ignore_index is None
@@ -163,7 +163,7 @@ def fit_noisy(
     try:
         return train(network, batches, objective, config, after_step=following, checkpoint=checkpoint)
     except CheckpointError as error:  # the backward pass has run a layer again, without noise
-        raise runs_once("activation checkpoints in the forward pass") from error
+        raise unfit_for_local_noise("activation checkpoints in the forward pass") from error
 
 
 def _require_finite(step: Step) -> None:
@@ -195,7 +195,8 @@ def variational(
 ) -> WeightsPosterior:
     """Make a network Bayesian: train random weights from where the network is, and return the posterior.
 
-    This is `noisy`, `fit_noisy` and `posterior` in one call. The network is copied and not changed.
+    This is `noisy`, `fit_noisy` and `Noisy.posterior` in one call, with most options of the first two. The network is
+    copied and not changed. `num_examples` is counted by default, if the batches tell it.
 
     >>> import torch
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -205,8 +206,8 @@ def variational(
     """
     random = noisy(model, family, layers=layers, start=start, estimator=estimator, output=output, seed=seed)
     config = TrainingConfig(epochs, batch_size=1, learning_rate=learning_rate, seed=seed)
-    count = num_examples if num_examples is not None else count_examples(batches)
     read = batches if callable(batches) else as_batches(batches)
+    count = num_examples if num_examples is not None else count_examples(read)
     fit_noisy(random, read, likelihood, config, num_examples=count, schedule=schedule, checkpoint=checkpoint)
     return random.posterior()
 

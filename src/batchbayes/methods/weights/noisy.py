@@ -81,9 +81,9 @@ class Noisy(nn.Module):
 
         def drawn(site: Site, activations: Tensor) -> Tensor:
             if site.module_name not in waiting:
-                raise _runs(site, "runs more than once")
+                raise _unfit_layer(site, "runs more than once")
             if trains and not torch.is_grad_enabled():  # the backward pass would run the layer again, without noise
-                raise _runs(site, "runs in an activation checkpoint with use_reentrant=True")
+                raise _unfit_layer(site, "runs in an activation checkpoint with use_reentrant=True")
             waiting.remove(site.module_name)
             return given[site.name].outputs(site, activations)
 
@@ -94,7 +94,7 @@ class Noisy(nn.Module):
             own_modes=True,
         )
         if waiting:
-            raise _runs(next(site for site in local if site.module_name in waiting), "does not run")
+            raise _unfit_layer(next(site for site in local if site.module_name in waiting), "does not run")
         return outputs
 
     def is_local(self, site: Site) -> bool:
@@ -123,11 +123,11 @@ def _key(site: Site, name: str) -> str:
     return f"{site.name}.{name}".replace(".", ":")
 
 
-def _runs(site: Site, how: str) -> BatchbayesError:
-    return runs_once(f"{site.module_name}, which {how}")
+def _unfit_layer(site: Site, how: str) -> BatchbayesError:
+    return unfit_for_local_noise(f"{site.module_name}, which {how}")
 
 
-def runs_once(got: str) -> BatchbayesError:
+def unfit_for_local_noise(got: str) -> BatchbayesError:
     """Return the error for a network that local noise cannot serve."""
     return BatchbayesError(
         expected="layers that run once in a training step, to draw noise for each example",

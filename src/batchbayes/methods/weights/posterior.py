@@ -31,10 +31,6 @@ class WeightsPosterior(Posterior):
     own: Mapping[str, Mapping[str, Tensor]]
     """The family's own parameters of each random weight, by its name."""
 
-    @property
-    def device(self) -> torch.device:
-        return self.network.device
-
     def __repr__(self) -> str:
         weights = sum(site.weight.numel() for site in self.sites)
         layers = count(len({site.module_name for site in self.sites}), "layer")

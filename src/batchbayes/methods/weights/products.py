@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -54,17 +54,17 @@ class Convolution:
     groups: int
 
     def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        none = [0] * len(self.stride)
-        return torch.convolution(
-            inputs, weight, bias, self.stride, self.padding, self.dilation, False, none, self.groups
-        )
+        return torch.convolution(inputs, weight, bias, *self._options())
 
     def gradients(
         self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        options = (self.stride, self.padding, self.dilation, False, [0] * len(self.stride), self.groups)
         mask, biases = [wanted[0], True, wanted[1]], [len(weight)]
-        return torch.ops.aten.convolution_backward(by_outputs, inputs, weight, biases, *options, mask)
+        return torch.ops.aten.convolution_backward(by_outputs, inputs, weight, biases, *self._options(), mask)
+
+    def _options(self) -> tuple[Any, ...]:
+        """Return what torch wants to know of a convolution that is not transposed."""
+        return self.stride, self.padding, self.dilation, False, [0] * len(self.stride), self.groups
 
 
 def product_of(site: Site, inputs: Tensor) -> Product | None:
