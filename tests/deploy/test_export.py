@@ -54,7 +54,7 @@ def test_bad_arguments_say_what_to_do(tmp_path, monkeypatch):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical)
     with pytest.raises(bb.BatchbayesError, match="num_samples"):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), num_samples=0)
-    with pytest.raises(bb.BatchbayesError, match="inputs that .* runs on"):
+    with pytest.raises(bb.BatchbayesError, match=r"inputs that .* runs on"):
         bb.export(fitted, tmp_path / "a.pt2", inputs.double(), bb.categorical())
     with pytest.raises(bb.BatchbayesError, match="a threshold of uncertainty"):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), threshold=float("nan"))
