@@ -318,6 +318,12 @@ def test_price_shows_each_quality_and_rings_the_recommended() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["network", r"views \$", "recommended"]
 
 
+def test_price_leaves_out_an_infinite_nll() -> None:
+    panel = price_figure(["network", "views", "none"], [1, 16, 2], {"NLL": [0.4, 0.3, float("inf")]}).axes[0]
+    low, high = panel.get_ylim()
+    assert 0.2 < low < 0.3 < 0.4 < high < 0.5
+
+
 def test_novelty_counts_what_is_flagged() -> None:
     figure = novelty_figure({"test": [0.2, 0.4, 0.6, 0.8], "strange": [0.001, 0.9]}, level=0.01)
     texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]  # type: ignore[union-attr]

@@ -113,6 +113,7 @@ CASES = {
     "a method in no module": (lambda f: {"method": "no_such_module:wobble"}, "No module named 'no_such_module'"),
     "a method that its module lacks": (lambda f: {"method": "helpers.assess_cases:magic"}, "got 'magic'"),
     "too few class names": (lambda f: {"class_names": "a,b"}, "3 class names"),
+    "too many class names": (lambda f: {"class_names": "a,b,c,d"}, "3 class names, one for each output; got 4"),
     "a test loader that shuffles": (lambda f: {"test": "helpers.assess_cases:shuffling_test"}, "shuffle=False"),
     "an empty folder": (lambda f: {"test": _empty(f)}, "expected images in"),
     "an object array": (lambda f: {"test": write(f, "o.npz", np.array([{}]), [0])}, "arrays of numbers"),

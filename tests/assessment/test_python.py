@@ -61,6 +61,7 @@ def sources():
     return {
         "tensors": (x, y),
         "arrays": (x.numpy(), y.numpy()),
+        "labels in one byte": (x.requires_grad_(), y.byte()),
         "a data set": TensorDataset(x, y),
         "a loader": DataLoader(TensorDataset(x, y), batch_size=128),
         "batches": [(x[:128], y[:128]), (x[128:], y[128:])],

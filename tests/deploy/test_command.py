@@ -19,6 +19,7 @@ NAMES = {
     },
 }
 """Columns of `batchbayes predict`, and how they follow from the outputs of the file."""
+NAMES["binary"] = NAMES["classification"]  # a network with one logit
 
 
 @pytest.mark.parametrize("task", NAMES)
@@ -38,7 +39,9 @@ def test_a_file_says_what_predict_says(task, tmp_path, capsys):
     assert facts["largest_difference"] < 1e-5
     with table.open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
-    raw = {"classification": assess_cases.blobs, "regression": assess_cases.wave}[task](240, 1)[0]
+    raw = {"classification": assess_cases.blobs, "regression": assess_cases.wave, "binary": assess_cases.halves}[task](
+        240, 1
+    )[0]
     found = torch.export.load(file).module()(raw)
     for column, read in NAMES[task].items():
         expected = torch.tensor([float(row[column]) for row in rows])

@@ -54,12 +54,34 @@ def test_bad_arguments_say_what_to_do(tmp_path, monkeypatch):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical)
     with pytest.raises(bb.BatchbayesError, match="num_samples"):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), num_samples=0)
+    with pytest.raises(bb.BatchbayesError, match=r"inputs that .* runs on"):
+        bb.export(fitted, tmp_path / "a.pt2", inputs.double(), bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match="a threshold of uncertainty"):
+        bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), threshold=float("nan"))
+    with pytest.raises(bb.BatchbayesError, match="novelty_level above 0"):
+        bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), novelty_level=1.5)
+    with pytest.raises(bb.BatchbayesError, match=r"a torch\.nn\.Module"):
+        bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), prepare=lambda x: 2 * x)
     monkeypatch.setattr(
         module, "find_spec", lambda name: None if name == "onnxscript" else importlib.util.find_spec(name)
     )
     with pytest.raises(bb.BatchbayesError, match=r"batchbayes\[export\]"):
         bb.export(fitted, tmp_path / "a.onnx", inputs, bb.categorical())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preparation_in_training_mode_is_left_alone(tmp_path):
+    """A batch norm as standardisation: the file takes its running statistics, and its user keeps them."""
+    prepare = nn.BatchNorm1d(3, affine=False).train()
+    prepare(torch.randn(50, 3) + 2)
+    before = {name: value.clone() for name, value in prepare.state_dict().items()}
+    fitted, inputs = posterior(), torch.randn(8, 3)
+    bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), num_samples=2, prepare=prepare)
+    assert prepare.training
+    torch.testing.assert_close(prepare.state_dict(), before, rtol=0, atol=0)
+    probs = torch.export.load(tmp_path / "a.pt2").module()(inputs)["probs"]
+    expected = bb.predict(fitted, prepare.eval()(inputs), bb.categorical(), num_samples=2).probs
+    torch.testing.assert_close(probs, expected)
 
 
 def test_a_file_that_would_predict_something_else_is_not_written(tmp_path, monkeypatch):

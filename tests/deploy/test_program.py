@@ -83,6 +83,15 @@ def test_conformal_intervals_and_the_flag_are_those_of_python():
     assert 0 < found["flag"].sum() < 40
 
 
+def test_the_flag_counts_every_target():
+    posterior, inputs = bb.mcbn(regression(2), torch.randn(64, 3), batch_size=8, num_samples=6), torch.randn(40, 3)
+    spread = bb.predict(posterior, inputs, bb.gaussian(9.0), num_samples=6).epistemic_variance.sqrt()
+    threshold = float(spread[:, 1].quantile(0.7)) + 1e-4
+    program = build_program(posterior, inputs, bb.gaussian(9.0), num_samples=6, threshold=threshold)
+    assert outputs(program, inputs)["flag"].tolist() == (spread > threshold).any(1).tolist()
+    assert (spread[:, 0] > threshold).tolist() != (spread > threshold).any(1).tolist()
+
+
 @pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 3)], ids=str)
 def test_yes_or_no(shape):
     class Head(nn.Module):

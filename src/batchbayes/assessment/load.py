@@ -139,7 +139,7 @@ def make_case(
     num_outputs = 2 if isinstance(likelihood, OneLogit) else outputs.shape[1] if outputs.ndim > 1 else 1
     class_names = settings.class_names or reading.class_names
     if class_names is not None and task != "regression":
-        require_class_names(class_names, num_outputs)
+        require_class_names(class_names, num_outputs, settings.ignore_label)
     return Case(
         network=network,
         settings=settings,

@@ -94,9 +94,9 @@ def require_fitting(
                 _require_labels(part.name, targets, shape, ignored_label)
 
 
-def require_class_names(names: Sequence[str], num_classes: int) -> None:
-    """Raise an error unless there is a name of its own for each class."""
-    if len(names) < num_classes:
+def require_class_names(names: Sequence[str], num_classes: int, ignored_label: int | None) -> None:
+    """Raise an error unless there is a name of its own for each class. A label that does not count may have one too."""
+    if len(names) < num_classes or (len(names) > num_classes and ignored_label is None):
         raise BatchbayesError(
             expected=f"{num_classes} class names, one for each output",
             got=f"{len(names)}",

@@ -154,7 +154,7 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def as_batch(batch: Any, name: str) -> Batch:
-    """Separate a batch into inputs and targets. Whole-number inputs become floats, and targets yes and no 1 and 0."""
+    """Separate a batch into inputs and targets. Whole-number inputs become floats, such targets and yes and no int64."""
     parts = [_as_tensor(part) for part in (batch if isinstance(batch, list | tuple) else [batch])]
     if isinstance(batch, Mapping) or not parts or not all(isinstance(p, Tensor) and p.ndim for p in parts[:2]):
         raise BatchbayesError(
@@ -169,7 +169,7 @@ def as_batch(batch: Any, name: str) -> Batch:
             fix="give real and imaginary parts as two columns",
         )
     inputs, targets = as_input(parts[0]), parts[1] if len(parts) > 1 else None
-    targets = targets.long() if targets is not None and targets.dtype == torch.bool else targets
+    targets = targets if targets is None or targets.is_floating_point() else targets.long()
     _require_equal_length(name, inputs, targets)
     bad = _has_gaps(inputs)
     if targets is not None:
@@ -188,7 +188,7 @@ def _as_tensor(part: Any) -> Any:
     """Return an array of numbers as a tensor, and everything else as it is."""
     if isinstance(part, np.ndarray) and part.dtype.kind in "fiub" and part.dtype.itemsize <= 8:
         return torch.from_numpy(part.astype(part.dtype.newbyteorder("="), order="C"))
-    return part
+    return part.detach() if isinstance(part, Tensor) else part
 
 
 def _contents(batch: Any) -> str:

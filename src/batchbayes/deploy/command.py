@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from batchbayes.assessment.likelihood import noted_likelihood
 from batchbayes.assessment.named import build_network
 from batchbayes.assessment.options import ExportOptions
 from batchbayes.assessment.rows import CONFORMAL_LEVEL
@@ -15,7 +16,7 @@ from batchbayes.calibrate import ConformalIntervals
 from batchbayes.data.preprocess import Preprocessing
 from batchbayes.deploy.export import Exported, export
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import categorical, gaussian
+from batchbayes.likelihoods import gaussian
 from batchbayes.saving import load, load_notes
 
 
@@ -47,7 +48,7 @@ def export_posterior(options: ExportOptions) -> Exported:
         posterior,
         options.out,
         inputs,
-        gaussian(notes["precision"]) if regression else categorical(temperature=notes["temperature"]),
+        gaussian(notes["precision"]) if regression else noted_likelihood(notes),
         num_samples=options.draws or notes["draws"],
         seed=notes["seed"],
         conformal=ConformalIntervals(CONFORMAL_LEVEL, _one_output(notes["conformal_width"])) if regression else None,

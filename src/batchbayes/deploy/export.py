@@ -1,7 +1,9 @@
 """`bb.export`: a posterior as one file that predicts."""
 
+import copy
 import io
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -86,7 +88,7 @@ def export(
         num_samples: the number of draws.
         seed: the seed of the draws.
         conformal: intervals of `calibrate.conformal_intervals`, for real targets.
-        threshold: inputs with a larger `entropy` (its mean over pixels), or `epistemic_std`, are flagged.
+        threshold: inputs with a larger `entropy` (its mean over pixels), or `epistemic_std` of any target, are flagged.
         novelty: a detector of `bb.novelty`, which adds one pass of the network.
         novelty_level: inputs with a p-value of at most this are flagged.
         prepare: a module that is applied to the inputs first, such as a standardisation.
@@ -102,9 +104,11 @@ def export(
     target, examples = _target(path), _examples(example_inputs)
     drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed}
     flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}
-    program = build_program(posterior, examples, likelihood, **drawn, **flags, conformal=conformal, prepare=prepare)
+    _require_levels(threshold, novelty_level)
+    prepare = _own_copy(prepare)
     ready = examples if prepare is None else prepare(examples)
     wanted = _shown(predict(posterior, ready, likelihood, **drawn, keep_draws=False))
+    program = build_program(posterior, examples, likelihood, **drawn, **flags, conformal=conformal, prepare=prepare)
     with torch.no_grad():
         found = program(examples)
     difference = _require_equal(found, wanted)
@@ -134,6 +138,29 @@ def _target(given: str | os.PathLike[str]) -> Path:
             fix="pip install 'batchbayes[export]', or write a .pt2 file",
         )
     return path
+
+
+def _require_levels(threshold: float | None, novelty_level: float) -> None:
+    """Raise an error for limits that are none."""
+    if threshold is not None and math.isnan(threshold):
+        raise BatchbayesError(
+            expected="a threshold of uncertainty", got="NaN, which flags nothing", fix="pass a number, or leave it out"
+        )
+    if not 0 < novelty_level <= 1:
+        raise BatchbayesError(
+            expected="a novelty_level above 0, and at most 1", got=f"{novelty_level}", fix="pass a p-value such as 0.01"
+        )
+
+
+def _own_copy(prepare: nn.Module | None) -> nn.Module | None:
+    """Return a copy in evaluation mode, because in training mode a batch norm would take the statistics of inputs."""
+    if prepare is not None and not isinstance(prepare, nn.Module):
+        raise BatchbayesError(
+            expected="prepare as a torch.nn.Module",
+            got=f"a {type(prepare).__name__}",
+            fix="put what it does into the forward of a module",
+        )
+    return None if prepare is None else copy.deepcopy(prepare).eval()
 
 
 def _examples(inputs: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from batchbayes.running_sums import RunningBernoulli
 
 State = list[Tensor]
 
@@ -42,7 +43,7 @@ class ClassSummary:
     size: int = 2
 
     def start(self, outputs: Tensor) -> State:
-        ndim = outputs.ndim + isinstance(self.likelihood, Bernoulli)
+        ndim = self.likelihood.logits(outputs[None]).ndim - 1
         return [outputs.new_zeros([1] * ndim), outputs.new_zeros([1] * (ndim - 1))]
 
     def add(self, outputs: Tensor, number: Tensor, state: State) -> State:
@@ -54,7 +55,7 @@ class ClassSummary:
         probs = state[0] / count
         entropy = -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(-1)
         information = (entropy - state[1] / count).clamp_min(0) if count > 1 else torch.zeros_like(entropy)
-        shown = probs[..., 1] if isinstance(self.likelihood, Bernoulli) else probs
+        shown = probs[..., 1] if isinstance(self.likelihood.summary(), RunningBernoulli) else probs
         return {"probs": shown, "entropy": entropy, "mutual_information": information}, entropy.reshape(
             entropy.shape[0], -1
         ).mean(1)
@@ -86,7 +87,7 @@ class ValueSummary:
         if self.conformal is not None:
             half = self.conformal.width * spread
             found |= {"lower": middle - half, "upper": middle + half}
-        return found, variance.sqrt().reshape(variance.shape[0], -1)[:, 0]
+        return found, variance.sqrt().reshape(variance.shape[0], -1).amax(1)
 
 
 def summary_of(likelihood: object, conformal: ConformalIntervals | None) -> Summary:

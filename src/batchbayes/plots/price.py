@@ -38,7 +38,9 @@ def price_figure(
             panel.set_xticks(ticks, map(str, ticks))
             panel.minorticks_off()
             panel.margins(x=0.12)
-            low, high = float(np.min(values)), float(np.max(values))
+            shown = np.asarray(values, dtype=float)
+            shown = shown[np.isfinite(shown)] if np.isfinite(shown).any() else np.zeros(1)  # an NLL can be infinite
+            low, high = float(np.min(shown)), float(np.max(shown))
             room = max(0.12 * (high - low), 0.005 * abs(high))  # differences that do not matter look small
             panel.set_ylim(low - room, high + room)
             panel.ticklabel_format(axis="y", useOffset=False)
