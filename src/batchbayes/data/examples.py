@@ -154,7 +154,7 @@ def as_input(inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def as_batch(batch: Any, name: str) -> Batch:
-    """Separate a batch into inputs and targets. Whole-number inputs become floats, such targets and yes and no int64."""
+    """Separate a batch into inputs and targets. Inputs become floats; whole-number and yes-or-no targets int64."""
     parts = [_as_tensor(part) for part in (batch if isinstance(batch, list | tuple) else [batch])]
     if isinstance(batch, Mapping) or not parts or not all(isinstance(p, Tensor) and p.ndim for p in parts[:2]):
         raise BatchbayesError(
