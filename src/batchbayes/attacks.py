@@ -83,6 +83,12 @@ def fast_gradient_sign(
         num_samples: draws whose gradients are averaged.
         seed: of the draws.
         bounds: the least and the largest value that an input may have.
+
+    >>> import batchbayes as bb
+    >>> posterior = bb.ensemble([torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)])
+    >>> moved = fast_gradient_sign(posterior, torch.zeros(1, 2), torch.tensor([0]), bb.categorical(), epsilon=0.5)
+    >>> moved.abs()
+    tensor([[0.5000, 0.5000]])
     """
     options: Any = {"epsilon": epsilon, "num_samples": num_samples, "seed": seed, "bounds": bounds}
     return next(attack_steps(posterior, inputs, labels, likelihood, step=epsilon, **options))

@@ -69,6 +69,12 @@ def train_student(
 
     To predict with a student of the mean, pass `bb.deterministic(student)` and the likelihood to `bb.predict`. With a
     Gaussian head the likelihood is `bb.heteroscedastic_gaussian()`. For a Dirichlet head call `dirichlet_predictive`.
+
+    >>> import batchbayes as bb
+    >>> teacher, student = bb.ensemble([nn.Linear(2, 3), nn.Linear(2, 3)]), nn.Linear(2, 3)
+    >>> losses = train_student(teacher, student, torch.randn(64, 2), bb.categorical(), TrainingConfig(20, 16))
+    >>> losses[-1] < losses[0]
+    True
     """
     loss = _loss(head, likelihood)
     whole_number("num_samples", num_samples)

@@ -330,7 +330,12 @@ def gaussian(precision: float | Sequence[float]) -> Gaussian:
 
 
 def heteroscedastic_gaussian(axis: int = 1) -> HeteroscedasticGaussian:
-    """Make the likelihood of regression by a network that returns means and then log variances along `axis`."""
+    """Make the likelihood of regression by a network that returns means and then log variances along `axis`.
+
+    >>> outputs = torch.tensor([[[3.0, 0.0]]])  # one draw and one example: a mean of 3 and a variance of 1
+    >>> heteroscedastic_gaussian()(outputs).variance
+    tensor([[[1.]]])
+    """
     return HeteroscedasticGaussian(whole_number("axis", axis, least=None))
 
 

@@ -147,6 +147,12 @@ def fit_noisy(
         schedule: the weight of the KL and the learning rate by epoch.
         after_step: called after each step, as in `train`.
         checkpoint: a file to continue from after an interruption, as in `train`.
+
+    >>> network = noisy(nn.Linear(2, 3), MeanField())
+    >>> data = [(torch.randn(16, 2), torch.randint(0, 3, (16,)))]
+    >>> losses = fit_noisy(network, data, categorical(), TrainingConfig(2, 16), num_examples=16)
+    >>> network.posterior()
+    WeightsPosterior(mean-field on Linear: 6 weights in 1 layer)
     """
     require_likelihood(likelihood)
 
@@ -194,8 +200,24 @@ def variational(
 ) -> WeightsPosterior:
     """Make a network Bayesian: train random weights from where the network is, and return the posterior.
 
-    This is `noisy`, `fit_noisy` and `Noisy.posterior` in one call, with most options of the first two. The network is
-    copied and not changed. `num_examples` is counted by default, if the batches tell it.
+    This is `noisy`, `fit_noisy` and `Noisy.posterior` in one call. The network is copied and not changed.
+
+    Args:
+        model: the network.
+        batches: labelled batches (x, y): two tensors, a DataLoader, or what else `train` takes.
+        family: the distribution of the weights, such as `MeanField()` or `SparseVD()`.
+        likelihood: p(y | f).
+        epochs: how often the data is read.
+        learning_rate: of Adam.
+        num_examples: the size of the training set. By default it is counted, if the batches tell it.
+        layers: the names of the layers whose weights are random; by default all linear, convolutional and recurrent
+            ones.
+        start: whether training starts from the weights of the network ("means") or from new ones ("fresh").
+        estimator: where the noise is drawn: "local" or "weights".
+        schedule: the weight of the KL and the learning rate by epoch.
+        output: which output counts, if the network returns several.
+        seed: of the noise, of new weights, and of what else is random.
+        checkpoint: a file to continue from after an interruption, as in `train`.
 
     >>> import torch
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
