@@ -58,6 +58,8 @@ def test_bad_arguments_say_what_to_do(tmp_path, monkeypatch):
         bb.export(fitted, tmp_path / "a.pt2", inputs.double(), bb.categorical())
     with pytest.raises(bb.BatchbayesError, match="a threshold of uncertainty"):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), threshold=float("nan"))
+    with pytest.raises(bb.BatchbayesError, match=r"a detector of bb\.novelty; got a BatchNormPosterior"):
+        bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), novelty=fitted)
     with pytest.raises(bb.BatchbayesError, match="novelty_level above 0"):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), novelty_level=1.5)
     with pytest.raises(bb.BatchbayesError, match=r"a torch\.nn\.Module"):

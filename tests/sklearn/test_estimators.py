@@ -100,6 +100,8 @@ def test_std_covers_the_noise_and_more_of_it_where_there_is_more(waves):
     assert np.sqrt((std**2).mean()) == pytest.approx(np.sqrt(((mean - y) ** 2).mean()), rel=0.2)
     narrow, wide = (np.diff(model.predict_interval(x, level), axis=0) for level in (0.5, 0.95))
     assert (wide > narrow).all()
+    with pytest.raises(BatchbayesError, match="num_samples"):
+        model.sample(x, -1)
     samples = model.sample(x, 500, random_state=0)
     assert samples.shape == (400, 500)
     np.testing.assert_allclose(samples.mean(1), mean, atol=5 * std.max() / 500**0.5)
@@ -161,6 +163,8 @@ def test_seeds_order_and_weights(kind, waves):
     kind(**QUICK).fit(x, labels, sample_weight=np.linspace(0, 1, 120))
     with pytest.raises(BatchbayesError, match="sample weights of zero or more"):
         kind(**QUICK).fit(x, labels, sample_weight=-weights)
+    with pytest.raises(BatchbayesError, match="repetitions of rows"):
+        kind(**QUICK).fit(x, labels, sample_weight=np.full(120, 1e9))
 
 
 def test_pipeline_search_and_cross_validation():

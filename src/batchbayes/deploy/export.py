@@ -104,7 +104,7 @@ def export(
     target, examples = _target(path), _examples(example_inputs)
     drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed}
     flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}
-    _require_levels(threshold, novelty_level)
+    _require_flags(threshold, novelty, novelty_level)
     prepare = _own_copy(prepare)
     ready = examples if prepare is None else prepare(examples)
     wanted = _shown(predict(posterior, ready, likelihood, **drawn, keep_draws=False))
@@ -140,8 +140,14 @@ def _target(given: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _require_levels(threshold: float | None, novelty_level: float) -> None:
-    """Raise an error for limits that are none."""
+def _require_flags(threshold: float | None, novelty: object, novelty_level: float) -> None:
+    """Raise an error for limits that are none, and for a detector that is something else."""
+    if novelty is not None and not isinstance(novelty, Novelty):
+        raise BatchbayesError(
+            expected="a detector of bb.novelty",
+            got=f"a {type(novelty).__name__}",
+            fix="pass the detector; an assessment writes it to novelty.safetensors",
+        )
     if threshold is not None and math.isnan(threshold):
         raise BatchbayesError(
             expected="a threshold of uncertainty", got="NaN, which flags nothing", fix="pass a number, or leave it out"

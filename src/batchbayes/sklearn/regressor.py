@@ -10,7 +10,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number
+from batchbayes._common.checks import finite_number, whole_number
 from batchbayes.calibrate import conformal_quantile, tune_precision
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import gaussian
@@ -166,7 +166,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         """Return random targets from the prediction, (N, num_samples)."""
         seen = self._predictive(X)
         random = check_random_state(random_state)
-        rows = random.randint(len(seen.draws), size=num_samples)
+        rows = random.randint(len(seen.draws), size=whole_number("num_samples", num_samples))
         chosen = seen.draws[rows, :, 0].double().numpy().T  # (N, num_samples)
         noise = random.standard_normal(chosen.shape) * self.precision_**-0.5
         return self.target_mean_ + self.target_std_ * (chosen + noise)

@@ -7,6 +7,8 @@ from batchbayes.errors import BatchbayesError
 
 COPIES = 4
 """Rows with weights that are not whole numbers are repeated this many times on average."""
+MOST_ROWS = 100_000_000
+"""More repetitions are refused before memory runs out."""
 
 
 def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -31,6 +33,12 @@ def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | 
             fix="check sample_weight",
         )
     is_whole = (weights == np.round(weights)).all()
+    if is_whole and weights.sum() > MOST_ROWS:
+        raise BatchbayesError(
+            expected=f"whole sample weights, which are repetitions of rows, with a sum of at most {MOST_ROWS:,}",
+            got=f"a sum of {weights.sum():g}",
+            fix="if they are shares and not repetitions, pass sample_weight / sample_weight.sum()",
+        )
     if not is_whole:
         weights = weights * float(COPIES * (weights > 0).sum() / weights.sum())
     running_total = np.cumsum(np.asarray(weights)[order])
