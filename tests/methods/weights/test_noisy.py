@@ -94,6 +94,12 @@ def test_the_state_dict_of_the_means_fits_the_users_network():
     torch.testing.assert_close(narrow.draw(0, 0)(x), own.eval()(x))
 
 
+@pytest.mark.parametrize("family", [bb.categorical(), bb.MeanField, "mean-field"], ids=repr)
+def test_what_is_no_family_is_refused(family):
+    with pytest.raises(bb.BatchbayesError, match=r"a family of weights.*likelihood="):
+        bb.variational(network(), [(torch.randn(8, 3), torch.randint(2, (8,)))], family)
+
+
 def test_only_named_layers_are_random():
     random = bb.noisy(network(), bb.MeanField(), layers=["4"])
     assert [site.name for site in random.sites] == ["4.weight"]

@@ -165,6 +165,12 @@ def noisy(
     WeightsPosterior(mean-field on Sequential: 24 weights in 2 layers)
     """
     network = as_network(model, output)
+    if not isinstance(family, Family):
+        raise BatchbayesError(
+            expected="a family of weights, such as bb.MeanField()",
+            got=f"{family!r}"[:200],
+            fix="call one of the families; bb.variational takes a likelihood as likelihood=",
+        )
     if start not in ("means", "fresh") or estimator not in ("local", "weights"):
         raise BatchbayesError(
             expected='start="means" or "fresh", and estimator="local" or "weights"',
