@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
@@ -27,6 +30,19 @@ def shuffled(
     if batch_size < 1:
         raise BatchbayesError(expected="batch_size of 1 or more", got=str(batch_size), fix="raise batch_size")
     return _Shuffled(inputs, targets, batch_size, seed)
+
+
+def training_batches(data: Any, batch_size: int, seed: int) -> Any:
+    """Return two tensors (inputs, targets) or a Dataset as batches in a new order in each epoch. Return others as are.
+
+    >>> len(training_batches((torch.zeros(10, 2), torch.zeros(10)), batch_size=5, seed=0))
+    2
+    """
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
+        return shuffled(torch.as_tensor(data[0]), torch.as_tensor(data[1]), batch_size, seed)
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size, shuffle=True)  # `train` seeds the global generator that this reads
+    return data
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import batchbayes as bb
+from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
 
 GAUSSIAN = {
@@ -312,10 +313,12 @@ def test_training_follows_attributes_and_modes_and_keeps_no_activations():
     assert random.posterior().network(x).shape == (4, 2)
 
 
-def test_a_pair_of_inputs_and_targets_is_one_batch():
+def test_a_pair_of_inputs_and_targets_is_read_in_shuffled_batches():
     (x, y), *_ = data()
-    pair, batch = (bb.variational(network(), each, epochs=2).means() for each in ((x, y), [(x, y)]))
-    assert all(torch.equal(pair[name], batch[name]) for name in batch)
+    ways = ((x, y), shuffled(x, y, 2, seed=0), [(x, y)])
+    pair, batches, whole = (bb.variational(network(), each, epochs=2, batch_size=2).means() for each in ways)
+    assert all(torch.equal(pair[name], batches[name]) for name in batches)
+    assert not any(torch.equal(pair[name], whole[name]) for name in whole)
 
 
 def test_the_number_of_examples_must_be_known():

@@ -23,7 +23,7 @@ from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network import Output, as_network
-from batchbayes.training.batches import shuffled
+from batchbayes.training.batches import training_batches
 from batchbayes.training.loop import Batches, Loss, TrainingConfig, half_squared_error, supervised, train
 from batchbayes.training.stack.train import train_together
 
@@ -110,10 +110,8 @@ def member_seed(seed: int, number: int) -> int:
 
 
 def batches_of(data: Data, config: TrainingConfig) -> Batches:
-    """Return two tensors as shuffled batches, and other data as it is."""
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        return shuffled(*data, config.batch_size, config.seed)
-    return data  # type: ignore[return-value]
+    """Return two tensors or a Dataset as shuffled batches, and other data as it is."""
+    return training_batches(data, config.batch_size, config.seed)
 
 
 def steps_in_epoch(batches: Any) -> int:

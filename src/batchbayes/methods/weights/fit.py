@@ -21,6 +21,7 @@ from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, unfit_for_local_noise
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network import Output
+from batchbayes.training.batches import training_batches
 from batchbayes.training.loop import Batches, Objective, Step, TrainingConfig, train
 
 NO_LABEL = -(2**62)
@@ -188,6 +189,7 @@ def variational(
     *,
     likelihood: TargetLikelihood[Any] = categorical(),  # noqa: B008
     epochs: int = 10,
+    batch_size: int = 128,
     learning_rate: float = 1e-3,
     num_examples: int | None = None,
     layers: Iterable[str] | None = None,
@@ -204,10 +206,12 @@ def variational(
 
     Args:
         model: the network.
-        batches: labelled batches (x, y): two tensors, a DataLoader, or what else `train` takes.
+        batches: two tensors (x, y) or a Dataset, which are read in a new order in each epoch; or labelled batches, such
+            as a DataLoader.
         family: the distribution of the weights, such as `MeanField()` or `SparseVD()`.
         likelihood: p(y | f).
         epochs: how often the data is read.
+        batch_size: of the batches of two tensors or a Dataset.
         learning_rate: of Adam.
         num_examples: the size of the training set. By default it is counted, if the batches tell it.
         layers: the names of the layers whose weights are random; by default all linear, convolutional and recurrent
@@ -226,8 +230,10 @@ def variational(
     WeightsPosterior(mean-field on Sequential: 40 weights in 2 layers)
     """
     random = noisy(model, family, layers=layers, start=start, estimator=estimator, output=output, seed=seed)
-    config = TrainingConfig(epochs, batch_size=1, learning_rate=learning_rate, seed=seed)
-    read = batches if callable(batches) else as_batches(batches)
+    config = TrainingConfig(epochs, batch_size, learning_rate=learning_rate, seed=seed)
+    read: Any = training_batches(batches, batch_size, seed)
+    if not callable(read):
+        read = as_batches(read)
     count = num_examples if num_examples is not None else count_examples(read)
     fit_noisy(random, read, likelihood, config, num_examples=count, schedule=schedule, checkpoint=checkpoint)
     return random.posterior()
