@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -231,9 +231,8 @@ def variational(
     """
     random = noisy(model, family, layers=layers, start=start, estimator=estimator, output=output, seed=seed)
     config = TrainingConfig(epochs, batch_size, learning_rate=learning_rate, seed=seed)
-    read: Any = training_batches(batches, batch_size, seed)
-    if not callable(read):
-        read = as_batches(read)
+    data = training_batches(batches, batch_size, seed)
+    read = cast("Batches", data if callable(data) else as_batches(data))
     count = num_examples if num_examples is not None else count_examples(read)
     fit_noisy(random, read, likelihood, config, num_examples=count, schedule=schedule, checkpoint=checkpoint)
     return random.posterior()
