@@ -313,12 +313,8 @@ def bernoulli(temperature: float = 1.0, *, probabilities: bool | None = None) ->
 
 
 def gaussian(precision: float | Sequence[float]) -> Gaussian:
-    """Make the likelihood of regression with observation noise of variance 1 / precision.
+    """Make the likelihood of regression with noise of variance 1 / precision. Outputs (N, D, ...) may have one each.
 
-    Several outputs (N, D, ...) may have one precision each.
-
-    >>> gaussian(precision=4.0)(torch.zeros(1, 2, 1)).stddev[0, 0]
-    tensor([0.5000])
     >>> gaussian(precision=[4.0, 1.0])(torch.zeros(1, 2, 2)).stddev[0, 0]
     tensor([0.5000, 1.0000])
     """
@@ -332,8 +328,7 @@ def gaussian(precision: float | Sequence[float]) -> Gaussian:
 def heteroscedastic_gaussian(axis: int = 1) -> HeteroscedasticGaussian:
     """Make the likelihood of regression by a network that returns means and then log variances along `axis`.
 
-    >>> outputs = torch.tensor([[[3.0, 0.0]]])  # one draw and one example: a mean of 3 and a variance of 1
-    >>> heteroscedastic_gaussian()(outputs).variance
+    >>> heteroscedastic_gaussian()(torch.tensor([[[3.0, 0.0]]])).variance  # a mean of 3, a log variance of 0
     tensor([[[1.]]])
     """
     return HeteroscedasticGaussian(whole_number("axis", axis, least=None))
