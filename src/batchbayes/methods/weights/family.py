@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,6 +106,19 @@ def exp(logarithm: Tensor, factor: float = 1.0) -> Tensor:
     tensor([1.0000, 2.7183])
     """
     return torch.mul(logarithm, factor / math.log(2)).exp2_()
+
+
+def log(numbers: Tensor) -> Tensor:
+    """Return the logarithm of positive numbers, without gradients. On a CPU numpy's is twice as fast as torch's.
+
+    >>> log(torch.tensor([1.0, 2.7182817]))
+    tensor([0., 1.])
+    """
+    if numbers.device.type != "cpu" or numbers.dtype not in (torch.float32, torch.float64):
+        return numbers.log()
+    found = torch.empty_like(numbers)
+    np.log(numbers.numpy(), out=found.numpy())
+    return found
 
 
 def full(weight: Tensor, value: float) -> Tensor:

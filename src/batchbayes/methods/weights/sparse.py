@@ -13,6 +13,7 @@ authors' code, log alpha is clipped to [-8, 8], and the means of pruned weights 
 Where we differ: their convolutions lose the noise of pruned weights too. Ours keep it, as their dense layers do.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from batchbayes.methods.weights.closed_form import ClosedForm, Moments
-from batchbayes.methods.weights.family import exp, full
+from batchbayes.methods.weights.family import exp, full, log
 from batchbayes.methods.weights.sites import Site
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
@@ -28,6 +29,10 @@ LIMIT = 8.0
 """The largest |log alpha|; beyond it the gradient is zero."""
 THRESHOLD = 3.0
 """Weights with a larger log alpha are pruned."""
+RATIOS = math.exp(-LIMIT), math.exp(LIMIT)
+"""The limits of 1 / alpha."""
+UNPRUNED = math.exp(-THRESHOLD), math.inf
+"""Where 1 / alpha of the weights is that are not pruned."""
 TINY = 1e-16
 """It is added to the square of a mean, whose logarithm is infinite at zero."""
 
@@ -45,31 +50,41 @@ class SparseVD(ClosedForm):
         return {"log_var": full(weight, self.initial_log_var)}
 
     def moments(self, *parameters: Tensor) -> Moments:
-        """Do what `sparse_moments` does, with few passes over the weights."""
+        """Do what `sparse_moments` does, with few passes over the weights and few buffers."""
         weight, log_var = parameters
-        square = weight.square().add_(TINY)
-        log_square_slope = torch.div(weight, square).mul_(2)  # d log square / d weight
-        log_square = square.log_()
-        log_alpha = torch.sub(log_var, log_square).clamp_(-LIMIT, LIMIT)
-        variance = exp(log_square.add_(log_alpha))
-        kept = log_alpha.clone().le_(THRESHOLD)
-        inside = log_alpha.abs().lt_(LIMIT)
-        noise = log_alpha.sigmoid()  # alpha / (1 + alpha)
-        share = log_alpha.mul_(K3).add_(K2).sigmoid_()
-        kl = K1 * (weight.numel() - share.sum()) - 0.5 * sum_of_logs(noise)
-        slope = share.addcmul_(share, share, value=-1).mul_(-K1 * K3)  # dKL / d log alpha
-        slope.add_(noise.sub_(1), alpha=0.5).mul_(inside)
-        return weight * kept, variance, kl, (log_square_slope, variance, kept, inside, slope)
+        variance, square = exp(log_var), (weight * weight).add_(TINY)
+        ratio = torch.div(square, variance).clamp_(*RATIOS)  # 1 / alpha
+        torch.div(square, ratio, out=variance)
+        half_slope = torch.div(weight, square, out=square)  # d log square / d weight = 2 weight / square
+        share = log(ratio).mul_(-K3).add_(K2).sigmoid_()
+        of_shares, sums = share.sum(), ratio + 1
+        slope = share.addcmul_(share, share, value=-1).addcdiv_(ratio, sums, value=0.5 / (K1 * K3))
+        kl = torch.sub(0.5 * sum_of_logs(sums), of_shares, alpha=K1).add_(K1 * weight.numel())
+        mean = where_between(weight, ratio, *UNPRUNED, out=sums)
+        return mean, variance, kl, (half_slope, variance, ratio, slope)
 
     def gradients(
         self, kept: tuple[Tensor, ...], by_mean: Tensor, by_variance: Tensor, by_kl: Tensor
     ) -> tuple[Tensor, ...]:
-        log_square_slope, variance, unpruned, inside, slope = kept
+        half_slope, variance, ratio, slope = kept  # dKL / d log alpha = -K1 K3 slope
         by_log_variance = by_variance.mul_(variance)
-        by_log_var = (by_log_variance * inside).addcmul_(slope, by_kl)
+        by_log_var = torch.addcmul(by_log_variance, slope, by_kl, value=-K1 * K3)
+        where_between(by_log_var, ratio, *RATIOS, out=by_log_var)
         # Inside the limits the variance does not depend on the weight. At a limit it is a multiple of its square.
         by_log_square = by_log_variance.sub_(by_log_var)
-        return by_mean.mul_(unpruned).addcmul_(by_log_square, log_square_slope), by_log_var
+        where_between(by_mean, ratio, *UNPRUNED, out=by_mean)
+        return by_mean.addcmul_(by_log_square, half_slope, value=2), by_log_var
+
+
+def where_between(values: Tensor, numbers: Tensor, low: float, high: float, *, out: Tensor) -> Tensor:
+    """Write the values to `out` where numbers are between two limits, and zeros elsewhere.
+
+    The gradient of torch's hardtanh does that in one pass. A mask of truth values takes ten times as long.
+
+    >>> where_between(torch.ones(3), torch.tensor([1.0, 2.0, 4.0]), 1, 3, out=torch.empty(3))
+    tensor([0., 1., 0.])
+    """
+    return torch.ops.aten.hardtanh_backward.grad_input(values, numbers, low, high, grad_input=out)
 
 
 def clipped_log_alpha(weight: Tensor, log_var: Tensor) -> Tensor:
@@ -93,15 +108,13 @@ def sparse_moments(weight: Tensor, log_var: Tensor) -> tuple[Tensor, Tensor, Ten
     return weight * (log_alpha <= THRESHOLD), log_alpha.exp() * (weight.square() + TINY), kl
 
 
-def sum_of_logs(shares: Tensor) -> Tensor:
-    """Return the sum of the logarithms of numbers between exp(-LIMIT) and 1.
+def sum_of_logs(numbers: Tensor) -> Tensor:
+    """Return the sum of the logarithms of numbers between 1 and 1 + exp(LIMIT).
 
-    Products of eight of them do not underflow, so that one logarithm does for eight.
+    Products of eight of them do not overflow, so that one logarithm does for eight.
 
-    >>> sum_of_logs(torch.full((3, 4, 4), 0.5)) / torch.tensor(0.5).log()
-    tensor(48.)
+    >>> [int(sum_of_logs(torch.full(shape, 2.0)) / torch.tensor(2.0).log()) for shape in ((3, 4, 4), (7,))]
+    [48, 7]
     """
-    products = shares.flatten()
-    while len(products) % 2 == 0 and 8 * len(products) > shares.numel():
-        products = products[: len(products) // 2] * products[len(products) // 2 :]
-    return products.log().sum()
+    flat = numbers.reshape(-1)
+    return log(flat.view(8, -1).prod(0) if len(flat) % 8 == 0 else flat).sum()
