@@ -11,7 +11,7 @@ from helpers.other_process import OtherProcess
 from helpers.references import left_alone
 
 import batchbayes as bb
-from batchbayes import methods
+from batchbayes.methods import table
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -165,14 +165,14 @@ def test_it_prints_as_one_short_line(posterior, x):
 
 def test_its_class_is_in_the_table(posterior):
     assert isinstance(posterior, bb.Posterior)
-    assert methods.posterior_class(posterior.kind) is type(posterior)
+    assert table.posterior_class(posterior.kind) is type(posterior)
 
 
 def test_every_method_has_a_case():
     """Each method of this package has a case in the contract. Methods that other tests register may be there too."""
     cases = {name.split(",")[0].replace(" ", "_").lower() for name in POSTERIORS}
-    own = {name for name, method in methods.METHODS.items() if isinstance(method.fit, str)}
-    assert own <= cases <= set(methods.METHODS)
+    own = {name for name, method in table.METHODS.items() if isinstance(method.fit, str)}
+    assert own <= cases <= set(table.METHODS)
 
 
 def test_zero_noise_gives_the_deterministic_network():

@@ -11,7 +11,7 @@ import torch
 
 import batchbayes as bb
 from batchbayes._common.threads import single_threaded
-from batchbayes.methods import METHODS
+from batchbayes.methods.table import METHODS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -12,7 +12,7 @@ from batchbayes.assessment.options import AssessOptions, Settings
 from batchbayes.assessment.regression import compare as regression
 from batchbayes.assessment.result import MetricColumn
 from batchbayes.assessment.segmentation import compare as segmentation
-from batchbayes.methods import METHODS
+from batchbayes.methods.table import METHODS
 from batchbayes.reproduce.experiment import EXPERIMENTS
 
 PEERS = "peers"

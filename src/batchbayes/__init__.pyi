@@ -21,7 +21,7 @@ from batchbayes.likelihoods import (
     gaussian as gaussian,
     heteroscedastic_gaussian as heteroscedastic_gaussian,
 )
-from batchbayes.methods import register as register
+from batchbayes.methods.table import register as register
 from batchbayes.methods.batchnorm.clt_bn import clt_bn as clt_bn
 from batchbayes.methods.batchnorm.mcbn import mcbn as mcbn
 from batchbayes.methods.batchnorm.population import population as population

@@ -15,7 +15,7 @@ from typing import Any
 from batchbayes import __version__
 from batchbayes.assessment.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions, positive
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods import resolve
+from batchbayes.methods.table import resolve
 
 BAD_INPUT, INTERRUPTED, NO_READER = 2, 130, 141
 """Exit codes. Argparse also ends with 2. Shells report 130 after Ctrl-C, and 141 if nobody reads on (`| head`)."""

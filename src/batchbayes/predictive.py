@@ -26,7 +26,7 @@ from batchbayes.engines.linear_draws import Kept, LinearDraws, LinearPieces, for
 from batchbayes.errors import BatchbayesError
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class _Summary(ABC):
     """What all predictives share: their origin, how they are joined, and how they become arrays or a table."""
 
@@ -70,7 +70,7 @@ class _Summary(ABC):
         return replace(first, **joined, _draws=join_draws([piece._draws for piece in pieces]))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _ClassSummary(_Summary):
     """The uncertainty about classes, and its two parts."""
 
@@ -95,7 +95,7 @@ class _ClassSummary(_Summary):
         return _middle_range(drawn, level, self.entropy.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CategoricalPredictive(_ClassSummary):
     """Class probabilities averaged over draws, and the two parts of their uncertainty.
 
@@ -136,7 +136,7 @@ class CategoricalPredictive(_ClassSummary):
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BernoulliPredictive(_ClassSummary):
     """Probabilities of yes, averaged over draws, one for each output: one logit, several labels, or pixels."""
 
@@ -165,7 +165,7 @@ class BernoulliPredictive(_ClassSummary):
         return {"probs": self.probs, "entropy": self.entropy, "mutual_information": self.mutual_information}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GaussianPredictive(_Summary):
     """A mixture over draws of Gaussians: one component N(f_s, noise) for each drawn function."""
 

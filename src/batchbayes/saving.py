@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,16 +19,19 @@ from torch import Tensor, nn
 
 from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json, write_tensors
 from batchbayes.copying import plain_name
-from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods import posterior_class
 from batchbayes.posterior import Posterior
 
+if TYPE_CHECKING:
+    from batchbayes.detection.novelty import Novelty
+
 FORMAT = 1
+NOVELTY = "novelty"
+"""The kind of a detector of novelty, the one thing on disk that is not a posterior."""
 
 
 def save(
-    posterior: Posterior | Novelty, path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None
+    posterior: "Posterior | Novelty", path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None
 ) -> None:
     """Write a posterior to a file, whole or not at all. The network's weights are not in it.
 
@@ -45,7 +48,7 @@ def save(
     >>> load(path, network)
     BatchNormPosterior(mcbn on Sequential: 1 site, 8 statistics, 4 rows, batch size 8, centred on batches)
     """
-    if not isinstance(posterior, Posterior | Novelty):
+    if not isinstance(posterior, Posterior) and not isinstance(posterior, _class_of(NOVELTY)):
         got = f"a {type(posterior).__name__}"
         raise BatchbayesError(expected="a posterior to save", got=got, fix="pass what bb.mcbn(...) or the like returns")
     header, tensors = posterior.state()
@@ -90,8 +93,7 @@ def load(
         )
     header, tensors = _read(Path(path))
     try:
-        kind = Novelty if header["kind"] == Novelty.kind else posterior_class(header["kind"])
-        restore = kind.restore
+        restore = _class_of(header["kind"]).restore
         if unknown := set(code) - set(signature(restore).parameters):
             raise BatchbayesError(
                 expected=f"functions that a posterior of kind {header['kind']!r} takes",
@@ -112,6 +114,13 @@ def load(
             "weights, pass other_weights=True to bb.load",
         )
     return posterior
+
+
+def _class_of(kind: str) -> Any:
+    """Return the class that reads a kind of file. It is imported only when it is needed."""
+    from batchbayes.methods.table import posterior_class, resolve
+
+    return resolve("batchbayes.detection.novelty:Novelty") if kind == NOVELTY else posterior_class(kind)
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -137,7 +146,7 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): tensor for name, tensor in {**dict(module.named_parameters()), **buffers}.items()}
 
 
-def _module_of(posterior: Posterior | Novelty) -> nn.Module | None:
+def _module_of(posterior: "Posterior | Novelty") -> nn.Module | None:
     """Return the network whose weights a posterior depends on; None if there is no such."""
     if isinstance(posterior, Posterior) and not posterior.needs_weights:
         return None

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import batchbayes as bb
 from batchbayes import cli
 from batchbayes.assessment import recommend
-from batchbayes.methods import METHODS
+from batchbayes.methods.table import METHODS
 
 NEEDS_TARGETS = {"target", "target_2", "accuracy", "error_rate"}
 JITTER = ("--views", "jitter:0.05")

@@ -60,8 +60,14 @@ def test_bad_arguments_say_what_to_do(tmp_path, monkeypatch):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), threshold=float("nan"))
     with pytest.raises(bb.BatchbayesError, match=r"a detector of bb\.novelty; got a BatchNormPosterior"):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), novelty=fitted)
-    with pytest.raises(bb.BatchbayesError, match="novelty_level above 0"):
-        bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), novelty_level=1.5)
+    for level in (1.5, 0.01, "0.1"):  # with 60 calibration examples no p-value is as small as 0.01
+        detector = bb.novelty(fitted.network.module, torch.randn(80, 3), calibration=torch.randn(60, 3))
+        with pytest.raises(bb.BatchbayesError, match=r"a level from 0\.016"):
+            bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), novelty=detector, novelty_level=level)
+    other = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    detector = bb.novelty(other, torch.randn(80, 3), calibration=torch.randn(60, 3))
+    with pytest.raises(bb.BatchbayesError, match="other weights"):
+        bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), novelty=detector, novelty_level=0.1)
     with pytest.raises(bb.BatchbayesError, match=r"a torch\.nn\.Module"):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), prepare=lambda x: 2 * x)
     monkeypatch.setattr(

@@ -251,7 +251,7 @@ def test_bad_inputs_are_refused():
         detector.score(x[:0])
     with pytest.raises(bb.BatchbayesError, match="channels"):
         detector.score(torch.randn(3, 7, 8, 8))
-    for level in (0.0, 0.001, 1.5):
+    for level in (0.0, 0.001, 1.5, "0.1"):
         with pytest.raises(bb.BatchbayesError, match="a level from"):
             detector.flag(case.batches(1)[0], level)
     assert detector.flag(case.batches(1)[0] * 50, 0.1).all()

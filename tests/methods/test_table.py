@@ -4,7 +4,7 @@ import pytest
 from own.jitter import JitterPosterior, jitter
 
 import batchbayes as bb
-from batchbayes.methods import METHODS
+from batchbayes.methods.table import METHODS
 
 
 def registered(name, kind):

@@ -1,7 +1,6 @@
 """Files that are complete or absent: written under a temporary name, flushed to disk, then renamed."""
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     'whole'
     """
     target = Path(path)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
+    partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}.partial")
     partial.touch(exist_ok=False)
     permissions = partial.stat().st_mode  # those of any new file, by the umask
     try:

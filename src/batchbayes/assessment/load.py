@@ -28,9 +28,9 @@ from batchbayes.batches import pick_inputs
 from batchbayes.data.examples import Examples
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.likelihoods import Gaussian
-from batchbayes.methods import Method
 from batchbayes.methods.batchnorm.candidates import has_batch_norm
 from batchbayes.methods.dropout import has_dropout
+from batchbayes.methods.table import Method
 from batchbayes.methods.views.transform import Transform
 from batchbayes.network import ONE_OUTPUT, as_network
 

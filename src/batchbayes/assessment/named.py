@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from batchbayes.data.weights import read_weights
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.methods import Method, applicable, compared_names, find_method
+from batchbayes.methods.table import Method, applicable, compared_names, find_method
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 

@@ -40,7 +40,7 @@ def fit_novelty(case: Case) -> tuple[Novelty | None, str]:
 
 def novelty_level(found: Novelty | None) -> float:
     """Return the level below which an input is called novel: at least the smallest p-value that there is."""
-    return LEVEL if found is None else max(LEVEL, 1 / (len(found.calibration_scores) + 1))
+    return LEVEL if found is None else max(LEVEL, found.least_level)
 
 
 def _some(reference: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from batchbayes.methods import compared_names
+from batchbayes.methods.table import compared_names
 
 Task = Literal["classification", "regression", "segmentation"]
 EngineName = Literal["auto", "sample", "linear"]

@@ -22,7 +22,7 @@ from batchbayes.assessment.write import NOVELTY, print_rows, require_new_file, w
 from batchbayes.data.examples import Examples
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.methods import resolve
+from batchbayes.methods.table import resolve
 from batchbayes.posterior import Posterior
 from batchbayes.saving import load, load_notes
 

@@ -28,7 +28,7 @@ from batchbayes.assessment.write import require_extras, require_place
 from batchbayes.data.examples import from_object
 from batchbayes.errors import BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
-from batchbayes.methods import resolve
+from batchbayes.methods.table import resolve
 from batchbayes.network import as_network
 
 ASSESSORS = {

@@ -26,6 +26,7 @@ from batchbayes.likelihoods import Likelihood
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict, require_posterior
 from batchbayes.predictive import GaussianPredictive
+from batchbayes.saving import fingerprint
 
 EXAMPLES = 3
 """Inputs that the parts are traced with. With one, torch would take the number of inputs as fixed."""
@@ -90,7 +91,8 @@ def export(
         conformal: intervals of `calibrate.conformal_intervals`, for real targets.
         threshold: inputs with a larger `entropy` (its mean over pixels), or `epistemic_std` of any target, are flagged.
         novelty: a detector of `bb.novelty`, which adds one pass of the network.
-        novelty_level: inputs with a p-value of at most this are flagged.
+        novelty_level: inputs with a p-value of at most this are flagged. A detector that was calibrated on few examples
+            has no p-value as small as 0.01, and needs a higher level.
         prepare: a module that is applied to the inputs first, such as a standardisation.
 
     >>> import tempfile, batchbayes as bb
@@ -104,7 +106,7 @@ def export(
     target, examples = _target(path), _examples(example_inputs)
     drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed}
     flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}
-    _require_flags(threshold, novelty, novelty_level)
+    _require_flags(posterior, threshold, novelty, novelty_level)
     prepare = _own_copy(prepare)
     ready = examples if prepare is None else prepare(examples)
     wanted = _shown(predict(posterior, ready, likelihood, **drawn, keep_draws=False))
@@ -140,21 +142,27 @@ def _target(given: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _require_flags(threshold: float | None, novelty: object, novelty_level: float) -> None:
-    """Raise an error for limits that are none, and for a detector that is something else."""
-    if novelty is not None and not isinstance(novelty, Novelty):
+def _require_flags(posterior: Any, threshold: float | None, novelty: object, novelty_level: float) -> None:
+    """Raise an error for limits that flag nothing, and for a detector of another network or of no network."""
+    if threshold is not None and math.isnan(threshold):
+        raise BatchbayesError(
+            expected="a threshold of uncertainty", got="NaN, which flags nothing", fix="pass a number, or leave it out"
+        )
+    if novelty is None:
+        return
+    if not isinstance(novelty, Novelty):
         raise BatchbayesError(
             expected="a detector of bb.novelty",
             got=f"a {type(novelty).__name__}",
             fix="pass the detector; an assessment writes it to novelty.safetensors",
         )
-    if threshold is not None and math.isnan(threshold):
+    novelty.checked_level(novelty_level)
+    own, other = (getattr(getattr(each, "network", None), "module", None) for each in (posterior, novelty.sight))
+    if own is not other and own is not None and other is not None and fingerprint(own) != fingerprint(other):
         raise BatchbayesError(
-            expected="a threshold of uncertainty", got="NaN, which flags nothing", fix="pass a number, or leave it out"
-        )
-    if not 0 < novelty_level <= 1:
-        raise BatchbayesError(
-            expected="a novelty_level above 0, and at most 1", got=f"{novelty_level}", fix="pass a p-value such as 0.01"
+            expected="a detector of novelty that was fitted to the network of the posterior",
+            got="one of a network with other weights",
+            fix="call bb.novelty with the same network",
         )
 
 

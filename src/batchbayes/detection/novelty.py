@@ -18,6 +18,7 @@ Novelty is not uncertainty. It says little about errors on ordinary inputs, and 
 the known ones.
 """
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -25,6 +26,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
 from batchbayes.batches import Batches, chunks
 from batchbayes.detection.gaussian import ClassGaussian, fit_gaussian
@@ -118,14 +120,23 @@ class Novelty:
 
     def flag(self, data: Batches, level: float = 0.01, **options: Any) -> Tensor:
         """Return which inputs are unusual, (N,) bool. At most a share of `level` of ordinary inputs is flagged."""
-        least = 1 / (len(self.calibration_scores) + 1)
-        if not least <= level <= 1:
+        level = self.checked_level(level)
+        return self.p_value(data, **options) <= level
+
+    @property
+    def least_level(self) -> float:
+        """The smallest p-value there is, which depends on the number of calibration examples."""
+        return 1 / (len(self.calibration_scores) + 1)
+
+    def checked_level(self, level: float) -> float:
+        """Return the level, or raise an error if no input or every input would be flagged at it."""
+        if not isinstance(level, numbers.Real) or not self.least_level <= level <= 1:
             raise BatchbayesError(
-                expected=f"a level from {least:.2g}, the smallest p-value there is, to 1",
-                got=f"{level}",
+                expected=f"a level from {self.least_level:.2g}, the smallest p-value there is, to 1",
+                got=f"{level!r}",
                 fix="raise the level, or calibrate on more examples",
             )
-        return self.p_value(data, **options) <= level
+        return float(level)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a header of JSON values, and tensors, for `save`."""
@@ -180,6 +191,7 @@ def novelty(
     >>> detector.p_value(torch.tensor([[0.1, -0.2], [9.0, 9.0]])) < 0.05
     tensor([False,  True])
     """
+    num_examples, seed = whole_number("num_examples", num_examples), whole_number("seed", seed, least=None)
     sight, statistics, logit_rows = _collect(as_network(model, output), batches, num_examples, logits, inputs)
     fit, ordinary, rest = _split(len(statistics), calibration is not None, seed)
     gaussian = fit_gaussian(statistics[fit], _classes(logit_rows[fit]), max(1, logit_rows.shape[1]))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.rng import fold_numbers
 from batchbayes.likelihoods import TargetLikelihood
-from batchbayes.methods import Method, resolve
+from batchbayes.methods.table import Method, resolve
 from batchbayes.posterior import Posterior
 
 

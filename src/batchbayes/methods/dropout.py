@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from batchbayes._common.rng import generator
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods import Method
-from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.network import Function, Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.posterior import Header, Posterior
+
+if TYPE_CHECKING:
+    from batchbayes.methods.candidates import Candidate, Setting
+    from batchbayes.methods.table import Method
 
 CHANNELWISE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout
 ALPHA = nn.AlphaDropout | nn.FeatureAlphaDropout
@@ -142,8 +144,10 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
     return DropoutPosterior(network, _sites(network.module))
 
 
-def dropout_candidates(method: Method, setting: Setting) -> list[Candidate]:
+def dropout_candidates(method: "Method", setting: "Setting") -> "list[Candidate]":
     """Return what an assessment compares: the network with its dropout on."""
+    from batchbayes.methods.candidates import Candidate
+
     about, advice = "mean of draws, each with its own dropout masks", "Average draws with dropout on"
     return [Candidate(method.label, about, mc_dropout(setting.model), advice, rank=1)]
 

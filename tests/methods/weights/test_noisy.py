@@ -332,8 +332,8 @@ def test_batches_without_targets_are_refused():
 
 
 def test_an_assessment_can_compare_it():
-    from batchbayes.methods import find_method, resolve
     from batchbayes.methods.candidates import Setting
+    from batchbayes.methods.table import find_method, resolve
 
     method = find_method("variational")
     setting = Setting(network(), data(), data(2), bb.categorical(), num_samples=4, tuning_samples=4, seed=0)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from batchbayes._common.text import number
 from batchbayes.engines.linear_check import measure_linearity, spread_evenly
 from batchbayes.errors import BatchbayesWarning
-from batchbayes.methods import Method
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import all_sites
 from batchbayes.methods.batchnorm.tuning.batch_size import TunedBatchSize, tune_batch_size
 from batchbayes.methods.candidates import Candidate, Setting, TuningCurve, cross_fitted_gain
+from batchbayes.methods.table import Method
 from batchbayes.network import as_network
 
 

@@ -10,7 +10,7 @@ cost. The centre may be the network's own running statistics; this keeps the net
 from the batches.
 """
 
-from typing import Literal, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
 from torch import nn
@@ -20,15 +20,17 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import Picker
 from batchbayes.methods.batchnorm.fit import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
-from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
 from batchbayes.methods.batchnorm.sites import Select
 from batchbayes.network import Output
+
+if TYPE_CHECKING:
+    from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
 
 
 @overload
 def mcbn(
     model: nn.Module, batches: Batches, *, include_query: Literal[True], **options: Unpack[MiniBatchOptions]
-) -> QueryInBatchPosterior: ...
+) -> "QueryInBatchPosterior": ...
 @overload
 def mcbn(
     model: nn.Module, batches: Batches, *, include_query: Literal[False] = False, **options: Unpack[FitOptions]
@@ -47,7 +49,7 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     include_query: bool = False,
     inputs: Picker = None,
     output: Output = None,
-) -> BatchNormPosterior | QueryInBatchPosterior:
+) -> "BatchNormPosterior | QueryInBatchPosterior":
     """Fit MCBN to a trained network: gather the statistics of training mini-batches.
 
     Args:
@@ -97,5 +99,7 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     )
     if include_query:
         companions = torch.stack([batch[1:] for batch in prepared.stream])  # (R, M - 1, ...)
+        from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
+
         return QueryInBatchPosterior(prepared.network, prepared.sites, companions, prepared.idle)
     return fit_rows(prepared, "mcbn", center, dropout)[1]

@@ -23,11 +23,11 @@ from batchbayes._common.progress import progress
 from batchbayes.batches import Batches, Picker, as_batches, batch_stream, input_stream
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood, require_likelihood
-from batchbayes.methods import Method
 from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.laplace.curvature import CurvatureSum, output_hessians
 from batchbayes.methods.laplace.features import find_last_layer
 from batchbayes.methods.laplace.posterior import LaplacePosterior
+from batchbayes.methods.table import Method
 from batchbayes.network import Output, as_network
 
 MOST_FULL = 4096

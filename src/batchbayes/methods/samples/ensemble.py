@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from batchbayes._common.rng import dealt, stream_seed
 from batchbayes._common.tensor_file import under
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods import find_method, posterior_class
+from batchbayes.methods.table import find_method, posterior_class
 from batchbayes.network import Function, Network
 from batchbayes.posterior import Header, Posterior
 

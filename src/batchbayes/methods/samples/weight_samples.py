@@ -23,9 +23,9 @@ from batchbayes._common.tensor_file import rows, under
 from batchbayes.batches import Batches, Picker
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods import posterior_class
 from batchbayes.methods.samples.ensemble import inner_draw
 from batchbayes.methods.samples.statistics import running_statistics
+from batchbayes.methods.table import posterior_class
 from batchbayes.network import Function, Network, Output, as_network, require_layout
 from batchbayes.posterior import Header, Posterior
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from batchbayes._common.rng import even_numbers, generator
 from batchbayes._common.tensor_file import under
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods import posterior_class
+from batchbayes.methods.table import posterior_class
 from batchbayes.methods.views.header import from_header, to_header
 from batchbayes.methods.views.own import OwnFunction, checked_view, name_of
 from batchbayes.methods.views.transform import Compose, Transform

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import CheckpointError
 from batchbayes.batches import as_batches, pick_inputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical, TargetLikelihood, categorical, require_likelihood
-from batchbayes.methods import Method
 from batchbayes.methods.candidates import Candidate, Setting
+from batchbayes.methods.table import Method
 from batchbayes.methods.weights.family import Family
 from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, unfit_for_local_noise
