@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from batchbayes._common.checks import check_finite, check_not_empty, finite_number, shaped_like
+from batchbayes._common.checks import check_finite, check_not_empty, finite_number, shaped_like, whole_number
 from batchbayes._common.minimise import minimise
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.likelihoods import Bernoulli, Categorical
@@ -144,9 +144,12 @@ def agreement_temperature(predictive: CategoricalPredictive, *, average: int = 1
     >>> round(agreement_temperature(summary.finish(draws=logits)), 3)  # (5 / 6 + 5 / 6 + 5 / 6 + 1 / 2) / 4 = 3 / 4
     2.0
     """
-    logits = Categorical().logits(predictive.draws.double())  # (S, N, ..., K)
+    _require(predictive, CategoricalPredictive, "categorical()")
+    average = whole_number("average", average)
+    untempered = replace(predictive.likelihood, temperature=1.0)
+    logits = untempered.logits(predictive.draws.double())  # (S, N, ..., K)
     count = len(logits)
-    if count < 2 or average < 1 or count % average:
+    if count < 2 or count % average:
         raise BatchbayesError(
             expected=f"two draws or more, and a multiple of average={average}",
             got=f"{count}",

@@ -94,7 +94,7 @@ def whole_number(name: str, value: object, least: int | None = 1) -> int:
         raise BatchbayesError(
             expected=f"{name} as a whole number" + (f" of at least {least}" if least is not None else ""),
             got=f"{name}={value!r}"[:200],
-            fix=f"pass {max(1, least or 0)} or more" if least is not None else "pass a number such as 0",
+            fix="pass a number without a fraction" if least is None else f"pass {max(1, least)} or more",
         )
     return number
 

@@ -17,6 +17,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes.batches import Batches
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.fit import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
@@ -61,9 +62,7 @@ def stochastic_bn(
         raise BatchbayesError(
             expected='estimator="exact" for a correlated Gaussian', got=repr(estimator), fix="drop estimator="
         )
-    if options.get("num_samples", 64) < 2:
-        got = f"num_samples={options.get('num_samples')}"
-        raise BatchbayesError(expected="two mini-batches or more", got=got, fix="a spread needs two: pass 64")
+    whole_number("num_samples", options.get("num_samples", 64), least=2)  # a spread needs two mini-batches
     require_center(center)
     prepared = prepare(model, batches, **options)
     rows, posterior = fit_rows(prepared, "stochastic_bn", center, dropout)
