@@ -79,6 +79,14 @@ def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Any]:
     return (inputs for _, inputs in batch_stream(batches, picker))
 
 
+def first_of(stream: Iterator[Any]) -> Any:
+    """Return the first inputs of a stream of training data, or raise an error if there are none."""
+    for inputs in stream:
+        return inputs
+    got, fix = "an empty iterable", "check the loader or the generator"
+    raise BatchbayesError(expected="at least one training batch", got=got, fix=fix)
+
+
 def warn_if_shuffled(data: object) -> None:
     """Warn if a DataLoader gives examples in another order than its data set has."""
     if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
@@ -120,13 +128,7 @@ def mini_batches(
         return batch_size, _shuffled(examples, batch_size, seed)
 
     first_pass = input_stream(batches, picker)
-    first = next(first_pass, None)
-    if first is None:
-        raise BatchbayesError(
-            expected="at least one training batch",
-            got="an empty iterable",
-            fix="check the loader or the generator",
-        )
+    first = first_of(first_pass)
     size = batch_size if batch_size is not None else getattr(batches, "batch_size", None) or len(first)
     passes: Iterator[Iterator[Any]] = iter([chain([first], first_pass)])
     if not isinstance(batches, Sequence) and iter(batches) is not batches:

@@ -233,6 +233,12 @@ def test_methods_are_tuned_on_examples_from_all_of_the_calibration_data(monkeypa
     monkeypatch.setattr(candidates, "tune_batch_size", watched)
     monkeypatch.setitem(entries.compared_entries.__kwdefaults__, "tuning_examples", 30)
     options = FEW | {"method": "mcbn", "engine": "sample"}
-    bb.assess(network(), assess_cases.blobs(300, 0)[0], assess_cases.blobs(240, 1), calibration=(x[by_class], y[by_class]), **options)
+    bb.assess(
+        network(),
+        assess_cases.blobs(300, 0)[0],
+        assess_cases.blobs(240, 1),
+        calibration=(x[by_class], y[by_class]),
+        **options,
+    )
     assert len(seen[0]) == 30
     assert torch.equal(seen[0].unique(), y.unique())

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
-from batchbayes.batches import Batches, chunks, cut, evenly, input_stream
+from batchbayes.batches import Batches, chunks, cut, evenly, first_of, input_stream
 from batchbayes.detection.gaussian import ClassGaussian, fit_gaussian
 from batchbayes.detection.ranks import conformal_p_value, surprise
 from batchbayes.detection.statistics import Sight, watch
@@ -221,9 +221,7 @@ def _collect(
 ) -> tuple[Sight, Tensor, Tensor]:
     """Return how the network is watched, and the statistics (n, D) and logits (n, K) of the training examples."""
     stream = input_stream(batches, picker)
-    first = next(stream, None)
-    if first is None:
-        raise _too_few(0, "training")
+    first = first_of(stream)
     sight = watch(network, first[:2].to(network.device), logits)
     num_examples = min(num_examples, max(FEWEST, NUMBERS // sight.size))
     all_inputs = chain([first], stream) if hasattr(batches, "__next__") else evenly(batches, num_examples, picker)
