@@ -31,7 +31,7 @@ def compare(
     truth, nll = exact.draws.var(0).mean(-1), float(-exact.log_prob(labels).mean())
     mean = float(exact.mutual_information.mean())
     print(f"| {name} | {size} | MCBN, exact | 1.0000 | 1.0000 | {mean:.5f} | 1.000 | {nll:.4f} |", flush=True)
-    std = mcbn.noise_variance().sqrt()[None]
+    std = mcbn.omega_var().sqrt()[None]
     cases = [  # the Gaussians are those of bb.stochastic_bn, from the same rows
         ("MCBN, linear, chosen contrasts", mcbn, False),
         ("MCBN, linear", mcbn, True),

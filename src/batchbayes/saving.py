@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json, write_tensors
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.table import posterior_class, resolve
 from batchbayes.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -119,6 +118,8 @@ def load(
 
 def _class_of(kind: str) -> Any:
     """Return the class that reads a kind of file. It is imported only when it is needed."""
+    from batchbayes.methods.table import posterior_class, resolve
+
     return resolve("batchbayes.detection.novelty:Novelty") if kind == NOVELTY else posterior_class(kind)
 
 

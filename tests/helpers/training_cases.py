@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Batches, Objective, Step, TrainingConfig, supervised, train
+from batchbayes.training.loop import Objective, Step, TrainingBatches, TrainingConfig, supervised, train
 
 EPOCHS, STEPS_IN_EPOCH = 5, 4
 
@@ -26,7 +26,7 @@ class Case:
     """The arguments of one training."""
 
     network: nn.Module
-    batches: Batches
+    batches: TrainingBatches
     objective: Objective
     config: TrainingConfig
     after_step: Callable[[Step], bool | None]

@@ -1,4 +1,4 @@
-"""Tensors in memory as the batches of a training."""
+"""Tensors or a Dataset as the batches of a training."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """From the outputs and targets of a batch to a scalar."""
 Objective = Callable[[nn.Module, Any], Tensor]
 """From the network and a batch to the scalar that training makes small, for example a negative ELBO."""
-Batches = Iterable[Any] | Callable[[int], Iterable[Any]]
+TrainingBatches = Iterable[Any] | Callable[[int], Iterable[Any]]
 """An iterable that is read once for each epoch, or a function from the number of the epoch (from 0) to an iterable."""
 OptimiserFactory = Callable[..., optim.Optimizer]
 """Called with the parameter groups and `lr=`, as the classes in `torch.optim` are."""
@@ -71,7 +71,7 @@ class Step:
 
 def train(
     network: nn.Module,
-    batches: Batches,
+    batches: TrainingBatches,
     objective: Objective,
     config: TrainingConfig,
     *,
@@ -127,7 +127,7 @@ def train(
 
 def _epoch(
     training: Training,
-    batches: Batches,
+    batches: TrainingBatches,
     objective: Objective,
     after_step: Callable[[Step], bool | None] | None,
     shown: Progress,

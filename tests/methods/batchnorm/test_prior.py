@@ -107,7 +107,7 @@ def test_divergence_of_a_posterior_is_the_sum_of_integrals_over_its_statistics(p
     expected = torch.zeros(3, len(posterior.sites), dtype=torch.float64)
     for k, size in enumerate(sizes):
         moved = posterior.at_batch_size(float(size))
-        start, std = 0, moved.noise_variance().sqrt()
+        start, std = 0, moved.omega_var().sqrt()
         for number, site in enumerate(posterior.sites):
             for channel in range(start, start + site.channels):
                 expected[k, number] -= stats.norm(0, std[channel]).entropy()

@@ -132,7 +132,7 @@ def test_the_central_limit_theorem_counts_examples_where_a_layer_sees_several_ro
     theorem = bb.clt_bn(network, x, batch_size=50)
     observed = bb.mcbn(network, x, batch_size=50, num_samples=400)
     assert torch.allclose(theorem.center, observed.center, atol=0.02)
-    assert torch.allclose(theorem.noise_variance().sqrt(), observed.noise_variance().sqrt(), rtol=0.15)
+    assert torch.allclose(theorem.omega_var().sqrt(), observed.omega_var().sqrt(), rtol=0.15)
 
 
 def test_the_central_limit_theorem_reads_a_generator_once():

@@ -129,7 +129,7 @@ class BatchNormPosterior(Posterior):
             placed.append((mean.to(like), variance.to(like)))
         return placed
 
-    def noise_variance(self) -> Tensor:
+    def omega_var(self) -> Tensor:
         """Return the variance of each statistic, estimated from the rows, (D,)."""
         if self.noise == "factorised":
             return self.deviations[0].square()
@@ -171,7 +171,7 @@ class BatchNormPosterior(Posterior):
         shift = torch.zeros_like(self.center)
         if self.centered_on != "batches":
             return shift
-        mean, noise = is_mean(self.sites), self.noise_variance()
+        mean, noise = is_mean(self.sites), self.omega_var()
         mean_noise, log_noise = noise[mean], noise[~mean]  # variances of a batch mean and of a batch log std
         log_std, ratio = self.center[~mean], (self._present_sizes() / batch_sizes)[~mean].to(shift)
         variance = (2 * log_std + 2 * log_noise).exp()  # E[var_M + epsilon], if log std is Gaussian

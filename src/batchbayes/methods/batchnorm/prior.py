@@ -85,12 +85,12 @@ def kl_by_site(posterior: BatchNormPosterior, batch_sizes: Tensor, **options: An
     """Return KL(q_M || p) in nats for each batch size M and each site, (K, sites); see `kl_to_implied_prior`."""
     prior_var = implied_prior_var(**options)
     require_noise(posterior)
-    mean, noisy = is_mean(posterior.sites), posterior.noise_variance() > 0
+    mean, noisy = is_mean(posterior.sites), posterior.omega_var() > 0
     index = site_of(posterior.sites)
     totals = torch.zeros(len(batch_sizes), len(posterior.sites), dtype=torch.float64)
     for total, batch_size in zip(totals, batch_sizes.tolist(), strict=True):
         moved = posterior.at_batch_size(batch_size)
-        center, var = moved.center.double(), moved.noise_variance().double()
+        center, var = moved.center.double(), moved.omega_var().double()
         divergence = torch.where(mean, flat_kl(var), log_normal_kl(center, var, prior_var))
         total.index_add_(0, index[noisy], divergence[noisy])
     return totals

@@ -69,7 +69,7 @@ def stochastic_bn(
     rows, posterior = fit_rows(prepared, "stochastic_bn", center, dropout)
     if covariance == "correlated":
         return replace(posterior, noise="correlated", method="correlated_stochastic_bn")
-    middle, std = posterior.center, posterior.noise_variance().sqrt()
+    middle, std = posterior.center, posterior.omega_var().sqrt()
     if estimator == "moving-average":
         averaged, std = moving_average_moments(rows)
         middle = averaged if center == "batches" else middle

@@ -24,10 +24,10 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network import Output, as_network
 from batchbayes.training.batches import training_batches
-from batchbayes.training.loop import Batches, Loss, TrainingConfig, half_squared_error, supervised, train
+from batchbayes.training.loop import Loss, TrainingBatches, TrainingConfig, half_squared_error, supervised, train
 from batchbayes.training.stack.train import train_together
 
-Data = tuple[Tensor, Tensor] | Batches
+Data = tuple[Tensor, Tensor] | TrainingBatches
 """Inputs and targets as two tensors, or batches as `training.loop.train` takes them."""
 
 
@@ -109,7 +109,7 @@ def member_seed(seed: int, number: int) -> int:
     return stream_seed(seed, "member", number)
 
 
-def batches_of(data: Data, config: TrainingConfig) -> Batches:
+def batches_of(data: Data, config: TrainingConfig) -> TrainingBatches:
     """Return two tensors or a Dataset as shuffled batches, and other data as it is."""
     return training_batches(data, config.batch_size, config.seed)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
-from batchbayes.batches import Batches as InputBatches
+from batchbayes.batches import Batches
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.deep_ensemble import Data, batches_of, made, member_seed, steps_in_epoch
 from batchbayes.methods.samples.schedules import Cyclical, Schedule, Triangular, kept_steps
@@ -92,7 +92,7 @@ def swag(
     num_members: int = 20,
     rank: int = 20,
     scale: float = 1.0,
-    statistics: InputBatches | None = None,
+    statistics: Batches | None = None,
     output: Output = None,
 ) -> WeightSamples:
     r"""Go on training a trained network at a constant rate, fit a Gaussian to its weights, and draw members from it.
@@ -126,7 +126,7 @@ def swag(
     return samples if statistics is None else samples.with_statistics(statistics)
 
 
-def _require_what_swag_needs(model: nn.Module, config: TrainingConfig, statistics: InputBatches | None) -> None:
+def _require_what_swag_needs(model: nn.Module, config: TrainingConfig, statistics: Batches | None) -> None:
     if config.epochs < 2:
         raise BatchbayesError(
             expected="two epochs or more, to see how weights vary", got=f"{config.epochs}", fix="raise epochs"

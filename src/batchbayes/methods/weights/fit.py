@@ -18,11 +18,11 @@ from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.table import Method
 from batchbayes.methods.weights.family import Family
 from batchbayes.methods.weights.mean_field import MeanField
-from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, unfit_for_local_noise
+from batchbayes.methods.weights.noisy import NOT_REENTRANT, Estimator, Noisy, noisy, unfit_for_local_noise
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network import Output
 from batchbayes.training.batches import training_batches
-from batchbayes.training.loop import Batches, Objective, Step, TrainingConfig, train
+from batchbayes.training.loop import Objective, Step, TrainingBatches, TrainingConfig, train
 
 NO_LABEL = -(2**62)
 """A number that is no label. Cross-entropy leaves out the labels of one value, -100 by default."""
@@ -128,7 +128,7 @@ def _are_class_numbers(targets: Tensor, outputs: Tensor, likelihood: Categorical
 
 def fit_noisy(
     network: Noisy,
-    batches: Batches,
+    batches: TrainingBatches,
     likelihood: TargetLikelihood[Any],
     config: TrainingConfig,
     *,
@@ -170,6 +170,14 @@ def fit_noisy(
         return train(network, batches, objective, config, after_step=following, checkpoint=checkpoint)
     except CheckpointError as error:  # the backward pass has run a layer again, without noise
         raise unfit_for_local_noise("activation checkpoints in the forward pass") from error
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise BatchbayesError(
+            expected="a forward pass whose gradients are computed once",
+            got=f"{type(network.module).__name__}, probably with an activation checkpoint with use_reentrant=True",
+            fix=f"{NOT_REENTRANT}, or name the layers outside of it by layers=",
+        ) from error
 
 
 def _require_finite(step: Step) -> None:
@@ -184,7 +192,7 @@ def _require_finite(step: Step) -> None:
 
 def variational(
     model: nn.Module,
-    batches: Batches,
+    batches: TrainingBatches,
     family: Family = MeanField(),  # noqa: B008
     *,
     likelihood: TargetLikelihood[Any] = categorical(),  # noqa: B008
@@ -232,7 +240,7 @@ def variational(
     random = noisy(model, family, layers=layers, start=start, estimator=estimator, output=output, seed=seed)
     config = TrainingConfig(epochs, batch_size, learning_rate=learning_rate, seed=seed)
     data = training_batches(batches, batch_size, seed)
-    read = cast("Batches", data if callable(data) else as_batches(data))
+    read = cast("TrainingBatches", data if callable(data) else as_batches(data))
     count = num_examples if num_examples is not None else count_examples(read)
     fit_noisy(random, read, likelihood, config, num_examples=count, schedule=schedule, checkpoint=checkpoint)
     return random.posterior()

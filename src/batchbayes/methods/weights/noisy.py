@@ -20,6 +20,9 @@ Estimator = Literal["local", "weights"]
 """Where a training step draws its noise: "local" for each example in the outputs of a layer where that is possible, or
 "weights", one draw of the weights for the whole batch."""
 
+NOT_REENTRANT = "pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
+"""What to do if a backward pass runs inside of the backward pass."""
+
 
 class Noisy(nn.Module):
     """A copy of a user's network in which the weights of some layers are random.
@@ -83,7 +86,7 @@ class Noisy(nn.Module):
             if site.module_name not in waiting:
                 raise _unfit_layer(site, "runs more than once")
             if trains and not torch.is_grad_enabled():  # the backward pass would run the layer again, without noise
-                raise _unfit_layer(site, "runs in an activation checkpoint with use_reentrant=True")
+                raise _unfit_layer(site, "runs in an activation checkpoint with use_reentrant=True", NOT_REENTRANT)
             waiting.remove(site.module_name)
             return given[site.name].outputs(site, activations)
 
@@ -123,16 +126,17 @@ def _key(site: Site, name: str) -> str:
     return f"{site.name}.{name}".replace(".", ":")
 
 
-def _unfit_layer(site: Site, how: str) -> BatchbayesError:
-    return unfit_for_local_noise(f"{site.module_name}, which {how}")
+def _unfit_layer(site: Site, how: str, before: str = "") -> BatchbayesError:
+    return unfit_for_local_noise(f"{site.module_name}, which {how}", before)
 
 
-def unfit_for_local_noise(got: str) -> BatchbayesError:
-    """Return the error for a network that local noise cannot serve."""
+def unfit_for_local_noise(got: str, before: str = "") -> BatchbayesError:
+    """Return the error for a network that local noise cannot serve. `before` is what to do first."""
+    other = 'pass estimator="weights", which draws the weights themselves, or name the other layers by layers='
     return BatchbayesError(
         expected="layers that run once in a training step, to draw noise for each example",
         got=got,
-        fix='pass estimator="weights", which draws the weights themselves, or name the other layers by layers=',
+        fix=f"{before}, and {other}" if before else other,
     )
 
 

@@ -97,7 +97,7 @@ def test_against_another_posterior_means_are_normal_and_stds_log_normal():
     network, x = layer(2)
     posterior = bb.mcbn(network, x, batch_size=16, num_samples=100)
     other = bb.clt_bn(network, x, batch_size=16)
-    rows, center, std = rows_of(posterior), other.center.numpy(), other.noise_variance().sqrt().numpy()
+    rows, center, std = rows_of(posterior), other.center.numpy(), other.omega_var().sqrt().numpy()
     means, stds = normality(posterior, other)
     assert means.lilliefors_p_value is stds.lilliefors_p_value is None
     for unit in range(2):

@@ -151,7 +151,7 @@ def _columns(
         claimed = [None] * len(widths)
     else:
         _require_comparable(posterior, against)
-        moments = torch.stack([against.center.double(), against.noise_variance().double().sqrt()])
+        moments = torch.stack([against.center.double(), against.omega_var().double().sqrt()])
         claimed = moments.split(widths, 1)
     for site, values, claim in zip(posterior.sites, rows.split(widths, 1), claimed, strict=True):
         means, log_stds = values.split(site.channels, 1)

@@ -1,0 +1,150 @@
+"""How much less variance the gradient has with local noise, and what the ratio has to be.
+
+    python benchmarks/gradient_variance.py DATA_FOLDER
+
+All variances are over the noise alone, at one fixed batch of 100 MNIST images. The first table compares a layer whose
+inputs are not random with a formula. The other two go beyond `batchbayes reproduce gradient-variance`: the default
+initial spread, and sparse VD by what became of the weights.
+"""
+
+import argparse
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+import batchbayes as bb
+from batchbayes._common.rng import GlobalStream
+from batchbayes.experiments.weights.gradient_variance import estimate
+from batchbayes.experiments.weights.images import load_images
+from batchbayes.methods.weights.estimators import gradient_moments
+from batchbayes.methods.weights.noisy import Noisy
+from batchbayes.methods.weights.sparse import LIMIT, THRESHOLD, clipped_log_alpha
+from batchbayes.models.lenet import LeNet300
+from batchbayes.training.batches import shuffled
+from batchbayes.training.loop import Step, TrainingConfig
+
+BATCH = 100
+Variances = dict[str, dict[str, Tensor]]
+"""For each estimator and parameter the variance of each entry of its gradient."""
+
+
+def variances(network: Noisy, images: Tensor, labels: Tensor, num_draws: int) -> Variances:
+    """Measure both estimators."""
+    found = {}
+    for estimator in ("local", "weights"):
+        with GlobalStream(1):
+            moments = gradient_moments(network, estimate(network, estimator, images, labels), num_draws)
+        found[estimator] = {name: variance for name, (_, variance) in moments.items()}
+    network.estimator = "local"
+    return found
+
+
+def ratio(found: Variances, parts: Mapping[str, Tensor | float]) -> float:
+    """Return one weight draw in local noise, for the sum over parameters of their variances times a factor."""
+    weights, local = (
+        sum(float((found[estimator][name] * factor).sum()) for name, factor in parts.items())
+        for estimator in ("weights", "local")
+    )
+    return weights / local if local else float("nan")
+
+
+def expected_ratio(inputs: Tensor, outputs: Tensor) -> float:
+    """Return the ratio for the means of a last layer, if its inputs (n, d) are not random and its noise is small."""
+    probs = outputs.softmax(-1)
+    curvature = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None, :]  # (n, K, K)
+    alike = (inputs @ inputs.T).square() * torch.einsum("nkl,mkl->nm", curvature, curvature)
+    return float(alike.sum() / alike.diagonal().sum())
+
+
+@torch.no_grad()
+def around(module: nn.Module, layer: str, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inputs of the last layer, and its outputs."""
+    seen: list[Tensor] = []
+
+    def look(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.extend(inputs)
+
+    handle = module.get_submodule(layer).register_forward_pre_hook(look)
+    outputs = module(images)
+    handle.remove()
+    return seen[0], outputs
+
+
+def last_layers(images: Tensor, labels: Tensor) -> None:
+    """Print measured ratios beside those of the formula."""
+    print("| network | trained | measured | formula |\n|---|---|---:|---:|")
+    few, targets = images[:BATCH].double(), labels[:BATCH]
+    for name, make, layer, epochs in (
+        ("one layer", lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), "1", (0, 10)),
+        ("LeNet-300-100, last layer", LeNet300, "dense3", (0, 3)),
+    ):
+        for count in epochs:
+            with GlobalStream(0):
+                network = bb.noisy(make(), bb.MeanField(initial_std=0.005), layers=[layer])
+            if count:
+                train(network, images, labels, count)
+            network.double()
+            expected = expected_ratio(*around(network.module, layer, few))
+            found = ratio(variances(network, few, targets, 1000), {f"{layer}.weight": 1.0})
+            print(f"| {name} | {count} epochs | {found:.2f} | {expected:.2f} |", flush=True)
+
+
+def train(network: Noisy, images: Tensor, labels: Tensor, epochs: int) -> None:
+    """Train with a learning rate of 0.001."""
+    batches, config = shuffled(images, labels, BATCH, seed=0), TrainingConfig(epochs, BATCH)
+    bb.fit_noisy(network, batches, bb.categorical(), config, num_examples=len(images))
+
+
+def mean_field(images: Tensor, labels: Tensor) -> None:
+    """Print the ratios of means, of standard deviations, and of both together."""
+    print("| initial std | trained | weight | mean | std | both |\n|---:|---|---|---:|---:|---:|")
+    for initial_std, epochs in ((0.05, 0), (0.05, 3), (0.01, 0), (0.01, 5)):
+        with GlobalStream(0):
+            network = bb.noisy(LeNet300(), bb.MeanField(initial_std=initial_std))
+        if epochs:
+            train(network, images, labels, epochs)
+        found = variances(network, images[:BATCH], labels[:BATCH], 200)
+        for site in network.sites:
+            by_std = (-2 * network.parameters_of(site)["log_std"].detach().double()).exp()  # (d log std / d std)^2
+            mean, std = {site.name: 1.0}, {f"{site.name} log_std": by_std}
+            cells = " | ".join(f"{ratio(found, parts):.1f}" for parts in (mean, std, mean | std))
+            print(f"| {initial_std} | {epochs} epochs | {site.module_name} | {cells} |", flush=True)
+
+
+def sparse_vd(images: Tensor, labels: Tensor) -> None:
+    """Print the ratios of sparse VD, for the weights that are kept and for those at the limit of alpha."""
+    print("| epoch | weight | all means | kept | at the limit | share kept | share at the limit | log variances |")
+    print("|---:|---|---:|---:|---:|---:|---:|---:|")
+    with GlobalStream(0):
+        network = bb.noisy(LeNet300(), bb.SparseVD())
+
+    def look(epoch: int) -> None:
+        found = variances(network, images[:BATCH], labels[:BATCH], 200)
+        for site in network.sites:
+            log_alpha = clipped_log_alpha(site.weight, network.parameters_of(site)["log_var"]).detach()
+            kept, at_limit = (log_alpha <= THRESHOLD).double(), (log_alpha > LIMIT - 1e-3).double()
+            means = " | ".join(f"{ratio(found, {site.name: group}):.1f}" for group in (1.0, kept, at_limit))
+            shares, own = f"{kept.mean():.3f} | {at_limit.mean():.3f}", ratio(found, {f"{site.name} log_var": 1.0})
+            print(f"| {epoch} | {site.module_name} | {means} | {shares} | {own:.1f} |", flush=True)
+
+    def after_step(step: Step) -> None:
+        if step.number in (2400, 6000):
+            look(step.number // 300)
+
+    look(0)
+    schedule, config = bb.Schedule(1, 4, decay_from=10), TrainingConfig(20, 200, 3e-3)
+    batches = shuffled(images, labels, 200, seed=0)
+    bb.fit_noisy(
+        network, batches, bb.categorical(), config, num_examples=len(images), schedule=schedule, after_step=after_step
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data_folder")
+    torch.set_num_threads(1)
+    train_images, train_labels = load_images("mnist", 60_000, 10, parser.parse_args().data_folder).train
+    last_layers(train_images[:6000], train_labels[:6000])
+    mean_field(train_images[:6000], train_labels[:6000])
+    sparse_vd(train_images, train_labels)
