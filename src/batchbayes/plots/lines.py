@@ -8,6 +8,9 @@ from numpy.typing import ArrayLike
 
 from batchbayes.plots.style import GREY, LINE_STYLES, Figure, house_style, line_look, new_figure
 
+MOST_INSIDE = 4
+"""Legends of more lines stand above the panel, because they would hide the lines."""
+
 
 @dataclass(frozen=True, eq=False)
 class Line:
@@ -40,8 +43,10 @@ def lines_figure(
             for line, look in zip(lines, _looks(lines), strict=True):
                 panel.plot(line.positions, line.values, label=line.label, **look)
             panel.set(xlabel=over, ylabel=measure, xscale="log" if log_positions else "linear")
-            if lines:
-                panel.legend(frameon=False, fontsize=7 if len(lines) > 5 else None)
+            if len(lines) > MOST_INSIDE:
+                panel.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+            elif lines:
+                panel.legend(frameon=False)
     return figure
 
 
