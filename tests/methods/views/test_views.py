@@ -340,3 +340,21 @@ def test_auto_engine_falls_back_to_exact_draws(network, x):
     found = bb.predict(posterior, x, bb.categorical(), num_samples=4, engine="auto")
     assert found.engine == "sample: ViewsPosterior has no linear engine"
     assert torch.equal(found.probs, bb.predict(posterior, x, bb.categorical(), num_samples=4).probs)
+
+
+def test_a_transform_may_work_in_place():
+    images = torch.randn(5, 3, 8, 8)
+    before, network = images.clone(), nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+
+    def brighter(seen, generator):
+        return seen.add_(torch.rand((), generator=generator))
+
+    def copied(seen, generator):
+        return seen + torch.rand((), generator=generator)
+
+    found, expected = (
+        bb.predict(bb.with_views(bb.deterministic(network), each), images, bb.categorical(), num_samples=4).probs
+        for each in (brighter, copied)
+    )
+    assert torch.equal(found, expected)
+    assert torch.equal(images, before)
