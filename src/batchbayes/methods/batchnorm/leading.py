@@ -23,6 +23,8 @@ from batchbayes.network import Network
 
 MOST_AXES = 64
 """Axes of the outputs that a posterior keeps."""
+LIKELY = 128
+"""Of each example, only so many of its most likely classes decide which combinations matter."""
 
 
 def find_output_axes(moved: Tensor) -> Tensor:
@@ -55,11 +57,11 @@ def leading_coordinates(logits: Tensor, axes: Tensor, count: int) -> tuple[Tenso
         the weights that give the combinations, (n, k, K); what these do to the logits, (n, k, K); and how much all
         combinations matter, and the k leading ones, (2, n).
     """
-    probs, best = logits.softmax(1), logits.argmax(1)
-    moved = axes - axes.T[best, :, None]  # (n, r, K): relative to the best class, so that no digits cancel
-    weighted = moved * probs[:, None]
-    mean = weighted.sum(2, keepdim=True)  # (n, r, 1)
-    matter = weighted @ moved.mT - mean @ mean.mT  # (n, r, r)
+    probs, likely = logits.softmax(1).topk(min(LIKELY, logits.shape[1]))
+    moved = axes.T[likely] - axes.T[likely[:, :1]]  # (n, c, r): relative to the best class, so that no digits cancel
+    weighted = moved * probs[:, :, None]
+    mean = weighted.sum(1)  # (n, r)
+    matter = weighted.mT @ moved - mean[:, :, None] * mean[:, None]  # (n, r, r)
     # The longest axes come first. So one step of subspace iteration finds the leading eigenvectors, for less time.
     near = torch.linalg.qr(matter[..., : 2 * count]).Q
     values, vectors = torch.linalg.eigh(near.mT @ matter @ near)
