@@ -5,8 +5,10 @@ from itertools import combinations, product
 import pytest
 import torch
 from scipy.stats import beta
+from torch import nn
 
 import batchbayes as bb
+from batchbayes import decisions
 from batchbayes.decisions import (
     binomial_bound,
     choose_to_label,
@@ -33,6 +35,29 @@ def test_the_promised_risk_is_kept():
             broken += 0.1 * threshold**2 > 0.05  # the mean of 0.3 s^2 below the threshold
     assert given > 50
     assert broken / 60 <= 0.05
+
+
+def test_the_promise_holds_for_all_examples_that_are_equal_to_the_threshold():
+    uncertainty = torch.zeros(300)
+    uncertainty[200:] = torch.linspace(0.1, 1, 100)
+    for seed in range(20):
+        wrong = torch.rand(300, generator=torch.Generator().manual_seed(seed)) < 0.05
+        found = rejection_threshold(uncertainty, wrong, risk=0.06, confidence=0.6)
+        if found is not None:
+            given = wrong[uncertainty <= found]
+            assert binomial_bound(int(given.sum()), len(given), 0.4 / 9) <= 0.06
+
+
+def test_a_joint_choice_from_a_large_pool_needs_little_memory(monkeypatch):
+    torch.manual_seed(0)
+    predictive = bb.predict(
+        bb.ensemble([nn.Linear(2, 4) for _ in range(5)]), torch.randn(60, 2), bb.categorical(), keep_draws=True
+    )
+    whole = choose_to_label(predictive, 4, jointly=True)
+    monkeypatch.setattr(decisions, "MOST_NUMBERS", 100)
+    assert choose_to_label(predictive, 4, jointly=True).tolist() == whole.tolist()
+    with pytest.raises(bb.BatchbayesError, match="predictions of classes; got a GaussianPredictive"):
+        choose_to_label(bb.predict(bb.deterministic(nn.Linear(2, 1)), torch.randn(9, 2), bb.gaussian(1.0)), 2)
 
 
 def test_no_threshold_keeps_an_impossible_promise():

@@ -315,7 +315,7 @@ def test_places_that_cannot_be_written(tmp_path):
     posterior = bb.deterministic(build())
     (tmp_path / "file").touch()
     for path in (tmp_path / "nowhere" / "p", tmp_path / "file" / "p", tmp_path, tmp_path / ("x" * 300)):
-        with pytest.raises(bb.BatchbayesError, match="a place to write a file"):
+        with pytest.raises(bb.BatchbayesError, match="a place to write to"):
             bb.save(posterior, path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

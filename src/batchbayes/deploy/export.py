@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes import __version__
-from batchbayes._common.atomic import atomic_path
+from batchbayes._common.atomic import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.deploy.build import build_program
 from batchbayes.deploy.onnx_file import BATCH, INPUT, build_model
@@ -120,7 +120,7 @@ def export(
     content, opset = write(program, examples[:EXAMPLES], notes)
     if opset is not None and find_spec("onnxruntime") is not None:
         difference = _require_equal(_run(content, examples), wanted)
-    with atomic_path(target) as partial:
+    with words_for_disk_errors(target), atomic_path(target) as partial:
         partial.write_bytes(content)
     return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty), difference)
 

@@ -1,16 +1,24 @@
 r"""Online learning: data comes in parts, and the posterior after one part is the prior for the next.
 
 $p(w\mid D_1, \dots, D_k) \propto p(D_k\mid w)\,p(w\mid D_1, \dots, D_{k-1})$. Where the posterior is Gaussian and
-exact, five parts give what all data at once gives. Three approximations are here:
+exact, five parts give what all data at once gives. So it is best to fix many good features with the first part, and to
+learn a linear layer on them:
+
+- `random_features` for tables, and `ConjugateRegression`: exact, with unknown noise;
+- `patch_features` for images, and `LastLayer`: a Gaussian with a full covariance over the weights of a linear layer.
+
+Two approximations learn all layers of a network:
 
 - `MeanField`: independent Gaussians over all weights;
-- `LastLayer`: features are fixed, and the weights of the last layer have a Gaussian with a full covariance;
-- `StructuredLaplace`: the same last layer, on features that go on learning near what former parts taught them.
+- `StructuredLaplace`: a last layer, on features that go on learning near what former parts taught them.
 
 `learn_parts` learns one part after the other, and can be killed and started again.
 """
 
+from batchbayes.online.conjugate import ConjugateRegression as ConjugateRegression
 from batchbayes.online.last_layer import LastLayer as LastLayer
 from batchbayes.online.mean_field import MeanField as MeanField, gaussian_kl as gaussian_kl
 from batchbayes.online.parts import Part as Part, learn_parts as learn_parts
+from batchbayes.online.image_features import PatchFeatures as PatchFeatures, patch_features as patch_features
+from batchbayes.online.table_features import RandomFeatures as RandomFeatures, random_features as random_features
 from batchbayes.online.structured_laplace import StructuredLaplace as StructuredLaplace

@@ -28,7 +28,8 @@ def learn_parts(
     Args:
         state: what `start(...)` of a class here returns, or an `update` of it.
         parts: inputs (or features) and targets of each part that comes after this state. Each part is read once.
-        arguments: what `state.update` needs beside a part: a `TrainingConfig`, except for `LastLayer`.
+        arguments: what `state.update` needs beside a part: a `TrainingConfig` for `MeanField` and
+            `StructuredLaplace`, and nothing for the others.
         checkpoint: a file that is written after each part. If it exists, learning goes on after the parts in it, which
             are passed over.
     """
@@ -95,6 +96,14 @@ def read_state(path: str | os.PathLike[str]) -> tuple[dict[str, Any], TensorFile
             got=f"something else, or a damaged file ({error})",
             fix="choose another path, or delete the file to learn from the first part",
         ) from error
+
+
+def read_features(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return numbers and tensors of features of one kind."""
+    header, file = read_state(path)
+    if header.pop("kind", None) != kind:
+        raise BatchbayesError(f"{kind} at {path}", "something else", "choose the file that was written by `save`")
+    return header, dict(file)
 
 
 def require_same_shapes(own: Mapping[str, Any], saved: Mapping[str, Any], path: str | os.PathLike[str]) -> None:

@@ -70,11 +70,7 @@ class CurvatureSum:
         """Add examples with features (n, P) and second derivatives (n, K, K)."""
         self.count += len(features)
         if self._full is not None:
-            for k, j in torch.combinations(torch.arange(hessians.shape[1]), with_replacement=True).tolist():
-                block = (features * hessians[:, k, j, None]).T @ features
-                self._full[k, :, j] += block
-                if k != j:
-                    self._full[j, :, k] += block
+            self._full += full_curvature(features, hessians)
         self._of_features += features.T @ features
         self._of_outputs += hessians.sum(0)
 
@@ -87,6 +83,15 @@ class CurvatureSum:
         of_features, feature_vectors = torch.linalg.eigh(self._of_features)
         products = of_outputs.clamp_min(0)[:, None] * of_features.clamp_min(0)
         return KroneckerCurvature(output_vectors, feature_vectors, products)
+
+
+def full_curvature(features: Tensor, hessians: Tensor) -> Tensor:
+    r"""Return $\sum_n \Lambda_n \otimes \phi_n\phi_n^\top$ of features (n, P) and matrices (n, K, K), (K, P, K, P)."""
+    outputs, width = hessians.shape[1], features.shape[1]
+    found = torch.empty(outputs, width, outputs, width, dtype=features.dtype)
+    for k, j in torch.combinations(torch.arange(outputs), with_replacement=True).tolist():
+        found[k, :, j] = found[j, :, k] = (features * hessians[:, k, j, None]).T @ features
+    return found
 
 
 def output_hessians(likelihood: object, outputs: Tensor) -> Tensor:

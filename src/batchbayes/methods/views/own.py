@@ -29,7 +29,7 @@ def checked_view(function: OwnFunction, inputs: Tensor, generator: Callable[[], 
     """Return the view of inputs (N, ...) that a user's function makes, or raise an error that says what is wrong."""
     name = name_of(function)
     try:
-        view = function(inputs.clone(), generator())  # it may change its inputs in place
+        view = function(inputs.clone(), generator())  # it may change its input in place
     except TypeError as error:
         raise BatchbayesError(
             expected=f"a transform {name} that takes (inputs, generator)",
