@@ -329,18 +329,22 @@ def test_a_posterior_of_ones_own_needs_no_hash():
     class Shifted(bb.Posterior):
         """A plain dataclass has __eq__, so it has no hash."""
 
-        device: torch.device
+        step: float
+
+        @property
+        def device(self):
+            return torch.device("cpu")
 
         def draw(self, seed, index):
-            return lambda inputs: inputs + index
+            return lambda inputs: inputs + self.step * index
 
         def state(self):
             return {}, {}
 
         @classmethod
         def restore(cls, header, tensors, model):
-            return cls(torch.device("cpu"))
+            return cls(1.0)
 
     x = torch.randn(5, 3)
-    found = bb.predict(Shifted(torch.device("cpu")), x, bb.gaussian(1.0), num_samples=3)
+    found = bb.predict(Shifted(1.0), x, bb.gaussian(1.0), num_samples=3)
     torch.testing.assert_close(found.mean, x + 1)
