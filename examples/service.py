@@ -19,11 +19,6 @@ import numpy as np
 import onnxruntime  # pyright: ignore[reportMissingImports]
 
 DTYPES = {"tensor(float)": "f4", "tensor(double)": "f8", "tensor(float16)": "f2", "tensor(int64)": "i8"}
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(float16)": "float16",
-    "tensor(int64)": "int64",
-}
 """The types of numbers that a file may take, as numpy calls them."""
 MOST_BYTES = 2**24
 """A larger request is refused."""

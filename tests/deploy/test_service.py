@@ -1,9 +1,11 @@
 """The example service: what it answers to requests that are wrong."""
 
 import json
+import runpy
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 import batchbayes as bb
 
 pytest.importorskip("onnxruntime")
-from examples.service import serve
+SERVICE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "service.py"))
 
 
 class Tokens(nn.Module):
@@ -32,7 +34,7 @@ class Tokens(nn.Module):
 def address(tmp_path_factory):
     path = tmp_path_factory.mktemp("service") / "tokens.onnx"
     bb.export(bb.deterministic(Tokens()), path, torch.zeros(4, 2).long(), bb.categorical())
-    server = serve(path, 0)
+    server = SERVICE["serve"](path, 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/predict"
