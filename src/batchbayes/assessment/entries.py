@@ -55,12 +55,8 @@ def compared_entries(
 ) -> list[Entry]:
     """Fit all methods. Return the network as it is, what methods offer, and all of them with views.
 
-    Args:
-        case: the network and its data.
-        likelihood: what methods are tuned by.
-        tuning_samples: draws for tuning (default: as for prediction).
-        tuning_examples: calibration examples for tuning.
-        averaged: how many views a draw averages.
+    Methods are tuned by the likelihood, on `tuning_examples` of the calibration data, by `tuning_samples` draws (by
+    default as many as for prediction). With views, a draw is the mean of `averaged` of them.
     """
     settings, total = case.settings, len(case.calibration.rows())
     rows = spread_evenly(total, tuning_examples)  # data is often in the order of classes, or of time
@@ -122,23 +118,12 @@ def _with_views(base: Candidate, case: Case, averaged: int) -> Entry | None:
 
 
 def trial_of(
-    entry: Entry,
-    size: int,
-    losses: Tensor,
-    engine: str,
-    *,
-    tuned: dict[str, Any],
-    temperature: bool = False,
+    entry: Entry, size: int, losses: Tensor, engine: str, *, tuned: dict[str, Any], temperature: bool = False
 ) -> Trial:
-    """Put together what is known about a contender from calibration data.
+    """Put together what is known about `size` draws of an entry from calibration data.
 
-    Args:
-        entry: the posterior.
-        size: the number of draws.
-        losses: of the calibration examples, with numbers that were tuned on others, (N,).
-        engine: how the draws were made.
-        tuned: what is tuned for the likelihood.
-        temperature: whether this is a temperature, and not left at 1.
+    The losses (N,) of its examples are those with numbers that were tuned on other examples. `temperature` says whether
+    the `tuned` numbers are a temperature that is not left at 1.
     """
     gain = entry.candidate.tuning_gain
     return Trial(

@@ -103,8 +103,7 @@ def _named(few: Sequence[Site], sites: Sequence[Site], one: str, many: str) -> s
 
 def _has_initial_scale(layer: _BatchNorm) -> bool:
     scale, shift = layer.weight, layer.bias
-    new = [scale is None or bool((scale == 1).all()), shift is None or not bool(torch.any(shift))]
-    return all(new)
+    return (scale is None or bool((scale == 1).all())) and (shift is None or not bool(shift.any()))
 
 
 def drift_message(site: Site, rows: Tensor, center: str) -> str | None:
