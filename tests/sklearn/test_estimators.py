@@ -193,8 +193,6 @@ def test_a_frame_brings_its_names(waves):
     assert (table.index == new.index).all()
     assert (table["upper"] == model.predict_interval(frame)[1]).all()
     assert len(fitted(UncertainRegressor, x, y).predict_frame(x.tolist())) == len(x)  # lists have a method `index`
-        range(len(new))
-    )  # lists have a method index
     table = fitted(UncertainClassifier, frame, y).predict_frame(new)
     assert table.columns.tolist() == ["prediction", "P(high)", "P(low)", "novelty"]
     np.testing.assert_allclose(table["P(high)"] + table["P(low)"], 1)

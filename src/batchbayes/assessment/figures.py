@@ -87,7 +87,7 @@ def _novelty(rows: Rows, level: float, strange: str | None) -> Figures:
 
 def _tuning(contenders: Sequence[Contender[Any]]) -> Figures:
     """Draw the curve by which each method was tuned, if there are any."""
-    curves = {id(each): each for contender in contenders if (each := contender.candidate.curve) is not None}
+    curves = {id(each): each for contender in contenders if (each := contender.trial.candidate.curve) is not None}
     return {
         f"tuning-{i}": (
             plots.batch_size_figure(

@@ -134,7 +134,7 @@ def document(found: Assessment) -> dict[str, Any]:
         "methods": [
             {
                 "name": c.name,
-                "about": c.candidate.about,
+                "about": c.trial.candidate.about,
                 "metrics": dict(c.metrics),
                 "settings": c.settings,
                 "behind": paired_difference(c.losses, found.recommended.losses),

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
+from batchbayes.batches import spread_evenly
 from batchbayes.engines.linear import linear_draws, plan_linear, require_linearisable
 from batchbayes.engines.linear_draws import LinearPieces
 from batchbayes.errors import BatchbayesError, warn
@@ -160,15 +161,6 @@ def linearity_from_json(posterior: Linearisable, found: Mapping[str, Mapping[str
     """Remember what a file says about a posterior."""
     kinds = {"values": False, "contrasts": True}
     _KNOWN[posterior] = {kinds[name]: Linearity(**values) for name, values in found.items()}
-
-
-def spread_evenly(length: int, count: int) -> Tensor:
-    """Choose at most `count` of `length` examples, evenly spread.
-
-    >>> spread_evenly(10, 4)
-    tensor([0, 3, 6, 9])
-    """
-    return torch.linspace(0, length - 1, min(length, count), dtype=torch.float64).round().long()
 
 
 def exact_draws(posterior: Linearisable, inputs: Tensor, num_draws: int, seed: int) -> Tensor:

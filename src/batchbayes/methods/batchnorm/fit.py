@@ -18,7 +18,7 @@ from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import collect_omegas
-from batchbayes.methods.batchnorm.condition import drift_message, warn_of_condition
+from batchbayes.methods.batchnorm.condition import drift_message, order_message, warn_of_condition
 from batchbayes.methods.batchnorm.leading import find_output_axes
 from batchbayes.methods.batchnorm.omega import is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
@@ -137,8 +137,10 @@ def _gather_rows(prepared: Prepared, dropout: bool) -> Tensor:
 
 def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
     """Return the posterior of observed rows. Warn if they do not look like those of training."""
-    if message := drift_message(prepared.sites[0], rows, center):
-        warn(message)
+    first = prepared.sites[0]
+    for message in (drift_message(first, rows, center), order_message(first, rows, prepared.batch_size)):
+        if message:
+            warn(message)
     mean = rows.mean(0)
     middle = mean if center == "batches" else running_omega(prepared.sites)
     size = float(prepared.batch_size)

@@ -146,7 +146,10 @@ class BatchNormPosterior(Posterior):
         independent values $\frac{m-1}{m}\mathrm{var}$), and the mean of a logarithm lies below the logarithm of the
         mean.
         """
-        sizes = torch.as_tensor(batch_size, dtype=torch.float64)
+        try:
+            sizes = torch.as_tensor(batch_size, dtype=torch.float64).detach()
+        except (TypeError, ValueError, RuntimeError):  # no numbers
+            sizes = torch.tensor(math.nan)
         if sizes.shape not in ((), (len(self.sites),)) or not ((sizes > 1) & sizes.isfinite()).all():
             raise BatchbayesError(
                 expected="a finite batch size above 1, or one for each site",
