@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import onnxruntime  # pyright: ignore[reportMissingImports]
 
+DTYPES = {"tensor(float)": "f4", "tensor(double)": "f8", "tensor(float16)": "f2", "tensor(int64)": "i8"}
+"""The types of numbers that a file may take, as numpy calls them."""
 MOST_BYTES = 2**24
 """A larger request is refused."""
 
@@ -29,7 +31,8 @@ class Model:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads  # requests run side by side, so each of them needs only one
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self._shape = self._session.get_inputs()[0].shape[1:]
+        taken = self._session.get_inputs()[0]
+        self._shape, self._dtype = taken.shape[1:], DTYPES[taken.type]
         self._names = [output.name for output in self._session.get_outputs()]
 
     def about(self) -> dict[str, Any]:
@@ -39,7 +42,8 @@ class Model:
 
     def predict(self, inputs: Any) -> dict[str, Any]:
         """Return what the file says about inputs, as lists."""
-        values = np.asarray(inputs, dtype=np.float32)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+            values = np.asarray(inputs, dtype=self._dtype)
         if list(values.shape[1:]) != self._shape or not len(values) or not np.isfinite(values).all():
             raise ValueError(f"expected finite inputs of shape (N, {str(self._shape)[1:-1]}), got {values.shape}")
         found = self._session.run(None, {"input": values})
@@ -63,11 +67,11 @@ def handler(model: Model) -> type[BaseHTTPRequestHandler]:
                 if not 0 < length <= MOST_BYTES:
                     raise ValueError(f"expected a request of at most {MOST_BYTES} bytes, got {length}")
                 self._answer(200, model.predict(json.loads(self.rfile.read(length))["inputs"]))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 self._answer(400, {"error": f"{type(error).__name__}: {error}"})
 
         def _answer(self, status: int, content: dict[str, Any]) -> None:
-            body = json.dumps(content).encode()
+            body = json.dumps(content, allow_nan=False).encode()  # NaN is no JSON: such an answer becomes an error
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

@@ -38,6 +38,37 @@ def test_the_gradient_is_that_of_the_mean_prediction(kind, x):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
 
+def test_memory_does_not_grow_with_the_number_of_draws():
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            self.largest = max(self.largest, found.numel() if isinstance(found, torch.Tensor) else 0)
+            return found
+
+    network, x = nn.Linear(50, 3), torch.randn(40, 50)
+    with Seen() as seen:
+        input_gradient(
+            bb.weight_samples(network, moved(network, 8)), x, torch.zeros(40).long(), bb.categorical(), num_samples=8
+        )
+    assert seen.largest == x.numel()
+
+
+def test_inputs_and_labels_that_cannot_be_attacked_are_refused(x):
+    posterior, options = bb.deterministic(CASE.network()), {"likelihood": bb.categorical(), "epsilon": 0.1}
+    arrays = fast_gradient_sign(posterior, x.numpy(), LABELS.tolist(), **options)
+    assert torch.equal(arrays, fast_gradient_sign(posterior, x, LABELS, **options))
+    with pytest.raises(bb.BatchbayesError, match="real inputs"):
+        fast_gradient_sign(posterior, x.to(torch.uint8), LABELS, **options)
+    with pytest.raises(bb.BatchbayesError, match="labels from 0 to 2; got -5 to -3"):
+        fast_gradient_sign(posterior, x, LABELS - 5, **options)
+    with pytest.raises(bb.BatchbayesError, match="epsilon above 0"):
+        projected_gradient(posterior, x, LABELS, bb.categorical(), epsilon="0.1")
+    with pytest.raises(bb.BatchbayesError, match="one label for each input"):
+        fast_gradient_sign(bb.deterministic(nn.Conv2d(2, 3, 1)), x, LABELS[:, None, None].expand(6, 8, 8), **options)
+
+
 def test_steps_stay_within_epsilon_and_bounds_and_lower_the_probability(x):
     posterior = bb.mcbn(CASE.network(), CASE.batches(6))
     options = {"epsilon": 0.2, "bounds": (-1.0, 1.0)}

@@ -209,6 +209,18 @@ def test_confidence_is_the_agreement_of_pairs_of_draws(average):
 
 
 def test_agreement_needs_pairs_of_draws():
-    for count, average in ((1, 1), (4, 3), (4, 0)):
+    for count, average in ((1, 1), (4, 3)):
         with pytest.raises(BatchbayesError, match=f"a multiple of average={average}; got {count}"):
             agreement_temperature(made(torch.randn(count, 5, 3), categorical()), average=average)
+    for average in (0, "all"):
+        with pytest.raises(BatchbayesError, match="average as a whole number"):
+            agreement_temperature(made(torch.randn(4, 5, 3), categorical()), average=average)
+
+
+def test_agreement_reads_draws_as_the_likelihood_does():
+    draws = 3 * torch.randn(6, 50, 3, generator=torch.Generator().manual_seed(2))
+    expected = agreement_temperature(made(draws, categorical()))
+    as_probabilities = made(draws.double().softmax(-1), categorical(temperature=2.0, probabilities=True))
+    assert agreement_temperature(as_probabilities) == pytest.approx(expected, rel=1e-4)
+    pixels = torch.stack([draws, draws], 2)  # (S, N, 2, K): classes last
+    assert agreement_temperature(made(pixels, categorical(class_axis=-1))) == pytest.approx(expected, rel=1e-4)

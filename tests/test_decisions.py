@@ -5,8 +5,10 @@ from itertools import combinations, product
 import pytest
 import torch
 from scipy.stats import beta
+from torch import nn
 
 import batchbayes as bb
+from batchbayes import decisions
 from batchbayes.decisions import (
     binomial_bound,
     choose_to_label,
@@ -33,6 +35,25 @@ def test_the_promised_risk_is_kept():
             broken += 0.1 * threshold**2 > 0.05  # the mean of 0.3 s^2 below the threshold
     assert given > 50
     assert broken / 60 <= 0.05
+
+
+def test_the_promise_holds_for_all_examples_that_are_equal_to_the_threshold():
+    uncertainty, wrong = torch.zeros(100), torch.zeros(100, dtype=torch.bool)
+    wrong[uncertainty.argsort()[50:]] = True  # half of the examples, those that come last among equals
+    assert rejection_threshold(uncertainty, wrong, risk=0.2) is None
+    assert rejection_threshold(uncertainty, wrong, risk=0.7) == 0
+
+
+def test_a_joint_choice_from_a_large_pool_needs_little_memory(monkeypatch):
+    torch.manual_seed(0)
+    predictive = bb.predict(
+        bb.ensemble([nn.Linear(2, 4) for _ in range(5)]), torch.randn(60, 2), bb.categorical(), keep_draws=True
+    )
+    whole = choose_to_label(predictive, 4, jointly=True)
+    monkeypatch.setattr(decisions, "MOST_NUMBERS", 100)
+    assert choose_to_label(predictive, 4, jointly=True).tolist() == whole.tolist()
+    with pytest.raises(bb.BatchbayesError, match="predictions of classes; got a GaussianPredictive"):
+        choose_to_label(bb.predict(bb.deterministic(nn.Linear(2, 1)), torch.randn(9, 2), bb.gaussian(1.0)), 2)
 
 
 def test_no_threshold_keeps_an_impossible_promise():

@@ -72,7 +72,7 @@ def test_auroc_counts_ties_as_half() -> None:
 
 def test_a_file_in_place_of_the_folder_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(BatchbayesError, match="a folder to write figures to"):
+    with pytest.raises(BatchbayesError, match="a place to write to"):
         run_demo(tmp_path / "taken")
     assert (tmp_path / "taken").read_text() == "mine"
 

@@ -33,6 +33,22 @@ def test_a_student_of_the_mean_predicts_the_mean():
     assert losses[-1] == pytest.approx(float(expected.entropy.mean()), abs=0.01)  # the least cross-entropy there is
 
 
+def test_a_student_learns_under_the_temperature_of_the_likelihood():
+    posterior, pupil, cold = teacher(3), student(3), bb.categorical(temperature=0.3)
+    bb.distill.train_student(posterior, pupil, X, cold, CONFIG)
+    expected, found = (bb.predict(p, X, cold).probs for p in (posterior, bb.deterministic(pupil)))
+    assert (found - expected).abs().max() < 0.03  # 0.3 if the temperature were applied twice
+
+
+def test_a_student_of_maps_has_its_classes_where_the_teacher_has_them():
+    torch.manual_seed(0)
+    images = torch.randn(16, 1, 3, 3)  # as many columns as classes, so that another axis would fit too
+    posterior, pupil = bb.ensemble([nn.Conv2d(1, 3, 1) for _ in range(3)]), nn.Conv2d(1, 3, 1)
+    bb.distill.train_student(posterior, pupil, images, bb.categorical(), TrainingConfig(150, 16, 0.05))
+    expected, found = (bb.predict(p, images, bb.categorical()).probs for p in (posterior, bb.deterministic(pupil)))
+    assert (found - expected).abs().mean() < 0.02
+
+
 def test_a_student_of_the_mean_of_real_targets_predicts_it():
     posterior, pupil = teacher(2), student(2)
     bb.distill.train_student(posterior, pupil, X, bb.gaussian(precision=10.0), CONFIG)
@@ -106,7 +122,7 @@ BAD = {
 
 
 def test_a_student_with_other_outputs_is_refused():
-    with pytest.raises(bb.BatchbayesError, match="a student that returns 3 numbers"):
+    with pytest.raises(bb.BatchbayesError, match=r"outputs of shape \(64, 3\)"):
         bb.distill.train_student(teacher(3), student(1), X, bb.categorical(), CONFIG)
 
 

@@ -1,5 +1,6 @@
 """Prediction against naive loops over draws, in float64."""
 
+import dataclasses
 import math
 
 import pytest
@@ -305,3 +306,45 @@ class ListOf(Dataset):
 
     def __getitem__(self, index):
         return self.items[index]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: x[0, 0], "a batch that is a tensor"),
+        (lambda x: x.to_sparse(), "the inputs as a plain tensor"),
+        (lambda x: x.to("meta"), "the inputs as a plain tensor"),
+        (lambda x: torch.nested.nested_tensor([x[:2], x[:3]]), "the inputs as a plain tensor; got a nested one"),
+    ],
+)
+def test_tensors_of_an_unusual_kind_are_refused_in_words(make, message):
+    posterior = bb.deterministic(torch.nn.Linear(4, 3))
+    with pytest.raises(bb.BatchbayesError, match=message):
+        bb.predict(posterior, make(torch.randn(6, 4)), bb.categorical())
+
+
+def test_a_posterior_of_ones_own_needs_no_hash():
+    @dataclasses.dataclass
+    class Shifted(bb.Posterior):
+        """A plain dataclass has __eq__, so it has no hash."""
+
+        step: float
+
+        @property
+        def device(self):
+            return torch.device("cpu")
+
+        def draw(self, seed, index):
+            return lambda inputs: inputs + self.step * index
+
+        def state(self):
+            return {}, {}
+
+        @classmethod
+        def restore(cls, header, tensors, model):
+            return cls(1.0)
+
+    x = torch.randn(5, 3)
+    found = bb.predict(Shifted(1.0), x, bb.gaussian(1.0), num_samples=3)
+    torch.testing.assert_close(found.mean, x + 1)

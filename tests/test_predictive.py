@@ -92,6 +92,8 @@ def test_targets_may_be_arrays():
     seen = made(DRAWS, bb.gaussian(4.0))
     assert torch.equal(seen.log_prob(y.numpy()), seen.log_prob(y))
     assert torch.equal(seen.cdf(y.numpy()), seen.cdf(y))
+    assert torch.equal(seen.log_prob(y.tolist()), seen.log_prob(y))
+    assert torch.equal(seen.cdf(y.tolist()), seen.cdf(y))
     with pytest.raises(bb.BatchbayesError, match="NaN"):
         seen.log_prob(y * float("nan"))
     with pytest.raises(bb.BatchbayesError, match="targets as a tensor"):

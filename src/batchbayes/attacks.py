@@ -16,15 +16,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_labels, finite_number, whole_number
+from batchbayes._common.checks import as_tensor, finite_number, whole_number
 from batchbayes._common.rng import generator, stream_seed
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import require_finite
-from batchbayes.likelihoods import Categorical
+from batchbayes.likelihoods import Categorical, require_likelihood
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.prediction import require_posterior
 
 Along = Literal["sign", "gradient"]
+FIX_EPSILON = "pass for example 0.1 in the unit of the inputs"
 
 
 def input_gradient(
@@ -38,27 +39,43 @@ def input_gradient(
 ) -> Tensor:
     r"""Return the gradient of $-\log\frac1S\sum_s p_s(y\mid x)$ by the inputs x, in their shape.
 
-    Draws are run one by one, and their gradients are averaged with the weights $p_s / \sum_s p_s$. So only one
-    draw has its activations in memory. Of each draw a gradient in the shape of the inputs is kept.
+    Draws are run one by one, and their gradients are averaged with the weights $p_s / \sum_s p_s$ as they come. So
+    memory is that of one draw, whatever their number.
     """
     require_posterior(posterior)
-    logs, gradients = [], []
+    require_likelihood(likelihood)
+    inputs = _movable(inputs)
+    total, mean = torch.full(inputs.shape[:1], -math.inf), torch.zeros_like(inputs)
     for index in range(num_draws(posterior, whole_number("num_samples", num_samples))):
-        leaf = inputs.detach().clone().requires_grad_()
+        leaf = inputs.clone().requires_grad_()
         with torch.enable_grad():
-            outputs = posterior.draw(seed, index)(leaf)
-            log_prob = likelihood(outputs[None]).log_prob(likelihood.fitting(outputs[None], labels))[0]
+            outputs = posterior.draw(seed, index)(leaf.to(posterior.device))[None].cpu()
+            log_prob = likelihood(outputs).log_prob(likelihood.fitting(outputs, labels))[0]
         if not log_prob.requires_grad:
             raise BatchbayesError(
                 expected="a posterior whose draws pass gradients to their inputs",
                 got=f"{posterior!r}, which does not",
                 fix="remove torch.no_grad() or .detach() from the network",
             )
-        gradients.append(torch.autograd.grad(log_prob.sum(), leaf)[0])
-        logs.append(log_prob.detach())
-    weights = torch.stack(logs).softmax(0)  # (S, N)
-    each = torch.stack(gradients)
-    return -(weights.view(*weights.shape, *[1] * (each.ndim - 2)) * each).sum(0)
+        if log_prob.shape != total.shape:
+            got = f"labels of shape {tuple(log_prob.shape)}"
+            raise BatchbayesError(
+                expected="one label for each input", got=got, fix="attack a classifier of whole inputs"
+            )
+        (gradient,) = torch.autograd.grad(log_prob.sum(), leaf)
+        total = torch.logaddexp(total, log_prob.detach())
+        share = (log_prob.detach() - total).exp().to(gradient)  # of this draw in the sum so far, (N,)
+        mean += share.view(-1, *[1] * (inputs.ndim - 1)) * (gradient - mean)
+    return -mean
+
+
+def _movable(inputs: Any) -> Tensor:
+    """Return inputs as a tensor without gradients, or refuse what an attack cannot move."""
+    found = require_finite(as_tensor(inputs, "the inputs"), "the inputs").detach()
+    if not found.is_floating_point():
+        fix = "attack what the network gets, such as images from 0 to 1 as float32"
+        raise BatchbayesError(expected="real inputs, which have gradients", got=f"{found.dtype}", fix=fix)
+    return found
 
 
 def fast_gradient_sign(
@@ -112,6 +129,7 @@ def projected_gradient(
     This is PGD: it starts at a random point within epsilon. The step is by default 2.5 epsilon / steps. The other
     arguments are those of `fast_gradient_sign`. Each step has its own draws.
     """
+    finite_number("epsilon", epsilon, above=0, fix=FIX_EPSILON)
     size = 2.5 * epsilon / whole_number("steps", steps) if step is None else step
     options: Any = {"epsilon": epsilon, "step": size, "num_samples": num_samples, "seed": seed, "bounds": bounds}
     path = attack_steps(posterior, inputs, labels, likelihood, random_start=True, **options)
@@ -137,10 +155,9 @@ def attack_steps(
     A step goes along the sign of the gradient, or along the gradient itself. The gradient is small where a prediction
     is sure, so such steps are slow there. The other arguments are those of `projected_gradient`.
     """
-    finite_number("epsilon", epsilon, above=0, fix="pass for example 0.1 in the unit of the inputs")
+    finite_number("epsilon", epsilon, above=0, fix=FIX_EPSILON)
     finite_number("the step", step, above=0, fix="pass for example epsilon / 4")
-    require_finite(inputs, "the inputs")
-    check_labels(labels, inputs.shape[:1], int(labels.max()) + 1 if labels.numel() else 1)
+    inputs = _movable(inputs)
     if along not in get_args(Along):
         raise BatchbayesError(expected='along="sign" or "gradient"', got=repr(along), fix="choose one of them")
     low, high = bounds or (-math.inf, math.inf)

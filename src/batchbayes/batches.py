@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
 
 from batchbayes._common.checks import as_tensor, whole_number
 from batchbayes._common.rng import generator
@@ -79,6 +79,14 @@ def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Any]:
     return (inputs for _, inputs in batch_stream(batches, picker))
 
 
+def first_of(stream: Iterator[Any]) -> Any:
+    """Return the first inputs of a stream of training data, or raise an error if there are none."""
+    for inputs in stream:
+        return inputs
+    got, fix = "an empty iterable", "check the loader or the generator"
+    raise BatchbayesError(expected="at least one training batch", got=got, fix=fix)
+
+
 def warn_if_shuffled(data: object) -> None:
     """Warn if a DataLoader gives examples in another order than its data set has."""
     if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
@@ -120,13 +128,7 @@ def mini_batches(
         return batch_size, _shuffled(examples, batch_size, seed)
 
     first_pass = input_stream(batches, picker)
-    first = next(first_pass, None)
-    if first is None:
-        raise BatchbayesError(
-            expected="at least one training batch",
-            got="an empty iterable",
-            fix="check the loader or the generator",
-        )
+    first = first_of(first_pass)
     size = batch_size if batch_size is not None else getattr(batches, "batch_size", None) or len(first)
     passes: Iterator[Iterator[Any]] = iter([chain([first], first_pass)])
     if not isinstance(batches, Sequence) and iter(batches) is not batches:
@@ -204,3 +206,37 @@ def cut(inputs: Any, chunk_size: int | None, numbers: int) -> tuple[Any, ...]:
     """Cut inputs into chunks of `chunk_size` examples, or of about so many numbers."""
     per_example = max(1, inputs[0].numel()) if len(inputs) else 1
     return inputs.split(min(chunk_size or max(1, numbers // per_example), max(1, len(inputs))))
+
+
+def spread_evenly(length: int, count: int) -> Tensor:
+    """Choose at most `count` of `length` examples, evenly spread.
+
+    >>> spread_evenly(10, 4)
+    tensor([0, 3, 6, 9])
+    """
+    return torch.linspace(0, length - 1, min(length, count), dtype=torch.float64).round().long()
+
+
+def evenly(data: Batches, count: int, picker: Picker = None) -> Iterable[Any]:
+    """Return the data as batches of inputs, or a selection of at most `count` examples that is spread evenly over it.
+
+    Files are often in the order of classes, so the first examples may all be alike. A loader that shuffles and an
+    iterable are returned as they are: there the first examples are a fair selection, or no others can be reached.
+    """
+    if is_examples(data) or isinstance(data, Mapping) or _is_one_batch(data):
+        inputs = pick_inputs(data, picker)
+        return [inputs[spread_evenly(len(inputs), count)]]
+    if isinstance(data, DataLoader) and isinstance(data.sampler, SequentialSampler) and data.batch_size:
+        data = selected(data, count)
+    elif isinstance(data, Dataset) and hasattr(data, "__len__"):
+        data = selected(DataLoader(data, DATASET_BATCH), count)
+    own = getattr(data, "evenly", None)
+    return input_stream(data if own is None else own(count), picker)
+
+
+def selected(loader: DataLoader[Any], count: int) -> DataLoader[Any]:
+    """Return a loader of at most `count` examples that are spread evenly over the data set."""
+    if (length := len(loader.dataset)) <= count:  # type: ignore[arg-type]
+        return loader
+    few = Subset(loader.dataset, spread_evenly(length, count).tolist())
+    return DataLoader(few, loader.batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)

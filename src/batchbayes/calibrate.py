@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from batchbayes._common.checks import check_finite, check_not_empty, finite_number, shaped_like
+from batchbayes._common.checks import (
+    check_finite,
+    check_not_empty,
+    finite_number,
+    log_inverse_error,
+    shaped_like,
+    whole_number,
+)
 from batchbayes._common.minimise import minimise
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.likelihoods import Bernoulli, Categorical
@@ -58,7 +65,7 @@ def tune_precision(
     0.25
     """
     if objective not in ("log_likelihood", "crps"):
-        raise unknown_name("an objective", str(objective), ("log_likelihood", "crps"))
+        raise unknown_name("an objective", objective, ("log_likelihood", "crps"))
     _require(predictive, GaussianPredictive, "gaussian(1.0)")
     draws, targets = predictive.draws.double(), shaped_like(targets, predictive.mean.shape).double()
     check_not_empty("targets", targets)
@@ -82,28 +89,18 @@ def _best_precision(draws: Tensor, mean: Tensor, targets: Tensor, objective: Obj
 
 def search_precision(cost: Callable[[float], float], error: float) -> float:
     """Return the precision of lowest cost from 0.1 / `error` to 10,000 / `error`, a mean squared error."""
-    if not 0 < error < math.inf:
-        raise BatchbayesError(
-            expected="finite errors that are not all zero",
-            got=f"a mean squared error of {error}",
-            fix="use held-out points, which the network has not seen in training",
-        )
-    middle = -math.log(error)
+    middle = log_inverse_error(error)
     return math.exp(minimise(lambda u: cost(math.exp(u)), middle - math.log(10), middle + math.log(1e4))[0])
 
 
-def tune_temperature(
-    predictive: CategoricalPredictive | BernoulliPredictive,
-    labels: Tensor,
-    likelihood: Categorical | Bernoulli | None = None,
-) -> float:
+def tune_temperature(predictive: CategoricalPredictive | BernoulliPredictive, labels: Tensor) -> float:
     r"""Return the temperature T with the best mean log probability of held-out labels.
 
     The score is the mean over examples of $\log \frac1S \sum_s \mathrm{softmax}(z_s / T)_y$ with logits $z_s$. With one
     draw this is temperature scaling (Guo et al., ICML 2017). With several, each draw is scaled before the average. Use
-    the result as `categorical(temperature=T)` or `bernoulli(temperature=T)`. The likelihood is by default that of the
-    predictive; labels of its `ignore_index` do not count. The search goes from 1/20 to 20. An end of this range means
-    that the network says nothing about these labels, or is never wrong.
+    the result as `categorical(temperature=T)` or `bernoulli(temperature=T)`. Labels of the likelihood's `ignore_index`
+    do not count. The search goes from 1/20 to 20. An end of this range means that the network says nothing about these
+    labels, or is never wrong.
 
     >>> summary = Categorical().summary()
     >>> logits = torch.tensor([[[0.0, 4.0]]]).expand(1, 4, 2)
@@ -112,7 +109,7 @@ def tune_temperature(
     3.641
     """
     _require(predictive, (CategoricalPredictive, BernoulliPredictive), "categorical()")
-    given: Categorical | Bernoulli = likelihood or predictive.likelihood
+    given: Categorical | Bernoulli = predictive.likelihood
     draws = predictive.draws.double()
     targets = given.fitting(draws, labels)
     kept = given.counts(targets) if isinstance(given, Categorical) else torch.ones_like(targets, dtype=torch.bool)
@@ -144,9 +141,12 @@ def agreement_temperature(predictive: CategoricalPredictive, *, average: int = 1
     >>> round(agreement_temperature(summary.finish(draws=logits)), 3)  # (5 / 6 + 5 / 6 + 5 / 6 + 1 / 2) / 4 = 3 / 4
     2.0
     """
-    logits = Categorical().logits(predictive.draws.double())  # (S, N, ..., K)
+    _require(predictive, CategoricalPredictive, "categorical()")
+    average = whole_number("average", average)
+    untempered = replace(predictive.likelihood, temperature=1.0)
+    logits = untempered.logits(predictive.draws.double())  # (S, N, ..., K)
     count = len(logits)
-    if count < 2 or average < 1 or count % average:
+    if count < 2 or count % average:
         raise BatchbayesError(
             expected=f"two draws or more, and a multiple of average={average}",
             got=f"{count}",

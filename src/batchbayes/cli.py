@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,26 +134,25 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_on_data(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add the commands that take a network and data. Their options are the fields of a dataclass."""
-    assess = commands.add_parser(
+    add = partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter)
+    assess = add(
         "assess",
         help="a trained network and its data in, a report on its uncertainty out",
         description="Say how good a trained network is, how honest it is, when not to trust it, and which method\n"
         "to use. Writes report.html, metrics.json, predictions.csv, posterior.safetensors, novelty.safetensors\n"
         "and figures/*.png to DIR.",
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(assess, AssessOptions, "batchbayes.assessment.run:assess_command")
-    predict = commands.add_parser(
+    predict = add(
         "predict",
         help="predict new data with the posterior of an assessment, without the training data",
         description="Predict new data with the posterior.safetensors of an assessment, which holds the recommended\n"
         "method. The columns are those of predictions.csv.",
         epilog=f"{COLUMNS_HELP}\n{DATA_HELP}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(predict, PredictOptions, "batchbayes.assessment.predict:predict_command")
-    export = commands.add_parser(
+    export = add(
         "export",
         help="write the posterior of an assessment to one ONNX file, which predicts without Python",
         description="Write the recommended method of an assessment to one file that takes inputs and returns\n"
@@ -160,7 +160,6 @@ def _add_on_data(commands: "argparse._SubParsersAction[Any]") -> None:
         "Images that an assessment resized must have that size. Draws are exact, also if the assessment made\n"
         "them by the linear engine.",
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_fields(export, ExportOptions, "batchbayes.deploy.command:export_command")
 

@@ -19,19 +19,23 @@ from batchbayes._common.checks import (
     check_not_empty,
     check_same_shape,
     finite_number,
+    takes_arrays,
     whole_number,
 )
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import Categorical
+from batchbayes.likelihoods import Bernoulli, Categorical
 from batchbayes.metrics import area_under_roc, count_by_score
-from batchbayes.predictive import CategoricalPredictive
+from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive
 
 Acquisition = Literal["mutual_information", "entropy", "random"]
 MOST_CONFIGURATIONS = 4096
 """Joint choices go over all combinations of labels up to this many; beyond, examples are chosen one by one."""
+MOST_NUMBERS = 2**22
+"""Numbers that a joint choice has in memory at a time. A pool of 50,000 examples would need many gigabytes at once."""
 
 
+@takes_arrays
 def rejection_threshold(uncertainty: Tensor, wrong: Tensor, *, risk: float, confidence: float = 0.95) -> float | None:
     r"""Return the largest uncertainty at which an answer may be given, so that the promised risk holds.
 
@@ -61,12 +65,14 @@ def rejection_threshold(uncertainty: Tensor, wrong: Tensor, *, risk: float, conf
         finite_number(name, value, above=0, below=1, fix="it is a share")
     order = uncertainty.argsort()
     errors, levels = wrong[order].cumsum(0), uncertainty[order]
+    accepted = torch.searchsorted(levels, levels, right=True)  # a threshold accepts all examples that are equal to it
     tries = max(1, math.ceil(math.log2(len(levels))))
     low, high, found = 1, len(levels), None
     for _ in range(tries):  # bisection over the number of accepted examples, as in the reference
         middle = (low + high) // 2
-        if binomial_bound(int(errors[middle - 1]), middle, (1 - confidence) / tries) <= risk:
-            found, low = float(levels[middle - 1]), middle + 1
+        count = int(accepted[middle - 1])
+        if binomial_bound(int(errors[count - 1]), count, (1 - confidence) / tries) <= risk:
+            found, low = float(levels[middle - 1]), count + 1
         else:
             high = middle - 1
         if low > high:
@@ -93,6 +99,7 @@ def binomial_bound(errors: int, count: int, delta: float) -> float:
     return high
 
 
+@takes_arrays
 def detection_auroc(clean: Tensor, attacked: Tensor) -> float:
     """Return how well a score separates attacked from clean inputs: the share of pairs in which it is higher.
 
@@ -104,7 +111,7 @@ def detection_auroc(clean: Tensor, attacked: Tensor) -> float:
 
 
 def choose_to_label(
-    predictive: CategoricalPredictive,
+    predictive: CategoricalPredictive | BernoulliPredictive,
     count: int,
     *,
     by: Acquisition = "mutual_information",
@@ -119,8 +126,11 @@ def choose_to_label(
         by: "mutual_information" (BALD: where draws disagree), "entropy" (where the mean is unsure), or "random".
         jointly: choose examples whose labels together say most about the function (BatchBALD), so that they do not
             repeat each other.
-        seed: of a random choice, and of ties.
+        seed: of a random choice.
     """
+    if not isinstance(predictive, CategoricalPredictive | BernoulliPredictive):
+        got = f"a {type(predictive).__name__}"
+        raise BatchbayesError(expected="predictions of classes", got=got, fix="use bb.categorical() or bb.bernoulli()")
     total = len(predictive.entropy)
     if predictive.entropy.ndim != 1 or not 1 <= whole_number("count", count) <= total:
         raise BatchbayesError(
@@ -141,22 +151,23 @@ def choose_to_label(
     return _joint_choice(predictive, count)
 
 
-def _joint_choice(predictive: CategoricalPredictive, count: int) -> Tensor:
+def _joint_choice(predictive: CategoricalPredictive | BernoulliPredictive, count: int) -> Tensor:
     r"""Add one example after another, each time the one that raises $I(y_{1..b}; f)$ most.
 
     $I = H(y_{1..b}) - \sum_i E_s H(y_i \mid f_s)$, because labels are independent given the function. Probabilities of
     all combinations of labels so far, (C, S), are kept while they are few. When they would be too many, those of the
     latest example are left out of the joint entropy, and its choice is by single scores.
     """
-    likelihood = predictive.likelihood if isinstance(predictive.likelihood, Categorical) else Categorical()
+    likelihood = predictive.likelihood if isinstance(predictive.likelihood, Categorical | Bernoulli) else Categorical()
     probs = likelihood.logits(predictive.draws.double()).softmax(-1)  # (S, N, K)
     samples, _, classes = probs.shape
     given = -torch.xlogy(probs, probs).sum(-1).mean(0)  # (N,): expected entropy of each label
     joint = torch.ones(1, samples, dtype=torch.float64)
     chosen: list[int] = []
     for _ in range(count):
-        each = torch.einsum("cs,snk->cnk", joint, probs) / samples
-        gains = -torch.xlogy(each, each).sum((0, 2)) - given
+        parts = probs.split(max(1, MOST_NUMBERS // (len(joint) * classes)), 1)
+        each = (torch.einsum("cs,snk->cnk", joint, part) / samples for part in parts)
+        gains = torch.cat([-torch.xlogy(p, p).sum((0, 2)) for p in each]) - given
         gains[chosen] = -math.inf
         chosen.append(int(gains.argmax()))
         if len(joint) * classes <= MOST_CONFIGURATIONS:
@@ -164,6 +175,7 @@ def _joint_choice(predictive: CategoricalPredictive, count: int) -> Tensor:
     return torch.tensor(chosen)
 
 
+@takes_arrays
 def labels_needed(counts: Tensor, accuracies: Tensor, target: float) -> float | None:
     """Return with how many labels a learning curve first reaches an accuracy, by linear interpolation.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from batchbayes._common.atomic import words_for_disk_errors
 from batchbayes._common.checks import require_packages
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
@@ -16,7 +17,6 @@ from batchbayes._common.threads import single_threaded
 from batchbayes.calibrate import tune_precision
 from batchbayes.data import toy
 from batchbayes.data.digits import Digits, inverted, load_digits, pixel_shuffled
-from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, categorical, gaussian
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.point import deterministic
@@ -90,7 +90,8 @@ def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list
     """
     config = config or DemoConfig()
     require_packages("the demo", "demo", matplotlib="matplotlib", sklearn="scikit-learn")
-    _require_folder(out)
+    with words_for_disk_errors(out):  # before training, so that a bad path costs no time
+        out.mkdir(parents=True, exist_ok=True)
     with single_threaded():  # networks as small as these run slower on several threads
         runs = []
         for each in progress(range(seed, seed + config.seeds), "demo", config.seeds):
@@ -212,13 +213,3 @@ def _spread(values: Sequence[float], digits: int) -> str:
     '2.0±1.0'
     """
     return f"{mean(values):.{digits}f}±{stdev(values) if len(values) > 1 else 0:.{digits}f}"
-
-
-def _require_folder(out: Path) -> None:
-    """Create the folder before training, so that a bad path costs no time."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BatchbayesError(
-            expected="a folder to write figures to", got=f"{out} ({error.strerror})", fix="choose another --out"
-        ) from error

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.checks import whole_number
+from batchbayes._common.checks import as_tensor, whole_number
 from batchbayes._common.rng import even_numbers
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import require_finite
@@ -54,8 +54,9 @@ def train_student(
 
     Args:
         posterior: the teacher.
-        student: the network to train. With the head "dirichlet" it returns K numbers, as a classifier does. With
-            "gaussian" it returns (N, 2 D): means, then log variances.
+        student: the network to train. With the head "mean" its outputs have the shape and the meaning of the
+            teacher's. With "dirichlet" it returns (N, K), as a classifier does, and with "gaussian" (N, 2 D): means,
+            then log variances.
         inputs: inputs of the training set, or others without labels, (N, ...).
         likelihood: `categorical()` for the heads "mean" and "dirichlet", `gaussian(precision=...)` for "mean" and
             "gaussian".
@@ -78,17 +79,25 @@ def train_student(
     """
     loss = _loss(head, likelihood)
     whole_number("num_samples", num_samples)
-    seen = _with_views(require_finite(inputs, "the inputs"), transform, whole_number("num_views", num_views, 0), seed)
+    inputs = require_finite(as_tensor(inputs, "the inputs"), "the inputs")
+    seen = _with_views(inputs, transform, whole_number("num_views", num_views, 0), seed)
     options: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "keep_draws": True}
     draws = predict(posterior, seen, likelihood, **options).draws  # (S, N, ...)
     told = likelihood.logits(draws).softmax(-1) if isinstance(likelihood, Categorical) else draws
     targets = told.movedim(0, 1)  # (N, S, ...)
+    shape = draws.shape[2:]
     if head == "mean":
         targets = targets.mean(1)
-    count = draws.shape[-1] * (2 if head == "gaussian" else 1)
+    elif len(shape) != 1:
+        raise BatchbayesError(
+            expected=f'a teacher whose outputs have the shape (N, K), for head="{head}"',
+            got=f"{tuple(draws.shape[1:])}",
+            fix='use head="mean", or add an axis to the outputs',
+        )
+    shape = (2 * shape[0],) if head == "gaussian" else tuple(shape)
 
     def checked(outputs: Tensor, told: Tensor) -> Tensor:
-        return loss(_with_outputs(outputs, count), told)
+        return loss(_with_shape(outputs, shape), told)
 
     return train(student, shuffled(seen, targets, config.batch_size, config.seed), supervised(checked), config)
 
@@ -100,13 +109,13 @@ def _with_views(inputs: Tensor, transform: Transform | None, num_views: int, see
     return torch.cat([inputs, *views])
 
 
-def _with_outputs(outputs: Tensor, count: int) -> Tensor:
-    """Refuse outputs of another number than expected, because shapes that differ may be broadcast."""
-    if outputs.shape[-1] != count:
+def _with_shape(outputs: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Refuse outputs of another shape (n, ...) than expected, because shapes that differ may be broadcast."""
+    if outputs.shape[1:] != shape:
         raise BatchbayesError(
-            expected=f"a student that returns {count} numbers for each input",
+            expected=f"a student that returns outputs of shape {(len(outputs), *shape)}",
             got=f"outputs of shape {tuple(outputs.shape)}",
-            fix="change its last layer: as many as the teacher has, or twice as many for a Gaussian head",
+            fix="change its last layer: as many numbers as the teacher returns, or twice as many for a Gaussian head",
         )
     return outputs
 
@@ -114,7 +123,9 @@ def _with_outputs(outputs: Tensor, count: int) -> Tensor:
 def _loss(head: Head, likelihood: Categorical | Gaussian) -> Loss:
     """Return the loss of a head, from outputs (n, ...) and what the teacher says about them."""
     if isinstance(likelihood, Categorical) and head in ("mean", "dirichlet"):
-        return soft_cross_entropy if head == "mean" else dirichlet_loss
+        if head == "dirichlet":
+            return dirichlet_loss
+        return lambda outputs, probs: soft_cross_entropy(likelihood.logits(outputs[None])[0], probs)
     if isinstance(likelihood, Gaussian) and head in ("mean", "gaussian"):
         noise = torch.as_tensor(likelihood.precision).reciprocal()
         return half_squared_error if head == "mean" else partial(mixture_loss, noise_variance=noise)
@@ -127,7 +138,7 @@ def _loss(head: Head, likelihood: Categorical | Gaussian) -> Loss:
 
 
 def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (n, K) against probabilities (n, K).
+    """Return the mean cross-entropy of logits (n, ..., K) against probabilities (n, ..., K).
 
     >>> soft_cross_entropy(torch.zeros(1, 2), torch.tensor([[0.3, 0.7]]))
     tensor(0.6931)

@@ -23,14 +23,14 @@ class BatchbayesError(ValueError):
         return type(self), (self.expected, self.got, self.fix)
 
 
-def unknown_name(what: str, name: str, choices: Iterable[str]) -> BatchbayesError:
+def unknown_name(what: str, name: object, choices: Iterable[str]) -> BatchbayesError:
     """Return an error that lists the choices and suggests the one that is most similar to `name`.
 
     >>> print(unknown_name("a data set", "bosten", ["boston", "yacht"]))
     expected a data set, one of: boston, yacht; got 'bosten'. Do this: choose one of them (did you mean boston?).
     """
     names = list(choices)
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return BatchbayesError(f"{what}, one of: {', '.join(names)}", repr(name), f"choose one of them{hint}")
 

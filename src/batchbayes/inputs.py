@@ -109,7 +109,7 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Any:
     if inputs is None or (isinstance(inputs, Tensor) and inputs.ndim == 0):
         raise BatchbayesError(
             expected="a batch that is a tensor (N, ...), or a tuple that starts with one",
-            got=_describe(batch),
+            got=describe_batch(batch),
             fix='say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x',
         )
     return inputs
@@ -143,7 +143,7 @@ def _at(batch: Any, key: Any) -> Any:
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise BatchbayesError(
             expected=f"a batch with inputs at {key!r}"[:200],
-            got=_describe(batch),
+            got=describe_batch(batch),
             fix="pass a key or a position that the batch has as inputs=, or leave it out",
         ) from error
 
@@ -154,12 +154,13 @@ def _called(picker: Callable[[Any], Any], batch: Any) -> Any:
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise BatchbayesError(
             expected="a function inputs= that takes a batch and returns its inputs",
-            got=f"{_describe(batch)}, and {type(error).__name__}: {error}"[:300],
+            got=f"{describe_batch(batch)}, and {type(error).__name__}: {error}"[:300],
             fix="call it with one batch of the data, and look what it does",
         ) from error
 
 
-def _describe(batch: object) -> str:
+def describe_batch(batch: object) -> str:
+    """Say what a batch is, for error messages."""
     if isinstance(batch, Mapping):
         return f"a {type(batch).__name__} with keys {sorted(map(str, batch))}"
     if isinstance(batch, Tensor | np.ndarray):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Unpack
 
 import torch
@@ -59,13 +60,7 @@ class Network:
 
     def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
         own = each_tensor(inputs, torch.clone)  # the network may change its input in place
-        try:
-            found = module(*own.args, **own.named) if isinstance(own, Inputs) else module(own)
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
-            if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
-                raise
-            raise _failed(self.module, inputs, tensors, error) from error
-        return _checked_outputs(pick_output(found, self.output), len(inputs))
+        return _checked_outputs(pick_output(call_module(module, own, tensors), self.output), len(inputs))
 
     @property
     def device(self) -> torch.device:
@@ -74,6 +69,21 @@ class Network:
 
     def __repr__(self) -> str:
         return type(self.module).__name__ + (" (in place)" if why_in_place(self.module) else "")
+
+
+def call_module(
+    module: nn.Module, inputs: Tensor | Inputs, tensors: Mapping[str, Tensor | None] = MappingProxyType({})
+) -> Any:
+    """Return what a module returns for inputs. If it fails, raise an error that says for which inputs, and what to do.
+
+    `tensors` are those that were put into the module instead of its own.
+    """
+    try:
+        return module(*inputs.args, **inputs.named) if isinstance(inputs, Inputs) else module(inputs)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+        if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
+            raise
+        raise _failed(module, inputs, tensors, error) from error
 
 
 def _checked_outputs(outputs: Tensor, count: int) -> Tensor:
@@ -105,6 +115,8 @@ def _failed(
             "use torch's BatchNorm layers: a layer that reads running_mean in Python cannot normalise by its batch in "
             "evaluation mode. Leave such layers out with sites="
         )
+    if "more than 1 value per channel" in str(error):
+        fix = "leave out batches of one example, with drop_last=True in a DataLoader: they have no batch statistics"
     if isinstance(error, TypeError) and isinstance(inputs, Inputs):
         fix = "let forward() take these inputs by name; put a module that does so around a network that takes one dict"
     first = (str(error).strip().splitlines() or [""])[0][:300]

@@ -103,9 +103,23 @@ class Linearisable(Protocol):
         """Return the combinations of directions that move outputs most, (Q, rank), and the share of variance kept."""
         ...
 
+    @property
+    def output_axes(self) -> Tensor | None:
+        """Axes along which many logits move, (r, K); None if `leading_tangents` cannot be called."""
+        ...
+
     def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
         """Return outputs at the centre (n, ...), and their derivatives along directions (Q, D), (Q, n, ...).
 
         With `contrasts`, outputs are logits (n, K): only the differences between the logits of one example matter.
+        """
+        ...
+
+    def leading_tangents(self, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Return how the k combinations of logits move that matter most for each example.
+
+        Returns:
+            logits at the centre, (n, K); derivatives of the combinations along directions (Q, D), (Q, n, k); what each
+            combination does to the logits, (n, k, K); and the share of the variance that they keep on average.
         """
         ...

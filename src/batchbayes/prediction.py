@@ -210,13 +210,13 @@ def require_posterior(posterior: object) -> None:
         )
 
 
-_FUNCTIONS: "weakref.WeakSet[Posterior]" = weakref.WeakSet()
-"""Posteriors whose draws were found to be functions, so that they need not be tried again."""
+_FUNCTIONS: "weakref.WeakValueDictionary[int, Posterior]" = weakref.WeakValueDictionary()
+"""Posteriors whose draws were found to be functions, by identity, so that they need not be tried again."""
 
 
 def require_functions(posterior: Posterior, inputs: Any) -> None:
     """Raise an error if a draw is no function of single examples: if two calls differ, or if neighbours matter."""
-    if posterior in _FUNCTIONS or not len(inputs):
+    if _FUNCTIONS.get(id(posterior)) is posterior or not len(inputs):
         return
     function, few = posterior.draw(0, 0), inputs[:TRIED]
     once, again = function(few), function(few)
@@ -234,7 +234,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
             fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
         )
     if len(few) > 1:
-        _FUNCTIONS.add(posterior)
+        _FUNCTIONS[id(posterior)] = posterior
 
 
 def _close(first: Tensor, second: Tensor) -> bool:
@@ -264,4 +264,7 @@ def _complete(kept: list[Block], num_samples: int) -> Block | None:
 def _work(data: Batches, num_samples: int) -> int | None:
     """Return examples times draws, if the number of examples is known."""
     examples = data if is_examples(data) else getattr(data, "dataset", None)
-    return len(examples) * num_samples if hasattr(examples, "__len__") else None  # type: ignore[arg-type]
+    try:
+        return len(examples) * num_samples  # type: ignore[arg-type]
+    except (TypeError, RuntimeError):  # no length, or a tensor of an unusual kind
+        return None

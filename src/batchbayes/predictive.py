@@ -195,6 +195,7 @@ class GaussianPredictive(_Summary):
 
     def log_prob(self, targets: Tensor) -> Tensor:
         r"""Return the log-density of the mixture, $\log \frac1S \sum_s N(y; f_s, \sigma_s^2)$, shaped like targets."""
+        targets = as_tensor(targets, "targets")
         shaped = shaped_like(targets, self.mean.shape).to(torch.float64)
         kept = self._draws if isinstance(self._draws, LinearDraws | LinearPieces) else self.draws
         total = self._log_density(kept, shaped) - math.log(self.num_samples)
@@ -216,6 +217,7 @@ class GaussianPredictive(_Summary):
 
     def cdf(self, values: Tensor) -> Tensor:
         """Return P(y <= values) under the mixture, in the shape of the values."""
+        values = as_tensor(values, "values")
         shaped = shaped_like(values, self.mean.shape).to(torch.float64)
         return self.components().cdf(shaped).mean(0).reshape(values.shape).to(self.mean.dtype)
 

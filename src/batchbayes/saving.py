@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json, write_tensors
@@ -56,12 +55,7 @@ def save(
     if module := _module_of(posterior):
         header["weights"] = fingerprint(module)
     metadata = {"batchbayes": _json(header, "the posterior"), "notes": _json(dict(notes or {}), "notes=")}
-    try:
-        write_tensors(path, tensors, metadata)
-    except (OSError, SafetensorError) as error:
-        raise BatchbayesError(
-            expected=f"a place to write a file at {path}", got=f"{error}", fix="make the folder, or choose another path"
-        ) from error
+    write_tensors(path, tensors, metadata)
 
 
 def _json(values: object, what: str) -> str:

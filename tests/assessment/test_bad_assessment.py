@@ -230,7 +230,7 @@ def test_a_full_disk_is_told_by_assess_and_by_predict(case, tmp_path, capsys, mo
     monkeypatch.setattr(writing, "print_rows", full)
     posterior = ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--out", str(tmp_path / "new.csv")]
     assert cli.main([*base, *posterior]) == 2
-    assert "(No space left on device). Do this: choose another --out" in capsys.readouterr().err
+    assert "(No space left on device). Do this: choose another file or folder (--out)" in capsys.readouterr().err
     assert not (tmp_path / "new.csv").exists()
 
 

@@ -45,6 +45,7 @@ def unclear():
         "the same as a column": (assess_cases.one_logit(), (x, yes[:, None]), r"y\.long\(\)"),
         "several labels as floats": (network(), (x, torch.stack([yes, 1 - yes, yes], 1)), "one output at a time"),
         "several labels": (network(), (x, torch.stack([y, y, y], 1)), "one output at a time"),
+        "labels as floats": (network(), (x, y.float()), r"write classes as whole numbers \(y\.long\(\)\)"),
         "labels in a column": (network(), (x, y[:, None]), r"y\[:, 0\]"),
         "a label for each time step": (steps, (x, y[:, None].expand(-1, 4)), r"\(N, classes, 1, steps\)"),
         "one test example": (network(), (x[:1], y[:1]), "a random third"),

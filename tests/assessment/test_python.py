@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
 from batchbayes import cli
-from batchbayes.assessment import recommend
+from batchbayes.assessment import entries, recommend
+from batchbayes.methods.batchnorm import candidates
 
 network = assess_cases.trained_network
 FEW = {"batch_size": 16, "draws": 12, "method": "none"}
@@ -206,3 +207,38 @@ def test_one_or_two_calibration_examples_decide_nothing(count):
     found = bb.assess(network(), assess_cases.blobs(300, 0)[0], (x, y), calibration=(x[-count:], y[-count:]), **FEW)
     assert found.choice.is_network
     assert 0 < sum(found.rows["flag"]) <= 0.11 * 200
+
+
+def test_classes_that_the_calibration_data_lacks_are_named():
+    (x, y), given = assess_cases.blobs(240, 1), assess_cases.blobs(120, 4)
+    some = given[1] > 0
+    lacking, whole = (given[0][some], given[1][some]), given
+    with pytest.warns(bb.BatchbayesWarning, match=r"lacks classes to which \d+ % of the test examples belong"):
+        bb.assess(network(), assess_cases.blobs(300, 0)[0], (x, y), calibration=lacking, **FEW)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", bb.BatchbayesWarning)
+        bb.assess(network(), assess_cases.blobs(300, 0)[0], (x, y), calibration=whole, **FEW)
+
+
+def test_methods_are_tuned_on_examples_from_all_of_the_calibration_data(monkeypatch):
+    """Data is often in the order of classes. The examples by which a batch size is tuned are then of all classes."""
+    x, y = assess_cases.blobs(120, 4)
+    by_class = y.argsort(stable=True)
+    seen, tune = [], candidates.tune_batch_size
+
+    def watched(posterior, calibration, *args, **options):
+        seen.append(torch.cat([targets for _, targets in calibration]))
+        return tune(posterior, calibration, *args, **options)
+
+    monkeypatch.setattr(candidates, "tune_batch_size", watched)
+    monkeypatch.setitem(entries.compared_entries.__kwdefaults__, "tuning_examples", 30)
+    options = FEW | {"method": "mcbn", "engine": "sample"}
+    bb.assess(
+        network(),
+        assess_cases.blobs(300, 0)[0],
+        assess_cases.blobs(240, 1),
+        calibration=(x[by_class], y[by_class]),
+        **options,
+    )
+    assert len(seen[0]) == 30
+    assert torch.equal(seen[0].unique(), y.unique())

@@ -17,7 +17,7 @@ from batchbayes.assessment.classification.verdict import (
     no_better_than_guessing,
 )
 from batchbayes.assessment.regression.quantities import Quantity, quantities
-from batchbayes.assessment.regression.verdict import value_gains, value_verdict
+from batchbayes.assessment.regression.verdict import Findings, value_gains, value_verdict
 from batchbayes.assessment.result import flag_threshold, scores_for_limit
 from batchbayes.assessment.words import marked_sentence, strange_sentence
 
@@ -193,7 +193,8 @@ def values(outputs, *, scale=1.0, width=1.645):
     rows = {"source": ["test"] * 500, "flag": [0] * 500, "novelty": [0.5] * 500}
     found = quantities("load (kN)", None, outputs) if outputs == 1 else quantities("load", ("kN", "mm"), outputs)
     ends = (targets + errors - width, targets + errors + width)
-    return value_verdict(rows, NETWORK, errors, targets, ends, found, own={}, ood=None, calibration_count=300)
+    own = SimpleNamespace(metrics={})
+    return value_verdict(Findings(rows, [own], NETWORK, targets, errors, ends, None, found, None, 300))
 
 
 def test_values_keep_their_unit_in_every_sentence():

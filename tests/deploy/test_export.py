@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from helpers.references import left_alone
@@ -56,8 +57,9 @@ def test_bad_arguments_say_what_to_do(tmp_path, monkeypatch):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), num_samples=0)
     with pytest.raises(bb.BatchbayesError, match=r"inputs that .* runs on"):
         bb.export(fitted, tmp_path / "a.pt2", inputs.double(), bb.categorical())
-    with pytest.raises(bb.BatchbayesError, match="a threshold of uncertainty"):
-        bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), threshold=float("nan"))
+    for threshold in (float("nan"), "0.5"):
+        with pytest.raises(bb.BatchbayesError, match="a threshold of uncertainty"):
+            bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), threshold=threshold)
     with pytest.raises(bb.BatchbayesError, match=r"a detector of bb\.novelty; got a BatchNormPosterior"):
         bb.export(fitted, tmp_path / "a.pt2", inputs, bb.categorical(), novelty=fitted)
     for level in (1.5, 0.01, "0.1"):  # with 60 calibration examples no p-value is as small as 0.01
@@ -75,6 +77,33 @@ def test_bad_arguments_say_what_to_do(tmp_path, monkeypatch):
     )
     with pytest.raises(bb.BatchbayesError, match=r"batchbayes\[export\]"):
         bb.export(fitted, tmp_path / "a.onnx", inputs, bb.categorical())
+    assert list(tmp_path.iterdir()) == []
+
+
+class Conditional(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs) if inputs.sum() > 0 else super().forward(-inputs)
+
+
+class InNumpy(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(torch.from_numpy(np.tanh(inputs.numpy())))
+
+
+class OneByOne(nn.Linear):
+    def forward(self, inputs):
+        return torch.stack([super(OneByOne, self).forward(inputs[row]) for row in range(len(inputs))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [(Conditional, ".pt2"), (InNumpy, ".pt2"), (InNumpy, ".onnx"), (OneByOne, ".onnx")]
+)
+def test_networks_that_cannot_be_written_down_are_refused_in_words(kind, suffix, tmp_path):
+    if suffix == ".onnx":
+        pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    with pytest.raises(bb.BatchbayesError, match=r"torch\.export can write down"):
+        bb.export(bb.deterministic(kind(3, 3)), tmp_path / f"a{suffix}", torch.rand(4, 3), bb.categorical())
     assert list(tmp_path.iterdir()) == []
 
 

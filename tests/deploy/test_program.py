@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.cases import CASES, CONTRACT, CROP_AND_FLIP, POSTERIORS, SHIFT_AND_SCALE
+from helpers.cases import CASES, CONTRACT, CROP_AND_FLIP, POSTERIORS, SHIFT_AND_SCALE, moved
 from torch import nn
 
 import batchbayes as bb
@@ -51,6 +51,28 @@ def test_a_program_predicts_as_predict_does_or_is_refused(method, name):
     assert_same(
         outputs(program, inputs[:1]), bb.predict(posterior, inputs[:1], predictive.likelihood, **options), CLASSES
     )
+
+
+@pytest.mark.parametrize("kind", ["classes", "values"])
+def test_the_row_that_sets_the_threshold_is_not_flagged(kind):
+    network, inputs = regression(3 if kind == "classes" else 1), torch.randn(40, 3)
+    likelihood = bb.categorical() if kind == "classes" else bb.gaussian(precision=2.0)
+    posterior = bb.mcbn(network, torch.randn(64, 3), batch_size=8, num_samples=8)
+    seen = bb.predict(posterior, inputs, likelihood, num_samples=8)
+    uncertainty = seen.entropy if kind == "classes" else seen.epistemic_variance.sqrt()[:, 0]
+    for row, threshold in enumerate(uncertainty.tolist()):
+        program = build_program(posterior, inputs[:3], likelihood, num_samples=8, threshold=threshold)
+        found = outputs(program, inputs)["flag"]
+        assert not found[row]
+        assert found.sum() == (uncertainty > threshold).sum()
+
+
+def test_an_ensemble_has_a_draw_for_each_member():
+    network, inputs = regression(3), torch.randn(9, 3)
+    samples = bb.weight_samples(network, moved(network, 3))
+    program = build_program(samples, inputs, bb.categorical())
+    assert program.passes == 3
+    assert_same(outputs(program, inputs), bb.predict(samples, inputs, bb.categorical()), CLASSES)
 
 
 def regression(outputs=1):

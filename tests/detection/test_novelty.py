@@ -217,7 +217,7 @@ def test_a_stream_without_end_is_read_up_to_the_number_of_examples():
         (lambda: nn.Linear(4, 3), torch.randn(100, 4), {}, "batch normalisation"),
         (UNTRACKED.network, torch.randn(100, 4), {}, "running statistics in every"),
         (TABLE.network, torch.randn(30, 4), {}, "at least 40 training examples"),
-        (TABLE.network, [], {}, "at least 40 training examples"),
+        (TABLE.network, [], {}, "at least one training batch"),
         (TABLE.network, torch.full((100, 4), torch.nan), {}, "finite numbers in the inputs"),
         (
             TABLE.network,
@@ -255,3 +255,17 @@ def test_bad_inputs_are_refused():
         with pytest.raises(bb.BatchbayesError, match="a level from"):
             detector.flag(case.batches(1)[0], level)
     assert detector.flag(case.batches(1)[0] * 50, 0.1).all()
+
+
+def test_training_data_in_the_order_of_its_classes_is_read_from_all_of_it():
+    """The first 60 examples are of one class. A detector that was fitted to them would flag the other class."""
+    x = torch.cat([torch.randn(200, 4), torch.randn(200, 4) + 8])
+    network = nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 2))
+    network(x)
+    network.eval()
+    dataset = torch.utils.data.TensorDataset(x, torch.arange(400) // 200)
+    loader = torch.utils.data.DataLoader(dataset, 32)
+    for data in (x, x.numpy(), (x, dataset.tensors[1]), dataset, loader):
+        detector = bb.novelty(network, data, num_examples=60)
+        assert detector.flag(x, 0.1).float().mean() < 0.4, type(data)
+        assert len(detector.calibration_scores) == 15

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import batchbayes as bb
+from batchbayes.batches import spread_evenly
 from batchbayes.engines import linear_check
 from batchbayes.engines import linear_draws as drawn
-from batchbayes.engines.linear_check import Linearity, spread_evenly
+from batchbayes.engines.linear_check import Linearity
 
 X = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
 

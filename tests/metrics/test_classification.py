@@ -116,7 +116,8 @@ def test_with_equal_confidences_both_errors_are_the_plain_gap(confidence, correc
         ([math.nan], [True], 3, "between 0 and 1"),
         ([0.5], [1], 3, "torch.bool"),
         ([0.5], [True, False], 3, "never broadcast"),
-        ([0.5], [True], 0, "at least one bin"),
+        ([0.5], [True], 0, "num_bins as a whole number of at least 1"),
+        ([0.5], [True], 2.5, "num_bins as a whole number of at least 1"),
     ],
 )
 def test_bad_reliability_input_is_refused(reliability, confidence, correct, num_bins, message):

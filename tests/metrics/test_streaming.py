@@ -216,3 +216,11 @@ def test_memory_does_not_grow_with_the_number_of_examples():
         assert held_bytes(accumulator) == before > 0
         assert {k: type(v) for k, v in vars(accumulator).items()} == kinds
         assert not any(isinstance(value, list | dict | set) for value in vars(accumulator).values())
+
+
+def test_pieces_may_be_arrays():
+    matrix, scores = metrics.ConfusionMatrix(2), metrics.ScoreHistogram(0.0, 1.0)
+    matrix.add(torch.tensor([0, 1]).numpy(), torch.tensor([1, 1]).numpy())
+    scores.add(torch.tensor([0.5]).numpy(), torch.tensor([True]).numpy())
+    assert matrix.counts.tolist() == [[0, 0], [1, 1]]
+    assert scores.counts().positives.tolist() == [1]

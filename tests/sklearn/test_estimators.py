@@ -192,6 +192,7 @@ def test_a_frame_brings_its_names(waves):
     assert table.columns.tolist() == ["prediction", "std", "lower", "upper", "novelty"]
     assert (table.index == new.index).all()
     assert (table["upper"] == model.predict_interval(frame)[1]).all()
+    assert len(fitted(UncertainRegressor, x, y).predict_frame(x.tolist())) == len(x)  # lists have a method `index`
     table = fitted(UncertainClassifier, frame, y).predict_frame(new)
     assert table.columns.tolist() == ["prediction", "P(high)", "P(low)", "novelty"]
     np.testing.assert_allclose(table["P(high)"] + table["P(low)"], 1)
@@ -212,6 +213,27 @@ def test_mapie_wraps_both_estimators(waves):
     sets = SplitConformalClassifier(UncertainClassifier(**QUICK), confidence_level=0.9, prefit=False)
     found = sets.fit(x[:150], labels[:150]).conformalize(x[150:270], labels[150:270]).predict_set(x[270:])[1][:, :, 0]
     assert found[np.arange(130), labels[270:]].mean() == pytest.approx(0.9, abs=0.12)
+
+
+def test_tiny_units_are_no_constants(waves):
+    x, y = waves
+    ordinary, tiny = fitted(UncertainRegressor, x, y), fitted(UncertainRegressor, x * 1e-20, y * 1e-20)
+    np.testing.assert_allclose(tiny.predict(x[:5] * 1e-20) * 1e20, ordinary.predict(x[:5]), rtol=1e-3)
+
+
+def test_parameters_of_numpy_are_saved(waves, tmp_path):
+    model = fitted(UncertainRegressor, *waves, num_draws=np.int64(3), weight_decays=np.array([1e-3]))
+    model.save(tmp_path / "model.safetensors")
+    again = UncertainRegressor.load(tmp_path / "model.safetensors")
+    assert (again.num_draws, again.weight_decays) == (3, (1e-3,))
+
+
+def test_numbers_that_are_too_large_are_refused(waves):
+    x, y = waves
+    with pytest.raises(BatchbayesError, match="too far away"):
+        fitted(UncertainRegressor, x, y).predict(x[:2] * 1e300)
+    with pytest.raises(BatchbayesError, match="squares are finite"):
+        fitted(UncertainRegressor, x, y * 1e200)
 
 
 def test_bad_parameters_say_what_to_do(waves):

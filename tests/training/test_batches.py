@@ -1,8 +1,9 @@
 import pytest
 import torch
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from batchbayes import BatchbayesError
-from batchbayes.training.batches import shuffled, shuffled_batches
+from batchbayes.training.batches import known_size, shuffled, shuffled_batches, training_batches
 
 
 def test_an_epoch_is_a_shuffled_pass_without_the_left_over_batch() -> None:
@@ -28,6 +29,24 @@ def test_inputs_and_targets_stay_together(count: int, size: int) -> None:
         for (inputs, targets), chosen in zip(pairs, rows, strict=True):
             assert torch.equal(inputs, chosen)
             assert torch.equal(targets, -chosen)
+
+
+def test_the_number_of_examples_is_that_of_the_examples_that_are_read() -> None:
+    whole = TensorDataset(torch.zeros(65, 2), torch.zeros(65))
+    part = Subset(whole, range(20))
+    few = DataLoader(whole, 5, sampler=SubsetRandomSampler(range(20)))
+    assert [known_size(data) for data in (part, few, DataLoader(part, 8))] == [20, 20, 20]
+    assert [known_size(data) for data in (whole, whole.tensors, shuffled(*whole.tensors, 16, 0))] == [65, 65, 65]
+    assert known_size([whole.tensors]) is None
+
+
+def test_a_last_batch_of_one_example_of_a_data_set_is_left_out() -> None:
+    sizes = {count: [len(x) for x, _ in training_batches(_pairs(count), 16, 0)] for count in (1, 33, 34)}
+    assert sizes == {1: [1], 33: [16, 16], 34: [16, 16, 2]}
+
+
+def _pairs(count: int) -> TensorDataset:
+    return TensorDataset(torch.zeros(count, 2), torch.zeros(count))
 
 
 def test_bad_data_is_refused() -> None:

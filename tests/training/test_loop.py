@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from batchbayes import BatchbayesError
@@ -263,6 +263,47 @@ def test_targets_that_would_be_broadcast_are_refused(loss) -> None:
     network, x, y = problem()
     with pytest.raises(BatchbayesError, match=r"the shape of the outputs, \(10, 1\); got \(10,\)"):
         train_tensors(network, x, y[:, 0], loss, TrainingConfig(2, 10))
+
+
+BAD_BATCHES = {
+    "dicts": (lambda x, y: [{"image": x, "label": y}], r"got a dict with keys \['image', 'label'\]"),
+    "triples": (lambda x, y: [(x, y, y)], r"inputs and targets, \(x, y\)"),
+    "inputs alone": (lambda x, y: [x], "got a tensor of shape"),
+    "no data": (lambda x, y: None, "batches to train on; got a NoneType"),
+    "another precision": (lambda x, y: [(x.float(), y)], "the weights are float64"),
+    "a batch of one": (lambda x, y: [(x[:1], y[:1])], "drop_last=True"),
+}
+
+
+@pytest.mark.parametrize(("batches", "words"), BAD_BATCHES.values(), ids=BAD_BATCHES)
+def test_batches_that_cannot_be_trained_on_are_refused_in_words(batches, words) -> None:
+    network, x, y = problem()
+    with pytest.raises(BatchbayesError, match=words):
+        train(network, batches(x, y), supervised(mse_loss), TrainingConfig(1, 50))
+
+
+def test_losses_that_cannot_be_used_are_refused_in_words() -> None:
+    network, x, y = problem()
+    for loss, words in (
+        (nn.MSELoss(reduction="none"), "one number with a gradient"),
+        ("mse", "loss that can be called"),
+    ):
+        with pytest.raises(BatchbayesError, match=words):
+            train(network, [(x, y)], supervised(loss), TrainingConfig(1, 50))  # type: ignore[arg-type]
+    for labels in (torch.zeros(50).int(), torch.zeros(50, 1).long()):
+        with pytest.raises(
+            BatchbayesError, match=rf"got {labels.dtype} of shape \({', '.join(map(str, labels.shape))}"
+        ):
+            train(network, [(x, labels)], supervised(cross_entropy), TrainingConfig(1, 50))
+    for odd in ({"epochs": 1.5}, {"batch_size": 2.5}, {"learning_rate": "0.1"}, {"weight_decay": -1}):
+        with pytest.raises(BatchbayesError, match=next(iter(odd))):
+            TrainingConfig(**{"epochs": 1, "batch_size": 8, **odd})  # type: ignore[arg-type]
+
+
+def test_a_network_may_take_several_inputs() -> None:
+    network = nn.Bilinear(2, 3, 1)
+    batch = (torch.randn(8, 2), torch.randn(8, 3)), torch.randn(8, 1)
+    assert len(train(network, [batch], supervised(mse_loss), TrainingConfig(2, 8))) == 2
 
 
 def test_a_network_with_nothing_to_train_is_refused() -> None:

@@ -5,6 +5,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from batchbayes.errors import BatchbayesError
+
+
+@contextmanager
+def words_for_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say in words that a disk is full, that a folder is missing, or that it cannot be written to."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise BatchbayesError(
+            expected="a place to write to",
+            got=f"{path} ({getattr(error, 'strerror', None) or error})",
+            fix="choose another file or folder (--out), or free some space",
+        ) from error
+
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:

@@ -31,6 +31,9 @@ def as_tensor(values: Any, name: str = "the values") -> Tensor:
     tensor([1.5000, 2.0000], dtype=torch.float64)
     """
     if isinstance(values, Tensor):
+        if values.layout is not torch.strided or values.is_nested or values.is_meta:
+            got = "a nested one" if values.is_nested else f"one of {values.layout} on {values.device}"
+            raise BatchbayesError(expected=f"{name} as a plain tensor", got=got, fix="make it dense, as by to_dense()")
         return values.long() if values.dtype in _UNSIGNED else values
     array = np.asarray(values) if isinstance(values, np.ndarray | np.generic | list) else None
     if array is None or array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
@@ -94,7 +97,7 @@ def whole_number(name: str, value: object, least: int | None = 1) -> int:
         raise BatchbayesError(
             expected=f"{name} as a whole number" + (f" of at least {least}" if least is not None else ""),
             got=f"{name}={value!r}"[:200],
-            fix=f"pass {max(1, least or 0)} or more" if least is not None else "pass a number such as 0",
+            fix="pass a number without a fraction" if least is None else f"pass {max(1, least)} or more",
         )
     return number
 
@@ -106,6 +109,17 @@ def finite_number(name: str, value: object, *, above: float, below: float = math
         limits = f"between {above:g} and {below:g}, both excluded" if below < math.inf else f"above {above:g}"
         raise BatchbayesError(expected=f"{name} {limits}", got=f"{value!r}"[:200], fix=fix)
     return number
+
+
+def log_inverse_error(error: float) -> float:
+    """Return log(1 / error) of a mean squared error, around which noise precisions are searched, or raise an error."""
+    if not 0 < error < math.inf:
+        raise BatchbayesError(
+            expected="errors whose squares are finite and not all zero",
+            got=f"a mean squared error of {error}",
+            fix="use held-out points that the network has not seen, in a unit in which targets are near 1",
+        )
+    return -math.log(error)
 
 
 def check_same_shape(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:

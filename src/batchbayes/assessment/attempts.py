@@ -20,7 +20,7 @@ from batchbayes.assessment.entries import EXACT_DRAWS, Entry
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import DOUBT, recommend
 from batchbayes.assessment.views import some_inputs
-from batchbayes.engines.linear_check import spread_evenly
+from batchbayes.batches import spread_evenly
 from batchbayes.errors import BatchbayesWarning, warn
 from batchbayes.methods.point import deterministic
 from batchbayes.posterior import Posterior

@@ -70,10 +70,6 @@ class Contender(Generic[S]):
     """The loss of each test example or image, (N,). Lower is better."""
 
     @property
-    def candidate(self) -> Candidate:
-        return self.trial.candidate
-
-    @property
     def name(self) -> str:
         return self.trial.name
 
@@ -82,25 +78,12 @@ class Contender(Generic[S]):
         return self.trial.candidate.posterior
 
     @property
-    def tuned(self) -> dict[str, Any]:
-        return self.trial.tuned
-
-    @property
     def num_samples(self) -> int:
         return self.trial.num_samples
 
     @property
-    def engine(self) -> str:
-        return self.trial.engine
-
-    @property
     def passes(self) -> float:
         return self.trial.passes
-
-    @property
-    def advice(self) -> str:
-        """How it is used, as a sentence."""
-        return f"{self.trial.candidate.advice}."
 
     @property
     def has_draws(self) -> bool:
@@ -114,8 +97,9 @@ class Contender(Generic[S]):
     @property
     def settings(self) -> dict[str, Any]:
         """What the report notes down about it."""
-        known = {"draws": self.num_samples, "passes": self.passes, "engine": self.engine}
-        return {**self.candidate.settings, **self.tuned, **known, "calibration_nll": self.trial.mean_loss}
+        trial = self.trial
+        known = {"draws": trial.num_samples, "passes": trial.passes, "engine": trial.engine}
+        return {**trial.candidate.settings, **trial.tuned, **known, "calibration_nll": trial.mean_loss}
 
 
 ClassContender = Contender[Seen[CategoricalPredictive]]
@@ -150,11 +134,11 @@ def notes_for_prediction(
     """Return what one has to know to predict new data with the recommended posterior."""
     return {
         "task": case.task,
-        **chosen.tuned,
+        **chosen.trial.tuned,
         "threshold": threshold,
         "seed": case.settings.seed,
         "draws": chosen.num_samples,
-        "engine": "linear" if is_linear(chosen.engine) else "sample",  # what "auto" has chosen
+        "engine": "linear" if is_linear(chosen.trial.engine) else "sample",  # what "auto" has chosen
         "reading": case.reading.to_json(),
         "novelty_level": novelty_level(novelty),
         **more,

@@ -131,12 +131,10 @@ def _distance(sight: Sight) -> tuple[float, Tensor]:
 
 def _evenly(data: Examples) -> Iterator[Tensor]:
     """Yield inputs of at most MOST examples. If their number is known, they are spread evenly over the data."""
-    step, start, count = 1 if data.size is None else -(-data.size // MOST), 0, 0
-    for inputs, _ in data:
-        some = inputs[-start % step :: step][: MOST - count]
-        start, count = start + len(inputs), count + len(some)
-        if len(some):
-            yield some
+    count = 0
+    for inputs, _ in data.evenly(MOST):
+        yield inputs[: MOST - count]
+        count += len(inputs)
         if count >= MOST:
             return
 

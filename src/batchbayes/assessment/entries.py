@@ -1,6 +1,6 @@
 """What is compared: the network as it is and what each method offers, without and with views."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from batchbayes.assessment.contenders import Trial
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.tuning import FOLDS
 from batchbayes.assessment.views import num_views, words
-from batchbayes.data.examples import Examples
+from batchbayes.batches import spread_evenly
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.candidates import Candidate, Setting, find_candidates
 from batchbayes.methods.point import deterministic
@@ -55,18 +55,16 @@ def compared_entries(
 ) -> list[Entry]:
     """Fit all methods. Return the network as it is, what methods offer, and all of them with views.
 
-    Args:
-        case: the network and its data.
-        likelihood: what methods are tuned by.
-        tuning_samples: draws for tuning (default: as for prediction).
-        tuning_examples: calibration examples for tuning.
-        averaged: how many views a draw averages.
+    Methods are tuned by the likelihood, on `tuning_examples` of the calibration data, by `tuning_samples` draws (by
+    default as many as for prediction). With views, a draw is the mean of `averaged` of them.
     """
-    settings = case.settings
+    settings, total = case.settings, len(case.calibration.rows())
+    rows = spread_evenly(total, tuning_examples)  # data is often in the order of classes, or of time
+    some = case.calibration if len(rows) == total else case.calibration.some(rows.tolist())
     setting = Setting(
         model=case.network,
         train=case.train,
-        calibration=list(first_examples(case.calibration, tuning_examples)),
+        calibration=[(inputs, targets) for inputs, targets in some if targets is not None],
         likelihood=likelihood,
         num_samples=settings.draws or DRAWS,
         tuning_samples=tuning_samples or settings.draws or DRAWS,
@@ -78,7 +76,8 @@ def compared_entries(
     network = Candidate(
         "deterministic", "the network as it is", deterministic(case.network), "Take its own output", rank=0
     )
-    alone = [network, *_ensemble(case), *find_candidates(case.methods, setting)]
+    tuned = [_with_gains_of_all(each, rows, total) for each in find_candidates(case.methods, setting)]
+    alone = [network, *_ensemble(case), *tuned]
     entries = [Entry(each, (num_draws(each.posterior, settings.draws or DRAWS),)) for each in alone]
     return entries + [seen for each in alone if (seen := _with_views(each, case, averaged)) is not None]
 
@@ -90,6 +89,14 @@ def _ensemble(case: Case) -> list[Candidate]:
     posterior = weight_samples(case.network, [case.network.state_dict(), *case.members])
     name = f"ensemble of {len(posterior)}"
     return [Candidate(name, "mean of networks with weights of their own", posterior, f"Average the {name}", rank=1)]
+
+
+def _with_gains_of_all(candidate: Candidate, rows: Tensor, total: int) -> Candidate:
+    """Return the candidate with the gain of each of all calibration examples; tuning used some rows of them."""
+    if candidate.tuning_gain is None:
+        return candidate
+    gains = candidate.tuning_gain.new_zeros(total).index_copy(0, rows, candidate.tuning_gain)
+    return replace(candidate, tuning_gain=gains)
 
 
 def _with_views(base: Candidate, case: Case, averaged: int) -> Entry | None:
@@ -111,34 +118,20 @@ def _with_views(base: Candidate, case: Case, averaged: int) -> Entry | None:
 
 
 def trial_of(
-    entry: Entry,
-    size: int,
-    losses: Tensor,
-    engine: str,
-    *,
-    tuned: dict[str, Any],
-    temperature: bool = False,
+    entry: Entry, size: int, losses: Tensor, engine: str, *, tuned: dict[str, Any], temperature: bool = False
 ) -> Trial:
-    """Put together what is known about a contender from calibration data.
+    """Put together what is known about `size` draws of an entry from calibration data.
 
-    Args:
-        entry: the posterior.
-        size: the number of draws.
-        losses: of the calibration examples, with numbers that were tuned on others, (N,).
-        engine: how the draws were made.
-        tuned: what is tuned for the likelihood.
-        temperature: whether this is a temperature, and not left at 1.
+    The losses (N,) of its examples are those with numbers that were tuned on other examples. `temperature` says whether
+    the `tuned` numbers are a temperature that is not left at 1.
     """
     gain = entry.candidate.tuning_gain
-    if gain is not None:
-        losses = losses.double().clone()
-        losses[: len(gain)] += gain
     return Trial(
         candidate=_variant(entry, size, tuned if temperature else None),
         num_samples=size,
         simplicity=(entry.candidate.rank, float(entry.views > 0), float(size * entry.views), float(temperature)),
         tuned=tuned,
-        losses=losses,
+        losses=losses if gain is None else losses.double() + gain,
         engine=engine,
     )
 
@@ -173,13 +166,3 @@ def pick_shown(
 
     kept = sorted(others, key=place)[:MOST_SHOWN]
     return [each for each in tried if each is first or each in kept]
-
-
-def first_examples(data: Examples, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield labelled batches with `count` examples in all, or fewer if there are no more."""
-    for inputs, targets in data:
-        assert targets is not None, "this was checked when the data was loaded"
-        yield inputs[:count], targets[:count]
-        count -= len(inputs)
-        if count <= 0:
-            return

@@ -27,16 +27,7 @@ def shared_figures(
     rows: Rows,
     novelty: Novelty | None,
 ) -> Figures:
-    """Draw quality against price, the novelty of test and strange inputs, and curves of tuning.
-
-    Args:
-        case: the data.
-        contenders: what is compared.
-        chosen: the recommended one.
-        columns: the metrics.
-        rows: the rows of predictions.csv.
-        novelty: the detector of unusual inputs, if there is one.
-    """
+    """Draw quality against price, the novelty of test and strange inputs, and curves of tuning."""
     return {
         **_price(contenders, chosen, [column for column in columns if column.key in PRICED]),
         **_novelty(rows, novelty_level(novelty), case.ood.name if case.ood else None),
@@ -87,7 +78,7 @@ def _novelty(rows: Rows, level: float, strange: str | None) -> Figures:
 
 def _tuning(contenders: Sequence[Contender[Any]]) -> Figures:
     """Draw the curve by which each method was tuned, if there are any."""
-    curves = {id(each): each for contender in contenders if (each := contender.candidate.curve) is not None}
+    curves = {id(each): each for contender in contenders if (each := contender.trial.candidate.curve) is not None}
     return {
         f"tuning-{i}": (
             plots.batch_size_figure(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from batchbayes._common.rng import GlobalStream
+from batchbayes._common.text import percent
 from batchbayes.assessment.likelihood import OneLogit, class_likelihood
 from batchbayes.assessment.named import build_network, call_named, fitting_weights, named_methods
 from batchbayes.assessment.options import AssessOptions, Settings, Task
@@ -40,6 +41,8 @@ FEW = 64
 """Examples whose outputs show whether they are probabilities."""
 MOST_SHARED, COMPARED = 0.5, 1000
 """Test data is called a part of other data if it shares more than this with it, among so many examples."""
+MOST_MISSING = 0.05
+"""Classes that calibration data lacks are not worth a word up to this share of the test data."""
 ORDERS = (SequentialSampler, RandomSampler)
 """How a loader may read a data set of which the first examples are looked at: it reads all of it."""
 
@@ -136,6 +139,8 @@ def make_case(
         ignored = settings.ignore_label if task == "segmentation" else None
         likelihood = class_likelihood(_outputs(network, inputs), ignored) if task != "regression" else Gaussian(1.0)
     require_fitting(task, likelihood, outputs, (calibration, test), settings.ignore_label)
+    if task == "classification":
+        _warn_of_missing_classes(calibration, test)
     num_outputs = 2 if isinstance(likelihood, OneLogit) else outputs.shape[1] if outputs.ndim > 1 else 1
     class_names = settings.class_names or reading.class_names
     if class_names is not None and task != "regression":
@@ -159,6 +164,17 @@ def make_case(
         split_off=split_off,
         reading=reading,
     )
+
+
+def _warn_of_missing_classes(calibration: Examples, test: Examples) -> None:
+    """Warn if many test examples are of classes that took no part in tuning and choosing."""
+    labels = test.targets()
+    missing = labels[~torch.isin(labels, calibration.targets())]
+    if len(missing) > MOST_MISSING * len(labels):
+        warn(
+            f"the calibration data lacks classes to which {percent(len(missing) / len(labels), 0)} of the test "
+            "examples belong. What is tuned and chosen there may not suit them: pass calibration data of all classes."
+        )
 
 
 def _share_of(test: Examples, others: Tensor) -> float:

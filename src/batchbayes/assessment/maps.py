@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from batchbayes._common.atomic import atomic_path
+from batchbayes._common.atomic import atomic_path, words_for_disk_errors
 from batchbayes.assessment.rows import Show
-from batchbayes.assessment.write import words_for_disk_errors
 from batchbayes.errors import BatchbayesError
 from batchbayes.predictive import CategoricalPredictive
 
@@ -25,12 +24,8 @@ def map_writer(folder: Path, task: str, num_classes: int) -> Show:
         raise BatchbayesError(expected="a segmentation for --maps", got=f"a {task}", fix="leave out --maps")
     if num_classes > 256:
         raise BatchbayesError(expected="at most 256 classes for maps", got=f"{num_classes}", fix="leave out --maps")
-    try:
+    with words_for_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BatchbayesError(
-            expected="a folder for maps", got=f"{folder} ({error.strerror})", fix="choose another --maps"
-        ) from error
     palette, used = _palette(num_classes), Counter()
 
     def write(name: str, seen: CategoricalPredictive) -> None:

@@ -18,14 +18,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from batchbayes import __version__
-from batchbayes._common.atomic import atomic_path
+from batchbayes._common.atomic import atomic_path, words_for_disk_errors
 from batchbayes._common.progress import Progress
 from batchbayes._common.text import count
 from batchbayes.assessment.options import PredictOptions
 from batchbayes.assessment.predict import Predictor
 from batchbayes.assessment.run import noted_warnings, running
 from batchbayes.assessment.sources import is_function
-from batchbayes.assessment.write import NOVELTY, print_rows, words_for_disk_errors, write_json
+from batchbayes.assessment.write import NOVELTY, print_rows, write_json
 from batchbayes.data.examples import READ_SIZE, Examples
 from batchbayes.data.files import ARRAYS, READ_IN_PART, example_shape
 from batchbayes.data.image_folders import visible

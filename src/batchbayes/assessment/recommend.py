@@ -121,4 +121,4 @@ def sentence_of_choice(choice: Choice) -> str:
             f" {choice.beyond.name} is better ({number(choice.beyond.mean_loss)} on the calibration data), but costs "
             f"{choice.beyond.passes:g} forward passes, which is beyond the budget."
         )
-    return f"Use {choice.name}. {why} {told}{more} {chosen.advice}"
+    return f"Use {choice.name}. {why} {told}{more} {chosen.trial.candidate.advice}."

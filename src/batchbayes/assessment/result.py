@@ -74,6 +74,16 @@ class MetricColumn:
     """Title of the table that the column is in."""
 
 
+BRIER = MetricColumn("brier", "Brier", "lower", 3, "squared distance of the probabilities from the truth, 0 to 2")
+ECE = MetricColumn(
+    "ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True
+)
+PASSES = MetricColumn("passes", "Passes", "lower", 0, "what a prediction costs, in forward passes of the network")
+BY_MI = MetricColumn("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING)
+AURC = MetricColumn("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING)
+"""Columns of more than one task."""
+
+
 @dataclass(frozen=True, eq=False)
 class Thumbnails:
     """Small pictures of some rows."""
@@ -132,7 +142,7 @@ class Assessment:
     @property
     def likelihood(self) -> Any:
         """The likelihood to use it with, with its tuned temperature or precision."""
-        tuned = self.recommended.tuned
+        tuned = self.recommended.trial.tuned
         return gaussian(tuned["precision"]) if "precision" in tuned else replace(self.case.likelihood, **tuned)
 
     @property

@@ -144,7 +144,7 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     more = {} if show is None else {"show": show}
     found: Assessment = resolve(ASSESSORS[case.task])(case, **more)
     found = replace(found, terms={**found.terms, "What was tried": found_in(case)})
-    if caution := found.choice.recommended.candidate.caution:
+    if caution := found.recommended.trial.candidate.caution:
         warn(caution)
     test = case.test.whole() if case.split_off else case.test
     if outside := outside_ranges(test, case.reading.schema):

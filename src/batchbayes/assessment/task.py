@@ -112,10 +112,13 @@ def require_class_names(names: Sequence[str], num_classes: int, ignored_label: i
 def _require_targets(name: str, targets: Tensor, outputs: Tensor) -> None:
     shape = outputs.shape[1:]
     if targets.shape[1:] != shape and not (targets.ndim == 1 and shape == (1,)):
+        classes = targets.ndim == 1 and bool((targets == targets.round()).all())
         raise BatchbayesError(
-            expected=f"targets of shape (N, {', '.join(map(str, shape))}) in {name}",
-            got=f"(N, {', '.join(map(str, targets.shape[1:]))})",
-            fix="give one target for each output of the network",
+            expected=f"targets of shape {('N', *shape)} in {name}",
+            got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
+            fix="write classes as whole numbers (y.long()), without a decimal point"
+            if classes
+            else "give one target for each output of the network",
         )
 
 

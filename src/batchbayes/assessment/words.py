@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.text import count, percent
-from batchbayes.assessment.recommend import Choice
+from batchbayes.assessment.recommend import DOUBT, Choice
 from batchbayes.assessment.rows import Rows
 from batchbayes.metrics import area_under_roc, count_by_score
 
-DOUBT = 2.0
-"""A difference is real if it is larger than this many standard errors."""
 SMALL, LARGE = 0.01, 0.03
 """Differences of shares below the first do not matter to anybody. Those below the second are called little."""
 VAGUE = 0.1

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from batchbayes import __version__
-from batchbayes._common.atomic import atomic_path
+from batchbayes._common.atomic import atomic_path, words_for_disk_errors
 from batchbayes._common.checks import require_packages
 from batchbayes.assessment.options import AssessOptions, Settings
 from batchbayes.assessment.recommend import paired_difference
@@ -50,17 +50,6 @@ def require_place(out: Path, overwrite: bool) -> None:
 
 def _stage(out: Path) -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")
-
-
-@contextmanager
-def words_for_disk_errors(path: Path) -> Iterator[None]:
-    """Say in words that a disk is full or cannot be written to."""
-    try:
-        yield
-    except OSError as error:
-        raise BatchbayesError(
-            expected="a place to write to", got=f"{path} ({error.strerror})", fix="choose another --out"
-        ) from error
 
 
 @contextmanager
@@ -145,7 +134,7 @@ def document(found: Assessment) -> dict[str, Any]:
         "methods": [
             {
                 "name": c.name,
-                "about": c.candidate.about,
+                "about": c.trial.candidate.about,
                 "metrics": dict(c.metrics),
                 "settings": c.settings,
                 "behind": paired_difference(c.losses, found.recommended.losses),

@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from batchbayes._common.rng import generator
 from batchbayes._common.text import count
+from batchbayes.batches import selected
 from batchbayes.data.preprocess import Preprocessing
 from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
@@ -104,6 +105,12 @@ class Examples:
         ids = None if self.source_ids is None else self.source_ids[rows.start : rows.stop]
         loader = DataLoader(Subset(self.batches.dataset, rows), batch_size=READ_SIZE)
         return replace(self, batches=loader, source_ids=ids)
+
+    def evenly(self, count: int) -> "Examples":
+        """Return at most `count` examples that are spread evenly over a data set, or all of another source."""
+        if self.size is None or self.part or self.batches.batch_size is None:  # type: ignore[attr-defined]
+            return self
+        return replace(self, batches=selected(self.batches, count), source_ids=None)  # type: ignore[arg-type]
 
     def raw(self) -> "Examples":
         """Return the same examples without the preprocessing, to show them to people."""

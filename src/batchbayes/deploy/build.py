@@ -17,7 +17,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood, require_likelihood
 from batchbayes.methods.views.posterior import ViewsPosterior
 from batchbayes.network import Network
-from batchbayes.posterior import Posterior
+from batchbayes.posterior import Posterior, num_draws
 
 
 def build_program(
@@ -35,9 +35,8 @@ def build_program(
 ) -> Program:
     """Return the program that predicts with a posterior. The arguments are those of `export`."""
     require_likelihood(likelihood)
-    num_samples = whole_number("num_samples", num_samples)
-    num_samples = 1 if posterior.is_point else num_samples
     network, summary = _copied(posterior), summary_of(likelihood, conformal)
+    num_samples = num_draws(posterior, whole_number("num_samples", num_samples))
     ready = examples if prepare is None else prepare(examples)
     return Program(
         prepare,
@@ -51,8 +50,7 @@ def build_program(
 def _step(posterior: Posterior, network: Network, example: Tensor, summary: Summary, count: int, seed: int) -> Step:
     """Return the step of a posterior, on a network that is a copy of the posterior's own."""
     if not isinstance(posterior, ViewsPosterior):
-        bank = fill_bank(posterior, example, 1 if posterior.is_point else count, seed)
-        return Step(network, bank, (), 1, summary)
+        return Step(network, fill_bank(posterior, example, count, seed), (), 1, summary)
     passes = count * posterior.average
     bank = fill_bank(posterior.posterior, example, passes, seed)
     return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes import __version__
-from batchbayes._common.atomic import atomic_path
+from batchbayes._common.atomic import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.deploy.build import build_program
-from batchbayes.deploy.onnx_file import BATCH, INPUT, build_model
+from batchbayes.deploy.onnx_file import BATCH, INPUT, build_model, words_for_exporter
 from batchbayes.deploy.program import Program
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood
-from batchbayes.posterior import Posterior
+from batchbayes.posterior import Posterior, num_draws
 from batchbayes.prediction import predict, require_posterior
 from batchbayes.predictive import GaussianPredictive
 from batchbayes.saving import fingerprint
@@ -115,12 +116,12 @@ def export(
         found = program(examples)
     difference = _require_equal(found, wanted)
     notes = {"batchbayes": __version__, "posterior": repr(posterior), "likelihood": repr(likelihood)}
-    notes |= {"draws": str(num_samples), "seed": str(seed)}
+    notes |= {"draws": str(num_draws(posterior, num_samples)), "seed": str(seed)}
     write = _onnx_file if target.suffix == ".onnx" else _torch_file
     content, opset = write(program, examples[:EXAMPLES], notes)
     if opset is not None and find_spec("onnxruntime") is not None:
         difference = _require_equal(_run(content, examples), wanted)
-    with atomic_path(target) as partial:
+    with words_for_disk_errors(target), atomic_path(target) as partial:
         partial.write_bytes(content)
     return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty), difference)
 
@@ -144,10 +145,9 @@ def _target(given: str | os.PathLike[str]) -> Path:
 
 def _require_flags(posterior: Any, threshold: float | None, novelty: object, novelty_level: float) -> None:
     """Raise an error for limits that flag nothing, and for a detector of another network or of no network."""
-    if threshold is not None and math.isnan(threshold):
-        raise BatchbayesError(
-            expected="a threshold of uncertainty", got="NaN, which flags nothing", fix="pass a number, or leave it out"
-        )
+    if threshold is not None and (not isinstance(threshold, Real) or math.isnan(threshold)):
+        got = f"{threshold!r}, which flags nothing"
+        raise BatchbayesError(expected="a threshold of uncertainty", got=got, fix="pass a number, or leave it out")
     if novelty is None:
         return
     if not isinstance(novelty, Novelty):
@@ -216,8 +216,9 @@ def _run(content: bytes, inputs: Tensor) -> dict[str, Tensor]:
     """Run an ONNX model in onnxruntime."""
     import onnxruntime  # pyright: ignore[reportMissingImports]
 
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    found = session.run(None, {INPUT: inputs.numpy()})
+    with words_for_exporter():
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        found = session.run(None, {INPUT: inputs.numpy()})
     return {each.name: torch.as_tensor(values) for each, values in zip(session.get_outputs(), found, strict=True)}
 
 
@@ -230,7 +231,7 @@ def _onnx_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> t
 def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> tuple[bytes, None]:
     """Return a program as the content of a .pt2 file, in which all draws stand one after the other."""
     content = io.BytesIO()
-    with torch.no_grad():
+    with torch.no_grad(), words_for_exporter():
         shapes = ({0: torch.export.Dim(BATCH)},)
         exported = torch.export.export(program, (example,), dynamic_shapes=shapes, strict=False)
     torch.export.save(exported, content, extra_files={"batchbayes.json": json.dumps(dict(notes))})

@@ -64,19 +64,32 @@ def _exported(module: nn.Module, args: tuple[Any, ...], is_batch: list[Any]) -> 
     def spec(each: Any) -> Any:
         return [spec(part) for part in each] if isinstance(each, list) else {0: batch} if each else None
 
+    with torch.no_grad(), words_for_exporter(), _quiet():
+        program = torch.onnx.export(
+            module.eval(), args, dynamo=True, dynamic_shapes=tuple(map(spec, is_batch)), verbose=False
+        )
+    assert program is not None
+    return program.model_proto
+
+
+@contextmanager
+def words_for_exporter() -> Iterator[None]:
+    """Say in words what torch's exporter cannot do. It raises errors of many kinds, and some are its own."""
     try:
-        with torch.no_grad(), _quiet():
-            program = torch.onnx.export(
-                module.eval(), args, dynamo=True, dynamic_shapes=tuple(map(spec, is_batch)), verbose=False
-            )
+        yield
     except ImportError as error:
         raise BatchbayesError(
             expected=f"an onnxscript that knows torch {torch.__version__}",
             got=str(error),
             fix="pip install --upgrade onnxscript, or write a .pt2 file",
         ) from error
-    assert program is not None
-    return program.model_proto
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise BatchbayesError(
+            expected="a network that torch.export can write down for any number of inputs",
+            got=f"{type(cause).__name__}: {str(cause).strip()}".splitlines()[0][:300],
+            fix="take numpy, loops over examples, and conditions on the values of tensors out of forward()",
+        ) from error
 
 
 @contextmanager

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.deploy.bank import Bank
-from batchbayes.deploy.summaries import Summary
+from batchbayes.deploy.summaries import ClassSummary, Summary
 from batchbayes.deploy.views import BankedView
 from batchbayes.network import Network, pick_output
 from batchbayes.shadow import workplace
 
 State = list[Tensor]
+ROUNDING = 1e-5
+"""How far above the threshold an uncertainty must be for a flag: in nats, or as a share of a standard deviation. A file
+rounds otherwise than `predict`, which may have set the threshold to the uncertainty of a row."""
 
 
 class Step(nn.Module):
@@ -84,7 +87,9 @@ class Finish(nn.Module):
 
     def __init__(self, summary: Summary, count: int, threshold: float | None, level: float | None) -> None:
         super().__init__()
-        self._summary, self._count, self._threshold, self._level = summary, count, threshold, level
+        unit = 1.0 if threshold is None or isinstance(summary, ClassSummary) else abs(threshold)
+        self._threshold = None if threshold is None else threshold + ROUNDING * unit
+        self._summary, self._count, self._level = summary, count, level
 
     def forward(self, state: State, p_value: Tensor | None = None) -> dict[str, Tensor]:
         """Return the outputs of the file by name. An input is flagged if it is uncertain or unlike the training data.

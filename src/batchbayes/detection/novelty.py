@@ -21,6 +21,7 @@ the known ones.
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
-from batchbayes.batches import Batches, chunks
+from batchbayes.batches import Batches, chunks, cut, evenly, first_of, input_stream
 from batchbayes.detection.gaussian import ClassGaussian, fit_gaussian
 from batchbayes.detection.ranks import conformal_p_value, surprise
 from batchbayes.detection.statistics import Sight, watch
@@ -180,7 +181,8 @@ def novelty(
         calibration: data of the same kind that the network was not trained on; no targets are needed. p-values then
             hold for new inputs. Without it, training examples that were not used for the fit are taken. Then more new
             inputs are flagged than the level says if the network is a classifier, and a warning says so.
-        num_examples: read at most so many training examples.
+        num_examples: use at most so many training examples. They are spread evenly over a tensor or a data set. Of a
+            list or another iterable they are the first, so its examples should come in random order.
         logits: whether the outputs are logits of classes, (N, K) or (N, K, ...). By default they are if K is 3 or more.
         seed: which examples are used for what.
         inputs: where the inputs are in a batch, if they are not first: a key, a position or a function.
@@ -209,7 +211,8 @@ def novelty(
         scores = _score(parts, detector._parts(statistics[rest], logit_rows[rest])[0])
     else:
         scores = detector.score(calibration, inputs=inputs)
-        _require_examples(len(scores), "calibration")
+        if len(scores) < FEWEST:
+            raise _too_few(len(scores), "calibration")
     return replace(detector, calibration_scores=scores)
 
 
@@ -217,30 +220,28 @@ def _collect(
     network: Network, batches: Batches, num_examples: int, logits: bool | None, picker: Picker
 ) -> tuple[Sight, Tensor, Tensor]:
     """Return how the network is watched, and the statistics (n, D) and logits (n, K) of the training examples."""
+    stream = input_stream(batches, picker)
+    first = first_of(stream)
+    sight = watch(network, first[:2].to(network.device), logits)
+    num_examples = min(num_examples, max(FEWEST, NUMBERS // sight.size))
+    all_inputs = chain([first], stream) if hasattr(batches, "__next__") else evenly(batches, num_examples, picker)
     found: list[tuple[Tensor, Tensor]] = []
-    sight, count = None, 0
-    for chunk in chunks(batches, None, picker, numbers=CHUNK):
+    count = 0
+    for chunk in (chunk for inputs in all_inputs for chunk in cut(inputs, None, CHUNK)):
         if count >= num_examples:
             break
-        if sight is None:
-            sight = watch(network, chunk[:2].to(network.device), logits)
-            num_examples = min(num_examples, max(FEWEST, NUMBERS // sight.size))
         statistics, rows = sight(chunk[: num_examples - count])
         require_finite(statistics, "the statistics of the training examples")
         found.append((statistics, require_finite(rows, "the outputs for the training examples")))
         count += len(rows)
-    _require_examples(count, "training")
-    assert sight is not None
+    if count < FEWEST:
+        raise _too_few(count, "training")
     return sight, torch.cat([pair[0] for pair in found]), torch.cat([pair[1] for pair in found])
 
 
-def _require_examples(count: int, what: str) -> None:
-    if count < FEWEST:
-        raise BatchbayesError(
-            expected=f"at least {FEWEST} {what} examples, so that a p-value can be small",
-            got=f"{count}",
-            fix="pass more data",
-        )
+def _too_few(count: int, what: str) -> BatchbayesError:
+    expected = f"at least {FEWEST} {what} examples, so that a p-value can be small"
+    return BatchbayesError(expected=expected, got=f"{count}", fix="pass more data")
 
 
 def _split(count: int, held_out: bool, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from batchbayes.batches import cut
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.sites import Site, all_sites, find_sites, site_header, sites_of_header
+from batchbayes.methods.batchnorm.sites import (
+    Site,
+    all_sites,
+    find_sites,
+    require_running,
+    site_header,
+    sites_of_header,
+)
 from batchbayes.network import Network, as_network
 
 FLOOR = 1e-4
@@ -116,20 +123,10 @@ def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
 
 def _running_units(sites: Sequence[Site]) -> Tensor:
     """Return running mean and running standard deviation of each channel of the sites, (2, C) in float32."""
-    units, blind = [], []
-    for site in sites:
-        mean, variance = site.layer.running_mean, site.layer.running_var
-        if mean is None or variance is None:
-            blind.append(site.name)
-        else:
-            units.append(torch.stack([mean, (variance + site.epsilon).sqrt()]).detach().float().cpu())
-    if blind:
-        raise BatchbayesError(
-            expected="running statistics in every batch-norm layer",
-            got=f"none (track_running_stats=False) in {', '.join(blind[:6])}",
-            fix="use a network with running statistics: without them an output depends on the rest of the batch",
-        )
-    return torch.cat(units, 1)
+    fix = "use a network with running statistics: without them an output depends on the rest of the batch"
+    require_running(sites, "in every batch-norm layer", fix)
+    pairs = [(site.running, site.epsilon) for site in sites]
+    return torch.cat([torch.stack([mean, (var + eps).sqrt()]).float().cpu() for (mean, var), eps in pairs], 1)
 
 
 def _statistics(h: Tensor, unit: Tensor, positions: bool) -> Tensor:

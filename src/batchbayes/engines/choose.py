@@ -5,19 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from batchbayes.engines.linear import LinearPlan, linear_draws, plan_linear, require_linearisable
-from batchbayes.engines.linear_check import (
-    Linearity,
-    known_beyond,
-    known_linearity,
-    warn_unless_trusted,
-)
+from batchbayes.engines.linear_check import Linearity, known_beyond, known_linearity, warn_unless_trusted
 from batchbayes.engines.linear_draws import Block, LinearDraws
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import tensors_of
 from batchbayes.posterior import Linearisable, Posterior
 
 EngineName = Literal["sample", "linear", "auto"]
@@ -67,8 +62,7 @@ def _linear_engine(
 
     If there is no fallback, warn where it is not to be trusted.
     """
-    num_outputs = _num_outputs(posterior, inputs)
-    plan = _plan(posterior, num_outputs, num_samples, seed, contrasts)
+    plan, num_outputs = _plan(posterior, inputs, num_samples, seed, contrasts)
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
     found = known_linearity(posterior, inputs, contrasts=contrasts)
@@ -80,43 +74,26 @@ def _linear_engine(
     return checked.engine
 
 
-_PLANS: "weakref.WeakKeyDictionary[Linearisable, tuple[tuple[object, ...], LinearPlan]]" = weakref.WeakKeyDictionary()
-"""The latest plan for each posterior, and what it was made for: small calls are often made again and again."""
+_PLANS: "weakref.WeakKeyDictionary[Linearisable, tuple[object, LinearPlan, int]]" = weakref.WeakKeyDictionary()
+"""The latest plan for each posterior: what it was made for, the plan, and the number of outputs. Small calls are often
+made again and again."""
 
 
-def _plan(posterior: Linearisable, num_outputs: int, num_samples: int, seed: int, contrasts: bool) -> LinearPlan:
-    wanted = (num_outputs, num_samples, seed, contrasts)
-    made_for, plan = _PLANS.get(posterior, (None, None))
+def _plan(posterior: Linearisable, inputs: Any, num_samples: int, seed: int, contrasts: bool) -> tuple[LinearPlan, int]:
+    """Return the plan for inputs of this shape, and how many outputs the network has for each example."""
+    wanted = ([tensor.shape[1:] for tensor in tensors_of(inputs)], num_samples, seed, contrasts)
+    made_for, plan, num_outputs = _PLANS.get(posterior, (None, None, 0))
     if plan is None or made_for != wanted:
+        num_outputs = posterior.function(posterior.center)(inputs[:1])[0].numel()
         plan = plan_linear(posterior, num_outputs, num_samples, seed, contrasts=contrasts)
-        _PLANS[posterior] = (wanted, plan)
-    return plan
-
-
-_NUM_OUTPUTS: "weakref.WeakKeyDictionary[Linearisable, dict[torch.Size, int]]" = weakref.WeakKeyDictionary()
-"""How many outputs an example has, for each posterior and shape of an input."""
-
-
-def _num_outputs(posterior: Linearisable, inputs: Any) -> int:
-    """Return how many outputs the network has for each example."""
-    if not isinstance(inputs, Tensor):
-        return posterior.function(posterior.center)(inputs[:1])[0].numel()
-    known, shape = _NUM_OUTPUTS.setdefault(posterior, {}), inputs.shape[1:]
-    if shape not in known:
-        known[shape] = posterior.function(posterior.center)(inputs[:1])[0].numel()
-    return known[shape]
+        _PLANS[posterior] = wanted, plan, num_outputs
+    return plan, num_outputs
 
 
 class _Checked:
     """The linear engine, chunk by chunk. It is checked again on examples with more noise than the checked ones had."""
 
-    def __init__(
-        self,
-        posterior: Linearisable,
-        plan: LinearPlan,
-        found: Linearity,
-        fallback: Engine | None,
-    ) -> None:
+    def __init__(self, posterior: Linearisable, plan: LinearPlan, found: Linearity, fallback: Engine | None) -> None:
         self._posterior, self._plan, self._fallback = posterior, plan, fallback
         self._limit = BEYOND * found.largest_spread
         self.engine: Engine | None = None

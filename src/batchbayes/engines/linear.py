@@ -2,13 +2,14 @@ r"""The linear engine: any number of draws for the price of a few passes.
 
 Over the spread of batch statistics a network is almost linear in them. So draw s is nearly
 $f(\bar\omega) + J (\omega_s - \bar\omega)$. All deviations are combinations of Q directions d. The tangents J d along
-these directions, (Q, n, ...), give every draw by a matrix product. There are two ways to compute tangents:
+these directions, (Q, n, ...), give every draw by a matrix product. There are three ways to compute tangents:
 
 - Reverse mode needs one backward pass for each output. It is exact.
+- For many classes, a few backward passes give how the combinations of logits move that matter most for each example.
 - Forward mode needs one or two forward passes for each of the r combinations of directions that move outputs most. It
-  serves networks with many outputs: one pass (a difference to one side) for up to a thousand classes, two passes for
-  maps, as in segmentation, where the noise is larger. The share of the variance that these combinations keep is known
-  from training inputs, and dividing by its root restores the scale.
+  serves other networks with many outputs: one pass (a difference to one side) for up to a thousand real outputs, two
+  passes for maps, as in segmentation, where the noise is larger. The share of the variance that these combinations
+  keep is known from training inputs, and dividing by its root restores the scale.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from batchbayes.engines.linear_draws import LinearDraws
 from batchbayes.errors import BatchbayesError
 from batchbayes.posterior import Linearisable, Posterior
 
-Mode = Literal["reverse", "forward"]
+Mode = Literal["reverse", "leading", "forward"]
 
 SHARE, MOST_DIRECTIONS = 0.85, 8
 """Forward mode takes as many directions as keep SHARE of the variance of the outputs. For a vector of outputs it takes
@@ -32,6 +33,8 @@ STEP = 3**0.5
 rule, so the slope is that of the best linear fit over a Gaussian spread, for all polynomials up to the third degree."""
 BACKWARD_COST = 1.2
 """Cost of a backward pass, in forward passes."""
+LEADING_PASSES = 6
+"""Backward passes for many classes. With the sums over draws, a prediction costs less than ten forward passes."""
 AFFORDABLE = 16
 """Reverse mode is exact: up to this cost, in forward passes, it is used even where forward mode is cheaper."""
 MOST_OUTPUTS = 1024
@@ -56,20 +59,19 @@ class LinearPlan:
     sides: int = 2
     """Forward mode: whether differences are taken to one side of the centre or to both."""
 
-    @property
-    def left_out(self) -> float:
-        """Share of the deviations of a linear network that the draws of this plan miss."""
-        return 2 - 2 * self.share**0.5
-
     def cost(self, num_outputs: int) -> float:
         """Return the cost in forward passes."""
         if not self.directions.any():
             return 1.0
-        return num_outputs * BACKWARD_COST if self.mode == "reverse" else float(len(self.directions) * self.sides)
+        if self.mode == "forward":
+            return float(len(self.directions) * self.sides)
+        return (num_outputs if self.mode == "reverse" else LEADING_PASSES + 1) * BACKWARD_COST
 
     def __str__(self) -> str:
         if self.mode == "reverse":
             return "linear, reverse mode: one backward pass for each output"
+        if self.mode == "leading":
+            return f"linear, reverse mode: {LEADING_PASSES} backward passes for the classes that matter"
         return f"linear, forward mode: {len(self.directions)} directions that keep {self.share:.0%} of the variance"
 
 
@@ -78,22 +80,24 @@ def plan_linear(
 ) -> LinearPlan:
     """Choose the cheaper mode for a network with `num_outputs` outputs for each example."""
     directions, weights, index = posterior.combinations(num_samples, seed)
-    cost = num_outputs * BACKWARD_COST
-    if cost > AFFORDABLE and posterior.num_axes:
+    cost, mode = num_outputs * BACKWARD_COST, "reverse"
+    if cost > AFFORDABLE and contrasts and posterior.output_axes is not None:
+        mode = "leading"
+    elif cost > AFFORDABLE and posterior.num_axes:
         rank, sides = _rank(posterior, len(directions)), 2
         if num_outputs <= MOST_OUTPUTS:
             rank, sides = min(rank, MOST_DIRECTIONS), 1
         if rank * sides < cost:
             return forward_plan(posterior, rank, num_samples, seed, sides=sides)
-    if num_outputs > MOST_OUTPUTS and directions.any():
+    if mode == "reverse" and num_outputs > MOST_OUTPUTS and directions.any():
         raise BatchbayesError(
             expected=f"at most {MOST_OUTPUTS} outputs for each example, for a posterior without observed rows",
             got=f"{num_outputs} outputs and {len(directions)} directions of {posterior}",
             fix='use engine="sample", or fit mcbn',
         )
     if len(weights) <= len(directions):
-        return LinearPlan("reverse", weights @ directions, None, index, contrasts=contrasts)
-    return LinearPlan("reverse", directions, weights, index, contrasts=contrasts)
+        directions, weights = weights @ directions, None
+    return LinearPlan(mode, directions, weights, index, contrasts=contrasts)
 
 
 def forward_plan(posterior: Linearisable, rank: int, num_samples: int, seed: int, *, sides: int = 2) -> LinearPlan:
@@ -112,9 +116,14 @@ def _rank(posterior: Linearisable, most: int) -> int:
 
 def linear_draws(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> LinearDraws:
     """Return all draws on inputs (n, ...), on the CPU."""
-    moves = tangents_along(posterior, inputs, plan.directions, plan)
+    basis, share = None, plan.share
+    if plan.mode == "leading":
+        *moves, basis, share = posterior.leading_tangents(inputs, plan.directions)
+        basis = basis.cpu()
+    else:
+        moves = tangents_along(posterior, inputs, plan.directions, plan)
     outputs, tangents = (require_finite(tensor.cpu(), "the network's output") for tensor in moves)
-    return LinearDraws(outputs, tangents, plan.weights, plan.index)
+    return LinearDraws(outputs, tangents, plan.weights, plan.index, basis, 2 - 2 * share**0.5)
 
 
 def tangents_along(

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
+from batchbayes.batches import spread_evenly
 from batchbayes.engines.linear import linear_draws, plan_linear, require_linearisable
-from batchbayes.engines.linear_draws import LinearDraws, LinearPieces
+from batchbayes.engines.linear_draws import LinearPieces
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.posterior import Linearisable, Posterior
 
@@ -92,7 +93,7 @@ def measure_linearity(
     exact = [exact_draws(posterior, piece, num_draws, seed) for piece in pieces]
     plan = plan_linear(posterior, exact[0][0, 0].numel(), num_draws, seed, contrasts=contrasts)
     linear = LinearPieces(tuple(linear_draws(posterior, piece, plan) for piece in pieces))
-    return compare_with_exact(linear, torch.cat(exact, dim=1), contrasts=plan.contrasts, left_out=plan.left_out)
+    return compare_with_exact(linear, torch.cat(exact, dim=1), contrasts=plan.contrasts)
 
 
 def _sample(inputs: Tensor, max_examples: int | None = None) -> Tensor:
@@ -162,15 +163,6 @@ def linearity_from_json(posterior: Linearisable, found: Mapping[str, Mapping[str
     _KNOWN[posterior] = {kinds[name]: Linearity(**values) for name, values in found.items()}
 
 
-def spread_evenly(length: int, count: int) -> Tensor:
-    """Choose at most `count` of `length` examples, evenly spread.
-
-    >>> spread_evenly(10, 4)
-    tensor([0, 3, 6, 9])
-    """
-    return torch.linspace(0, length - 1, min(length, count), dtype=torch.float64).round().long()
-
-
 def exact_draws(posterior: Linearisable, inputs: Tensor, num_draws: int, seed: int) -> Tensor:
     """Make the first draws exactly, (S, n, ...), on the CPU. If inputs are few, one pass makes several draws.
 
@@ -191,32 +183,36 @@ def _rounding(outputs: Tensor) -> Tensor:
     return 1000 * torch.finfo(outputs.dtype).eps * outputs.abs().max()
 
 
-def compare_with_exact(
-    draws: LinearDraws | LinearPieces, exact: Tensor, *, contrasts: bool = False, left_out: float = 0.0
-) -> Linearity:
+def compare_with_exact(draws: LinearPieces, exact: Tensor, *, contrasts: bool) -> Linearity:
     """Compare linear draws with the same draws made exactly, (S, n, ...).
 
-    With contrasts, what counts is how the logits of likely classes move relative to the best class.
+    With contrasts, what counts is how the logits of likely classes move relative to the best class. If there are many
+    classes, each counts by its probability.
     """
     from batchbayes.metrics.ranking import rank_correlation
 
     middle, drawn = draws.middle, draws.outputs()
     middle, drawn, exact = (part.reshape(-1, exact.shape[1], exact[0, 0].numel()) for part in (middle, drawn, exact))
-    if contrasts:
+    largest, left_out = float(drawn.var(0).mean(-1).max()), sum(p.left_out for p in draws.pieces) / len(draws.pieces)
+    if many := draws.pieces[0].basis is not None:
+        likely = middle.softmax(-1)  # (1, n, K)
+        middle, drawn, exact = (
+            (part - (likely * part).sum(-1, keepdim=True)) * likely.sqrt() for part in (middle, drawn, exact)
+        )
+    elif contrasts:
         best = middle.argmax(-1, keepdim=True)  # (1, n, 1)
         middle, drawn, exact = (
             part - part.gather(-1, best.expand(len(part), -1, -1)) for part in (middle, drawn, exact)
         )
     if torch.equal(drawn, middle.expand_as(drawn)) and (exact - exact[0]).abs().max() <= _rounding(exact):  # no noise
         return Linearity(1.0, 1.0, 0.0)
-    if contrasts:
+    if contrasts and not many:
         exact = torch.where(_counted(middle[0], drawn), exact, middle)
     spread, linear_spread = exact.var(0).mean(-1), drawn.var(0).mean(-1)  # (n,)
     ranked = min(len(spread.unique()), len(linear_spread.unique())) > 2
     correlation = rank_correlation(spread, linear_spread) if ranked else float("nan")
     missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
-    ratio, largest = float(linear_spread.mean() / spread.mean()), float(linear_spread.max())
-    return Linearity(correlation, ratio, float(missed), left_out, largest)
+    return Linearity(correlation, float(linear_spread.mean() / spread.mean()), float(missed), left_out, largest)
 
 
 def _counted(middle: Tensor, drawn: Tensor) -> Tensor:

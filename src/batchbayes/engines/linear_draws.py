@@ -29,18 +29,22 @@ class LinearDraws:
     middle: Tensor
     """Outputs at the centre, (n, ...)."""
     tangents: Tensor
-    """(Q, n, ...)"""
+    """(Q, n, ...), or (Q, n, k) if there is a basis"""
     weights: Tensor | None
     """How the U distinct draws combine the tangents, (U, Q); None if distinct draw u moves by tangent u."""
     index: Tensor
     """Which of the distinct draws draw s is, (S,)."""
+    basis: Tensor | None = None
+    """What each of k coordinates does to the outputs (n, K), (n, k, K); None if tangents are those of the outputs."""
+    left_out: float = 0.0
+    """Share of the deviations of a linear network that these draws are expected to miss."""
 
     def __len__(self) -> int:
         return len(self.index)
 
     def numel(self) -> int:
         """Return how many numbers are kept."""
-        return self.tangents.numel()
+        return self.tangents.numel() + (0 if self.basis is None else self.basis.numel())
 
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield blocks of distinct draws, (u, n, ...), with how many of the S draws each of them stands for, (u,)."""
@@ -48,8 +52,10 @@ class LinearDraws:
         combinations = flat if self.weights is None else self.weights.to(flat)
         size = max(1, BLOCK // max(1, self.middle.numel()))
         for part, counts in zip(combinations.split(size), self._counts().split(size), strict=True):
-            moved = part if self.weights is None else part @ flat  # (u, n * K)
-            yield self.middle + moved.view(len(part), *self.middle.shape), counts
+            moved = part if self.weights is None else part @ flat  # (u, n * K), or (u, n * k)
+            if self.basis is not None:
+                moved = torch.einsum("unk,nkc->unc", moved.view(len(part), len(self.basis), -1), self.basis)
+            yield self.middle + moved.reshape(len(part), *self.middle.shape), counts
 
     def outputs(self) -> Tensor:
         """Form every draw, (S, n, ...)."""
@@ -63,7 +69,14 @@ class LinearDraws:
     def _moments(self) -> tuple[Tensor, Tensor]:
         flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
         shares = self._counts() / len(self)
-        if self.weights is None:
+        if self.basis is not None:
+            each = flat if self.weights is None else self.weights.to(flat) @ flat
+            each = each.view(len(each), len(self.basis), -1)  # (U, n, k)
+            mean = torch.einsum("u,unk->nk", shares.to(flat), each)
+            covariance = torch.einsum("u,unk,unl->nkl", shares.to(flat), each - mean, each - mean)
+            shift = torch.einsum("nk,nkc->nc", mean, self.basis)
+            variance = (covariance @ self.basis).mul_(self.basis).sum(1).clamp_min_(0)
+        elif self.weights is None:
             shares = shares.to(flat)
             shift = shares @ flat
             squares = [shares @ part.square() for part in flat.split(max(1, CACHED // len(flat)), 1)]

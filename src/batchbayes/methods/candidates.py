@@ -21,7 +21,7 @@ class Setting:
     train: Any
     """Training batches, with the training-time transforms."""
     calibration: list[tuple[Tensor, Tensor]]
-    """Labelled batches for tuning: the first of the held-out examples by which methods are chosen."""
+    """Labelled batches for tuning: some of the held-out examples by which methods are chosen."""
     likelihood: TargetLikelihood[Any]
     num_samples: int
     """Number of draws for prediction."""

@@ -12,6 +12,7 @@ from batchbayes._common.checks import (
     check_not_empty,
     check_probabilities,
     takes_arrays,
+    whole_number,
     without_ignored,
 )
 from batchbayes.errors import BatchbayesError
@@ -152,5 +153,4 @@ def classwise_calibration_error(
 def _check_bins(confidence: Tensor, correct: Tensor, num_bins: int) -> None:
     check_bool("correct", correct, "confidence", confidence)
     check_in_unit_interval("confidence", confidence)
-    if num_bins < 1:
-        raise BatchbayesError(expected="at least one bin", got=f"{num_bins}", fix=f"use {NUM_BINS}, the usual number")
+    whole_number("num_bins", num_bins)

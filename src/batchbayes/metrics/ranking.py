@@ -103,7 +103,7 @@ def false_positive_rate_at_recall(counts: ScoreCounts, recall: float = 0.95) -> 
     >>> false_positive_rate_at_recall(counts)
     0.5
     """
-    if not 0 < recall <= 1:
+    if not isinstance(recall, int | float) or not 0 < recall <= 1:
         raise BatchbayesError(
             expected="recall above 0 and at most 1", got=f"{recall}", fix="use 0.95, the usual choice"
         )

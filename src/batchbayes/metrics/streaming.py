@@ -7,7 +7,7 @@ Each counter has a method `add` for a piece of any shape, which may be empty. It
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_bool, check_classes, check_finite, check_same_shape
+from batchbayes._common.checks import check_bool, check_classes, check_finite, check_same_shape, takes_arrays
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics.classification import NUM_BINS, Reliability, equal_width_reliability
 from batchbayes.metrics.ranking import ScoreCounts, both_classes
@@ -29,6 +29,7 @@ class ConfusionMatrix:
         self.ignore_index = ignore_index
         self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
 
+    @takes_arrays
     def add(self, predicted: Tensor, labels: Tensor) -> None:
         """Count a piece. Shapes: predicted classes (N, ...), labels (N, ...)."""
         check_same_shape("predicted", predicted, "labels", labels)
@@ -115,6 +116,7 @@ class ScoreHistogram:
         self.lowest, self.highest = lowest, highest
         self._counts = torch.zeros(2, num_values, dtype=torch.int64)
 
+    @takes_arrays
     def add(self, score: Tensor, positive: Tensor) -> None:
         """Count a piece. Shapes: score (N, ...), positive bool (N, ...)."""
         check_bool("positive", positive, "score", score)

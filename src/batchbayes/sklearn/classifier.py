@@ -10,6 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
+from batchbayes._common.checks import whole_number
 from batchbayes.calibrate import tune_temperature
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import categorical
@@ -91,7 +92,8 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
     def sample(self, X: Any, num_samples: int = 1, random_state: Any = None) -> np.ndarray:  # noqa: N803
         """Return random classes from the prediction, (N, num_samples)."""
         below = self.predict_proba(X).cumsum(1)[:, None]  # (N, 1, K)
-        uniform = check_random_state(random_state).random_sample((len(below), num_samples, 1))
+        shape = len(below), whole_number("num_samples", num_samples), 1
+        uniform = check_random_state(random_state).random_sample(shape)
         return self.classes_[np.minimum((uniform > below).sum(-1), len(self.classes_) - 1)]
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number
+from batchbayes._common.checks import finite_number, whole_number
 from batchbayes._common.progress import hidden_progress
 from batchbayes._common.tensor_file import UNREADABLE, read_json, write_tensors
 from batchbayes.detection.novelty import FEWEST, Novelty, novelty
@@ -32,6 +32,20 @@ FACTORS = (0.0, 0.5, 1.0, 2.0)
 """Scales of the batch-norm noise that are tried, as factors of that of the training batches."""
 LARGE_BATCHES = 20_000
 """With more rows than this, batches are four times as large, because more rows have more to say in each step."""
+
+
+def mean_and_unit(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean of each column, and its standard deviation, which is 1 for a column of equal values.
+
+    >>> mean_and_unit(np.array([[1e-20, 5.0], [3e-20, 5.0]]))
+    (array([2.e-20, 5.e+00]), array([1.e-20, 1.e+00]))
+    """
+    with np.errstate(over="ignore"):
+        mean, spread = values.mean(0), values.std(0)
+    if not np.isfinite(spread).all():
+        got = f"some as large as {np.abs(values).max():g}"
+        raise BatchbayesError(expected="numbers whose squares are finite", got=got, fix="use another unit")
+    return mean, np.where(spread > 1e-12 * np.abs(values).max(0), spread, 1.0)
 
 
 class Uncertain(BaseEstimator):
@@ -76,8 +90,7 @@ class Uncertain(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.bins_ = bin_ends(inputs, self.num_bins)
         inputs = encoded(inputs, self.bins_)
-        self.input_mean_, spread = inputs.mean(0), inputs.std(0)
-        self.input_std_ = np.where(spread > 1e-12 * np.maximum(1, np.abs(self.input_mean_)), spread, 1.0)
+        self.input_mean_, self.input_std_ = mean_and_unit(inputs)
         x, y = self._standardised(inputs), torch.from_numpy(targets).float()
         folds = torch.from_numpy(folds_of(copies, self.num_folds, self.num_seeds, seed))
         with hidden_progress(not self.verbose):
@@ -99,27 +112,27 @@ class Uncertain(BaseEstimator):
         )
 
     def _require_parameters(self) -> None:
-        for name, least in (
-            ("num_folds", 2),
-            ("num_seeds", 1),
-            ("num_steps", 1),
-            ("batch_size", 2),
-            ("num_draws", 2),
-            ("num_bins", 0),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-                raise BatchbayesError(
-                    expected=f"{name} of {least} or more", got=f"{name}={value!r}", fix="pass a whole number"
-                )
+        least = {"num_folds": 2, "num_seeds": 1, "num_steps": 1, "batch_size": 2, "num_draws": 2, "num_bins": 0}
+        for name, limit in least.items():
+            whole_number(name, getattr(self, name), limit)
         for name, example in (("weight_decays", (1e-3,)), ("hidden_widths", (64, 64))):
             value = getattr(self, name)
             if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str) or not len(value):
                 raise BatchbayesError(f"{name} as a tuple of numbers", f"{name}={value!r}", f"pass {example}")
+        for width in self.hidden_widths:
+            whole_number("a width of hidden_widths", width)
         finite_number("learning_rate", self.learning_rate, above=0, fix="pass for example 0.005")
 
     def _standardised(self, inputs: np.ndarray) -> Tensor:
-        return torch.from_numpy(((inputs - self.input_mean_) / self.input_std_).astype(np.float32))
+        with np.errstate(all="ignore"):  # what is too large becomes infinite, and is refused
+            found = ((inputs - self.input_mean_) / self.input_std_).astype(np.float32)
+        if not np.isfinite(found).all():
+            raise BatchbayesError(
+                expected="inputs whose distance from the training data is a number of float32, in standard deviations",
+                got="some that are too far away",
+                fix="look for a wrong unit or a mark of missing values such as 1e300",
+            )
+        return torch.from_numpy(found)
 
     def _inputs(self, X: Any) -> Tensor:  # noqa: N803
         """Return checked and standardised inputs."""
@@ -160,7 +173,8 @@ class Uncertain(BaseEstimator):
         columns = self._columns(X)
         if self.detector_ is not None:
             columns["novelty"] = self.novelty(X)
-        return import_module("pandas").DataFrame(columns, index=getattr(X, "index", None))
+        index = None if isinstance(X, list | tuple) else getattr(X, "index", None)  # lists have a method of this name
+        return import_module("pandas").DataFrame(columns, index=index)
 
     def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
         """Return what `predict_frame` says about each row, by name."""
@@ -184,7 +198,9 @@ class Uncertain(BaseEstimator):
             header["detector"], own = self.detector_.state()
             tensors |= {f"detector.{name}": tensor for name, tensor in own.items()}
         more, own = self._state()
-        write_tensors(path, tensors | own, {"batchbayes": json.dumps(header | more)})
+        # A search over parameters may have set them to numbers and arrays of numpy.
+        text = json.dumps(header | more, default=lambda value: value.tolist())
+        write_tensors(path, tensors | own, {"batchbayes": text})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

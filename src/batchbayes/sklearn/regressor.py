@@ -18,7 +18,7 @@ from batchbayes.metrics import mean_score
 from batchbayes.predictive import GaussianPredictive
 from batchbayes.running_sums import summarised
 from batchbayes.scores import mixture_crps
-from batchbayes.sklearn.estimator import FACTORS, Uncertain
+from batchbayes.sklearn.estimator import FACTORS, Uncertain, mean_and_unit
 
 FEWEST_ROWS = 5
 """Fewer rows cannot be split into folds with two rows or more for batch normalisation."""
@@ -70,8 +70,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         inputs, targets = checked[0], np.asarray(checked[1], dtype=np.float64)
         rows, copies = self._used_rows(inputs, targets, sample_weight)
         inputs, targets = inputs[rows], targets[rows]
-        self.target_mean_, spread = float(targets.mean()), float(targets.std())
-        self.target_std_ = spread if spread > 1e-12 * max(1.0, abs(self.target_mean_)) else 1.0
+        self.target_mean_, self.target_std_ = map(float, mean_and_unit(targets))
         scaled = (targets - self.target_mean_) / self.target_std_
         x, y_used, folds = self._train(inputs, scaled[:, None], copies)
         self._calibrate(x, y_used, folds)

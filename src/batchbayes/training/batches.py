@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from batchbayes._common.checks import as_tensor
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import require_finite
+from batchbayes.inputs import are_arrays, require_finite
 
 
 def shuffled(
@@ -38,11 +38,44 @@ def training_batches(data: Any, batch_size: int, seed: int) -> Any:
     >>> len(training_batches((torch.zeros(10, 2), torch.zeros(10)), batch_size=5, seed=0))
     2
     """
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        return shuffled(torch.as_tensor(data[0]), torch.as_tensor(data[1]), batch_size, seed)
+    if _is_pair(data):
+        return shuffled(*two_tensors(data), batch_size, seed)
     if isinstance(data, Dataset):
-        return DataLoader(data, batch_size, shuffle=True)  # `train` seeds the global generator that this reads
+        size = len(data) if hasattr(data, "__len__") else 0  # type: ignore[arg-type]
+        one_left = size > 1 and size % batch_size == 1  # batch norm cannot train on one example
+        # `train` seeds the global generator that this reads.
+        return DataLoader(data, batch_size, shuffle=not isinstance(data, IterableDataset), drop_last=one_left)
     return data
+
+
+def _is_pair(data: object) -> bool:
+    return isinstance(data, tuple) and len(data) == 2 and are_arrays(data)
+
+
+def two_tensors(data: Any) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets as two tensors, or refuse other data."""
+    if not _is_pair(data):
+        got = f"a {type(data).__name__}"
+        raise BatchbayesError(expected="two tensors (inputs, targets)", got=got, fix="read all batches into memory")
+    return as_tensor(data[0], "the inputs"), as_tensor(data[1], "the targets")
+
+
+def known_size(data: Any) -> int | None:
+    """Return the number of examples of training data, or None if the data does not tell.
+
+    >>> known_size(DataLoader(torch.zeros(10, 2), sampler=range(4)))
+    4
+    """
+    known: Any = data
+    if isinstance(data, DataLoader):  # a sampler may leave out examples of the data set
+        known = getattr(data.batch_sampler, "sampler", data.sampler)
+    elif isinstance(data, tuple) and data:
+        known = data[0]
+    elif isinstance(data, _Shuffled):
+        known = data.inputs
+    elif not isinstance(data, Dataset):
+        known = getattr(data, "dataset", None)
+    return len(known) if hasattr(known, "__len__") else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,17 +3,22 @@
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
 from operator import length_hint
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
+from batchbayes._common.checks import as_tensor, whole_number
 from batchbayes._common.memory import keep_freed_memory
 from batchbayes._common.progress import Progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
+from batchbayes.inputs import describe_batch, pick_inputs
+from batchbayes.network import call_module, reference_tensor
 from batchbayes.training.checkpoint import Checkpoint, Training
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -43,11 +48,12 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 0), ("batch_size", 1), ("learning_rate", 0.0), ("weight_decay", 0.0)):
-            if not least <= getattr(self, name) < float("inf"):
-                raise BatchbayesError(
-                    expected=f"{name} of {least} or more", got=str(getattr(self, name)), fix=f"change {name}"
-                )
+        whole_number("epochs", self.epochs, 0)
+        whole_number("batch_size", self.batch_size)
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if not (isinstance(value, Real) and 0 <= float(value) < float("inf")):
+                raise BatchbayesError(expected=f"{name} of 0 or more", got=repr(value), fix=f"change {name}")
         if self.optimiser not in ("adam", "sgd") and not callable(self.optimiser):
             raise BatchbayesError(
                 expected='optimiser "adam", "sgd" or a function that makes one',
@@ -107,6 +113,9 @@ def train(
     >>> losses[-1] < losses[0]
     True
     """
+    if not callable(batches) and not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+        got = f"a {type(batches).__name__}"
+        raise BatchbayesError(expected="batches to train on", got=got, fix="pass a DataLoader or a list of batches")
     keep_freed_memory()
     training = Training(network, _optimiser(network, config), GlobalStream(config.seed))
     file = Checkpoint(Path(checkpoint), training, vars(config)) if checkpoint else None
@@ -136,7 +145,7 @@ def _epoch(
     network, optimiser, epoch = training.network, training.optimiser, len(training.losses)
     total, first = 0.0, training.steps
     for batch in batches(epoch) if callable(batches) else batches:
-        value = objective(network, batch)
+        value = _checked_value(objective(network, batch))
         optimiser.zero_grad()
         value.backward()
         optimiser.step()
@@ -149,17 +158,35 @@ def _epoch(
     return _finite_mean(total, training.steps - first, epoch)
 
 
+def _checked_value(value: Any) -> Tensor:
+    """Refuse an objective that cannot be made small by gradients."""
+    if not (isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad):
+        raise BatchbayesError(
+            expected="one number with a gradient from the loss or objective",
+            got=f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}",
+            fix='use reduction="mean", and neither torch.no_grad() nor .detach() on the way from the parameters',
+        )
+    return value
+
+
 def supervised(loss: Loss) -> Objective:
     """Return the objective `loss(network(inputs), targets)` for batches of inputs and targets.
 
-    The objective moves each batch to the device of the network.
+    Several inputs are a tuple of tensors, `((x1, x2), targets)`, or a dict. The objective moves each batch to the
+    device of the network.
     """
     checked = checked_loss(loss)
 
-    def objective(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        inputs, targets = batch
-        device = next(network.parameters()).device
-        return checked(network(inputs.to(device)), targets.to(device))
+    def objective(network: nn.Module, batch: Any) -> Tensor:
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            raise BatchbayesError(
+                expected="batches of inputs and targets, (x, y)",
+                got=describe_batch(batch),
+                fix="let the DataLoader return such pairs, for example by its collate_fn=",
+            )
+        device, targets = reference_tensor(network).device, batch[1]
+        targets = targets if hasattr(targets, "to") else as_tensor(targets, "targets")
+        return checked(call_module(network, pick_inputs(batch).to(device)), targets.to(device))
 
     return objective
 
@@ -170,6 +197,9 @@ def checked_loss(loss: Loss) -> Loss:
     The losses in ELEMENT_BY_ELEMENT need targets of the shape of the outputs. With outputs (n, 1) and targets (n,)
     torch would compare each output with every target, and the network would learn the mean of all targets.
     """
+    if not callable(loss):
+        fix = "pass a function of outputs and targets, such as torch.nn.functional.cross_entropy"
+        raise BatchbayesError(expected="a loss that can be called", got=repr(loss)[:200], fix=fix)
     same_shape = loss in ELEMENT_BY_ELEMENT or type(loss) in ELEMENT_BY_ELEMENT
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -181,11 +211,14 @@ def checked_loss(loss: Loss) -> Loss:
             )
         try:
             return loss(outputs, targets)
-        except IndexError as error:  # what cross_entropy says to a label beyond the outputs
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
+                raise
+            shape, told = (tuple(getattr(each, "shape", ())) for each in (outputs, targets))
             raise BatchbayesError(
-                expected=f"labels that fit outputs of shape {tuple(outputs.shape)}",
-                got=str(error),
-                fix="number the classes from 0, and give the network an output for each",
+                expected=f"labels that fit outputs of shape {shape}",
+                got=f"{getattr(targets, 'dtype', type(targets))} of shape {told}, and {error}"[:300],
+                fix="number classes from 0, as int64 of shape (n,), and give the network an output for each",
             ) from error
 
     return checked

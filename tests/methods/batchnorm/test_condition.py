@@ -66,3 +66,18 @@ def test_a_trained_network_is_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(bb.mcbn(trained().eval(), X, batch_size=8, num_samples=4).sites) == 2
+
+
+def test_batches_in_the_order_of_classes_are_noticed():
+    """Their statistics are those of single classes: draws would scatter far too much, and be wrong."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.randn(200, 3, generator=random) + shift for shift in (-3, 3)])
+    mixed = x[torch.randperm(len(x), generator=random)]
+    network = trained()
+    network(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "WARNING: the batches do not look like")
+        bb.mcbn(network.eval(), mixed.split(16))
+        with pytest.raises(bb.BatchbayesWarning, match=r"vary 1[0-9].* times .*Shuffle it"):
+            bb.mcbn(network.eval(), x.split(16))

@@ -24,3 +24,16 @@ def test_a_wrong_center_is_refused_before_data_is_read(method):
 
     with pytest.raises(bb.BatchbayesError, match='center="batches" or "running"'):
         method(vectors(), batches(), batch_size=8, center="middle")
+
+
+@pytest.mark.parametrize("number", ["4", None, 2.0, 1])
+def test_a_spread_needs_two_mini_batches(number):
+    with pytest.raises(bb.BatchbayesError, match="num_samples as a whole number of at least 2"):
+        bb.stochastic_bn(vectors(), X, batch_size=8, num_samples=number)
+
+
+@pytest.mark.parametrize("size", ["many", None, [8, "many"], 1, float("nan")])
+def test_a_batch_size_is_a_number(size):
+    posterior = bb.mcbn(vectors(), X, batch_size=8, num_samples=2)
+    with pytest.raises(bb.BatchbayesError, match="a finite batch size above 1"):
+        posterior.at_batch_size(size)

@@ -167,6 +167,7 @@ BAD_TRAININGS = {
     "no network": ({"make": int}, 0, "torch.nn.Module"),
     "unseen classes": ({}, 3, r"labels that fit outputs of shape \(8, 3\)"),
     "a number of workers": ({"workers": 2}, 0, "an executor of concurrent.futures"),
+    "checkpoints in a file": ({"checkpoints": __file__}, 0, "a place to write to"),
     "together with workers": ({"together": True, "loss": half_squared_error, "workers": 2}, 0, "workers too"),
 }
 
@@ -221,8 +222,28 @@ def test_members_of_another_shape_are_refused(network, x):
         bb.predict(bb.ensemble([network, small]), x, bb.gaussian(precision=1.0))
     with pytest.raises(bb.BatchbayesError, match=r"0.weight of shape"):
         bb.weight_samples(network, [network.state_dict(), small.state_dict()])
+    longer = nn.Sequential(*network, nn.Linear(3, 3))
+    with pytest.raises(bb.BatchbayesError, match=f"no tensor {len(network)}.weight in every member"):
+        bb.weight_samples(network, [network.state_dict(), longer.state_dict()])
     with pytest.raises(bb.BatchbayesError, match="two members or more; got 1"):
         bb.weight_samples(network, [network.state_dict()])
+
+
+def test_the_infinite_mask_of_a_member_is_no_fault():
+    class Masked(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 3)
+            self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+    data, config = (torch.randn(16, 2), torch.zeros(16).long()), TrainingConfig(epochs=3, batch_size=8)
+    assert len(bb.deep_ensemble(Masked, data, F.cross_entropy, config, num_members=2)) == 2
+    assert len(bb.ensemble([Masked(), Masked()]).members) == 2
+    found = bb.swag(Masked(), data, F.cross_entropy, config, num_members=2)
+    assert torch.equal(found.tensors(1)["mask"], Masked().mask)
+    lost = Masked()
+    lost.mask[0, 0] = torch.nan
+    with pytest.raises(bb.BatchbayesError, match="NaN or infinity in mask of member 1"):
+        bb.ensemble([Masked(), lost])
 
 
 def test_members_that_are_all_the_same_are_refused(network):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,13 +121,15 @@ def test_every_ready_transform_is_tried_above():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: bb.RandomCrop(0), "a padding of 1 pixel or more; got 0"),
-        (lambda: bb.RandomCrop(1.5), "a padding of 1 pixel or more; got 1.5"),
+        (lambda: bb.RandomCrop(0), "padding as a whole number of at least 1; got padding=0"),
+        (lambda: bb.RandomCrop(1.5), "padding as a whole number of at least 1; got padding=1.5"),
         (lambda: bb.RandomCrop(1, fill=float("nan")), "a finite fill value"),
         (lambda: bb.RandomCrop(1, fill=()), "a finite fill value"),
         (lambda: bb.RandomShiftScale(0.0, 0.0), "not both 0"),
         (lambda: bb.RandomShiftScale(0.5), "a shift from 0 to 0.5"),
         (lambda: bb.TableJitter(0.0, (1.0,)), "an amount above 0"),
+        (lambda: bb.TableJitter("much", (1.0,)), "an amount above 0"),
+        (lambda: bb.TableJitter.of(np.zeros(4), 0.1), "finite standard deviations that are not all 0"),
         (lambda: bb.TableJitter(0.1, ()), "standard deviations that are not all 0"),
         (lambda: bb.TableJitter(0.1, (0.0,)), "standard deviations that are not all 0"),
         (lambda: bb.TableJitter.of(torch.ones(1, 2), 0.1), "standard deviations that are not all 0"),

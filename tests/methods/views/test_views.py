@@ -226,6 +226,13 @@ def test_a_bad_function_is_refused_at_its_first_view(network, x, transform, mess
         bb.predict(posterior, x, bb.categorical(), num_samples=2)
 
 
+@pytest.mark.parametrize("transform", [bb.RandomFlip(), bb.TableJitter(0.1, (1.0,)), rolled])
+def test_several_inputs_are_refused_in_words(network, x, transform):
+    posterior = bb.with_views(bb.deterministic(network), transform)
+    with pytest.raises(bb.BatchbayesError, match="a network with one input tensor, for views"):
+        bb.predict(posterior, [(x, x)], bb.categorical(), inputs=(0, 1))
+
+
 class Own(bb.RandomFlip):
     """A subclass that no file can name."""
 
@@ -236,9 +243,10 @@ class Own(bb.RandomFlip):
         (bb.RandomFlip, {}, "a transform, or a function .*got <class"),
         ("flip", {}, "a transform, or a function .*got 'flip'"),
         (Own(), {}, "a transform that a file can name: RandomCrop.*got Own"),
-        (bb.RandomFlip(), {"average": 0}, "a whole number of views to average, 1 or more; got average=0"),
+        (bb.RandomFlip(), {"average": 0}, "average as a whole number of at least 1; got average=0"),
         (bb.RandomFlip(), {"average": 2.5}, "got average=2.5"),
-        (bb.RandomFlip(), {"undo": rolled_back}, "no undo= beside a ready transform; got rolled_back"),
+        (bb.RandomFlip(), {"undo": rolled_back}, "got rolled_back beside RandomFlip"),
+        (rolled, {"undo": 3}, "undo= as a function"),
     ],
 )
 def test_a_bad_transform_is_refused_at_once(network, transform, options, message):
@@ -318,7 +326,7 @@ def test_the_header_nests_the_wrapped_posterior(network, tmp_path):
     [
         ({"transform": []}, "one ready transform or more; got none"),
         ({"transform": [{"name": "RandomCrop"}]}, "header that does not fit"),
-        ({"transform": [{"name": "RandomCrop", "padding": -1}]}, "a padding of 1 pixel or more"),
+        ({"transform": [{"name": "RandomCrop", "padding": -1}]}, "padding as a whole number of at least 1"),
         ({"transform": [{"name": "eval", "code": "1"}]}, "a transform, one of: RandomCrop"),
         ({"wrapped": {"kind": "voodoo"}}, "got kind 'voodoo'"),
         ({"average": None}, "header that does not fit"),
@@ -340,3 +348,21 @@ def test_auto_engine_falls_back_to_exact_draws(network, x):
     found = bb.predict(posterior, x, bb.categorical(), num_samples=4, engine="auto")
     assert found.engine == "sample: ViewsPosterior has no linear engine"
     assert torch.equal(found.probs, bb.predict(posterior, x, bb.categorical(), num_samples=4).probs)
+
+
+def test_a_transform_may_work_in_place():
+    images = torch.randn(5, 3, 8, 8)
+    before, network = images.clone(), nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+
+    def brighter(seen, generator):
+        return seen.add_(torch.rand((), generator=generator))
+
+    def copied(seen, generator):
+        return seen + torch.rand((), generator=generator)
+
+    found, expected = (
+        bb.predict(bb.with_views(bb.deterministic(network), each), images, bb.categorical(), num_samples=4).probs
+        for each in (brighter, copied)
+    )
+    assert torch.equal(found, expected)
+    assert torch.equal(images, before)

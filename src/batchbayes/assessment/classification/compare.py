@@ -27,7 +27,19 @@ from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
-from batchbayes.assessment.result import RANKING, STRANGE, Assessment, MetricColumn, flag_threshold, scores_for_limit
+from batchbayes.assessment.result import (
+    AURC,
+    BRIER,
+    BY_MI,
+    ECE,
+    PASSES,
+    RANKING,
+    STRANGE,
+    Assessment,
+    MetricColumn,
+    flag_threshold,
+    scores_for_limit,
+)
 from batchbayes.assessment.rows import assessed_rows, class_labels
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
@@ -56,21 +68,19 @@ COLUMNS = (
     MetricColumn("accuracy", "Accuracy", "higher", 1, "share of right answers", percent=True),
     MetricColumn("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
     MetricColumn("cll", "CLL", "higher", 3, "log-likelihood at the best temperature, tuned on other test data"),
-    MetricColumn("brier", "Brier", "lower", 3, "squared distance of the probabilities from the truth, 0 to 2"),
-    MetricColumn(
-        "ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True
-    ),
+    BRIER,
+    ECE,
     MetricColumn("ece_equal_mass", "ECE, equal mass", "lower", 1, "the same with bins of equal size", percent=True),
     MetricColumn("ece_classwise", "ECE, classwise", "lower", 2, "the same for each class, averaged", percent=True),
     MetricColumn(
         "set_size", "Set size", "lower", 2, "mean size of conformal sets that hold the truth in 90 % of cases"
     ),
-    MetricColumn("passes", "Passes", "lower", 0, "what a prediction costs, in forward passes of the network"),
+    PASSES,
     MetricColumn(
         "error_auroc", "AUROC", "higher", 3, "how well entropy tells wrong answers from right ones", group=RANKING
     ),
-    MetricColumn("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING),
-    MetricColumn("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING),
+    BY_MI,
+    AURC,
 )
 STRANGE_COLUMNS = (
     MetricColumn("ood_auroc", "AUROC", "higher", 3, "how well entropy tells strange from test inputs", group=STRANGE),

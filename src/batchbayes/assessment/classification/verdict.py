@@ -50,14 +50,7 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     alone = honesty(own["mean_confidence"] - own["accuracy"], share_error(own["accuracy"], len(right)))
     verdict = {
         **class_sentences(
-            choice,
-            accuracy,
-            own,
-            word,
-            alone,
-            error=share_error(accuracy, len(right)),
-            noun="answer",
-            cheap=cheaper(contenders, choice),
+            contenders, choice, accuracy, word, alone, error=share_error(accuracy, len(right)), noun="answer"
         ),
         "Can its percentages be believed?": believed(confidence, right, word) + told_alone(choice, own, word, alone),
         "When to look twice": marked_sentence(numbers(rows, "flag") > 0, ~right),
@@ -76,20 +69,27 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
 
 
 def class_sentences(
-    choice: Choice, accuracy: float, own: Any, word: str, alone: str, *, error: float, noun: str, cheap: str
+    contenders: Sequence[Contender[Any]],
+    choice: Choice,
+    accuracy: float,
+    word: str,
+    alone: str,
+    *,
+    error: float,
+    noun: str,
 ) -> dict[str, str]:
     """Return the headline, what to do next, and how good it is.
 
     Args:
+        contenders: all that was compared, the network as it is first.
         choice: what is recommended.
         accuracy: its share of right answers.
-        own: the metrics of the network as it is.
         word: how honest the recommended method is.
         alone: how honest the network is as it is.
         error: the standard error of the accuracy.
         noun: what is counted, in the singular.
-        cheap: what `cheaper` says.
     """
+    own = contenders[0].metrics
     trust = {
         "honest": "and its percentages can be believed",
         UNKNOWN: "but there are too few test examples to know whether its percentages can be believed",
@@ -108,7 +108,7 @@ def class_sentences(
         gains.append(_truth(own["nll"], choice.recommended.metrics["nll"]))
     return {
         "headline": f"{good}, {trust}.",
-        "What to do next": next_step(choice, gains, marks=True, cheap=cheap),
+        "What to do next": next_step(choice, gains, marks=True, cheap=cheaper(contenders, choice)),
         "How good is it?": f"{good}{give_or_take(error)}."
         + ("" if network == of_100(accuracy) else f" For the network alone it is {network}."),
     }

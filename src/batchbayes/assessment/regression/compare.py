@@ -26,8 +26,8 @@ from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
 from batchbayes.assessment.regression.quantities import quantities
-from batchbayes.assessment.regression.verdict import value_terms, value_verdict
-from batchbayes.assessment.result import STRANGE, Assessment, MetricColumn, flag_threshold, scores_for_limit
+from batchbayes.assessment.regression.verdict import Findings, value_terms, value_verdict
+from batchbayes.assessment.result import PASSES, STRANGE, Assessment, MetricColumn, flag_threshold, scores_for_limit
 from batchbayes.assessment.rows import (
     CONFORMAL_LEVEL,
     assessed_rows,
@@ -67,7 +67,7 @@ COLUMNS = (
     MetricColumn("nll_normalised", "PLL, 0 to 100", "higher", 1, "the same scale for the log-likelihood"),
     MetricColumn("sharpness", "Sharpness", "lower", 3, "root of the mean predicted variance: compare with the RMSE"),
     MetricColumn("rank_correlation", "Rank correlation", "higher", 3, "of predicted spread and absolute error"),
-    MetricColumn("passes", "Passes", "lower", 0, "what a prediction costs, in forward passes of the network"),
+    PASSES,
     MetricColumn(
         "coverage_90", "90 % hold", "target", 1, "share of targets in 90 % intervals",
         percent=True, target=0.9, group=INTERVALS,
@@ -112,24 +112,26 @@ def assess_regression(case: Case) -> Assessment:
     columns = {f"target{suffix(i)}": rounded(column) for i, column in enumerate(truth.T)}
     rows = assessed_rows(chosen.posterior, case, notes, columns, novelty)
     errors, spread = outputs_of(test.mean) - truth, spread_of_draws(test) if chosen.has_draws else None
-    half = outputs_of(test.std) * torch.tensor(widths)
+    mean, half = outputs_of(test.mean), outputs_of(test.std) * torch.tensor(widths)
+    findings = Findings(
+        rows=rows,
+        contenders=contenders,
+        choice=choice,
+        targets=truth,
+        errors=errors,
+        ends=(mean - half, mean + half),
+        spread=spread,
+        quantities=predicted,
+        ood=case.ood,
+        calibration_count=len(held_out),
+    )
     return Assessment(
         case=case,
         columns=(*COLUMNS, *(STRANGE_COLUMNS if case.ood else ())),
         contenders=contenders,
         choice=choice,
-        verdict=value_verdict(
-            rows,
-            choice,
-            errors,
-            truth,
-            (outputs_of(test.mean) - half, outputs_of(test.mean) + half),
-            predicted,
-            own=contenders[0].metrics,
-            ood=case.ood,
-            calibration_count=len(held_out),
-        ),
-        terms=value_terms(rows, contenders, choice, spread, errors, truth, predicted, case.ood),
+        verdict=value_verdict(findings),
+        terms=value_terms(findings),
         rows=rows,
         figures=shared_figures(case, contenders, chosen, COLUMNS, rows, novelty)
         | value_figures(contenders, chosen, targets, held_out, predicted[0].label),

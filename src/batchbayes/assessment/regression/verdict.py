@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -34,46 +35,49 @@ CHECK = (
 )
 
 
-def value_verdict(
-    rows: Rows,
-    choice: Choice,
-    errors: Tensor,
-    targets: Tensor,
-    ends: tuple[Tensor, Tensor],
-    quantities: Sequence[Quantity],
-    *,
-    own: Mapping[str, float],
-    ood: Examples | None,
-    calibration_count: int,
-) -> dict[str, str]:
-    """Return the sentences of the first screen by their heading, the headline first.
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """What there is to say about a regression with D outputs."""
 
-    Args:
-        rows: the rows of predictions.csv.
-        choice: what is recommended.
-        errors: predictions of the recommended method minus targets, (N, D).
-        targets: the test targets, (N, D).
-        ends: the ends of its intervals, (N, D) each.
-        quantities: what the D outputs are.
-        own: the metrics of the network as it is.
-        ood: the strange data.
-        calibration_count: the number of examples that the intervals were calibrated on.
-    """
-    each = list(zip(quantities, errors.T, targets.T, *(end.T for end in ends), strict=True))
+    rows: Rows
+    """The rows of predictions.csv."""
+    contenders: Sequence[Contender[Any]]
+    """All that was compared, the network as it is first."""
+    choice: Choice
+    targets: Tensor
+    """The test targets, (N, D)."""
+    errors: Tensor
+    """What the recommended method predicts minus the targets, (N, D)."""
+    ends: tuple[Tensor, Tensor]
+    """The ends of its intervals, (N, D) each."""
+    spread: Tensor | None
+    """How far its draws of the first output scatter, (N,); None if it makes no draws."""
+    quantities: Sequence[Quantity]
+    """What the outputs are."""
+    ood: Examples | None
+    calibration_count: int
+    """How many examples the intervals were calibrated on."""
+
+
+def value_verdict(found: Findings) -> dict[str, str]:
+    """Return the sentences of the first screen by their heading, the headline first."""
+    rows, quantities, targets, errors = found.rows, found.quantities, found.targets, found.errors
+    own = found.contenders[0].metrics
+    each = list(zip(quantities, errors.T, targets.T, *(end.T for end in found.ends), strict=True))
     good = [_within(quantity, error) for quantity, error, *_ in each]
     verdict = {
         "headline": f"90 % of true values fall within {_listed(good, quantities)} of the prediction.",
-        "What to do next": next_step(choice, value_gains(choice, own), marks=any(rows["flag"])),
+        "What to do next": next_step(found.choice, value_gains(found.choice, own), marks=any(rows["flag"])),
         "How good is it?": " ".join(_good(*every[:3], named=len(each) > 1) for every in each)
         + f" This was counted on {count(len(targets), 'test example')}.",
         "Can its intervals be believed?": " ".join(
-            _believed(quantity, low, high, target, calibration_count, named=len(each) > 1)
+            _believed(quantity, low, high, target, found.calibration_count, named=len(each) > 1)
             for quantity, _, target, low, high in each
         ),
         "When to look twice": _marked(rows, errors[:, 0], quantities[0]),
     }
-    if ood is not None:
-        verdict["Strange inputs"] = strange_sentence(rows, ood.name)
+    if found.ood is not None:
+        verdict["Strange inputs"] = strange_sentence(rows, found.ood.name)
     if len(targets) < FEWEST:
         return too_few(len(targets), "test example", 100)
     if all(_explained(error, target) <= 0 for _, error, target, *_ in each):
@@ -172,29 +176,10 @@ def _explained(errors: Tensor, targets: Tensor) -> float:
     return 1 - float(errors.double().square().mean()) / variance if variance else 1.0
 
 
-def value_terms(
-    rows: Rows,
-    contenders: Sequence[Contender[Any]],
-    choice: Choice,
-    spread: Tensor | None,
-    errors: Tensor,
-    targets: Tensor,
-    quantities: Sequence[Quantity],
-    ood: Examples | None,
-) -> dict[str, str]:
-    """Return the verdict in the terms of statistics.
-
-    Args:
-        rows: the rows of predictions.csv.
-        contenders: all that was compared.
-        choice: what is recommended.
-        spread: how far its draws of the first output scatter, (N,); None if it makes no draws.
-        errors: its errors, (N, D).
-        targets: the test targets, (N, D).
-        quantities: what the D outputs are.
-        ood: the strange data.
-    """
-    terms = {"Which method": sentence_of_choice(choice)}
+def value_terms(found: Findings) -> dict[str, str]:
+    """Return the verdict in the terms of statistics."""
+    errors, targets, quantities = found.errors, found.targets, found.quantities
+    terms = {"Which method": sentence_of_choice(found.choice)}
     for i, quantity in enumerate(quantities):
         root = quantity.text(float(errors[:, i].double().square().mean()) ** 0.5)
         name = f" of {quantity.name}" if len(quantities) > 1 else ""
@@ -202,11 +187,11 @@ def value_terms(
             f"The root mean squared error (RMSE) is {root}. It explains "
             f"{percent(_explained(errors[:, i], targets[:, i]), 0)} of the variance of the targets."
         )
-    terms["Intervals"] = _conformal(choice.recommended.metrics, quantities[0])
-    if spread is not None:
-        terms["Setting the uncertain ones aside"] = _rejection(spread, errors[:, 0], quantities[0])
-    if ood is not None:
-        terms["Strange inputs"] = f"{_strange(contenders, ood.name)} {novelty_terms(rows)}"
+    terms["Intervals"] = _conformal(found.choice.recommended.metrics, quantities[0])
+    if found.spread is not None:
+        terms["Setting the uncertain ones aside"] = _rejection(found.spread, errors[:, 0], quantities[0])
+    if found.ood is not None:
+        terms["Strange inputs"] = f"{_strange(found.contenders, found.ood.name)} {novelty_terms(found.rows)}"
     return terms
 
 

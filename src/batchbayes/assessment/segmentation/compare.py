@@ -15,7 +15,18 @@ from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
-from batchbayes.assessment.result import RANKING, Assessment, MetricColumn, flag_threshold, scores_for_limit
+from batchbayes.assessment.result import (
+    AURC,
+    BRIER,
+    BY_MI,
+    ECE,
+    PASSES,
+    RANKING,
+    Assessment,
+    MetricColumn,
+    flag_threshold,
+    scores_for_limit,
+)
 from batchbayes.assessment.rows import Show, assessed_rows, single_images
 from batchbayes.assessment.segmentation.figures import image_figures
 from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels, sums_over
@@ -32,16 +43,14 @@ COLUMNS = (
     MetricColumn(
         "nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats for each pixel"
     ),
-    MetricColumn("brier", "Brier", "lower", 3, "squared distance of the probabilities from the truth, 0 to 2"),
-    MetricColumn(
-        "ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True
-    ),
-    MetricColumn("passes", "Passes", "lower", 0, "what a prediction costs, in forward passes of the network"),
+    BRIER,
+    ECE,
+    PASSES,
     MetricColumn(
         "error_auroc", "AUROC", "higher", 3, "how well entropy tells wrong pixels from right ones", group=RANKING
     ),
-    MetricColumn("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING),
-    MetricColumn("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING),
+    BY_MI,
+    AURC,
 )
 TUNING_DRAWS, TUNING_IMAGES, CHECKED_IMAGES = 8, 8, 16
 """Jacobians of maps are large, so methods are tuned on few draws of few images, and scores are checked on few."""

@@ -49,7 +49,7 @@ def _triptychs(case: Case, chosen: Contender[PixelSums]) -> Figure:
     shown = displayable(images)
     pictures = shown if shown is not None else images[:, :1].expand(-1, 3, -1, -1)
     some = single_images(Examples("some", [(images, labels)]))
-    likelihoods = [at(case, chosen.tuned["temperature"])]
+    likelihoods = [at(case, chosen.trial.tuned["temperature"])]
     panels = []
     for picture, predicted in zip(
         pictures, predict_stream(chosen.posterior, some, likelihoods, **drawing(case, chosen.trial)), strict=True

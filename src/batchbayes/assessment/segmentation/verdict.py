@@ -7,7 +7,6 @@ from typing import Any
 from batchbayes._common.text import count, number, percent
 from batchbayes.assessment.classification.verdict import (
     CHECK,
-    cheaper,
     class_sentences,
     guess_sentence,
     shared_terms,
@@ -39,9 +38,7 @@ def image_verdict(
     text += f" It says {said} on average, and {of_100(accuracy)} of 100 pixels are right."
     wrong = chosen.seen.per_image("wrong")
     error = float(wrong.std()) / len(wrong) ** 0.5 if len(wrong) > 1 else 0.5
-    good = class_sentences(
-        choice, accuracy, own.metrics, word, alone, error=error, noun="pixel", cheap=cheaper(contenders, choice)
-    )
+    good = class_sentences(contenders, choice, accuracy, word, alone, error=error, noun="pixel")
     good["How good is it?"] += f" This was counted on {count(len(wrong), 'test image')}."
     if DOUBT * error > 2 * VAGUE:
         return too_few(len(wrong), "test image", 20)

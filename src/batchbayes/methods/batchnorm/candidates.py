@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.text import number
-from batchbayes.engines.linear_check import measure_linearity, spread_evenly
+from batchbayes.batches import spread_evenly
+from batchbayes.engines.linear_check import measure_linearity
 from batchbayes.errors import BatchbayesWarning
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import all_sites

@@ -20,15 +20,14 @@ from torch import nn
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, chunks, input_stream, require_size
-from batchbayes.errors import BatchbayesError
+from batchbayes.batches import Batches, chunks, first_of, input_stream, require_size
 from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import example_moments
 from batchbayes.methods.batchnorm.condition import warn_of_condition
 from batchbayes.methods.batchnorm.fit import require_center
 from batchbayes.methods.batchnorm.omega import running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
-from batchbayes.methods.batchnorm.sites import Select, find_sites
+from batchbayes.methods.batchnorm.sites import Select, find_sites, require_running
 from batchbayes.network import Output, as_network
 
 
@@ -54,17 +53,10 @@ def clt_bn(
     require_size(float("inf"), whole_number("batch_size", batch_size, least=None))
     require_center(center)
     network, stream = as_network(model, output), input_stream(batches, inputs)
-    first = next(stream, None)
-    if first is None:
-        raise BatchbayesError(expected="at least one batch of training data", got="none", fix="check the loader")
+    first = first_of(stream)
     found, idle = find_sites(network, first, sites)
-    blind = [site.name for site in found if not site.tracks]
-    if blind:
-        raise BatchbayesError(
-            expected="running statistics at every site: clt_bn runs the network as it is",
-            got=f"none (track_running_stats=False) in {', '.join(blind)}",
-            fix="use stochastic_bn, which reads mini-batches",
-        )
+    where = "at every site: clt_bn runs the network as it is"
+    require_running(found, where, fix="use stochastic_bn, which reads mini-batches")
     warn_of_condition(network.module, found)
     running, data = running_omega(found), progress(chunks(chain([first], stream), None), "population moments")
     moments = example_moments(network, found, data, idle)

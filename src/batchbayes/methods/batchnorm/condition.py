@@ -45,6 +45,10 @@ STRICT = Tolerance(shift=0.07, channel=0.5, spread=1.15)
 """Further away are training batches that lack the transforms of training. They matter only if draws scatter around the
 batches."""
 
+UNMIXED = 4.0
+"""Batches whose means vary by this factor more than those of random examples are not well mixed. With 8 batches of
+random examples the factor is above 4 in fewer than one of a thousand cases."""
+
 
 def is_initial(layer: _BatchNorm) -> bool:
     """Whether the running statistics still have the values of a new layer: mean 0 and variance 1."""
@@ -99,8 +103,7 @@ def _named(few: Sequence[Site], sites: Sequence[Site], one: str, many: str) -> s
 
 def _has_initial_scale(layer: _BatchNorm) -> bool:
     scale, shift = layer.weight, layer.bias
-    new = [scale is None or bool((scale == 1).all()), shift is None or not bool(torch.any(shift))]
-    return all(new)
+    return (scale is None or bool((scale == 1).all())) and (shift is None or not bool(shift.any()))
 
 
 def drift_message(site: Site, rows: Tensor, center: str) -> str | None:
@@ -128,6 +131,26 @@ def drift_message(site: Site, rows: Tensor, center: str) -> str | None:
             'center="running", which keeps the network\'s own answer and takes only the spread from the batches.'
         )
     return None
+
+
+def order_message(site: Site, rows: Tensor, batch_size: int) -> str | None:
+    r"""Return a warning if batches differ more from each other than random ones can; else None.
+
+    The mean of M examples that are drawn at random varies by at most $\sigma^2 / M$, whatever the data are like.
+    Batches that follow the order of the classes, or of time, vary up to M times as much. The first site tells.
+    """
+    if len(rows) < 8:
+        return None
+    mean, log_std = by_site([site], rows[:, : 2 * site.channels])[0]
+    between, within = mean.var(0), (2 * log_std).exp().mean(0)
+    ratio = float((between / (between + within)).mean()) * batch_size
+    if ratio < UNMIXED:
+        return None
+    return (
+        f"at {site.name}, the first batch-norm layer, the means of the batches vary {ratio:.3g} times as much as those "
+        f"of {batch_size} examples at random. Does the data come in the order of its classes, or of time? Shuffle it: "
+        "use shuffle=True in the DataLoader, or pass a tensor or a Dataset and batch_size=."
+    )
 
 
 def difference(means: Tensor, squares: Tensor, tolerance: Tolerance) -> str | None:

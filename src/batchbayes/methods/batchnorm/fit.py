@@ -12,12 +12,14 @@ from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import Batches, mini_batches
+from batchbayes.engines.linear import MOST_OUTPUTS
 from batchbayes.engines.linear_check import keep_examples
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import collect_omegas
-from batchbayes.methods.batchnorm.condition import drift_message, warn_of_condition
+from batchbayes.methods.batchnorm.condition import drift_message, order_message, warn_of_condition
+from batchbayes.methods.batchnorm.leading import find_output_axes
 from batchbayes.methods.batchnorm.omega import is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
@@ -135,8 +137,10 @@ def _gather_rows(prepared: Prepared, dropout: bool) -> Tensor:
 
 def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
     """Return the posterior of observed rows. Warn if they do not look like those of training."""
-    if message := drift_message(prepared.sites[0], rows, center):
-        warn(message)
+    first = prepared.sites[0]
+    for message in (drift_message(first, rows, center), order_message(first, rows, prepared.batch_size)):
+        if message:
+            warn(message)
     mean = rows.mean(0)
     middle = mean if center == "batches" else running_omega(prepared.sites)
     size = float(prepared.batch_size)
@@ -146,12 +150,18 @@ def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, metho
         return posterior
     sample = prepared.first[: min(32, max(2, prepared.batch_size // 4))].to(prepared.network.device)
     with torch.no_grad():
-        drawn = torch.cat([_thinned(draw) for draw in sampled_outputs(posterior, sample, len(rows), seed=0)])
-    moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
+        draws = list(sampled_outputs(posterior, sample, len(rows), seed=0))
+    drawn = torch.cat([_thinned(draw) for draw in draws])
+    deviations = drawn - drawn.mean(0)  # (R, n, outputs), in the order of the draws
+    moved = deviations.flatten(1).double()
     _, weights, index = posterior.combinations(len(rows), seed=0)
     order = weights[index].double()  # draws -> rows: a permutation
-    posterior = replace(posterior, influence=(order.T @ (moved @ moved.T) @ order).to(rows.dtype))
-    if (count := drawn.shape[2]) < SAMPLE_OUTPUTS:
+    influence = (order.T @ (moved @ moved.T) @ order).to(rows.dtype)
+    count = drawn.shape[2]
+    many_classes = draws[0].ndim == 3 and FEW_OUTPUTS < count <= MOST_OUTPUTS
+    axes = find_output_axes(deviations).to(rows.dtype) if many_classes else None
+    posterior = replace(posterior, influence=influence, output_axes=axes)
+    if count < SAMPLE_OUTPUTS:
         kinds = {False: count <= FEW_OUTPUTS, True: count > 1}  # without and with contrasts
         keep_examples(posterior, prepared.first, [kind for kind, is_wanted in kinds.items() if is_wanted])
     return posterior

@@ -54,15 +54,15 @@ def tangents_by_reverse_mode(
 
     With `contrasts`, outputs (n, K) are logits, and only differences between the logits of an example have a meaning.
     """
-    size = max(1, min(MOST_ROWS, CHUNK // max(1, inputs[0].numel())))
+    size = graph_size(inputs)
     outputs, along, slopes, start = [], [], torch.empty(0), 0
-    with _watched(network, sites, statistics) as build:
+    with watched(network, sites, statistics) as build:
         for part in inputs.split(size):
             graph = build(part)
             contrasts = contrasts and graph.outputs.ndim == 2 and graph.flat.shape[1] > 1
             passes = _first_contrasts(graph.flat) if contrasts else _units(graph.flat)
             if not outputs:
-                along = _along(sites, statistics, directions.to(graph.flat))
+                along = along_directions(sites, statistics, directions.to(graph.flat))
                 count = 1 if contrasts else graph.flat.shape[1]
                 slopes = graph.flat.new_empty(count, len(inputs), len(directions))  # (1 or K, n, Q)
             for found, weights in zip(slopes[:, start : start + len(part)], passes, strict=True):
@@ -73,6 +73,11 @@ def tangents_by_reverse_mode(
         if contrasts:
             slopes = _all_contrasts(build, inputs, middle.to(slopes.dtype), slopes[0], along, size)
     return middle, slopes.permute(2, 1, 0).reshape(len(directions), *middle.shape)
+
+
+def graph_size(inputs: Tensor) -> int:
+    """Return how many examples one graph is built for."""
+    return max(1, min(MOST_ROWS, CHUNK // max(1, inputs[0].numel())))
 
 
 def _units(flat: Tensor) -> Iterator[Tensor]:
@@ -93,7 +98,7 @@ def _contrast(like: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
 
 
 def _all_contrasts(
-    build: "Callable[[Tensor], _Graph]",
+    build: "Callable[[Tensor], Graph]",
     inputs: Tensor,
     logits: Tensor,
     first: Tensor,
@@ -135,9 +140,9 @@ def contrasts_needed(ordered: Tensor, std: Tensor) -> Tensor:
 
 
 @contextmanager
-def _watched(
+def watched(
     network: Network, sites: Sequence[Site], statistics: Sequence[tuple[Tensor, Tensor]]
-) -> Iterator["Callable[[Tensor], _Graph]"]:
+) -> Iterator["Callable[[Tensor], Graph]"]:
     """Make the network ready for graphs at given statistics. Inside the block, call what it gives with some inputs.
 
     The backward passes belong inside the block, because activation checkpoints run parts of the network again.
@@ -149,11 +154,11 @@ def _watched(
     tensors = as_buffers(sites, statistics)
     with network.prepared(tensors=tensors, before=before, instead=instead) as run:
 
-        def build(inputs: Tensor) -> _Graph:
+        def build(inputs: Tensor) -> Graph:
             seen.clear()
             with torch.enable_grad(), affine_batch_norm() if before else nullcontext():
                 outputs = run(inputs)
-            return _Graph(outputs, tuple(seen))
+            return Graph(outputs, tuple(seen))
 
         yield build
 
@@ -190,7 +195,7 @@ class _Normalise:
         return _scaled(h, self._scale, self._shift)
 
 
-class _Graph:
+class Graph:
     """One forward pass at given statistics, ready for backward passes to the inputs of the sites."""
 
     def __init__(self, outputs: Tensor, seen: Sequence[Tensor]) -> None:
@@ -221,7 +226,7 @@ class _Graph:
                 out.addmm_(_summed(gradient, self.flat), mean).addmm_(_summed(product, self.flat), log_std)
 
 
-def _along(
+def along_directions(
     sites: Sequence[Site], statistics: Sequence[tuple[Tensor, Tensor]], directions: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     r"""Return what each site multiplies $\sum g$ and $\sum g h$ by, (C, Q) each; the first includes the mean of h."""

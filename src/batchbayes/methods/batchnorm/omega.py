@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.sites import Site
+from batchbayes.methods.batchnorm.sites import Site, require_running
 
 Statistics = tuple[Tensor | None, Tensor | None]
 """Mean and biased variance of a site, or None for those of the batch."""
@@ -71,17 +70,8 @@ def site_of(sites: Sequence[Site]) -> Tensor:
 
 def running_omega(sites: Sequence[Site]) -> Tensor:
     """Return omega of the network's own running statistics."""
-    statistics = []
-    for site in sites:
-        mean, variance = site.layer.running_mean, site.layer.running_var
-        if mean is None or variance is None:
-            raise BatchbayesError(
-                expected='running statistics for center="running"',
-                got=f"none (track_running_stats=False) in {site.name}",
-                fix='use center="batches"',
-            )
-        statistics.append((mean.detach(), variance.detach()))
-    return pack(sites, statistics)
+    require_running(sites, 'for center="running"', fix='use center="batches"')
+    return pack(sites, [site.running for site in sites])
 
 
 def as_buffers(sites: Sequence[Site], statistics: Iterable[Statistics]) -> dict[str, Tensor | None]:

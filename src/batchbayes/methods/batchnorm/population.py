@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, as_batches, chunks, input_stream
+from batchbayes.batches import Batches, as_batches, chunks, first_of, input_stream
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import Picker
 from batchbayes.methods.batchnorm.collect import population_omega
@@ -39,9 +39,7 @@ def population(
             got="a generator",
             fix="pass a list or a loader",
         )
-    first = next(input_stream(batches, inputs), None)
-    if first is None:
-        raise BatchbayesError(expected="at least one training batch", got="none", fix="check the loader")
+    first = first_of(input_stream(batches, inputs))
     found, idle = find_sites(network, first, sites)
     passes = progress((chunks(batches, 4096, inputs) for _ in found), "population statistics", len(found))
     center = population_omega(network, found, passes, idle)

@@ -15,6 +15,7 @@ from batchbayes.engines.linear_check import linearity_from_json, linearity_to_js
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import each_tensor, require_finite
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
+from batchbayes.methods.batchnorm.leading import leading_tangents
 from batchbayes.methods.batchnorm.omega import as_buffers, by_site, is_mean, site_of, size, unpack
 from batchbayes.methods.batchnorm.sites import (
     Site,
@@ -60,6 +61,8 @@ class BatchNormPosterior(Posterior):
     """M of each site, if they differ."""
     idle: tuple[str, ...] = ()
     """Batch-norm layers without statistics, which no example may reach."""
+    output_axes: Tensor | None = None
+    """Axes along which the logits of training inputs move, (r, K), if there are many classes; see `leading.py`."""
 
     @cached_property
     def is_point(self) -> bool:  # type: ignore[override]
@@ -143,7 +146,10 @@ class BatchNormPosterior(Posterior):
         independent values $\frac{m-1}{m}\mathrm{var}$), and the mean of a logarithm lies below the logarithm of the
         mean.
         """
-        sizes = torch.as_tensor(batch_size, dtype=torch.float64)
+        try:
+            sizes = torch.as_tensor(batch_size, dtype=torch.float64).detach()
+        except (TypeError, ValueError, RuntimeError):  # no numbers
+            sizes = torch.tensor(math.nan)
         if sizes.shape not in ((), (len(self.sites),)) or not ((sizes > 1) & sizes.isfinite()).all():
             raise BatchbayesError(
                 expected="a finite batch size above 1, or one for each site",
@@ -219,15 +225,23 @@ class BatchNormPosterior(Posterior):
         With `contrasts`, the derivatives of logits (n, K) may be off by a constant within each example, and those of
         unlikely classes are left out.
         """
-        require_present(self.network, self.sites)
         with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
-            statistics = self._statistics(self.center.clone())
-            inputs = each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
             if directions.any():
-                return tangents_by_reverse_mode(self.network, self.sites, statistics, inputs, directions, contrasts)
+                return tangents_by_reverse_mode(*self._at_center(inputs), directions, contrasts)
         with torch.no_grad():
             outputs = self.function(self.center)(inputs)
         return outputs, outputs.new_zeros(len(directions), *outputs.shape)
+
+    def leading_tangents(self, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        assert self.output_axes is not None
+        with torch.inference_mode(False):
+            return leading_tangents(*self._at_center(inputs), directions, self.output_axes)
+
+    def _at_center(self, inputs: Tensor) -> tuple[Network, tuple[Site, ...], list[tuple[Tensor, Tensor]], Tensor]:
+        """Return what derivatives are computed from: network, sites, statistics at the centre, and inputs."""
+        require_present(self.network, self.sites)
+        inputs = each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
+        return self.network, self.sites, self._statistics(self.center.clone()), inputs
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         header = {
@@ -240,17 +254,21 @@ class BatchNormPosterior(Posterior):
             **site_header(self.network, self.sites, self.idle),
         }
         tensors = {"center": self.center, "deviations": self.deviations}
-        return header, tensors if self.influence is None else {**tensors, "influence": self.influence}
+        known = {"influence": self.influence, "output_axes": self.output_axes}
+        return header, tensors | {name: tensor for name, tensor in known.items() if tensor is not None}
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         network = as_network(model, header["output"])
         sites = sites_of_header(header, network.module)
-        center, deviations, influence = tensors["center"], tensors["deviations"], tensors.get("influence")
+        center, deviations = tensors["center"], tensors["deviations"]
+        influence, axes = tensors.get("influence"), tensors.get("output_axes")
         if center.shape != (size(sites),) or deviations.shape[1:] != center.shape or not len(deviations):
             raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
         if influence is not None and influence.shape != (len(deviations),) * 2:
             raise ValueError(f"an influence of shape {tuple(influence.shape)} for {len(deviations)} rows")
+        if axes is not None and (axes.ndim != 2 or not axes.numel()):
+            raise ValueError(f"axes of outputs of shape {tuple(axes.shape)}")
         if len({tensor.dtype for tensor in tensors.values()}) > 1 or center.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"tensors of {[str(tensor.dtype) for tensor in tensors.values()]}")
         for name, tensor in tensors.items():
@@ -263,7 +281,7 @@ class BatchNormPosterior(Posterior):
         if header["noise"] == "factorised" and len(deviations) > 1:
             raise ValueError(f"{len(deviations)} rows of factorised noise")
         fixed = (sizes[0], str(header["method"]), header["centered_on"], header["noise"], influence, sizes[1:])
-        posterior = cls(network, sites, center, deviations, *fixed, idle_of_header(header, network.module))
+        posterior = cls(network, sites, center, deviations, *fixed, idle_of_header(header, network.module), axes)
         linearity_from_json(posterior, header.get("linearity", {}))
         return posterior
 

@@ -1,7 +1,5 @@
 """The batch-norm sites of a network: the layers where noise enters, in the order in which a forward pass meets them."""
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +44,18 @@ class Site:
         """Whether the layer has running statistics, so that it can predict without batch statistics of ours."""
         return self.layer.running_mean is not None and self.layer.running_var is not None
 
+    @property
+    def running(self) -> tuple[Tensor, Tensor]:
+        """Running mean and running variance. `require_running` makes sure that they are there."""
+        return self.layer.running_mean.detach(), self.layer.running_var.detach()  # type: ignore[union-attr]
+
+
+def require_running(sites: Iterable[Site], where: str, fix: str) -> None:
+    """Raise an error if one of the sites has no running statistics. `where` says where they are needed."""
+    if blind := [site.name for site in sites if not site.tracks]:
+        got = f"none (track_running_stats=False) in {some(blind)}"
+        raise BatchbayesError(expected=f"running statistics {where}", got=got, fix=fix)
+
 
 def all_sites(module: nn.Module) -> tuple[Site, ...]:
     """Return every batch-norm layer, subclasses included, in the order in which the modules were registered."""
@@ -54,14 +64,8 @@ def all_sites(module: nn.Module) -> tuple[Site, ...]:
 
 def site_header(network: Network, sites: Sequence[Site], idle: Sequence[str]) -> dict[str, object]:
     """Return what a file notes about the sites, and about the layout of the network that they belong to."""
-    layout = _layout(network.module)
-    return {
-        "output": network.output,
-        "sites": [site.name for site in sites],
-        "idle": list(idle),
-        "layout": layout,
-        "layout_hash": hashlib.sha256(json.dumps(layout).encode()).hexdigest()[:16],
-    }
+    names = [site.name for site in sites]
+    return {"output": network.output, "sites": names, "idle": list(idle), "layout": _layout(network.module)}
 
 
 def sites_of_header(header: Mapping[str, Any], module: nn.Module) -> tuple[Site, ...]:
@@ -106,13 +110,9 @@ def find_sites(network: Network, examples: Any, select: Select = None) -> tuple[
             got=f"layers that ran more often, and so have several batch statistics under one name: {some(twice)}",
             fix="give each use its own BatchNorm layer, or leave these out with sites=",
         )
-    blind = [name for name in calls if name not in chosen and not every[name].tracks]
-    if blind:
-        raise BatchbayesError(
-            expected="running statistics in every batch-norm layer outside sites=",
-            got=f"none (track_running_stats=False) in {some(blind)}",
-            fix="select these layers as well: without statistics their output depends on the test batch",
-        )
+    others = [every[name] for name in calls if name not in chosen]
+    fix = "select these layers as well: without statistics their output depends on the test batch"
+    require_running(others, "in every batch-norm layer outside sites=", fix)
     if exact := [name for name in chosen if every[name].epsilon <= 0]:
         raise BatchbayesError(
             expected="batch-norm layers with eps above zero",

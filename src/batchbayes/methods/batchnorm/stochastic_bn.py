@@ -12,13 +12,14 @@ effective batches, 5 % too low.
 """
 
 from dataclasses import replace
-from typing import Literal, Unpack
+from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes.batches import Batches
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.methods.batchnorm.fit import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 
@@ -51,19 +52,15 @@ def stochastic_bn(
     >>> stochastic_bn(network, torch.randn(100, 2), batch_size=10, covariance="correlated").noise
     'correlated'
     """
-    if covariance not in ("factorised", "correlated") or estimator not in ("exact", "moving-average"):
-        raise BatchbayesError(
-            expected='covariance "factorised" or "correlated" and estimator "exact" or "moving-average"',
-            got=f"{covariance!r} and {estimator!r}",
-            fix="choose among these",
-        )
+    if covariance not in get_args(Covariance):
+        raise unknown_name("a covariance", covariance, get_args(Covariance))
+    if estimator not in get_args(Estimator):
+        raise unknown_name("an estimator", estimator, get_args(Estimator))
     if covariance == "correlated" and estimator != "exact":
         raise BatchbayesError(
             expected='estimator="exact" for a correlated Gaussian', got=repr(estimator), fix="drop estimator="
         )
-    if options.get("num_samples", 64) < 2:
-        got = f"num_samples={options.get('num_samples')}"
-        raise BatchbayesError(expected="two mini-batches or more", got=got, fix="a spread needs two: pass 64")
+    whole_number("num_samples", options.get("num_samples", 64), least=2)  # a spread needs two mini-batches
     require_center(center)
     prepared = prepare(model, batches, **options)
     rows, posterior = fit_rows(prepared, "stochastic_bn", center, dropout)
@@ -76,7 +73,7 @@ def stochastic_bn(
     return replace(posterior, center=middle, deviations=std[None], noise="factorised", influence=None)
 
 
-def moving_average_moments(rows: Tensor, momentum: float = MOMENTUM) -> tuple[Tensor, Tensor]:
+def moving_average_moments(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and std of each statistic by exponential moving averages of x and x^2 that start from zero.
 
     >>> moving_average_moments(torch.ones(1, 1))
@@ -84,8 +81,8 @@ def moving_average_moments(rows: Tensor, momentum: float = MOMENTUM) -> tuple[Te
     """
     first, second = torch.zeros_like(rows[0]), torch.zeros_like(rows[0])
     for row in rows:
-        first = (1 - momentum) * first + momentum * row
-        second = (1 - momentum) * second + momentum * row.square()
+        first = (1 - MOMENTUM) * first + MOMENTUM * row
+        second = (1 - MOMENTUM) * second + MOMENTUM * row.square()
     return first, (second - first.square()).clamp_min(0).sqrt()
 
 

@@ -86,9 +86,12 @@ class LaplacePosterior(Posterior):
     def center(self) -> Tensor:
         return self.layer.mean.flatten()
 
-    num_axes = 0
+    num_axes, output_axes = 0, None
 
     def leading_axes(self, rank: int) -> tuple[Tensor, float]:
+        raise BatchbayesError("a posterior with observed rows", repr(self), 'use engine="sample"')
+
+    def leading_tangents(self, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
         raise BatchbayesError("a posterior with observed rows", repr(self), 'use engine="sample"')
 
     def function(self, omega: Tensor) -> Function:

@@ -17,13 +17,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from batchbayes._common.checks import whole_number
+from batchbayes._common.atomic import words_for_disk_errors
+from batchbayes._common.checks import finite_number, whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network import Output, as_network
-from batchbayes.training.batches import training_batches
+from batchbayes.training.batches import training_batches, two_tensors
 from batchbayes.training.loop import Loss, TrainingBatches, TrainingConfig, half_squared_error, supervised, train
 from batchbayes.training.stack.train import train_together
 
@@ -92,7 +93,8 @@ def _trained(
         )
     files: list[Path | None] = [None] * len(networks)
     if checkpoints:
-        Path(checkpoints).mkdir(parents=True, exist_ok=True)
+        with words_for_disk_errors(checkpoints):
+            Path(checkpoints).mkdir(parents=True, exist_ok=True)
         files = [Path(checkpoints) / f"member-{number}.safetensors" for number in range(len(networks))]
     apply = workers.map if workers else map
     done = apply(partial(_trained_member, data, loss), networks, configs, files)
@@ -137,8 +139,16 @@ def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make()
 
 
-def require_mean_loss(loss: Loss) -> None:
-    """Refuse a loss that is known not to be a mean over the batch: it is multiplied by the number of examples."""
+def require_prior(loss: Loss, config: TrainingConfig, prior_precision: float) -> None:
+    """Refuse a prior that is not positive or that stands beside a weight decay, and a loss that is known not to be a
+    mean over the batch: it is multiplied by the number of examples."""
+    finite_number("a prior precision", prior_precision, above=0, fix="pass 1, for example")
+    if config.weight_decay:
+        raise BatchbayesError(
+            expected="no weight decay beside the prior",
+            got=f"weight_decay={config.weight_decay}",
+            fix="pass prior_precision = weight decay times the number of examples instead",
+        )
     reduction = getattr(loss, "keywords", {}).get("reduction", getattr(loss, "reduction", "mean"))
     if reduction != "mean":
         raise BatchbayesError(
@@ -163,4 +173,4 @@ def _train_together(
             got=f"{' and '.join(used)} too",
             fix=f"leave out together=True, or {' and '.join(used)}",
         )
-    train_together(networks, [data] * len(networks), [replace(config, seed=seed) for seed in seeds])
+    train_together(networks, [two_tensors(data)] * len(networks), [replace(config, seed=seed) for seed in seeds])

@@ -132,7 +132,8 @@ def ensemble(members: Sequence[nn.Module | Posterior]) -> EnsemblePosterior:
             fix="give the class of this posterior an attribute network",
         )
     for number, member in enumerate(found):
-        _require_finite(member, number)
+        module = member.network.module  # type: ignore[attr-defined]
+        require_finite_member(dict(module.named_parameters()), dict(module.named_buffers()), number)
     if all(member.is_point and member.network.module is found[0].network.module for member in found):  # type: ignore[attr-defined]
         raise BatchbayesError(
             expected="members that differ",
@@ -146,10 +147,12 @@ def _network_of(member: Posterior) -> object:
     return getattr(member, "network", None)
 
 
-def _require_finite(member: Posterior, number: int) -> None:
-    module = member.network.module  # type: ignore[attr-defined]
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+def require_finite_member(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], number: int) -> None:
+    """Refuse a member with NaN or infinity. Buffers may be infinite, as the masks of attention are, but not those of
+    batch norm."""
+    for name, tensor in {**parameters, **buffers}.items():
+        may_be_infinite = name in buffers and "running_" not in name
+        if bool((tensor.isnan() if may_be_infinite else ~tensor.isfinite()).any()):
             raise BatchbayesError(
                 expected="finite weights in every member",
                 got=f"NaN or infinity in {name} of member {number}",

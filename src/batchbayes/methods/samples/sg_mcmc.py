@@ -27,13 +27,14 @@ from batchbayes.methods.samples.deep_ensemble import (
     batches_of,
     made,
     member_seed,
-    require_mean_loss,
+    require_prior,
     steps_in_epoch,
 )
 from batchbayes.methods.samples.samplers import Hamiltonian, Langevin
 from batchbayes.methods.samples.schedules import Polynomial, Schedule, kept_steps
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network import Output, as_network
+from batchbayes.training.batches import known_size
 from batchbayes.training.loop import Loss, Objective, Step, TrainingConfig, supervised, train
 
 Sampler = Literal["sgld", "psgld", "sghmc"]
@@ -84,8 +85,8 @@ def sg_mcmc(
     >>> sg_mcmc(lambda: nn.Linear(1, 1), (x, x), half_squared_error, config, num_chains=2)
     WeightSamples(sgld on Linear: 20 members in 2 chains)
     """
-    num_examples = _require_options(sampler, config, temperature, prior_precision, num_examples, data)
-    require_mean_loss(loss)
+    num_examples = _require_options(sampler, temperature, num_examples, data)
+    require_prior(loss, config, prior_precision)
     schedule = schedule or Polynomial()
     objective = penalised(supervised(loss), prior_precision / num_examples)
     runs = []
@@ -139,35 +140,20 @@ def penalised(objective: Objective, precision: float) -> Objective:
     return total
 
 
-def _require_options(
-    sampler: str,
-    config: TrainingConfig,
-    temperature: float,
-    prior_precision: float,
-    num_examples: int | None,
-    data: Any,
-) -> int:
+def _require_options(sampler: str, temperature: float, num_examples: int | None, data: Any) -> int:
     """Check the options, and return the number of training examples."""
     if sampler not in _SAMPLERS:
         raise unknown_name("a sampler", str(sampler), _SAMPLERS)
-    if config.weight_decay:
-        raise BatchbayesError(
-            expected="no weight decay beside the prior",
-            got=f"weight_decay={config.weight_decay}",
-            fix="pass prior_precision = weight decay times the number of examples instead",
-        )
     finite_number("a temperature", temperature, above=0, fix="pass 1 for the posterior")
-    finite_number("a prior precision", prior_precision, above=0, fix="pass 1, for example")
     if temperature != 1:
         kind = "colder, that is, more certain" if temperature < 1 else "warmer, that is, less certain"
         warn(f"temperature={temperature:g} samples a {kind} distribution than the posterior")
     if num_examples is not None:
         return whole_number("num_examples", num_examples)
-    known = data[0] if isinstance(data, tuple) else getattr(data, "dataset", None)
-    if not hasattr(known, "__len__"):
+    if (known := known_size(data)) is None:
         raise BatchbayesError(
             expected="num_examples=, the size of the training set",
             got=f"none, and a {type(data).__name__} that does not tell",
             fix="pass the number of training examples: the likelihood is scaled by it",
         )
-    return len(known)  # type: ignore[arg-type]
+    return known

@@ -37,6 +37,7 @@ def running_statistics(
         raise BatchbayesError(
             expected="training batches, and a network with batch norm",
             got=f"{len(layers)} batch-norm layers, and none of them saw a batch",
-            fix="check the batches; a network without batch norm has no running statistics",
+            fix="pass a list or a DataLoader, since each member reads the batches, and an iterator can be read only "
+            "once; a network without batch norm has no running statistics",
         )
     return {name: torch.stack(parts).mean(0) for name, parts in seen.items()}

@@ -16,16 +16,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.checks import finite_number, whole_number
+from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import Progress
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.deep_ensemble import made, member_seed, require_mean_loss
+from batchbayes.methods.samples.deep_ensemble import made, member_seed, require_prior
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network import Output, as_network
-from batchbayes.training.batches import require_data, shuffled_batches
+from batchbayes.training.batches import require_data, shuffled_batches, two_tensors
 from batchbayes.training.loop import Loss, TrainingConfig, checked_loss
 from batchbayes.training.stack.convert import stack_networks, unstack
 from batchbayes.training.stack.stack import Stack
+from batchbayes.training.stack.train import require_dtype
 
 
 def svgd(
@@ -57,18 +58,12 @@ def svgd(
     WeightSamples(svgd on Sequential: 4 members)
     """
     whole_number("num_members", num_members, least=2)
-    finite_number("a prior precision", prior_precision, above=0, fix="pass 1, for example")
-    if config.weight_decay:
-        raise BatchbayesError(
-            expected="no weight decay beside the prior",
-            got=f"weight_decay={config.weight_decay}",
-            fix="pass prior_precision = weight decay times the number of examples instead",
-        )
-    require_mean_loss(loss)
-    inputs, targets = data
+    require_prior(loss, config, prior_precision)
+    inputs, targets = two_tensors(data)
     require_data(inputs, targets)
     networks = [made(make, member_seed(config.seed, number)) for number in range(num_members)]
     stack = _require_plain(stack_networks(networks))
+    require_dtype(stack, inputs)
     unstack(_moved(stack, inputs, targets, checked_loss(loss), config, prior_precision), networks)
     return stack_states(as_network(networks[0].eval(), output), [state_of(n) for n in networks], "svgd")
 

@@ -116,12 +116,16 @@ def swag(
     batches = batches_of(data, config)
     each_epoch = steps_in_epoch(batches)
 
+    # Masks of attention are infinite. They have no moments, and stay as they are.
+    fixed = {name: tensor for name, tensor in state_of(network).items() if bool(tensor.isinf().any())}
+
     def after_step(step: Step) -> None:
         if step.number % each_epoch == 0:
-            found.add({name: tensor.double().clone() for name, tensor in state_of(step.network).items()})
+            state = state_of(step.network)
+            found.add({name: tensor.double().clone() for name, tensor in state.items() if name not in fixed})
 
     train(network, batches, supervised(loss), config, after_step=after_step)
-    members = [found.draw(scale, config.seed, number) for number in range(num_members)]
+    members = [{**fixed, **found.draw(scale, config.seed, number)} for number in range(num_members)]
     samples = stack_states(as_network(network, output), members, "swag")
     return samples if statistics is None else samples.with_statistics(statistics)
 

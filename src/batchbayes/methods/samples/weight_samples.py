@@ -23,7 +23,7 @@ from batchbayes._common.tensor_file import rows, under
 from batchbayes.batches import Batches, Picker
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.ensemble import inner_draw
+from batchbayes.methods.samples.ensemble import inner_draw, require_finite_member
 from batchbayes.methods.samples.statistics import running_statistics
 from batchbayes.methods.table import posterior_class
 from batchbayes.network import Function, Network, Output, as_network, require_layout
@@ -31,6 +31,8 @@ from batchbayes.posterior import Header, Posterior
 
 State = tuple[Header, Mapping[str, Tensor]]
 """What a file keeps of a posterior; the header has its kind."""
+COUNTER = "num_batches_tracked"
+"""The buffer of batch norm that counts batches. No prediction depends on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +168,11 @@ def stack_states(network: Network, states: Sequence[Mapping[str, Tensor]], metho
         )
     own = state_of(network.module)
     plain = [{_own_name(name, own): tensor for name, tensor in state.items()} for state in states]
+    parameters = {plain_name(name) for name, _ in network.module.named_parameters(remove_duplicate=False)}
     for number, state in enumerate(plain):
         _require_fitting(own, state, number)
+        trained = {name: state[name] for name in own if name in parameters}
+        require_finite_member(trained, {name: state[name] for name in own if name not in trained}, number)
     stacked = {name: torch.stack([state[name].detach().to(own[name].dtype).cpu() for state in plain]) for name in own}
     if all(bool((tensor == tensor[:1]).all()) for tensor in stacked.values()):
         raise BatchbayesError(
@@ -187,7 +192,7 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
             got=f"something else in {', '.join(odd[:6])}",
             fix="keep it in buffers",
         )
-    return {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
+    return {name: tensor for name, tensor in state.items() if not name.endswith(COUNTER)}
 
 
 def _own_name(name: str, own: Mapping[str, Tensor]) -> str:
@@ -197,18 +202,16 @@ def _own_name(name: str, own: Mapping[str, Tensor]) -> str:
 
 
 def _require_fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor], number: int) -> None:
-    """Refuse a state dict of another network, and weights that are not finite."""
-    for name, tensor in own.items():
-        if name not in state or state[name].shape != tensor.shape:
-            found = f"shape {tuple(state[name].shape)}" if name in state else "no such tensor"
+    """Refuse a state dict of another network."""
+    names = [*own, *(name for name in state if name not in own and not name.endswith(COUNTER))]
+    for name in names:
+        wanted, found = (
+            f"a tensor {name} of shape {tuple(each[name].shape)}" if name in each else f"no tensor {name}"
+            for each in (own, state)
+        )
+        if wanted != found:
             raise BatchbayesError(
-                expected=f"the tensor {name} of shape {tuple(tensor.shape)} in every member",
+                expected=f"{wanted} in every member",
                 got=f"{found} in member {number}",
                 fix="pass state dicts of one network; bb.ensemble([...]) takes networks of different shapes",
-            )
-        if state[name].is_floating_point() and not bool(torch.isfinite(state[name]).all()):
-            raise BatchbayesError(
-                expected="finite weights in every member",
-                got=f"NaN or infinity in {name} of member {number}",
-                fix="leave this member out, or train it again with a lower learning rate",
             )

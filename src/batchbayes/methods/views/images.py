@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from batchbayes._common.checks import whole_number
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.views.transform import Transform, require_floating
 
@@ -31,10 +32,7 @@ class RandomCrop(Transform):
     size: ClassVar[int] = 2  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.padding, int) or self.padding < 1:
-            raise BatchbayesError(
-                expected="a padding of 1 pixel or more", got=repr(self.padding), fix="pass that of the training"
-            )
+        object.__setattr__(self, "padding", whole_number("padding", self.padding))
         _require_fill(self.fill)
 
     def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:

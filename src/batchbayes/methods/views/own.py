@@ -29,7 +29,7 @@ def checked_view(function: OwnFunction, inputs: Tensor, generator: Callable[[], 
     """Return the view of inputs (N, ...) that a user's function makes, or raise an error that says what is wrong."""
     name = name_of(function)
     try:
-        view = function(inputs, generator())
+        view = function(inputs.clone(), generator())  # it may change its input in place
     except TypeError as error:
         raise BatchbayesError(
             expected=f"a transform {name} that takes (inputs, generator)",
@@ -49,7 +49,7 @@ def checked_view(function: OwnFunction, inputs: Tensor, generator: Callable[[], 
                 fix=f"let the transform keep the {what} of its inputs",
             )
     require_finite(view, f"the view of the transform {name}")
-    _require_repeatable(name, view[-1:], function(inputs[-1:], generator()))
+    _require_repeatable(name, view[-1:], function(inputs[-1:].clone(), generator()))
     return view
 
 

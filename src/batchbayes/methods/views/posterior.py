@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import even_numbers, generator
 from batchbayes._common.tensor_file import under
 from batchbayes.errors import BatchbayesError
@@ -67,7 +68,13 @@ class ViewsPosterior(Posterior):
         drawn = self.posterior.draw(seed, index)
         look, move_back = self._view(seed, index)
 
-        def seen(inputs: Tensor) -> Tensor:
+        def seen(inputs: Any) -> Tensor:
+            if not isinstance(inputs, Tensor):
+                raise BatchbayesError(
+                    expected="a network with one input tensor, for views",
+                    got=f"{inputs}",
+                    fix="wrap the network so that it takes one, or use the posterior without views",
+                )
             outputs = drawn(look(inputs))
             return move_back(outputs) if _is_map(outputs, inputs) else outputs
 
@@ -164,19 +171,13 @@ def with_views(
         )
     if isinstance(transform, Transform):
         to_header(transform)
-        if undo is not None:
-            raise BatchbayesError(
-                expected="no undo= beside a ready transform",
-                got=name_of(undo),
-                fix="leave it out, because the transform has its own inverse",
-            )
-    if not isinstance(average, int) or average < 1:
+    if undo is not None and (isinstance(transform, Transform) or not callable(undo)):
         raise BatchbayesError(
-            expected="a whole number of views to average, 1 or more",
-            got=f"average={average!r}",
-            fix="pass 1 for one view in each draw, or for example 4",
+            expected="undo= as a function (outputs, generator) -> outputs, beside a transform that is a function too",
+            got=f"{name_of(undo)} beside {name_of(transform)}",
+            fix="leave it out if the transform is a ready one, because that has its own inverse",
         )
-    return ViewsPosterior(posterior, transform, undo, average)
+    return ViewsPosterior(posterior, transform, undo, whole_number("average", average))
 
 
 def _is_map(outputs: Tensor, inputs: Tensor) -> bool:

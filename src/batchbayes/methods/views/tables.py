@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from batchbayes._common.checks import as_tensor, finite_number
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.views.transform import Transform, require_floating
 
@@ -21,18 +22,19 @@ class TableJitter(Transform):
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        usable = self.std and all(0 <= std < math.inf for std in self.std) and any(self.std)
-        if not (0 < self.amount < math.inf and usable):
+        finite_number("an amount", self.amount, above=0, fix="pass for example 0.05")
+        if not (self.std and all(0 <= std < math.inf for std in self.std) and any(self.std)):
             raise BatchbayesError(
-                expected="an amount above 0, and finite standard deviations that are not all 0",
-                got=f"amount={self.amount}, std={self.std}",
-                fix="use an amount such as 0.05, and the standard deviations of the training columns",
+                expected="finite standard deviations that are not all 0, one for each training column",
+                got=f"{self.std}",
+                fix="make the jitter by TableJitter.of(training_inputs, amount), from a table (N, D) without NaN",
             )
 
     @classmethod
     def of(cls, inputs: Tensor, amount: float) -> "TableJitter":
         """Return the jitter for training inputs (N, D)."""
-        return cls(amount, tuple(inputs.double().std(0, correction=0).tolist()))
+        table = as_tensor(inputs, "the training inputs").double()
+        return cls(amount, tuple(table.std(0, correction=0).tolist()) if table.ndim == 2 else ())
 
     @property
     def size(self) -> int:

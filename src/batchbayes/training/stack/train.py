@@ -120,9 +120,18 @@ def _require_fitting(stack: Stack, inputs: Tensor, targets: Tensor, config: Trai
             got=f"{tuple(inputs.shape)} and {tuple(targets.shape)} for network {number}",
             fix="check the network's first and last layer; a single target is a column, targets[:, None]",
         )
+    require_dtype(stack, inputs)
     if config.epochs and min(config.batch_size, len(inputs)) < 2 and any(layer.norm for layer in stack.layers):
         raise BatchbayesError(
             expected="batches of two examples or more, to train batch norm",
             got=f"a batch of one for network {number}",
             fix="raise batch_size, or pass more examples",
         )
+
+
+def require_dtype(stack: Stack, inputs: Tensor) -> None:
+    """Refuse inputs of another precision than that of the networks."""
+    own = next(iter(stack.tensors.values())).dtype
+    if inputs.dtype != own:
+        fix = f"convert the data, for example with x.to({own})"
+        raise BatchbayesError(expected=f"inputs of {own}, as the networks are", got=f"{inputs.dtype}", fix=fix)

@@ -10,16 +10,16 @@ $N\,E[\log p(y \mid x, \omega)] - \mathrm{KL}(q_M \| p)$ with the prior that wei
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import whole_number
+from batchbayes._common.checks import log_inverse_error, whole_number
 from batchbayes._common.minimise import minimise
 from batchbayes.batches import Batches, as_batches
 from batchbayes.engines.linear_check import measure_linearity, warn_unless_trusted
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.inputs import Picker, pick_inputs
 from batchbayes.likelihoods import Categorical, Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.batchnorm.omega import site_of
@@ -202,14 +202,7 @@ class Goal:
             return -float(self.expected(outputs, Gaussian(math.exp(log_precision))))
 
         with torch.no_grad():
-            error = float((outputs.mean(0) - self.family.targets).square().mean())
-            if not 0 < error < math.inf:
-                raise BatchbayesError(
-                    expected="errors whose squares are finite and not all zero",
-                    got=f"a mean squared error of {error}",
-                    fix="use held-out points that the network has not seen, in a unit in which targets are near 1",
-                )
-            middle = -math.log(error)
+            middle = log_inverse_error(float((outputs.mean(0) - self.family.targets).square().mean()))
             return Gaussian(math.exp(minimise(cost, middle - 2, middle + 6, grid=0, steps=16)[0]))
 
     def evaluate(self, log_size: float) -> tuple[float, float, Tensor]:
@@ -265,12 +258,10 @@ def _check_options(objective: str, score: str, per_site: bool, likelihood: Any, 
             got=f"{len(likelihood.precision)} of them",
             fix="pass gaussian(1.0), and then use calibrate.tune_precision(..., per_output=True)",
         )
-    if objective not in ("held-out", "elbo") or score not in ("log-likelihood", "crps"):
-        raise BatchbayesError(
-            expected='objective "held-out" or "elbo" and score "log-likelihood" or "crps"',
-            got=f"{objective!r} and {score!r}",
-            fix="choose among these",
-        )
+    if objective not in get_args(Objective):
+        raise unknown_name("an objective", objective, get_args(Objective))
+    if score not in get_args(Score):
+        raise unknown_name("a score", score, get_args(Score))
     if objective == "elbo" and (per_site or score == "crps"):
         raise BatchbayesError(
             expected="the log-likelihood of one batch size for the ELBO",

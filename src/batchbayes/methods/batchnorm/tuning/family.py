@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.batches import chunks
+from batchbayes.batches import chunks, spread_evenly
 from batchbayes.engines.linear import plan_linear, tangents_along
-from batchbayes.engines.linear_check import spread_evenly
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import Picker, pick_inputs, require_finite
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior

@@ -1,0 +1,106 @@
+"""Many classes: the combinations of logits that matter most, against all logits and against exact draws, in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.references import left_alone
+from torch import nn
+
+import batchbayes as bb
+from batchbayes.engines.linear import linear_draws, plan_linear
+from batchbayes.methods.batchnorm.leading import leading_coordinates
+from batchbayes.metrics import rank_correlation
+
+
+def fitted(classes=30, width=8, **options):
+    """A posterior of a network with many classes, and new inputs."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, width), nn.BatchNorm1d(width)
+    )
+    network = nn.Sequential(*network, nn.Linear(width, classes)).double().eval()
+    with torch.no_grad():
+        network[-1].weight *= 4
+    posterior = bb.mcbn(network, torch.randn(600, 5).double(), batch_size=40, num_samples=12, **options)
+    return posterior, torch.randn(60, 5).double()
+
+
+def both(posterior, x):
+    """Draws of the leading combinations, and of all logits, each less their mean over classes."""
+    draws = linear_draws(posterior, x, plan_linear(posterior, 30, 12, 0, contrasts=True))
+    every = linear_draws(
+        replace(posterior, output_axes=None), x, plan_linear(replace(posterior, influence=None), 30, 12, 0)
+    )
+    return draws, every
+
+
+def centred(outputs):
+    return outputs - outputs.mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("noise", ["rows", "correlated"])
+def test_if_logits_move_along_few_axes_nothing_is_left_out(noise):
+    posterior, x = fitted(width=4)
+    posterior = replace(posterior, noise=noise)
+    with left_alone(posterior.network.module):
+        draws, every = both(posterior, x)
+    assert draws.left_out == pytest.approx(0, abs=1e-9)
+    torch.testing.assert_close(centred(draws.outputs()), centred(every.outputs()), rtol=1e-8, atol=1e-10)
+
+
+def test_moments_are_those_of_the_draws_that_are_formed():
+    posterior, x = fitted()
+    for noise, count in (("rows", 30), ("correlated", 40)):
+        plan = plan_linear(replace(posterior, noise=noise), 30, count, 0, contrasts=True)
+        draws = linear_draws(replace(posterior, noise=noise), x, plan)
+        mean, variance = draws.moments()
+        torch.testing.assert_close(mean, draws.outputs().mean(0))
+        torch.testing.assert_close(variance, draws.outputs().var(0, correction=0))
+
+
+def test_what_is_left_out_is_made_up_for():
+    """Of 30 classes and 8 features six combinations remain; mutual information keeps its order and its scale."""
+    posterior, x = fitted()
+    exact, linear = (
+        bb.predict(posterior, x, bb.categorical(), num_samples=12, engine=engine) for engine in ("sample", "linear")
+    )
+    assert "6 backward passes" in linear.engine
+    assert rank_correlation(linear.mutual_information, exact.mutual_information) > 0.97
+    assert 0.9 < float(linear.mutual_information.mean() / exact.mutual_information.mean()) < 1.1
+    torch.testing.assert_close(linear.probs, exact.probs, rtol=0, atol=0.02)
+
+
+def test_combinations_are_the_leading_eigenvectors():
+    torch.manual_seed(0)
+    axes, logits = torch.linalg.qr(torch.randn(20, 9).double()).Q.T, torch.randn(4, 20).double()
+    axes = axes * torch.logspace(0, -1.5, 9)[:, None]
+    axes -= axes.mean(1, keepdim=True)
+    axes = torch.linalg.qr(axes.T).Q.T * axes.norm(dim=1, keepdim=True)
+    weights, basis, (total, kept) = leading_coordinates(logits, axes, 3)
+    for n, probs in enumerate(logits.softmax(1)):
+        fisher = probs.diag() - torch.outer(probs, probs)
+        values = torch.linalg.eigvalsh(axes @ fisher @ axes.T)
+        assert float(total[n]) == pytest.approx(float(values.sum()))
+        assert float(kept[n]) == pytest.approx(float(values[-3:].sum()), rel=1e-3)
+        torch.testing.assert_close(weights[n] @ basis[n].T, (total[n] / kept[n]).sqrt() * torch.eye(3).double())
+
+
+def test_axes_are_kept_in_the_file_and_belong_to_many_classes_only(tmp_path):
+    posterior, x = fitted()
+    assert posterior.output_axes.shape[1] == 30
+    bb.save(posterior, tmp_path / "a.safetensors")
+    again = bb.load(tmp_path / "a.safetensors", posterior.network.module)
+    options = {"num_samples": 50, "engine": "linear"}
+    found, wanted = (bb.predict(each, x, bb.categorical(), **options) for each in (again, posterior))
+    assert torch.equal(found.probs, wanted.probs)
+    assert fitted(classes=10)[0].output_axes is None
+    pixels = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)).eval()
+    assert bb.mcbn(pixels, torch.randn(32, 2, 6, 6), batch_size=8, num_samples=4).output_axes is None
+
+
+def test_infinite_logits_are_refused_in_words():
+    posterior, x = fitted()
+    posterior.network.module[-1].weight.data[3] = torch.inf
+    with pytest.raises(bb.BatchbayesError, match="finite numbers in the network's output"):
+        posterior.leading_tangents(x, posterior.deviations)
