@@ -93,6 +93,10 @@ def patch_features(
     >>> features = patch_features(images, num_features=11, num_filters=16, size=3, grid=2)
     >>> features(images[:4]).shape
     torch.Size([4, 11])
+
+    >>> import batchbayes as bb
+    >>> state = bb.online.LastLayer.start(2, features.num_features, bb.categorical(), num_draws=16)
+    >>> state = state.update((features(images), torch.arange(20) % 2))
     """
     whole_number("num_features", num_features, least=2)
     images, random = _checked(images), generator(seed, "patches")

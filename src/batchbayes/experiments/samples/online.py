@@ -257,5 +257,6 @@ def notes(config: OnlineConfig) -> list[str]:
         f"The wide features of a table are waves in {config.wide} directions; those of images are {config.wide_images} "
         f"components of {config.filters} kinds of patches.",
         "The NLL of real targets is in nats, in the units of the data. MNIST images are averaged to 14 x 14 pixels.",
-        "Joint training starts anew with the first part, and with all parts; between these two points is a line.",
+        "Joint training starts anew with the first part, and with all parts; between these two points is a line. The "
+        "joint wide layer has the point of all parts only.",
     ]
