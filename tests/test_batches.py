@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
 
 from batchbayes import BatchbayesError, BatchbayesWarning
 from batchbayes.batches import Inputs, chunks, input_stream, mini_batches, pick_inputs, warn_if_shuffled
@@ -121,6 +121,17 @@ def test_a_generator_is_read_once_and_only_as_far_as_needed():
     next(stream)
     assert read == [4]
     assert len(list(stream)) == 2
+
+
+def test_a_loader_that_can_be_read_only_once_ends():
+    class Stream(IterableDataset):
+        rows = iter(torch.randn(50, 2))
+
+        def __iter__(self):
+            return self.rows
+
+    size, stream = mini_batches(DataLoader(Stream(), 8), None)
+    assert (size, len(list(stream))) == (8, 6)
 
 
 def test_a_loader_is_read_again_and_again():

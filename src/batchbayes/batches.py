@@ -172,7 +172,7 @@ def _shuffled(examples: Any, batch_size: int, seed: int) -> Iterator[Any]:
 
 def _regrouped(passes: Iterator[Iterator[Any]], batch_size: int) -> Iterator[Any]:
     require_size(batch_size, batch_size)
-    for one_pass in passes:
+    for number, one_pass in enumerate(passes):
         held: list[Any] = []
         seen = 0
         for inputs in one_pass:
@@ -183,6 +183,8 @@ def _regrouped(passes: Iterator[Iterator[Any]], batch_size: int) -> Iterator[Any
                 joined = held[0] if len(held) == 1 else torch.cat(held)
                 held = [joined[batch_size:]]
                 yield joined[:batch_size]
+        if number and not seen:
+            return  # the loader can be read only once
         require_size(seen, batch_size)
 
 

@@ -308,3 +308,13 @@ def test_checkpoints_around_other_layers_are_told_and_auto_makes_exact_draws():
         bb.predict(posterior, X[:40], bb.categorical(), engine="linear")
     exact, auto = (bb.predict(posterior, X[:40], bb.categorical(), engine=engine) for engine in ("sample", "auto"))
     assert torch.equal(exact.probs, auto.probs)
+
+
+def test_a_network_may_change_its_precision_after_the_fit():
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    network = nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))
+    network(x)
+    posterior = bb.mcbn(network.eval(), x, batch_size=50)
+    network.double()
+    found = bb.predict(posterior, x.double(), bb.categorical(), engine="linear")
+    assert found.probs.dtype == torch.float64

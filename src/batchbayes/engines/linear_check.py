@@ -126,7 +126,9 @@ def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool)
     What is measured on enough examples is kept.
     """
     known = _KNOWN.setdefault(posterior, {})
-    inputs = _EXAMPLES.get(posterior, {}).get(contrasts, inputs)
+    if (examples := _EXAMPLES.get(posterior, {}).get(contrasts)) is not None:
+        same = isinstance(inputs, Tensor) and isinstance(examples, Tensor)
+        inputs = examples.to(inputs.dtype) if same else examples  # the network may have another precision by now
     found = known.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
     if len(inputs) >= CHECK_EXAMPLES[0]:
         known[contrasts] = found
