@@ -114,10 +114,25 @@ def test_labels_needed_and_detection():
     assert labels_needed(counts, accuracies, 0.8) == pytest.approx(30.0)
     assert labels_needed(counts, accuracies, 0.4) == 10
     assert labels_needed(counts, accuracies, 0.95) is None
+    assert labels_needed(counts.flip(0), accuracies.flip(0), 0.8) == pytest.approx(30.0)
     assert detection_auroc(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0])) == 1
 
 
+def test_a_network_with_one_logit_is_decided_on_as_one_with_two():
+    torch.manual_seed(0)
+    x, networks = 3 * torch.randn(40, 2), [nn.Linear(2, 1) for _ in range(4)]
+    one = bb.predict(bb.ensemble(networks), x, bb.bernoulli(), keep_draws=True)
+    pairs = [nn.Sequential(each, nn.ZeroPad1d((1, 0))) for each in networks]  # the other logit is zero
+    two = bb.predict(bb.ensemble(pairs), x, bb.categorical(), keep_draws=True)
+    for options in ({}, {"by": "entropy"}, {"jointly": True}):
+        assert torch.equal(choose_to_label(one, 5, **options), choose_to_label(two, 5, **options))
+    wrong = two.entropy > 0.5
+    found = [rejection_threshold(p.entropy, wrong.view_as(p.entropy), risk=0.3) for p in (one, two)]
+    assert found[0] == pytest.approx(found[1])
+
+
 BAD = {
+    "maps": (lambda: rejection_threshold(torch.rand(3, 2), torch.rand(3, 2) > 0, risk=0.1), "one number for each"),
     "too many": (lambda: choose_to_label(predictive(DRAWS), 8), "between 1 and 7 examples"),
     "name": (lambda: choose_to_label(predictive(DRAWS), 2, by="variance"), 'by="mutual_information"'),
     "jointly": (lambda: choose_to_label(predictive(DRAWS), 2, by="entropy", jointly=True), "jointly= with the first"),

@@ -122,6 +122,8 @@ BAD = {
 
 
 def test_a_student_with_other_outputs_is_refused():
+    with pytest.raises(bb.BatchbayesError, match=r"outputs \(N, K\)"):
+        bb.distill.dirichlet_predictive(nn.Conv2d(1, 3, 1), torch.randn(2, 1, 4, 4))
     with pytest.raises(bb.BatchbayesError, match=r"outputs of shape \(64, 3\)"):
         bb.distill.train_student(teacher(3), student(1), X, bb.categorical(), CONFIG)
 

@@ -63,6 +63,7 @@ def rejection_threshold(uncertainty: Tensor, wrong: Tensor, *, risk: float, conf
     check_bool("wrong", wrong, "uncertainty", uncertainty)
     for name, value in (("the risk", risk), ("the confidence", confidence)):
         finite_number(name, value, above=0, below=1, fix="it is a share")
+    uncertainty, wrong = _one_for_each(uncertainty), _one_for_each(wrong)
     order = uncertainty.argsort()
     errors, levels = wrong[order].cumsum(0), uncertainty[order]
     accepted = torch.searchsorted(levels, levels, right=True)  # a threshold accepts all examples that are equal to it
@@ -78,6 +79,15 @@ def rejection_threshold(uncertainty: Tensor, wrong: Tensor, *, risk: float, conf
         if low > high:
             break
     return found
+
+
+def _one_for_each(values: Tensor) -> Tensor:
+    """Return values (N,) or (N, 1), as those of a network with one logit, as (N,)."""
+    if values.numel() != len(values):
+        raise BatchbayesError(
+            expected="one number for each example", got=f"shape {tuple(values.shape)}", fix="reduce maps to one number"
+        )
+    return values.flatten()
 
 
 def binomial_bound(errors: int, count: int, delta: float) -> float:
@@ -131,13 +141,9 @@ def choose_to_label(
     if not isinstance(predictive, CategoricalPredictive | BernoulliPredictive):
         got = f"a {type(predictive).__name__}"
         raise BatchbayesError(expected="predictions of classes", got=got, fix="use bb.categorical() or bb.bernoulli()")
-    total = len(predictive.entropy)
-    if predictive.entropy.ndim != 1 or not 1 <= whole_number("count", count) <= total:
-        raise BatchbayesError(
-            expected=f"between 1 and {total} examples to choose, each with one label",
-            got=f"{count} of examples of shape {tuple(predictive.entropy.shape)}",
-            fix="choose fewer, or pass predictions of shape (N, K)",
-        )
+    total = len(_one_for_each(predictive.entropy))
+    if not 1 <= whole_number("count", count) <= total:
+        raise BatchbayesError(expected=f"between 1 and {total} examples to choose", got=f"{count}", fix="choose fewer")
     if by == "random":
         return torch.randperm(total, generator=generator(seed, "choice"))[:count]
     if by not in ("mutual_information", "entropy") or (jointly and by != "mutual_information"):
@@ -147,7 +153,7 @@ def choose_to_label(
             fix="choose one of these",
         )
     if not jointly:
-        return getattr(predictive, by).argsort(descending=True, stable=True)[:count]
+        return _one_for_each(getattr(predictive, by)).argsort(descending=True, stable=True)[:count]
     return _joint_choice(predictive, count)
 
 
@@ -159,7 +165,7 @@ def _joint_choice(predictive: CategoricalPredictive | BernoulliPredictive, count
     latest example are left out of the joint entropy, and its choice is by single scores.
     """
     likelihood = predictive.likelihood if isinstance(predictive.likelihood, Categorical | Bernoulli) else Categorical()
-    probs = likelihood.logits(predictive.draws.double()).softmax(-1)  # (S, N, K)
+    probs = likelihood.logits(predictive.draws.double()).softmax(-1).flatten(1, -2)  # (S, N, K)
     samples, _, classes = probs.shape
     given = -torch.xlogy(probs, probs).sum(-1).mean(0)  # (N,): expected entropy of each label
     joint = torch.ones(1, samples, dtype=torch.float64)
@@ -184,6 +190,8 @@ def labels_needed(counts: Tensor, accuracies: Tensor, target: float) -> float | 
     """
     check_same_shape("counts", counts, "the accuracies", accuracies)
     check_finite("the accuracies", accuracies)
+    order = counts.argsort()
+    counts, accuracies = counts[order], accuracies[order]
     reached = (accuracies >= target).nonzero()
     if not len(reached):
         return None

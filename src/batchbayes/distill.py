@@ -174,6 +174,9 @@ def dirichlet_predictive(student: nn.Module, inputs: Tensor) -> CategoricalPredi
     """
     network = as_network(student)
     log_alpha = network(inputs.to(network.device)).double().cpu()
+    if log_alpha.ndim != 2:
+        got = f"shape {tuple(log_alpha.shape)}"
+        raise BatchbayesError("outputs (N, K) of a student with a Dirichlet head", got, "train another student")
     log_probs, total = log_alpha.log_softmax(-1), log_alpha.logsumexp(-1).exp()
     probs, alpha = log_probs.exp(), log_alpha.exp()
     expected = -(probs * (torch.digamma(alpha + 1) - torch.digamma(total + 1)[:, None])).sum(-1)
