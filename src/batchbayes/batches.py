@@ -237,8 +237,8 @@ def evenly(data: Batches, count: int, picker: Picker = None) -> Iterable[Any]:
 
 
 def selected(loader: DataLoader[Any], count: int) -> DataLoader[Any]:
-    """Return a loader of at most `count` examples that are spread evenly over the data set."""
-    if (length := len(loader.dataset)) <= count:  # type: ignore[arg-type]
+    """Return a loader of at most `count` examples that are spread evenly over the data set, if it can be indexed."""
+    if isinstance(loader.dataset, IterableDataset) or (length := len(loader.dataset)) <= count:  # type: ignore[arg-type]
         return loader
     few = Subset(loader.dataset, spread_evenly(length, count).tolist())
     return DataLoader(few, loader.batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)
