@@ -98,7 +98,7 @@ def test_one_step_is_the_sign_of_the_gradient_and_steps_go_on():
     moved = next(attack_steps(bb.deterministic(network), x, labels, bb.categorical(), **options))
     other = network.bias.softmax(0)[1 - labels, None]  # the gradient of -log p is that of the weights times 1 - p
     torch.testing.assert_close(moved, 0.2 * other * (network.weight[1 - labels] - network.weight[labels]))
-    with pytest.raises(bb.BatchbayesError, match='"sign" or "gradient"'):
+    with pytest.raises(bb.BatchbayesError, match="sign, gradient; got 'l2'"):
         next(attack_steps(bb.deterministic(network), x, labels, bb.categorical(), **options | {"along": "l2"}))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from batchbayes._common.checks import as_tensor, finite_number, whole_number
 from batchbayes._common.rng import generator, stream_seed
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.inputs import require_finite
 from batchbayes.likelihoods import Categorical, require_likelihood
 from batchbayes.posterior import Posterior, num_draws
@@ -159,7 +159,7 @@ def attack_steps(
     finite_number("the step", step, above=0, fix="pass for example epsilon / 4")
     inputs = _movable(inputs)
     if along not in get_args(Along):
-        raise BatchbayesError(expected='along="sign" or "gradient"', got=repr(along), fix="choose one of them")
+        raise unknown_name("a kind of steps (along=)", str(along), get_args(Along))
     low, high = bounds or (-math.inf, math.inf)
     if not low < high:
         raise BatchbayesError(expected="bounds (low, high) with low below high", got=f"{bounds}", fix="swap them")

@@ -117,10 +117,14 @@ def export(
     difference = _require_equal(found, wanted)
     notes = {"batchbayes": __version__, "posterior": repr(posterior), "likelihood": repr(likelihood)}
     notes |= {"draws": str(num_draws(posterior, num_samples)), "seed": str(seed)}
-    write = _onnx_file if target.suffix == ".onnx" else _torch_file
-    content, opset = write(program, examples[:EXAMPLES], notes)
-    if opset is not None and find_spec("onnxruntime") is not None:
-        difference = _require_equal(_run(content, examples), wanted)
+    opset = None
+    if target.suffix == ".pt2":
+        content = _torch_file(program, examples[:EXAMPLES], notes)
+    else:
+        model = build_model(program, examples[:EXAMPLES], notes)
+        content, opset = model.SerializeToString(), model.opset_import[0].version
+        if find_spec("onnxruntime") is not None:
+            difference = _require_equal(_run(content, examples), wanted)
     with words_for_disk_errors(target), atomic_path(target) as partial:
         partial.write_bytes(content)
     return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty), difference)
@@ -222,20 +226,14 @@ def _run(content: bytes, inputs: Tensor) -> dict[str, Tensor]:
     return {each.name: torch.as_tensor(values) for each, values in zip(session.get_outputs(), found, strict=True)}
 
 
-def _onnx_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> tuple[bytes, int]:
-    """Return a program as the content of an .onnx file, in which the draws are a loop, and the opset."""
-    model = build_model(program, example, notes)
-    return model.SerializeToString(), model.opset_import[0].version
-
-
-def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> tuple[bytes, None]:
+def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> bytes:
     """Return a program as the content of a .pt2 file, in which all draws stand one after the other."""
     content = io.BytesIO()
     with torch.no_grad(), words_for_exporter():
         shapes = ({0: torch.export.Dim(BATCH)},)
         exported = torch.export.export(program, (example,), dynamic_shapes=shapes, strict=False)
     torch.export.save(exported, content, extra_files={"batchbayes.json": json.dumps(dict(notes))})
-    return content.getvalue(), None
+    return content.getvalue()
 
 
 def _sizes(program: Program, novelty: Novelty | None) -> tuple[int, int]:

@@ -23,6 +23,7 @@ def sampled_outputs(posterior: Posterior, inputs: Tensor, num_samples: int, seed
     for index in range(num_samples):
         function = posterior.draw(seed, index)
         outputs = torch.cat([function(part).cpu() for part in cut(inputs, None, numbers)])
+        del function  # before the next one is made: a function may hold all weights of a network
         if outputs.shape != (shape or outputs.shape):
             raise BatchbayesError(
                 expected=f"outputs of one shape {tuple(shape or ())} from every draw",

@@ -199,8 +199,6 @@ def notes(config: CollapseConfig) -> list[str]:
             f"images; {own.epochs} epochs of Adam with a learning rate {rate} {own.learning_rate:g}, instead of SGD "
             f"with drops; {own.num_samples} draws, shared by all test inputs and centred on the running statistics."
         )
-    if "synthetic" in config.datasets:
-        lines.append("Noisy patterns replace images, only to test the program.")
     return lines
 
 

@@ -121,8 +121,7 @@ def load_images(config: CollapseConfig, seed: int, data_folder: DataFolder = Non
         pool, labels = load_mnist("fashion_mnist", "train", data_folder)
         test, test_labels = load_mnist("fashion_mnist", "test", data_folder, config.num_test)
         strange, _ = load_mnist("mnist", "test", data_folder, config.num_test)
-    order = torch.randperm(len(pool), generator=generator(seed, "split"))
-    own, held_out = order[: config.num_train], order[config.num_train :][: config.num_held_out]
+    own, held_out = split_rows(len(pool), config.num_train, config.num_held_out, seed)
     return CollapseData(
         (scale_pixels(pool[own]), labels[own]),
         (scale_pixels(pool[held_out]), labels[held_out]),
@@ -135,8 +134,7 @@ def _colour_images(config: CollapseConfig, seed: int, folder: DataFolder) -> Col
     """Load CIFAR-10, and SVHN as what the network has never seen."""
     pool, labels = load_cifar10("train", folder)
     test, test_labels = load_cifar10("test", folder, config.num_test)
-    order = torch.randperm(len(pool), generator=generator(seed, "split"))
-    own, held_out = order[: config.num_train], order[config.num_train :][: config.num_held_out]
+    own, held_out = split_rows(len(pool), config.num_train, config.num_held_out, seed)
     return CollapseData(
         (standardise(pool[own]), labels[own]),
         (standardise(pool[held_out]), labels[held_out]),
@@ -144,6 +142,12 @@ def _colour_images(config: CollapseConfig, seed: int, folder: DataFolder) -> Col
         standardise(load_svhn(folder, config.num_test)),
         pool[own],
     )
+
+
+def split_rows(count: int, num_train: int, num_held_out: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return which images to train on and which to hold out, at random."""
+    order = torch.randperm(count, generator=generator(seed, "split"))
+    return order[:num_train], order[num_train:][:num_held_out]
 
 
 def scale_pixels(images: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ Results = Mapping[str, Any]
 class Experiment(Protocol):
     """The names that the module of an experiment must have. The first line of its docstring says what it shows.
 
-    If its configurations have a field `datasets`, the module also has `DATASETS`: a tuple of all possible names.
+    Only `figures` may be left out. If its configurations have a field `datasets`, the module also has `DATASETS`: a
+    tuple of all possible names.
     """
 
     PRESETS: Mapping[str, Any]
@@ -90,7 +91,7 @@ class Experiment(Protocol):
         ...
 
     def figures(self, config: Any, results: Results) -> Mapping[str, Figure]:
-        """Make figures from the results of all units. The keys are file names without an ending.
+        """Make figures from the results of all units, if there are any. The keys are file names without an ending.
 
         Pages show them as captions, so they should say what is seen, as in "NLL-after-each-part".
         """
@@ -101,7 +102,7 @@ class Experiment(Protocol):
         ...
 
 
-PARTS = ("PRESETS", "units", "work", "tables", "figures", "notes")
+PARTS = ("PRESETS", "units", "work", "tables", "notes")
 
 
 def load_experiment(name: str) -> Experiment:

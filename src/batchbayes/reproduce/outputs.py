@@ -33,7 +33,7 @@ def write_outputs(plan: Plan, finished: Mapping[str, FinishedUnit], out: Path) -
         _write(out / "table.md", "\n\n".join(map(to_markdown, tables)) + "\n")
         for stem, table in zip(file_stems([table.title for table in tables]), tables, strict=True):
             _write(out / "tables" / f"{stem}.csv", to_csv(table))
-        for stem, figure in plan.experiment.figures(plan.config, results_by_unit(finished)).items():
+        for stem, figure in plan.figures(results_by_unit(finished)).items():
             pictures.append(out / "figures" / f"{stem}.png")
             save_figure(figure, pictures[-1])
         _write(out / "index.html", render_page(plan, finished, pictures))
@@ -56,7 +56,7 @@ def shown_run(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequen
         "content": ", ".join(content),
         "tables": tables,
         "pictures": [(caption(path.stem), data_address(path)) for path in pictures],
-        "notes": plan.experiment.notes(plan.config),
+        "notes": plan.notes,
         "cautions": cautions(finished),
         "facts": facts_about_run(plan, finished),
         "config": {key: json.dumps(value) for key, value in json.loads(plan.settings.config).items()},
@@ -88,7 +88,7 @@ def results_by_unit(finished: Mapping[str, FinishedUnit]) -> Results:
 def tables_with_notes(plan: Plan, finished: Mapping[str, FinishedUnit]) -> list[ResultTable]:
     """Return the tables. The last one has notes on differences from the paper and between software versions."""
     tables = tables_without_notes(plan, results_by_unit(finished))
-    notes = (*plan.experiment.notes(plan.config), *mixed_versions(finished))
+    notes = (*plan.notes, *mixed_versions(finished))
     return [*tables[:-1], replace(tables[-1], notes=tables[-1].notes + notes)] if tables else []
 
 

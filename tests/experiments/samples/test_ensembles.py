@@ -38,7 +38,7 @@ def test_tables_and_figures(results: dict[str, Any]) -> None:
     assert "SWAG" in text
     assert set(ensembles.figures(SMOKE, results)) == {"calibrated-NLL-against-passes"}
     assert ensembles.tables(SMOKE, {})[0].rows == ()
-    assert len(ensembles.notes(SMOKE)) == 4
+    assert len(ensembles.notes(SMOKE)) == 3
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.9, 1.0), (0.45, 1.5), (0.4, 2.0), (0.31, 3.8), (0.2, math.inf)])

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -104,6 +105,23 @@ def test_only_one_member_is_in_memory(tmp_path):
         del function
         gc.collect()
     assert most < 2.5 * 9
+
+
+def test_a_prediction_lets_go_of_one_member_before_it_reads_the_next(network, x, tmp_path, monkeypatch):
+    bb.save(bb.weight_samples(network, moved(network, 4)), tmp_path / "members.safetensors")
+    posterior = bb.load(tmp_path / "members.safetensors", network)
+    held, counts, read = weakref.WeakSet(), [], TensorFile.rows
+
+    def rows(file, index):
+        counts.append(len(held))
+        found = read(file, index)
+        held.update(found.values())
+        return found
+
+    monkeypatch.setattr(TensorFile, "rows", rows)
+    bb.predict(posterior, x, bb.categorical(), num_samples=4)
+    assert len(counts) >= 4
+    assert not any(counts[1:])
 
 
 def private_megabytes():

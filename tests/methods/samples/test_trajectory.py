@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 import batchbayes as bb
-from batchbayes.methods.samples.deep_ensemble import batches_of
 from batchbayes.methods.samples.schedules import Cyclical, Triangular
 from batchbayes.methods.samples.trajectory import _Moments
+from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
@@ -30,7 +30,7 @@ def by_hand(network, factor):
     """SGD with momentum, written out: the weights after each of the 24 steps."""
     velocity, states, step = {}, [], 0
     for epoch in range(CONFIG.epochs):
-        for inputs, targets in batches_of((X, Y), CONFIG)(epoch):
+        for inputs, targets in shuffled(X, Y, CONFIG.batch_size, CONFIG.seed)(epoch):
             network.zero_grad()
             F.cross_entropy(network(inputs), targets).backward()
             with torch.no_grad():

@@ -261,5 +261,4 @@ def notes(config: CamvidConfig) -> list[str]:
         "The test frame is not in the batch. In the authors' script it is; their paper does not say.",
         f"Views: {config.few_passes} shifts, zooms and flips. The centre of the noise is that of the batches for the "
         "published method, and the running statistics for all others.",
-        *(["Coloured blocks and random weights, only to test the program."] if config.data == "synthetic" else []),
     ]

@@ -286,5 +286,4 @@ def notes(config: CifarConfig) -> list[str]:
         "Each draw is shared by all test images, and takes M training images; the paper takes M - 1 for each test "
         "image anew. The last table compares the two.",
         f"Views and the tuned batch size: {config.few_passes} passes.",
-        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

@@ -174,7 +174,6 @@ def notes(config: SbnConfig) -> list[str]:
         "The learning rate falls linearly to zero from the first step, and not from the second epoch.",
         "Masks of dropout are shared by all images of a pass. VGG-11 has dropout rates of 0.5 and 0.3, which the paper "
         "does not give.",
-        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]
 
 

@@ -18,7 +18,6 @@ from batchbayes.experiments.mcbn.splits import load_split
 from batchbayes.experiments.mcbn.tables import sweep_tables, with_published
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import num_rows, reduction_notes
-from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 
@@ -78,11 +77,6 @@ def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     datasets = with_published(config.datasets)
     sizes = SIZES if datasets != config.datasets else config.batch_sizes
     return sweep_tables(datasets, runs, sizes, "batch_size", (8, 9))
-
-
-def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:
-    """Return no figures: the paper has only tables for this."""
-    return {}
 
 
 def notes(config: UciProtocol) -> list[str]:

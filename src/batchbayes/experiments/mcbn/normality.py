@@ -257,5 +257,4 @@ def notes(config: NormalityConfig) -> list[str]:
         f"Each test has {config.num_batches} batches. With enough batches, it rejects even a small deviation.",
         f"Our own choices: {', '.join(map(str, config.epochs))} epochs, a weight decay of {config.weight_decay:g}, and "
         "batches of the same size for the training and for the statistics.",
-        *(["Synthetic data replaces yacht, only to test the program."] if synthetic else []),
     ]

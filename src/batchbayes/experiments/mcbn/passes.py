@@ -19,7 +19,6 @@ from batchbayes.experiments.mcbn.splits import load_split
 from batchbayes.experiments.mcbn.tables import sweep_tables, with_published
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import reduction_notes
-from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 
@@ -68,11 +67,6 @@ def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
         for count, found in results[unit.name]["runs"].items() if unit.name in results else ():
             runs.setdefault((unit.arguments["dataset"], int(count)), []).extend(found)
     return sweep_tables(with_published(config.datasets), runs, PASSES, "passes", (10, 11))
-
-
-def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:
-    """Return no figures: the paper has only tables for this."""
-    return {}
 
 
 def notes(config: UciProtocol) -> list[str]:

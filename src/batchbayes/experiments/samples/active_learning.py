@@ -204,5 +204,4 @@ def notes(config: ActiveConfig) -> list[str]:
     return [
         f"A small network goes on learning for {config.steps} steps in each round; MC dropout with "
         f"{config.num_samples} draws scores {config.num_candidates:,} examples of a pool of {config.num_pool:,}.",
-        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

@@ -190,5 +190,4 @@ def notes(config: AttackConfig) -> list[str]:
         f"deviations of a pixel along its sign; gradients averaged over {config.num_samples} draws.",
         f"A small network with batch norm, {config.num_train:,} training images, {config.num_attacked} attacked ones. "
         "The hidden dense layer is the variance layer.",
-        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

@@ -172,5 +172,4 @@ def notes(config: DistillationConfig) -> list[str]:
     return [
         f"{config.num_members} small networks with batch norm, {config.num_train:,} training images.",
         f"Students see the training images and {count(config.num_views, 'shifted view')} of each.",
-        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

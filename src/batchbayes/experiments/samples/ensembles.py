@@ -42,7 +42,6 @@ from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import predict
-from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.running_sums import summarised
@@ -233,19 +232,14 @@ def curve(
 def _scores(held_out: Tensor, test: Tensor, images: Images) -> tuple[float, float, float]:
     """Return NLL as it is, NLL at the best temperature, and accuracy, of draws (S, N, K)."""
     labels = images.test[1]
-    plain = predictive_of(test)
-    best = tune_temperature(predictive_of(held_out), images.held_out[1])
-    tuned = predictive_of(test, best)
+    plain, unseen = (summarised(categorical().summary(), draws) for draws in (test, held_out))
+    best = tune_temperature(unseen, images.held_out[1])
+    tuned = summarised(categorical(temperature=best).summary(), test)
     return (
         negative_log_likelihood(plain.log_prob(labels)),
         negative_log_likelihood(tuned.log_prob(labels)),
         accuracy(plain.probs, labels),
     )
-
-
-def predictive_of(draws: Tensor, temperature: float = 1.0) -> CategoricalPredictive:
-    """Return what draws of logits (S, N, K) predict together."""
-    return summarised(categorical(temperature=temperature).summary(), draws)
 
 
 def curves(config: EnsemblesConfig, results: Results) -> dict[str, list[Curve]]:
@@ -274,5 +268,4 @@ def notes(config: EnsemblesConfig) -> list[str]:
         f"A small network with batch norm and {config.num_train:,} training images, {config.epochs} epochs of Adam.",
         f"Means over {len(config.seeds)} seeds, {config.num_test:,} test images.",
         "Figure: methods that are much worse than a single network are left out; the table has them.",
-        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

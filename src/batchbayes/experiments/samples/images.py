@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from batchbayes._common.rng import generator
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
-from batchbayes.experiments.collapse_networks import noisy_patterns, scale_pixels
+from batchbayes.experiments.collapse_networks import noisy_patterns, scale_pixels, split_rows
 
 Source = Literal["fashion_mnist", "mnist", "synthetic"]
 Examples = tuple[Tensor, Tensor]
@@ -34,8 +32,7 @@ def load_images(source: Source, counts: tuple[int, int, int], seed: int, folder:
     else:
         pool, labels = load_mnist(source, "train", folder)
         images, test_labels = load_mnist(source, "test", folder, num_test)
-    order = torch.randperm(len(pool), generator=generator(seed, "split"))
-    own, held_out = order[:num_train], order[num_train:][:num_held_out]
+    own, held_out = split_rows(len(pool), num_train, num_held_out, seed)
     return Images(
         (scale_pixels(pool[own]), labels[own]),
         (scale_pixels(pool[held_out]), labels[held_out]),

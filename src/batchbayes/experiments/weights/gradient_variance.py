@@ -23,7 +23,6 @@ from batchbayes.methods.weights.fit import fit_noisy
 from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.noisy import Noisy, noisy
 from batchbayes.models.lenet import LeNet300
-from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
@@ -123,11 +122,6 @@ def tables(config: VarianceConfig, results: Results) -> list[ResultTable]:
              "from the first ratio. It exceeds one where the estimators differ in the variance of one example, too.",),
         )
     ]  # fmt: skip
-
-
-def figures(config: VarianceConfig, results: Results) -> dict[str, Figure]:
-    """There is no figure: the table says it all."""
-    return {}
 
 
 def notes(config: VarianceConfig) -> list[str]:

@@ -197,5 +197,4 @@ def notes(config: PropagationConfig) -> list[str]:
         "The curvature is that of the loss summed over the training set: the diagonal of the Gauss-Newton matrix. It "
         f"is exact for this network, with {config.num_probes} drawn labels for each of {config.num_curved:,} images.",
         f"The bits are those of a LeNet-300-100 after {config.bits_epochs} epochs.",
-        *(["Noisy patterns replace images, only to test the program."] if config.data == "synthetic" else []),
     ]

@@ -23,7 +23,6 @@ from batchbayes.methods.weights.flow import MultiplicativeFlow
 from batchbayes.methods.weights.noisy import noisy
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.models.mlp import MLP
-from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
@@ -131,11 +130,6 @@ def score_table(config: FlowConfig, runs: Runs, metric: str) -> ResultTable:
         ("", ".2f", ".3f", "+.1f", ".3f"),
         ("The paper prints two decimals. On kin8nm this rounds its values by up to 6 %.",) if metric == "rmse" else (),
     )
-
-
-def figures(config: FlowConfig, results: Results) -> dict[str, Figure]:
-    """There are no figures: the tables say it all."""
-    return {}
 
 
 def notes(config: FlowConfig) -> list[str]:

@@ -21,7 +21,6 @@ from batchbayes.methods.weights.fit import Schedule, fit_noisy
 from batchbayes.methods.weights.noisy import noisy
 from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.methods.weights.sparsity import compression
-from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
@@ -125,11 +124,6 @@ def tables(config: RandomLabelsConfig, results: Results) -> list[ResultTable]:
     return [ResultTable("Random labels", ("method", *columns), tuple(rows), ("", *[".1f", ".0f"] * 3))]
 
 
-def figures(config: RandomLabelsConfig, results: Results) -> dict[str, Figure]:
-    """There is no figure: the table says it all."""
-    return {}
-
-
 def notes(config: RandomLabelsConfig) -> list[str]:
     """Say how this differs from the paper."""
     found = [
@@ -140,6 +134,4 @@ def notes(config: RandomLabelsConfig) -> list[str]:
     ]
     if config.num_train != 60_000:
         found.append(f"{config.num_train:,} training images instead of 60,000.")
-    if config.data == "synthetic":
-        found.append("Noisy patterns replace images, only to test the program.")
     return found

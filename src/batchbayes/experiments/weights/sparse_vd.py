@@ -228,6 +228,4 @@ def notes(config: SparseConfig) -> list[str]:
                 f"of 0.001 that falls from epoch {config.decay_from[number]} on. The weight of the KL rises between "
                 f"epochs {config.kl_from[number]} and {config.kl_full[number]} instead of 5 and 20."
             )
-    if config.data == "synthetic":
-        found.append("Noisy patterns replace images, only to test the program.")
     return found

@@ -343,6 +343,4 @@ def notes(config: VarianceNetworksConfig) -> list[str]:
                 f"at a learning rate of {own.learning_rate:g} that falls from epoch {own.decay_from} on; in the paper "
                 f"on 60,000 in batches of 200, for {full.epochs} epochs at 0.001 that falls from the start."
             )
-    if config.data == "synthetic":
-        found.append("Noisy patterns replace images, only to test the program.")
     return found

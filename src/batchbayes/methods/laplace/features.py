@@ -1,6 +1,5 @@
 """The last layer of a network, and the features that it gets."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,7 +68,7 @@ def find_last_layer(network: Network, inputs: Any, name: str | None) -> LastLaye
             got="NaN or infinity for the first training batch",
             fix="look for NaN in the weights and in the data",
         )
-    for found in [name] if name is not None else _latest(layers):
+    for found in [name] if name is not None else reversed(layers):
         if found in seen and _makes(layers[found], seen[found], outputs):
             return LastLayer(network, found)
     raise BatchbayesError(
@@ -77,10 +76,6 @@ def find_last_layer(network: Network, inputs: Any, name: str | None) -> LastLaye
         got=f"{type(network.module).__name__}, whose linear layers are {', '.join(list(layers)[-6:]) or 'none'}",
         fix="name the right one with layer=, and let the network return logits or means, without a softmax after it",
     )
-
-
-def _latest(layers: Iterable[str]) -> list[str]:
-    return list(layers)[::-1]
 
 
 def _makes(layer: nn.Linear, features: Tensor, outputs: Tensor) -> bool:

@@ -102,18 +102,13 @@ def _trained(
 
 
 def _trained_member(data: Data, loss: Loss, network: nn.Module, config: TrainingConfig, file: Path | None) -> nn.Module:
-    train(network, batches_of(data, config), supervised(loss), config, checkpoint=file)
+    train(network, training_batches(data, config.batch_size, config.seed), supervised(loss), config, checkpoint=file)
     return network
 
 
 def member_seed(seed: int, number: int) -> int:
     """Return the seed of one member."""
     return stream_seed(seed, "member", number)
-
-
-def batches_of(data: Data, config: TrainingConfig) -> TrainingBatches:
-    """Return two tensors or a Dataset as shuffled batches, and other data as it is."""
-    return training_batches(data, config.batch_size, config.seed)
 
 
 def steps_in_epoch(batches: Any) -> int:

@@ -74,11 +74,7 @@ def effective_sample_size(values: Tensor) -> Tensor:
     $C S / (1 + 2\sum_t\rho_t)$ with autocorrelations from all chains. The sum ends before the first pair of
     neighbouring ones whose sum is not positive (Geyer).
     """
-    chains, count = values.shape[:2]
-    if count < 4:
-        raise BatchbayesError(
-            expected="four samples or more in each chain", got=f"{count}", fix="keep more samples, num_samples="
-        )
+    chains, count = _four_or_more(values).shape[:2]
     centred = values - values.mean(1, keepdim=True)
     spectrum = torch.fft.rfft(centred, n=2 * count, dim=1).abs().square()
     covariances = torch.fft.irfft(spectrum, n=2 * count, dim=1)[:, :count].mean(0) / count  # (S, ...)
@@ -93,9 +89,12 @@ def effective_sample_size(values: Tensor) -> Tensor:
 
 def _halves(values: Tensor) -> Tensor:
     """Cut each chain into two: (C, S, ...) -> (2 C, S // 2, ...)."""
-    half = values.shape[1] // 2
-    if half < 2:
-        raise BatchbayesError(
-            expected="four samples or more in each chain", got=f"{values.shape[1]}", fix="keep more, num_samples="
-        )
+    half = _four_or_more(values).shape[1] // 2
     return torch.cat([values[:, :half], values[:, -half:]])
+
+
+def _four_or_more(values: Tensor) -> Tensor:
+    if values.shape[1] < 4:
+        got, fix = f"{values.shape[1]}", "keep more samples, num_samples="
+        raise BatchbayesError(expected="four samples or more in each chain", got=got, fix=fix)
+    return values

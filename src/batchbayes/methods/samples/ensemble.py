@@ -125,7 +125,7 @@ def ensemble(members: Sequence[nn.Module | Posterior]) -> EnsemblePosterior:
             fix="pass several networks; for a single one use bb.deterministic(model)",
         )
     found = [m if isinstance(m, Posterior) else find_method("deterministic")(m) for m in members]
-    if homeless := [type(member).__name__ for member in found if not isinstance(_network_of(member), Network)]:
+    if homeless := [type(m).__name__ for m in found if not isinstance(getattr(m, "network", None), Network)]:
         raise BatchbayesError(
             expected="posteriors that know their network",
             got=f"a {homeless[0]} without the attribute network",
@@ -141,10 +141,6 @@ def ensemble(members: Sequence[nn.Module | Posterior]) -> EnsemblePosterior:
             fix="pass networks that were trained from different starts",
         )
     return EnsemblePosterior(tuple(found))
-
-
-def _network_of(member: Posterior) -> object:
-    return getattr(member, "network", None)
 
 
 def require_finite_member(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], number: int) -> None:

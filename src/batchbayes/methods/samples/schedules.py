@@ -76,17 +76,12 @@ class Cyclical:
         if self.cycles < 1:
             raise BatchbayesError(expected="one cycle or more", got=str(self.cycles), fix="raise cycles")
 
-    def place(self, step: int, steps: int) -> float:
-        """Return r, the share of the present cycle that is done before a step."""
-        length = steps / self.cycles
-        return (step % length) / length
-
     def factor(self, step: int, steps: int) -> float:
-        return 0.5 * (math.cos(math.pi * self.place(step, steps)) + 1)
+        return 0.5 * (math.cos(math.pi * _place(self.cycles, step, steps)) + 1)
 
     def samples(self, step: int, steps: int) -> bool:
-        is_last = self.place(step + 1, steps) < self.place(step, steps)
-        return is_last or self.place(step, steps) >= self.exploring
+        is_last = _place(self.cycles, step + 1, steps) < _place(self.cycles, step, steps)
+        return is_last or _place(self.cycles, step, steps) >= self.exploring
 
     def noise(self, step: int, steps: int) -> bool:
         return self.samples(step, steps)
@@ -104,17 +99,13 @@ class Triangular:
     lowest: float = 0.01
 
     def factor(self, step: int, steps: int) -> float:
-        return self.lowest + (1 - self.lowest) * abs(1 - 2 * self._place(step, steps))
+        return self.lowest + (1 - self.lowest) * abs(1 - 2 * _place(self.cycles, step, steps))
 
     def samples(self, step: int, steps: int) -> bool:
-        return self._place(step, steps) < 0.5 <= self._place(step + 1, steps)
+        return _place(self.cycles, step, steps) < 0.5 <= _place(self.cycles, step + 1, steps)
 
     def noise(self, step: int, steps: int) -> bool:
         return False
-
-    def _place(self, step: int, steps: int) -> float:
-        length = steps / self.cycles
-        return (step % length) / length
 
 
 def kept_steps(schedule: Schedule, steps: int, count: int) -> list[int]:
@@ -131,6 +122,12 @@ def kept_steps(schedule: Schedule, steps: int, count: int) -> list[int]:
             fix="train for more epochs, or keep fewer samples",
         )
     return [eligible[(number + 1) * len(eligible) // count - 1] for number in range(count)]
+
+
+def _place(cycles: int, step: int, steps: int) -> float:
+    """Return the share of the present cycle that is done before a step."""
+    length = steps / cycles
+    return (step % length) / length
 
 
 def _require_share(name: str, value: float) -> None:

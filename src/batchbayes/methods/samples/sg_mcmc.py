@@ -24,7 +24,6 @@ from batchbayes._common.progress import progress
 from batchbayes.errors import BatchbayesError, unknown_name, warn
 from batchbayes.methods.samples.deep_ensemble import (
     Data,
-    batches_of,
     made,
     member_seed,
     require_prior,
@@ -34,7 +33,7 @@ from batchbayes.methods.samples.samplers import Hamiltonian, Langevin
 from batchbayes.methods.samples.schedules import Polynomial, Schedule, kept_steps
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network import Output, as_network
-from batchbayes.training.batches import known_size
+from batchbayes.training.batches import known_size, training_batches
 from batchbayes.training.loop import Loss, Objective, Step, TrainingConfig, supervised, train
 
 Sampler = Literal["sgld", "psgld", "sghmc"]
@@ -92,7 +91,7 @@ def sg_mcmc(
     runs = []
     for chain in progress(range(whole_number("num_chains", num_chains)), "chains", num_chains):
         own = replace(config, seed=member_seed(config.seed, chain))
-        network, batches = made(make, own.seed), batches_of(data, own)
+        network, batches = made(make, own.seed), training_batches(data, own.batch_size, own.seed)
         run = _Chain(schedule, own, steps_in_epoch(batches), num_samples, temperature)
         first = temperature if schedule.noise(0, run.steps) else 0.0
         optimiser = partial(_SAMPLERS[sampler], num_examples=num_examples, temperature=first)

@@ -21,10 +21,11 @@ from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
 from batchbayes.batches import Batches
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.deep_ensemble import Data, batches_of, made, member_seed, steps_in_epoch
+from batchbayes.methods.samples.deep_ensemble import Data, made, member_seed, steps_in_epoch
 from batchbayes.methods.samples.schedules import Cyclical, Schedule, Triangular, kept_steps
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network import Output, as_network
+from batchbayes.training.batches import training_batches
 from batchbayes.training.loop import Loss, Step, TrainingConfig, supervised, train
 
 State = dict[str, Tensor]
@@ -41,18 +42,19 @@ def snapshots(
 ) -> WeightSamples:
     """Train one network in cosine cycles, and keep its weights at the end of each cycle.
 
-    Args:
-        make: returns a new network with random weights.
-        data: two tensors (inputs, targets), or any batches for `train`.
-        loss: what training makes small, such as `torch.nn.functional.cross_entropy`.
-        config: how to train; its epochs are shared out to the cycles.
-        num_members: the number of cycles.
-        output: which output counts, if the network returns several.
+        Args:
+            make: returns a new network with random weights.
+            data: two tensors (inputs, targets), or any batches for `train`.
+            loss: what training makes small, such as `torch.nn.functional.cross_entropy`.
+            config: how to train; its epochs are shared out to the cycles.
+            num_members: the number of cycles.
+            output: which output counts, if the network returns several.
 
-    >>> from batchbayes.training.loop import half_squared_error
-    >>> x = torch.linspace(-1, 1, 64)[:, None]
-    >>> snapshots(lambda: nn.Linear(1, 1), (x, x), half_squared_error, TrainingConfig(10, 16, 0.1))
-    WeightSamples(snapshots on Linear: 5 members)
+        >>> from batchbayes.training.batches import training_batches
+    from batchbayes.training.loop import half_squared_error
+        >>> x = torch.linspace(-1, 1, 64)[:, None]
+        >>> snapshots(lambda: nn.Linear(1, 1), (x, x), half_squared_error, TrainingConfig(10, 16, 0.1))
+        WeightSamples(snapshots on Linear: 5 members)
     """
     network = made(make, member_seed(config.seed, 0))
     kept = _along(network, data, loss, config, Cyclical(whole_number("num_members", num_members, 2)), num_members)
@@ -113,7 +115,7 @@ def swag(
     whole_number("num_members", num_members, 2)
     _require_what_swag_needs(model, config, statistics)
     network, found = copy.deepcopy(model), _Moments(rank=whole_number("rank", rank, least=2))
-    batches = batches_of(data, config)
+    batches = training_batches(data, config.batch_size, config.seed)
     each_epoch = steps_in_epoch(batches)
 
     # Masks of attention are infinite. They have no moments, and stay as they are.
@@ -147,7 +149,7 @@ def _along(
     network: nn.Module, data: Data, loss: Loss, config: TrainingConfig, schedule: Schedule, count: int
 ) -> list[State]:
     """Train with a schedule, and return the weights at the steps that it keeps."""
-    batches = batches_of(data, config)
+    batches = training_batches(data, config.batch_size, config.seed)
     steps = config.epochs * steps_in_epoch(batches)
     wanted, kept = set(kept_steps(schedule, steps, count)), []
 
