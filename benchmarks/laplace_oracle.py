@@ -8,12 +8,15 @@ are printed. tests/methods/laplace/test_laplace.py keeps some of the numbers.
 """
 
 import torch
-from laplace import Laplace
+from package_cost import skip_torchvision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
 from batchbayes.methods.laplace.last_layer import log_evidence
+
+skip_torchvision()
+from laplace import Laplace  # noqa: E402
 
 
 def formula(*shape: int, speed: float) -> Tensor:

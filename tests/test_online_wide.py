@@ -156,6 +156,15 @@ def test_patches_tell_classes_apart_by_a_linear_layer(tmp_path):
     assert torch.equal(PatchFeatures.load(tmp_path / "patches")(test), features(test))
 
 
+def test_features_of_many_images_come_from_some_of_them(monkeypatch):
+    train, _ = images(30)
+    for name, value in {"MOST_PIXELS": 640, "MOST_IMAGES": 8, "CHUNK_PIXELS": 200}.items():
+        monkeypatch.setattr(f"batchbayes.online.image_features.{name}", value)
+    features = patch_features(train, 21, num_filters=16, size=3, grid=2)
+    assert features.num_features == 8  # eight images differ from their mean in seven directions
+    assert features(train).shape == (30, 8)
+
+
 def test_clusters_are_the_directions_that_points_have():
     points = torch.eye(4)[torch.arange(80) % 3] * (1 + torch.rand(80, 1, generator=RANDOM))
     points = points + 0.3 * torch.randn(80, 4, generator=RANDOM)

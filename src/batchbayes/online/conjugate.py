@@ -111,7 +111,7 @@ class ConjugateRegression:
             sizes = fitted.mean.square() * fitted.shape / fitted.rate
             freedom, sizes = (torch.zeros_like(found).index_add_(0, index, each) for each in (freedom, sizes))
             before, found = found, (found * sizes + VARIANCE) / (freedom + 1)
-            if float((found / before).log().abs().max()) < 1e-3:
+            if float((found / before).log().abs().max()) < 1e-7:
                 break
         return found
 

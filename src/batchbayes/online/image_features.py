@@ -25,7 +25,10 @@ from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
 from batchbayes.online.parts import read_features, write_state
 
-MOST_PATCHES = 20_000
+MOST_PIXELS, MOST_PATCHES, MOST_IMAGES = 500_000, 20_000, 5_000
+"""Patches are looked for in images of so many pixels together, and so many of them become clusters. The components come
+from so many images."""
+CHUNK_PIXELS = 100_000
 LOGIT_STD = 5.0
 """With a prior precision of 1, the logits of an image have about this standard deviation before any data."""
 
@@ -54,10 +57,14 @@ class PatchFeatures:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        found = torch.cat([self._averages(some) for some in _checked(images).split(500)])
-        return F.pad((found - self.centre) @ self.components, (0, 1), value=1.0)
+        return F.pad((self._averages(_checked(images)) - self.centre) @ self.components, (0, 1), value=1.0)
 
     def _averages(self, images: Tensor) -> Tensor:
+        """Return the mean answer of each filter in each cell, (N, F grid grid)."""
+        count = max(1, CHUNK_PIXELS // images[0, 0].numel())
+        return torch.cat([self._averages_of_chunk(some) for some in images.split(count)])
+
+    def _averages_of_chunk(self, images: Tensor) -> Tensor:
         patches = _normalised(_patches(images, self.size), self.contrast)  # (n, places, C size size)
         answers = (patches @ self.filters - self.offsets).relu().mT.unflatten(2, images.shape[2:])
         return F.adaptive_avg_pool2d(answers, self.grid).flatten(1)
@@ -106,7 +113,7 @@ def patch_features(
             got=f"images of shape {tuple(images.shape)}, size {size} and grid {grid}",
             fix="choose a smaller size or grid",
         )
-    patches = _patches(images, size).flatten(0, 1)
+    patches = _patches(_some(images, max(2, MOST_PIXELS // images[0, 0].numel()), random), size).flatten(0, 1)
     spread = patches.var(1)
     rows = (spread > 0.0025 * spread.mean()).nonzero()[:, 0]  # flat patches have no direction
     if len(rows) < whole_number("num_filters", num_filters):
@@ -123,7 +130,9 @@ def patch_features(
     centres = _clusters(whitened, num_filters, random)
     filters = whitening @ centres.T
     offsets = some.mean(0) @ filters + (whitened @ centres.T).std()
-    return _with_components(images, filters, offsets, contrast, num_features - 1, size, grid)
+    return _with_components(
+        _some(images, MOST_IMAGES, random), filters, offsets, contrast, num_features - 1, size, grid
+    )
 
 
 def _with_components(
@@ -131,7 +140,7 @@ def _with_components(
 ) -> PatchFeatures:
     """Find the principal components of the averages, and give them a common scale."""
     bare = PatchFeatures(filters, offsets, contrast, filters.new_zeros(()), filters.new_zeros(()), size, grid)
-    averages = torch.cat([bare._averages(some) for some in images.split(500)])
+    averages = bare._averages(images)
     centre = averages.mean(0)
     _, lengths, components = torch.linalg.svd(averages - centre, full_matrices=False)
     count = min(count, int((lengths > 1e-9 * lengths[0]).sum()))
@@ -148,6 +157,10 @@ def _checked(images: Tensor) -> Tensor:
             fix="reshape them; grey images have C = 1",
         )
     return require_finite(images, "the images").double()
+
+
+def _some(images: Tensor, most: int, random: torch.Generator) -> Tensor:
+    return images if len(images) <= most else images[torch.randperm(len(images), generator=random)[:most]]
 
 
 def _patches(images: Tensor, size: int) -> Tensor:

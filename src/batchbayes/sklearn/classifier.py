@@ -41,6 +41,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
     """
 
     _loss = "cross_entropy"
+    _numbers = ("temperature_", "noise_factor_")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train on inputs (N, Q) and classes (N,)."""
@@ -98,9 +99,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         kind = {"i": int, "u": int, "b": bool, "f": float}.get(self.classes_.dtype.kind, str)
-        names = [kind(each) for each in self.classes_]
-        return {"classes": names, "temperature_": self.temperature_, "noise_factor_": self.noise_factor_}, {}
+        return {"classes": [kind(each) for each in self.classes_]}, {}
 
     def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.classes_ = np.array(header["classes"])
-        self.temperature_, self.noise_factor_ = float(header["temperature_"]), float(header["noise_factor_"])

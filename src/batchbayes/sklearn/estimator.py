@@ -52,6 +52,8 @@ class Uncertain(BaseEstimator):
     """Networks with batch normalisation, trained side by side; each leaves out one fold, which calibrates it."""
 
     _loss: Loss
+    _numbers: tuple[str, ...]
+    """The fitted numbers that only this kind of estimator has."""
 
     def __init__(
         self,
@@ -197,6 +199,7 @@ class Uncertain(BaseEstimator):
         if self.detector_ is not None:
             header["detector"], own = self.detector_.state()
             tensors |= {f"detector.{name}": tensor for name, tensor in own.items()}
+        header |= {name: getattr(self, name) for name in self._numbers}
         more, own = self._state()
         # A search over parameters may have set them to numbers and arrays of numpy.
         text = json.dumps(header | more, default=lambda value: value.tolist())
@@ -240,6 +243,8 @@ class Uncertain(BaseEstimator):
         if "detector" in header:
             named = {n.removeprefix("detector."): t for n, t in tensors.items() if n.startswith("detector.")}
             self.detector_ = Novelty.restore(header["detector"], named, self._first_network())
+        for name in self._numbers:
+            setattr(self, name, float(header[name]))
         self._set_state(header, tensors)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

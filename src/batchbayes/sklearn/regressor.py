@@ -63,6 +63,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
     """
 
     _loss = "half_squared_error"
+    _numbers = ("target_mean_", "target_std_", "precision_", "noise_factor_")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train on inputs (N, Q) and targets (N,)."""
@@ -171,10 +172,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         return self.target_mean_ + self.target_std_ * (chosen + noise)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        names = ("target_mean_", "target_std_", "precision_", "noise_factor_")
-        return {name: getattr(self, name) for name in names}, {"errors": torch.from_numpy(self.held_out_errors_)}
+        return {}, {"errors": torch.from_numpy(self.held_out_errors_)}
 
     def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        for name in ("target_mean_", "target_std_", "precision_", "noise_factor_"):
-            setattr(self, name, float(header[name]))
         self.held_out_errors_ = tensors["errors"].numpy()

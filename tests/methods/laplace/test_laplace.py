@@ -177,11 +177,30 @@ def test_the_layer_is_found_by_what_it_makes():
     assert attended.layer.name == "3"
 
 
+def test_an_embedding_that_shares_the_weights_of_the_last_layer_stays_as_it_is():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            return self.head(self.embedding(tokens).mean(1))
+
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 5, (30, 3))
+    posterior = bb.last_layer_laplace(Tied(), tokens, bb.categorical(), prior_precision=1.0)
+    drawn, linear = (bb.predict(posterior, tokens, bb.categorical(), engine=e) for e in ("sample", "linear"))
+    torch.testing.assert_close(drawn.probs, linear.probs)
+
+
 BAD = {
     "softmax": (lambda: nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)), {}, "without a softmax after it"),
     "no linear": (lambda: nn.Sequential(nn.Tanh()), {}, "linear layers are none"),
     "wrong name": (lambda: network(3), {"layer": "0"}, "a linear layer '0'"),
-    "prior": (lambda: network(3), {"prior_precision": -1.0}, "positive, finite prior precision"),
+    "prior": (lambda: network(3), {"prior_precision": -1.0}, "a prior precision above 0"),
+    "prior as text": (lambda: network(3), {"prior_precision": "1"}, "a prior precision above 0"),
+    "no held-out data": (lambda: network(3), {"held_out": []}, "at least one batch as held_out="),
     "no labels": (lambda: network(3), {"held_out": X}, "labelled batches"),
     "likelihood": (lambda: network(4), {"likelihood": bb.heteroscedastic_gaussian()}, "for the Laplace approximation"),
     "NaN": (lambda: nn.Linear(3, 2).requires_grad_(False).apply(lambda layer: layer.weight.fill_(torch.nan)), {},
@@ -201,5 +220,5 @@ def test_another_network_and_no_data_are_refused(tmp_path):
     bb.save(posterior, tmp_path / "laplace.safetensors")
     with pytest.raises(bb.BatchbayesError, match="without it"):
         bb.load(tmp_path / "laplace.safetensors", network(4))
-    with pytest.raises(bb.BatchbayesError, match="at least one training batch"):
+    with pytest.raises(bb.BatchbayesError, match="at least one training example"):
         bb.last_layer_laplace(network(3), [], bb.categorical())

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.network import Network, modules_by_name
+from batchbayes.network import Function, Network, modules_by_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +30,12 @@ class LastLayer:
         parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias[:, None]]
         return torch.cat(parts, 1).detach().double().cpu()
 
-    def tensors(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return weights (K, P) under the names that they have in the network."""
-        layer = self.module
-        weights = weights.to(layer.weight)
-        if layer.bias is None:
-            return {f"{self.name}.weight": weights}
-        return {f"{self.name}.weight": weights[:, :-1].contiguous(), f"{self.name}.bias": weights[:, -1].contiguous()}
+    def with_weights(self, weights: Tensor) -> Function:
+        """Return the network with other weights (K, P) in this layer alone, also if an embedding shares its weights."""
+        weight, bias = weights.to(self.module.weight), None
+        if self.module.bias is not None:
+            weight, bias = weight[:, :-1].contiguous(), weight[:, -1].contiguous()
+        return partial(self.network, instead={self.name: lambda features: F.linear(features, weight, bias)})
 
     @torch.no_grad()
     def run(self, inputs: Any) -> tuple[Tensor, Tensor]:

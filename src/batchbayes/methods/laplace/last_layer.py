@@ -68,10 +68,10 @@ def last_layer_laplace(
     """
     require_likelihood(likelihood)
     network = as_network(model, output)
-    stream = input_stream(as_batches(batches), inputs)
+    stream = (batch for batch in input_stream(as_batches(batches), inputs) if len(batch))
     first = next(stream, None)
     if first is None:
-        raise BatchbayesError(expected="at least one training batch", got="none", fix="check the data")
+        raise BatchbayesError(expected="at least one training example", got="none", fix="check the data")
     last = find_last_layer(network, first.to(network.device), layer)
     outputs, features = last.mean.shape
     full = outputs * features <= MOST_FULL and not isinstance(likelihood, Gaussian)  # for which Kronecker is exact
@@ -120,6 +120,8 @@ def _held_out_loss(
         features, outputs = posterior.layer.run(inputs.to(posterior.device))
         outputs = outputs.double().cpu()
         parts.append((features, outputs, likelihood.fitting(outputs[None], torch.as_tensor(batch[1]))))
+    if not parts:
+        raise BatchbayesError(expected="at least one batch as held_out=", got="none", fix="check the data")
     features, means, targets = (torch.cat(column) for column in zip(*parts, strict=True))
 
     def exact(prior_precision: float) -> float:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.checks import finite_number
 from batchbayes._common.rng import normals
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.laplace.curvature import FullCurvature, KroneckerCurvature
@@ -45,11 +45,9 @@ class LaplacePosterior(Posterior):
 
     def at_prior_precision(self, prior_precision: float) -> Self:
         """Return the posterior under another prior N(0, 1 / precision) for each weight."""
-        if not 0 < prior_precision < math.inf:
-            raise BatchbayesError(
-                expected="a positive, finite prior precision", got=f"{prior_precision!r}", fix="try 1.0"
-            )
-        return replace(self, prior_precision=float(prior_precision))
+        return replace(
+            self, prior_precision=finite_number("a prior precision", prior_precision, above=0, fix="try 1.0")
+        )
 
     def deviations(self, seed: int, indices: Sequence[int]) -> Tensor:
         """Return how the weights of these draws deviate from those of the network, (s, K, P)."""
@@ -95,7 +93,7 @@ class LaplacePosterior(Posterior):
         raise BatchbayesError("a posterior with observed rows", repr(self), 'use engine="sample"')
 
     def function(self, omega: Tensor) -> Function:
-        return partial(self.network, tensors=self.layer.tensors(omega.view(self.layer.mean.shape)))
+        return self.layer.with_weights(omega.view(self.layer.mean.shape))
 
     def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
         deviations = self.deviations(seed, indices).flatten(1)
