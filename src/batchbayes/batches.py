@@ -1,6 +1,6 @@
 """Streams of inputs from the data of a user: a tensor, an array, a data set, a list of batches or a DataLoader."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain
 from typing import Any
 
@@ -236,9 +236,20 @@ def evenly(data: Batches, count: int, picker: Picker = None) -> Iterable[Any]:
     return input_stream(data if own is None else own(count), picker)
 
 
+def num_sampled(loader: DataLoader[Any]) -> int | None:
+    """Return how many examples a loader reads in a pass, if it tells. A sampler may leave out some of the data set."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    known = sampler if isinstance(sampler, Sized) else loader.dataset  # that of an IterableDataset is endless
+    return len(known) if isinstance(known, Sized) else None
+
+
 def selected(loader: DataLoader[Any], count: int) -> DataLoader[Any]:
-    """Return a loader of at most `count` examples that are spread evenly over the data set, if it can be indexed."""
-    if isinstance(loader.dataset, IterableDataset) or (length := len(loader.dataset)) <= count:  # type: ignore[arg-type]
+    """Return a loader of at most `count` examples that are spread evenly over the data set, if it can be indexed.
+
+    A loader whose sampler leaves out examples, such as those of a validation set, is returned as it is.
+    """
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset) or len(dataset) <= count or num_sampled(loader) != len(dataset):
         return loader
-    few = Subset(loader.dataset, spread_evenly(length, count).tolist())
+    few = Subset(dataset, spread_evenly(len(dataset), count).tolist())
     return DataLoader(few, loader.batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from batchbayes._common.rng import generator
 from batchbayes._common.text import count
-from batchbayes.batches import selected
+from batchbayes.batches import num_sampled, selected
 from batchbayes.data.preprocess import Preprocessing
 from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
@@ -83,7 +83,12 @@ class Examples:
         loader = self.batches
         if not isinstance(loader, DataLoader) or loader.batch_size is None or type(loader.sampler) not in ORDERS:
             return None
-        return loader if isinstance(loader.dataset, Sized) else None
+        return loader if num_sampled(loader) == len(loader.dataset) else None  # type: ignore[arg-type]
+
+    @property
+    def size(self) -> int | None:
+        """The number of examples in the whole source, if it is known without reading them."""
+        return num_sampled(self.batches) if isinstance(self.batches, DataLoader) else None
 
     def whole(self) -> "Examples":
         """Return all examples of the source, whichever part of it these are."""

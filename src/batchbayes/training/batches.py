@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from batchbayes._common.checks import as_tensor
 from batchbayes._common.rng import generator
+from batchbayes.batches import num_sampled
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import are_arrays, require_finite
 
@@ -66,10 +67,10 @@ def known_size(data: Any) -> int | None:
     >>> known_size(DataLoader(torch.zeros(10, 2), sampler=range(4)))
     4
     """
+    if isinstance(data, DataLoader):
+        return num_sampled(data)
     known: Any = data
-    if isinstance(data, DataLoader):  # a sampler may leave out examples of the data set
-        known = getattr(data.batch_sampler, "sampler", data.sampler)
-    elif isinstance(data, tuple) and data:
+    if isinstance(data, tuple) and data:
         known = data[0]
     elif isinstance(data, _Shuffled):
         known = data.inputs

@@ -21,7 +21,7 @@ from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.noisy import NOT_REENTRANT, Estimator, Noisy, noisy, unfit_for_local_noise
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network import Output
-from batchbayes.training.batches import training_batches
+from batchbayes.training.batches import known_size, training_batches
 from batchbayes.training.loop import Objective, Step, TrainingBatches, TrainingConfig, train
 
 NO_LABEL = -(2**62)
@@ -262,13 +262,10 @@ def variational_candidates(method: Method, setting: Setting) -> list[Candidate]:
 
 def count_examples(batches: Any) -> int:
     """Return the number of examples in labelled batches, if they tell it without being read up."""
-    dataset = getattr(batches, "dataset", None)
-    if dataset is not None and hasattr(dataset, "__len__"):
-        return len(dataset)
     if isinstance(batches, Sequence):
         return sum(len(pick_inputs(batch)) for batch in batches)
-    if isinstance(inputs := getattr(batches, "inputs", None), Tensor):  # `shuffled`
-        return len(inputs)
+    if (known := known_size(batches)) is not None:
+        return known
     if isinstance(size := getattr(batches, "size", None), int):  # `Examples`
         return size
     raise BatchbayesError(
