@@ -112,3 +112,11 @@ def test_moments_are_those_of_the_states():
     torch.testing.assert_close(found.mean["w"], values.mean(0))
     torch.testing.assert_close(found.square["w"], values.square().mean(0))
     assert len(found.deviations) == 2
+
+
+@pytest.mark.parametrize("steps", [7, 10, 99])
+def test_every_cycle_ends_with_a_sample(steps):
+    for cycles in range(1, 8):
+        found = [step for step in range(steps) if Cyclical(cycles, exploring=0.999).samples(step, steps)]
+        assert len(found) == cycles
+        assert found[-1] == steps - 1

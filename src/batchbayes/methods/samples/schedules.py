@@ -80,7 +80,7 @@ class Cyclical:
         return 0.5 * (math.cos(math.pi * _place(self.cycles, step, steps)) + 1)
 
     def samples(self, step: int, steps: int) -> bool:
-        is_last = _place(self.cycles, step + 1, steps) < _place(self.cycles, step, steps)
+        is_last = _place(self.cycles, step + 1, steps) <= _place(self.cycles, step, steps)
         return is_last or _place(self.cycles, step, steps) >= self.exploring
 
     def noise(self, step: int, steps: int) -> bool:
@@ -126,8 +126,7 @@ def kept_steps(schedule: Schedule, steps: int, count: int) -> list[int]:
 
 def _place(cycles: int, step: int, steps: int) -> float:
     """Return the share of the present cycle that is done before a step."""
-    length = steps / cycles
-    return (step % length) / length
+    return step * cycles % steps / steps  # in whole numbers, so that the end of a cycle is found
 
 
 def _require_share(name: str, value: float) -> None:

@@ -42,19 +42,18 @@ def snapshots(
 ) -> WeightSamples:
     """Train one network in cosine cycles, and keep its weights at the end of each cycle.
 
-        Args:
-            make: returns a new network with random weights.
-            data: two tensors (inputs, targets), or any batches for `train`.
-            loss: what training makes small, such as `torch.nn.functional.cross_entropy`.
-            config: how to train; its epochs are shared out to the cycles.
-            num_members: the number of cycles.
-            output: which output counts, if the network returns several.
+    Args:
+        make: returns a new network with random weights.
+        data: two tensors (inputs, targets), or any batches for `train`.
+        loss: what training makes small, such as `torch.nn.functional.cross_entropy`.
+        config: how to train; its epochs are shared out to the cycles.
+        num_members: the number of cycles.
+        output: which output counts, if the network returns several.
 
-        >>> from batchbayes.training.batches import training_batches
-    from batchbayes.training.loop import half_squared_error
-        >>> x = torch.linspace(-1, 1, 64)[:, None]
-        >>> snapshots(lambda: nn.Linear(1, 1), (x, x), half_squared_error, TrainingConfig(10, 16, 0.1))
-        WeightSamples(snapshots on Linear: 5 members)
+    >>> from batchbayes.training.loop import half_squared_error
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> snapshots(lambda: nn.Linear(1, 1), (x, x), half_squared_error, TrainingConfig(10, 16, 0.1))
+    WeightSamples(snapshots on Linear: 5 members)
     """
     network = made(make, member_seed(config.seed, 0))
     kept = _along(network, data, loss, config, Cyclical(whole_number("num_members", num_members, 2)), num_members)
