@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
 
 from batchbayes import BatchbayesError, BatchbayesWarning
-from batchbayes.batches import Inputs, chunks, input_stream, mini_batches, pick_inputs, warn_if_shuffled
+from batchbayes.batches import Inputs, chunks, evenly, input_stream, mini_batches, pick_inputs, warn_if_shuffled
 
 X = torch.arange(24.0).view(12, 2)
 
@@ -328,3 +328,18 @@ def test_batches_that_cannot_be_joined():
     for other in (X[:3, :1], X[:3].double(), X[0]):
         with pytest.raises(BatchbayesError, match="batches of one shape and dtype"):
             list(mini_batches([X[:3], other, X[:3]], 4)[1])
+
+
+def test_examples_are_spread_over_what_can_be_indexed():
+    class Stream(IterableDataset):
+        def __len__(self):
+            return 40
+
+        def __iter__(self):
+            return iter(torch.arange(40.0)[:, None])
+
+    x = torch.arange(40.0)[:, None]
+    for data in (x, (x, torch.arange(40)), TensorDataset(x), DataLoader(TensorDataset(x), 7)):
+        assert torch.cat(list(evenly(data, 4))).flatten().tolist() == [0, 13, 26, 39]
+    for data in (Stream(), DataLoader(Stream(), 7), DataLoader(TensorDataset(x), 7, shuffle=True), list(x.split(7))):
+        assert len(torch.cat(list(evenly(data, 4)))) == 40

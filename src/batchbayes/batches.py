@@ -244,11 +244,12 @@ def num_sampled(loader: DataLoader[Any]) -> int | None:
 
 
 def selected(loader: DataLoader[Any], count: int) -> DataLoader[Any]:
-    """Return a loader of at most `count` examples that are spread evenly over the data set.
+    """Return a loader of at most `count` examples that are spread evenly over the data set, if it can be indexed.
 
     A loader whose sampler leaves out examples, such as those of a validation set, is returned as it is.
     """
-    if (length := len(loader.dataset)) <= count or num_sampled(loader) != length:  # type: ignore[arg-type]
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset) or len(dataset) <= count or num_sampled(loader) != len(dataset):
         return loader
-    few = Subset(loader.dataset, spread_evenly(length, count).tolist())
+    few = Subset(dataset, spread_evenly(len(dataset), count).tolist())
     return DataLoader(few, loader.batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)

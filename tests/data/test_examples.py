@@ -30,6 +30,16 @@ def test_the_two_parts_of_a_split_are_the_whole_and_know_their_rows():
     assert not torch.equal(part.rows(), from_tensors("x", x, x[:, 0]).split(0.3, seed=2)[0].rows())
 
 
+def test_a_loader_of_a_part_of_its_data_set_stays_in_that_part():
+    """A subset sampler is how many people split a data set: what it leaves out belongs to another part."""
+    dataset = TensorDataset(torch.arange(40.0)[:, None], torch.zeros(40))
+    part = from_object("part", DataLoader(dataset, 4, sampler=range(10, 20)))
+    whole = from_object("whole", DataLoader(dataset, 4))
+    assert torch.cat([x for x, _ in part.evenly(5)]).flatten().tolist() == list(range(10, 20))
+    assert torch.cat([x for x, _ in whole.evenly(4)]).flatten().tolist() == [0, 13, 26, 39]
+    assert (len(part.rows()), len(whole.rows())) == (10, 40)
+
+
 def test_taking_keeps_the_order_asked_for():
     x = torch.arange(300.0)[:, None]
     assert from_tensors("x", x).take([250, 3, 130])[:, 0].tolist() == [250, 3, 130]

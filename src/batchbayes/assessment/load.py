@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from batchbayes._common.rng import GlobalStream
 from batchbayes._common.text import percent
@@ -43,8 +43,6 @@ MOST_SHARED, COMPARED = 0.5, 1000
 """Test data is called a part of other data if it shares more than this with it, among so many examples."""
 MOST_MISSING = 0.05
 """Classes that calibration data lacks are not worth a word up to this share of the test data."""
-ORDERS = (SequentialSampler, RandomSampler)
-"""How a loader may read a data set of which the first examples are looked at: it reads all of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,13 +190,13 @@ def _some_training_inputs(train: Training) -> Tensor:
         return train.plain[: 100 * COMPARED]
     if train.examples is None:
         return torch.empty(0)
-    loader = train.examples.batches
-    if isinstance(loader, DataLoader) and loader.batch_size is not None and type(loader.sampler) in ORDERS:
-        loader = DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
-    elif not isinstance(loader, list | tuple):
+    batches = train.examples.batches
+    if loader := train.examples.whole_loader:
+        batches = DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
+    elif not isinstance(batches, list | tuple):
         return torch.empty(0)
     with GlobalStream(0):
-        return some_inputs(replace(train.examples, batches=loader), COMPARED)
+        return some_inputs(replace(train.examples, batches=batches), COMPARED)
 
 
 def found_in(case: Case) -> str:

@@ -30,6 +30,8 @@ from batchbayes.errors import BatchbayesError
 READ_SIZE = 128
 """The batch size for reading files."""
 
+ORDERS = (SequentialSampler, RandomSampler)
+"""How a loader may read a data set if it reads all of it."""
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 Batch = tuple[Tensor, Tensor | None]
@@ -76,6 +78,14 @@ class Examples:
                 yield rows, as_input(inputs, self.input_dtype), targets
 
     @property
+    def whole_loader(self) -> DataLoader[Any] | None:
+        """The batches, if they are a loader that reads all of a data set, in order or shuffled. Others read a part."""
+        loader = self.batches
+        if not isinstance(loader, DataLoader) or loader.batch_size is None or type(loader.sampler) not in ORDERS:
+            return None
+        return loader if num_sampled(loader) == len(loader.dataset) else None  # type: ignore[arg-type]
+
+    @property
     def size(self) -> int | None:
         """The number of examples in the whole source, if it is known without reading them."""
         return num_sampled(self.batches) if isinstance(self.batches, DataLoader) else None
@@ -85,7 +95,9 @@ class Examples:
         return replace(self, part=None)
 
     def rows(self) -> Tensor:
-        """Return the number of each example in the whole source, (N,)."""
+        """Return the number of each example in the whole source, (N,). The source is read only if it has to be."""
+        if not self.part and (loader := self.whole_loader) and not loader.drop_last:
+            return torch.arange(len(loader.dataset))  # type: ignore[arg-type]
         return torch.cat([rows for rows, _, _ in self._numbered()])
 
     def ids(self) -> tuple[str, ...] | None:
@@ -107,9 +119,9 @@ class Examples:
 
     def evenly(self, count: int) -> "Examples":
         """Return at most `count` examples that are spread evenly over a data set, or all of another source."""
-        if self.size is None or self.part or self.batches.batch_size is None:  # type: ignore[attr-defined]
+        if self.part or not (loader := self.whole_loader):
             return self
-        return replace(self, batches=selected(self.batches, count), source_ids=None)  # type: ignore[arg-type]
+        return replace(self, batches=selected(loader, count), source_ids=None)
 
     def raw(self) -> "Examples":
         """Return the same examples without the preprocessing, to show them to people."""

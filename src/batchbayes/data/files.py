@@ -95,8 +95,7 @@ def example_shape(path: str | os.PathLike[str], preprocessing: Preprocessing | N
     if suffix == ".parquet" and path.is_file():
         return parquet_shape(path)
     examples = read_examples(path, preprocessing=preprocessing, inputs_only=True)
-    assert examples.size is not None
-    return examples.size, *next(iter(examples))[0].shape[1:]
+    return len(examples.rows()), *next(iter(examples))[0].shape[1:]
 
 
 def _segmentation(path: Path, masks: Path | None) -> tuple[Path, Path | None]:

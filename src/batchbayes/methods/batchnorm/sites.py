@@ -208,27 +208,21 @@ def _calls(network: Network, examples: Any, every: Mapping[str, Site]) -> Counte
 def _selected(names: list[str], every: Mapping[str, Site], select: Select) -> list[str]:
     if select is None:
         return names
-    if isinstance(select, bool) or not (isinstance(select, int | Iterable) or callable(select)):
-        got = f"{select!r}"[:200]
-        raise BatchbayesError("sites= as a number, names or a function", got, "pass sites=1 for the first")
-    if isinstance(select, int):
-        chosen = names[:select] if select > 0 else []
+    patterns = [select] if isinstance(select, str) else list(select) if isinstance(select, Iterable) else []
+    if isinstance(select, int) and not isinstance(select, bool):
+        chosen = names[: max(0, select)]
     elif callable(select):
         try:
             chosen = [name for name in names if select(name, every[name].layer)]
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
             got = f"{type(error).__name__}: {error}"[:300]
             raise BatchbayesError("a function sites= of (name, layer)", got, "take two arguments") from error
+    elif patterns and all(isinstance(pattern, str) for pattern in patterns):
+        found = [{name for name in names if fnmatchcase(name, pattern)} for pattern in patterns]
+        chosen = [name for name in names if all(found) and name in set().union(*found)]
     else:
-        patterns = [select] if isinstance(select, str) else list(select)
-        if not all(isinstance(pattern, str) for pattern in patterns):
-            raise BatchbayesError(
-                "names or patterns as sites=", f"{patterns}"[:200], 'pass text, as in sites=["layer1.*"]'
-            )
-        chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-        idle = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
-        if idle:
-            chosen = []
+        fix = 'pass sites=1 for the first, or text, as in sites=["layer1.*"]'
+        raise BatchbayesError("sites= as a number, names or a function", f"{select!r}"[:200], fix)
     if not chosen:
         raise BatchbayesError(
             expected="sites= to select batch-norm layers that run in a forward pass",
