@@ -243,6 +243,8 @@ def test_members_of_another_shape_are_refused(network, x):
     longer = nn.Sequential(*network, nn.Linear(3, 3))
     with pytest.raises(bb.BatchbayesError, match=f"no tensor {len(network)}.weight in every member"):
         bb.weight_samples(network, [network.state_dict(), longer.state_dict()])
+    with pytest.raises(bb.BatchbayesError, match="no tensor epoch in every member"):
+        bb.weight_samples(network, [network.state_dict(), {**network.state_dict(), "epoch": 3}])
     with pytest.raises(bb.BatchbayesError, match="two members or more; got 1"):
         bb.weight_samples(network, [network.state_dict()])
 

@@ -205,10 +205,8 @@ def _require_fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor], num
     """Refuse a state dict of another network."""
     names = [*own, *(name for name in state if name not in own and not name.endswith(COUNTER))]
     for name in names:
-        wanted, found = (
-            f"a tensor {name} of shape {tuple(each[name].shape)}" if name in each else f"no tensor {name}"
-            for each in (own, state)
-        )
+        shapes = [tuple(getattr(each[name], "shape", ())) if name in each else None for each in (own, state)]
+        wanted, found = (f"no tensor {name}" if s is None else f"a tensor {name} of shape {s}" for s in shapes)
         if wanted != found:
             raise BatchbayesError(
                 expected=f"{wanted} in every member",
