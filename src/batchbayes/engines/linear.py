@@ -34,7 +34,7 @@ rule, so the slope is that of the best linear fit over a Gaussian spread, for al
 BACKWARD_COST = 1.2
 """Cost of a backward pass, in forward passes."""
 LEADING_PASSES = 6
-"""Backward passes for many classes. With the sums over draws, a prediction costs less than ten forward passes."""
+"""Backward passes for many classes. With the sums over draws, a prediction costs about ten forward passes."""
 AFFORDABLE = 16
 """Reverse mode is exact: up to this cost, in forward passes, it is used even where forward mode is cheaper."""
 MOST_OUTPUTS = 1024

@@ -149,16 +149,19 @@ def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, metho
     if len(rows) < 2:
         return posterior
     sample = prepared.first[: min(32, max(2, prepared.batch_size // 4))].to(prepared.network.device)
+    thinned, is_vector = [], False
     with torch.no_grad():
-        draws = list(sampled_outputs(posterior, sample, len(rows), seed=0))
-    drawn = torch.cat([_thinned(draw) for draw in draws])
+        for outputs in sampled_outputs(posterior, sample, len(rows), seed=0):
+            is_vector = outputs.ndim == 3
+            thinned.append(_thinned(outputs))  # at once, because maps are large
+    drawn = torch.cat(thinned)
     deviations = drawn - drawn.mean(0)  # (R, n, outputs), in the order of the draws
     moved = deviations.flatten(1).double()
     _, weights, index = posterior.combinations(len(rows), seed=0)
     order = weights[index].double()  # draws -> rows: a permutation
     influence = (order.T @ (moved @ moved.T) @ order).to(rows.dtype)
     count = drawn.shape[2]
-    many_classes = draws[0].ndim == 3 and FEW_OUTPUTS < count <= MOST_OUTPUTS
+    many_classes = is_vector and FEW_OUTPUTS < count <= MOST_OUTPUTS
     axes = find_output_axes(deviations).to(rows.dtype) if many_classes else None
     posterior = replace(posterior, influence=influence, output_axes=axes)
     if count < SAMPLE_OUTPUTS:
