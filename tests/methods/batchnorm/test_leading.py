@@ -1,5 +1,6 @@
 """Many classes: the combinations of logits that matter most, against all logits and against exact draws, in float64."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.engines.linear import linear_draws, plan_linear
+from batchbayes.methods.batchnorm import fit
 from batchbayes.methods.batchnorm.leading import leading_coordinates
 from batchbayes.metrics import rank_correlation
 
@@ -104,3 +106,21 @@ def test_infinite_logits_are_refused_in_words():
     posterior.network.module[-1].weight.data[3] = torch.inf
     with pytest.raises(bb.BatchbayesError, match="finite numbers in the network's output"):
         posterior.leading_tangents(x, posterior.deviations)
+
+
+def test_a_fit_never_holds_the_maps_of_all_draws(monkeypatch):
+    """Maps are large: of each block of draws only an even selection of the outputs is kept."""
+    held, most, sampled = weakref.WeakSet(), [], fit.sampled_outputs
+
+    def watched(*arguments, **options):
+        for outputs in sampled(*arguments, **options):
+            held.add(outputs)
+            most.append(len(held))
+            yield outputs
+
+    monkeypatch.setattr(fit, "sampled_outputs", watched)
+    monkeypatch.setattr(fit, "SAMPLE_OUTPUTS", 8)
+    network = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)).eval()
+    bb.mcbn(network, torch.randn(64, 2, 6, 6), batch_size=8, num_samples=40)
+    assert len(most) > 3
+    assert max(most) <= 2
