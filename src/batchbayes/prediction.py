@@ -250,6 +250,8 @@ def _of_batch(chunks: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 def _joined(pieces: Sequence[Any]) -> Any:
     """Join the predictives of consecutive chunks."""
+    if len(pieces) == 1:
+        return pieces[0]
     return replace(type(pieces[0]).concatenate(pieces), engine=pieces[-1].engine)
 
 

@@ -125,10 +125,17 @@ class BatchNormPosterior(Posterior):
 
         return drawn
 
+    @cached_property
+    def _center_statistics(self) -> list[tuple[Tensor, Tensor]]:
+        with torch.inference_mode(False):  # they may be kept for a pass with gradients
+            return unpack(self.sites, self.center.clone())
+
     def _statistics(self, omega: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return (mean, variance) for each layer, in its dtype and on its device: omega is copied there at once."""
+        is_known = omega is self.center and self.device.type == "cpu"
+        pairs = self._center_statistics if is_known else unpack(self.sites, omega.to(self.device))
         placed = []
-        for site, (mean, variance) in zip(self.sites, unpack(self.sites, omega.to(self.device)), strict=True):
+        for site, (mean, variance) in zip(self.sites, pairs, strict=True):
             like = reference_tensor(site.layer)
             like = like if like.numel() else reference_tensor(self.network.module)
             placed.append((mean.to(like), variance.to(like)))
@@ -227,8 +234,8 @@ class BatchNormPosterior(Posterior):
         With `contrasts`, the derivatives of logits (n, K) may be off by a constant within each example, and those of
         unlikely classes are left out.
         """
-        with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
-            if directions.any():
+        if not self.is_point:
+            with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
                 return tangents_by_reverse_mode(*self._at_center(inputs), directions, contrasts)
         with torch.no_grad():
             outputs = self.function(self.center)(inputs)
@@ -247,7 +254,7 @@ class BatchNormPosterior(Posterior):
         """Return what derivatives are computed from: network, sites, statistics at the centre, and inputs."""
         require_present(self.network, self.sites)
         inputs = each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
-        return self.network, self.sites, self._statistics(self.center.clone()), inputs
+        return self.network, self.sites, self._statistics(self.center), inputs
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         header = {
