@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.atomic import as_path
 from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json, write_tensors
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
@@ -85,7 +86,7 @@ def load(
         raise BatchbayesError(
             expected="the path of a file", got=f"a network, {type(path).__name__}", fix="call bb.load(path, model)"
         )
-    header, tensors = _read(Path(path))
+    header, tensors = _read(as_path(path))
     try:
         restore = _class_of(header["kind"]).restore
         if unknown := set(code) - set(signature(restore).parameters):
@@ -149,7 +150,7 @@ def _module_of(posterior: "Posterior | Novelty") -> nn.Module | None:
 
 def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the notes that were saved with a posterior."""
-    _read(Path(path))
+    _read(as_path(path))
     try:
         return dict(read_json(path, "notes", "{}"))
     except (*UNREADABLE, TypeError) as error:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes import __version__
-from batchbayes._common.atomic import atomic_path, words_for_disk_errors
+from batchbayes._common.atomic import as_path, atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.deploy.build import build_program
 from batchbayes.deploy.onnx_file import BATCH, INPUT, build_model, words_for_exporter
@@ -132,7 +132,7 @@ def export(
 
 def _target(given: str | os.PathLike[str]) -> Path:
     """Return the path; refuse another kind of file, a missing folder, and .onnx without the packages that write it."""
-    path = Path(given)
+    path = as_path(given)
     if path.suffix not in (".onnx", ".pt2") or not path.parent.is_dir():
         raise BatchbayesError(
             expected="a path that ends in .onnx or .pt2, in a folder that exists", got=str(path), fix="change the path"
