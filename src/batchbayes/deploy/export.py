@@ -108,6 +108,7 @@ def export(
     drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed}
     flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}
     _require_flags(posterior, threshold, novelty, novelty_level)
+    _require_precision(target, examples)
     prepare = _own_copy(prepare)
     ready = examples if prepare is None else prepare(examples)
     wanted = _shown(predict(posterior, ready, likelihood, **drawn, keep_draws=False))
@@ -145,6 +146,15 @@ def _target(given: str | os.PathLike[str]) -> Path:
             fix="pip install 'batchbayes[export]', or write a .pt2 file",
         )
     return path
+
+
+def _require_precision(path: Path, examples: Tensor) -> None:
+    if path.suffix == ".onnx" and examples.dtype == torch.bfloat16:
+        raise BatchbayesError(
+            expected="inputs of float16, float32 or float64 for an .onnx file",
+            got="bfloat16, in which runtimes of ONNX compute few operations on a CPU, and which numpy does not have",
+            fix="fit the posterior to network.float(), or write a .pt2 file",
+        )
 
 
 def _require_flags(posterior: Any, threshold: float | None, novelty: object, novelty_level: float) -> None:
