@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json, write_tensors
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.posterior import Posterior
@@ -47,6 +46,8 @@ def save(
     >>> load(path, network)
     BatchNormPosterior(mcbn on Sequential: 1 site, 8 statistics, 4 rows, batch size 8, centred on batches)
     """
+    from batchbayes._common.tensor_file import write_tensors
+
     if not isinstance(posterior, Posterior) and not isinstance(posterior, _class_of(NOVELTY)):
         got = f"a {type(posterior).__name__}"
         raise BatchbayesError(expected="a posterior to save", got=got, fix="pass what bb.mcbn(...) or the like returns")
@@ -149,6 +150,8 @@ def _module_of(posterior: "Posterior | Novelty") -> nn.Module | None:
 
 def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the notes that were saved with a posterior."""
+    from batchbayes._common.tensor_file import UNREADABLE, read_json
+
     _read(Path(path))
     try:
         return dict(read_json(path, "notes", "{}"))
@@ -157,6 +160,8 @@ def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json
+
     if not path.is_file():
         raise BatchbayesError(expected="a posterior file", got=f"nothing at {path}", fix="check the path")
     try:
