@@ -2,8 +2,8 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,7 @@ TRIED = 4
 of each example alone."""
 
 
-@dataclass(frozen=True, eq=False)
-class Predicted:
+class Predicted(NamedTuple):
     """The prediction of one batch."""
 
     batch: Any

@@ -10,14 +10,6 @@ from safetensors import SafetensorError
 from batchbayes.errors import BatchbayesError
 
 
-def as_path(given: object) -> Path:
-    """Return the path of a file, or raise an error. Bytes and open files are no paths."""
-    if not isinstance(given, str | os.PathLike) or isinstance(os.fspath(given), bytes):
-        got = f"a {type(given).__name__}"
-        raise BatchbayesError(expected="the path of a file as text or as a pathlib.Path", got=got, fix="pass its path")
-    return Path(os.fspath(given))
-
-
 @contextmanager
 def words_for_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Say in words that a disk is full, that a folder is missing, or that it cannot be written to."""

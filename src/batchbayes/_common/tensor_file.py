@@ -11,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from batchbayes._common.atomic import as_path, atomic_path, words_for_disk_errors
+from batchbayes._common.atomic import atomic_path, words_for_disk_errors
+from batchbayes._common.checks import as_path
 from batchbayes.errors import BatchbayesError
 
 UNREADABLE = (SafetensorError, OSError, LookupError, ValueError, RecursionError)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes import __version__
-from batchbayes._common.atomic import as_path, atomic_path, words_for_disk_errors
+from batchbayes._common.atomic import atomic_path, words_for_disk_errors
+from batchbayes._common.checks import as_path
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.deploy.build import build_program
 from batchbayes.deploy.onnx_file import BATCH, INPUT, build_model, words_for_exporter
