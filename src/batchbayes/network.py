@@ -29,7 +29,7 @@ Output = str | int | Callable[[Any], Tensor] | None
 """Which output counts: a key, an attribute or a position, a function of what the network returns, or None."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Network:
     """A module that is called in evaluation mode, and which output to use, if it returns several."""
 

@@ -21,12 +21,11 @@ from batchbayes._common.checks import (
     shaped_like,
     without_ignored,
 )
-from batchbayes._common.frames import to_array, to_frame
 from batchbayes.engines.linear_draws import Kept, LinearDraws, LinearPieces, formed, join_draws
 from batchbayes.errors import BatchbayesError
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(init=False, frozen=True, eq=False, repr=False, kw_only=True)
 class _Summary(ABC):
     """What all predictives share: their origin, how they are joined, and how they become arrays or a table."""
 
@@ -54,10 +53,14 @@ class _Summary(ABC):
 
     def to_numpy(self) -> dict[str, np.ndarray]:
         """Return the summaries as numpy arrays, by name."""
+        from batchbayes._common.frames import to_array
+
         return {name: to_array(values) for name, values in self.columns().items()}
 
     def to_pandas(self) -> Any:
         """Return the summaries as a pandas DataFrame with one row for each example."""
+        from batchbayes._common.frames import to_frame
+
         return to_frame(self.columns())
 
     @classmethod
@@ -70,7 +73,7 @@ class _Summary(ABC):
         return replace(first, **joined, _draws=join_draws([piece._draws for piece in pieces]))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(init=False, frozen=True, eq=False, repr=False)
 class _ClassSummary(_Summary):
     """The uncertainty about classes, and its two parts."""
 

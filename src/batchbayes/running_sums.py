@@ -51,7 +51,8 @@ class _RunningClasses:
         if not self._count:
             self._likelihood.check_outputs(block.middle if isinstance(block, LinearDraws) else block[0])
         for outputs, counts in distinct_draws(block):
-            log_probs = self._likelihood.logits(outputs).double().log_softmax(-1)  # (u, n, ..., K)
+            finer = outputs.to(at_least_single(outputs.dtype))
+            log_probs = self._likelihood.logits(finer).double().log_softmax(-1)  # (u, n, ..., K)
             probs = log_probs.exp()
             self._dtype, self._count = outputs.dtype, self._count + int(counts.sum())
             self._probs = self._probs + torch.tensordot(counts, probs, 1)

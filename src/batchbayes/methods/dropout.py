@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,7 @@ SELU_FLOOR = -1.7580993408473766
 """The limit of SELU for very negative inputs. Alpha dropout puts it in the place of what it drops."""
 
 
-@dataclass(frozen=True, eq=False)
-class DropoutSite:
+class DropoutSite(NamedTuple):
     """One dropout layer, its name inside the network, and its probability when the posterior was made."""
 
     name: str
@@ -64,7 +63,7 @@ class DropoutSite:
         return inputs * (mask * scale) + ((1 - mask) - p) * (SELU_FLOOR * scale)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DropoutPosterior(Posterior):
     """Functions that differ in what the dropout layers of one network drop."""
 
