@@ -278,6 +278,14 @@ def test_a_loader_that_shuffles_is_told(posterior, x):
     list(bb.predict_stream(posterior, DataLoader(data, 4, shuffle=True), [bb.categorical()], num_samples=2))
 
 
+def test_a_loader_that_leaves_examples_out_is_told(posterior, x):
+    loader = DataLoader(TensorDataset(x, torch.zeros(11)), batch_size=4, drop_last=True)
+    with pytest.warns(bb.BatchbayesWarning, match=r"drop_last=True, so the last 3 of 11 examples get no prediction"):
+        assert len(bb.predict(posterior, loader, bb.categorical(), num_samples=2).probs) == 8
+    whole = DataLoader(TensorDataset(x[:8]), batch_size=4, drop_last=True)  # nothing is left out
+    assert len(bb.predict(posterior, whole, bb.categorical(), num_samples=2).probs) == 8
+
+
 @pytest.mark.parametrize("kind", ["array", "pair", "list pair", "TensorDataset", "Dataset", "arrays"])
 def test_arrays_pairs_and_data_sets(posterior, x, kind):
     y = torch.zeros(11, dtype=torch.long)

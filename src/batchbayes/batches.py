@@ -102,6 +102,18 @@ def warn_if_shuffled(data: object) -> None:
     )
 
 
+def warn_if_dropping(data: object) -> None:
+    """Warn if a DataLoader leaves out the last examples of its data set, because they do not fill a batch."""
+    if not isinstance(data, DataLoader) or not getattr(data.batch_sampler, "drop_last", data.drop_last):
+        return
+    size, count = getattr(data.batch_sampler, "batch_size", None) or data.batch_size, num_sampled(data)
+    if size and count and count % size:
+        warn(
+            f"the DataLoader has drop_last=True, so the last {count % size} of {count} examples get no prediction. Use "
+            "drop_last=False."
+        )
+
+
 def mini_batches(
     batches: Batches, batch_size: int | None, *, picker: Picker = None, seed: int = 0
 ) -> tuple[int, Iterator[Any]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.memory import keep_freed_memory
 from batchbayes._common.progress import Progress
-from batchbayes.batches import Batches, Picker, batch_stream, cut, is_examples, warn_if_shuffled
+from batchbayes.batches import Batches, Picker, batch_stream, cut, is_examples, warn_if_dropping, warn_if_shuffled
 from batchbayes.engines.choose import Engine, EngineName, choose_engine
 from batchbayes.engines.linear_draws import Block
 from batchbayes.errors import BatchbayesError
@@ -56,7 +56,8 @@ def predict(
     Args:
         posterior: what functions are drawn from, for example the result of `mcbn(...)`.
         data: a tensor or an array (N, ...), a pair (x, y), a Dataset, or an iterable of batches: a DataLoader with or
-            without targets. A warning says if the loader shuffles, because the rows then come in another order.
+            without targets. A warning says if the loader shuffles or drops its last batch, because the rows are then
+            not those of the data set.
         likelihood: `categorical()`, `bernoulli()`, `gaussian(precision=...)` or `heteroscedastic_gaussian()`.
         num_samples: the number of draws S. Memory does not grow with S, unless the draws are kept. If all draws are the
             same function, as for `deterministic`, one draw is made; an ensemble makes one for each member.
@@ -83,6 +84,7 @@ def predict(
     """
     pass_over = _Pass(posterior, (likelihood,), num_samples, seed, engine, chunk_size, keep_draws)
     warn_if_shuffled(data)
+    warn_if_dropping(data)
     pieces = [predicted.predictives[0] for predicted in pass_over.run(data, inputs)]
     if not pieces:
         raise BatchbayesError(expected="at least one example to predict", got="none", fix="check the data")
@@ -249,6 +251,8 @@ def _of_batch(chunks: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 def _joined(pieces: Sequence[Any]) -> Any:
     """Join the predictives of consecutive chunks."""
+    if len(pieces) == 1:
+        return pieces[0]
     return replace(type(pieces[0]).concatenate(pieces), engine=pieces[-1].engine)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.checks import as_path
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.posterior import Posterior
@@ -86,7 +87,7 @@ def load(
         raise BatchbayesError(
             expected="the path of a file", got=f"a network, {type(path).__name__}", fix="call bb.load(path, model)"
         )
-    header, tensors = _read(Path(path))
+    header, tensors = _read(as_path(path))
     try:
         restore = _class_of(header["kind"]).restore
         if unknown := set(code) - set(signature(restore).parameters):
@@ -152,7 +153,7 @@ def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the notes that were saved with a posterior."""
     from batchbayes._common.tensor_file import UNREADABLE, read_json
 
-    _read(Path(path))
+    _read(as_path(path))
     try:
         return dict(read_json(path, "notes", "{}"))
     except (*UNREADABLE, TypeError) as error:

@@ -123,6 +123,19 @@ def test_networks_without_batch_norm_are_served(make):
     assert set(found.rows["novelty"]) == {""}
 
 
+def test_large_targets_keep_their_digits():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, generator=random).double()
+    y = 1e9 + x.sum(1, keepdim=True) + 0.1 * torch.randn(200, 1, generator=random).double()
+    model = nn.Linear(2, 1).double().requires_grad_(False)
+    model.weight.fill_(1.0)
+    model.bias.fill_(1e9)
+    found = bb.assess(model, x, (x, y), draws=12)
+    assert found.metrics["deterministic"]["rmse"] == pytest.approx(0.1, rel=0.2)
+    told = torch.tensor([float(each) for each in found.rows["target"]], dtype=torch.float64)
+    assert (told - y[torch.tensor(found.rows["row"]), 0]).abs().max() < 1e-5
+
+
 def test_maps_of_a_segmentation(tmp_path):
     arguments = assess_cases.write_case("segmentation", tmp_path)
     given = [*arguments, "--method", "none", "--maps", str(tmp_path / "maps")]

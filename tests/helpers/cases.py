@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -195,6 +195,7 @@ def trained(method: Callable[..., bb.Posterior], network: nn.Module, batches: li
     labelled = [(batch, batch.flatten(1).sum(1).gt(0).long()) for batch in batches[:2]]
     start = network if method in (bb.fast_geometric, bb.swag) else lambda: restarted(network)
     config = TrainingConfig(epochs=8, batch_size=8, learning_rate=0.05, optimiser="sgd")
+    config = replace(config, optimiser="adam") if method is bb.sg_mcmc else config  # it has samplers instead
     return method(start, labelled, F.cross_entropy, config, **options)
 
 

@@ -61,6 +61,11 @@ BAD = {
     "a layer alone": (lambda: nn.Linear(2, 1), {}, "a linear layer alone"),
     "sum": (make, {"loss": nn.MSELoss(reduction="sum")}, "reduction='sum'"),
     "decay": (make, {"config": TrainingConfig(1, 60, weight_decay=0.1)}, "no weight decay beside the prior"),
+    "optimiser": (
+        make,
+        {"config": TrainingConfig(1, 60, optimiser="sgd")},
+        "steps are taken by Adam; got optimiser='sgd'",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from batchbayes import metrics
+from batchbayes._common.checks import real
 from batchbayes._common.text import number
 from batchbayes.assessment.attempts import affordable, calibration_draws, try_all
 from batchbayes.assessment.contenders import (
@@ -45,7 +46,7 @@ from batchbayes.likelihoods import gaussian
 from batchbayes.methods.candidates import Candidate
 from batchbayes.prediction import predict
 from batchbayes.predictive import GaussianPredictive
-from batchbayes.running_sums import summarised
+from batchbayes.running_sums import at_least_single, summarised
 from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum, mixture_crps
 
 INTERVALS = "Do intervals hold the target?"
@@ -78,7 +79,7 @@ STRANGE_COLUMNS = (
 
 def assess_regression(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
-    held_out, targets = case.calibration.targets().float(), case.test.targets().float()
+    held_out, targets = as_values(case.calibration.targets()), as_values(case.test.targets())
     tried = try_all(case, compared_entries(case, gaussian(1.0), averaged=1), _try)
     picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
     drawn = {entry: draws for entry, _, draws in tried}
@@ -141,6 +142,11 @@ def assess_regression(case: Case) -> Assessment:
     )
 
 
+def as_values(targets: Tensor) -> Tensor:
+    """Return targets as floats, without losing digits: large ones differ in digits that float32 does not hold."""
+    return real(targets).to(at_least_single(real(targets).dtype))
+
+
 def _thresholds(spread: Tensor) -> list[float]:
     """Return a threshold for each output, so that the flagged share of spreads (N, D) has one above it."""
     scale = flag_threshold(spread)  # (D,)
@@ -161,7 +167,7 @@ def _try(case: Case, entry: Entry) -> tuple[list[Trial], Tensor]:
     The noise of the losses was tuned on other examples.
     """
     (draws, targets, engine), trials = calibration_draws(case, entry), []
-    shaped = targets.float().reshape(draws.shape[1:])
+    shaped = as_values(targets).reshape(draws.shape[1:])
     for size in affordable(entry, len(draws), engine, case.settings.budget):
         some = draws[:size]
         losses = cross_fitted(

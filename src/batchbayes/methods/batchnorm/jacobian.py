@@ -219,11 +219,13 @@ class Graph:
             gradients = torch.autograd.grad(self._outputs, self._seen, one, retain_graph=True, allow_unused=True)
         except CheckpointError as error:
             raise _unfit("a network without activation checkpoints", "checkpoints in its forward pass") from error
-        out.zero_()
-        for gradient, h, (mean, log_std) in zip(gradients, self._seen, along, strict=True):
-            if gradient is not None:  # a layer of another head moves nothing
-                product = torch.mul(gradient, h.detach(), out=self._products[h.shape, h.dtype])
-                out.addmm_(_summed(gradient, self.flat), mean).addmm_(_summed(product, self.flat), log_std)
+        moved = [found for found in zip(gradients, self._seen, along, strict=True) if found[0] is not None]
+        if not moved:
+            out.zero_()
+        for number, (gradient, h, (mean, log_std)) in enumerate(moved):
+            product = torch.mul(gradient, h.detach(), out=self._products[h.shape, h.dtype])
+            out.addmm_(_summed(gradient, self.flat), mean, beta=float(number > 0))  # the first one writes
+            out.addmm_(_summed(product, self.flat), log_std)
 
 
 def along_directions(

@@ -134,15 +134,24 @@ def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make()
 
 
-def require_prior(loss: Loss, config: TrainingConfig, prior_precision: float) -> None:
-    """Refuse a prior that is not positive or that stands beside a weight decay, and a loss that is known not to be a
-    mean over the batch: it is multiplied by the number of examples."""
+def require_prior(loss: Loss, config: TrainingConfig, prior_precision: float, steps: str) -> None:
+    """Refuse a prior that is not positive or that stands beside a weight decay, and an optimiser that nobody would use.
+
+    Also refuse a loss that is known not to be a mean over the batch: it is multiplied by the number of examples.
+    `steps` says what takes the steps in place of an optimiser.
+    """
     finite_number("a prior precision", prior_precision, above=0, fix="pass 1, for example")
     if config.weight_decay:
         raise BatchbayesError(
             expected="no weight decay beside the prior",
             got=f"weight_decay={config.weight_decay}",
             fix="pass prior_precision = weight decay times the number of examples instead",
+        )
+    if config.optimiser != "adam":
+        raise BatchbayesError(
+            expected=f"a config without optimiser=, because {steps}",
+            got=f"optimiser={config.optimiser!r}",
+            fix="drop it",
         )
     reduction = getattr(loss, "keywords", {}).get("reduction", getattr(loss, "reduction", "mean"))
     if reduction != "mean":

@@ -58,7 +58,7 @@ def svgd(
     WeightSamples(svgd on Sequential: 4 members)
     """
     whole_number("num_members", num_members, least=2)
-    require_prior(loss, config, prior_precision)
+    require_prior(loss, config, prior_precision, "steps are taken by Adam")
     inputs, targets = two_tensors(data)
     require_data(inputs, targets)
     networks = [made(make, member_seed(config.seed, number)) for number in range(num_members)]
