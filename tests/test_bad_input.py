@@ -295,6 +295,17 @@ def test_only_numbers_that_are_not_finite_are_refused(numbers, dtype):
             require_finite(values, "the inputs")
 
 
+def test_weights_without_numbers(network):
+    with pytest.raises(bb.BatchbayesError, match="weights on the device meta, which have shapes alone"):
+        bb.mcbn(network.to("meta"), X, batch_size=8)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*cannot be copied")
+def test_layers_of_a_scripted_network_cannot_be_seen(network):
+    with pytest.raises(bb.BatchbayesError, match="pass the network that was scripted or traced"):
+        bb.mcbn(torch.jit.script(network), X, batch_size=8)
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_lazy_modules(affine):
     network = nn.Sequential(nn.Linear(4, 3), nn.LazyBatchNorm1d(affine=affine))

@@ -153,6 +153,12 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
             got=f"lazy modules that have never run: {', '.join(lazy[:6])}",
             fix="run one forward pass, and load the weights, before you pass the network",
         )
+    if any(tensor.is_meta for tensors in own.values() for tensor in tensors):
+        raise BatchbayesError(
+            expected="a network with numbers in its weights",
+            got="weights on the device meta, which have shapes alone",
+            fix='call network.to_empty(device="cpu"), and load the weights, before you pass the network',
+        )
     if why := why_in_place(model):
         warn(
             f"{type(model).__name__} cannot be copied: {why}. Passes therefore run inside the network itself, one "
