@@ -356,3 +356,10 @@ def test_a_posterior_of_ones_own_needs_no_hash():
     x = torch.randn(5, 3)
     found = bb.predict(Shifted(1.0), x, bb.gaussian(1.0), num_samples=3)
     torch.testing.assert_close(found.mean, x + 1)
+
+
+def test_the_global_generator_is_left_as_it_was(posterior, x):
+    """A DataLoader without a generator of its own draws a number for each pass."""
+    before = torch.get_rng_state()
+    bb.predict(posterior, TensorDataset(x), bb.categorical(), num_samples=2)
+    assert torch.equal(torch.get_rng_state(), before)
