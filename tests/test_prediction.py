@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributions import Normal
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import batchbayes as bb
 from batchbayes import prediction
@@ -278,10 +278,20 @@ def test_a_loader_that_shuffles_is_told(posterior, x):
     list(bb.predict_stream(posterior, DataLoader(data, 4, shuffle=True), [bb.categorical()], num_samples=2))
 
 
+class Stream(IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
 def test_a_loader_that_leaves_examples_out_is_told(posterior, x):
     loader = DataLoader(TensorDataset(x, torch.zeros(11)), batch_size=4, drop_last=True)
     with pytest.warns(bb.BatchbayesWarning, match=r"drop_last=True, so the last 3 of 11 examples get no prediction"):
         assert len(bb.predict(posterior, loader, bb.categorical(), num_samples=2).probs) == 8
+    with pytest.warns(bb.BatchbayesWarning, match=r"drop_last=True, so the last examples get no prediction"):
+        bb.predict(posterior, DataLoader(Stream(x), 4, drop_last=True), bb.categorical(), num_samples=2)
     whole = DataLoader(TensorDataset(x[:8]), batch_size=4, drop_last=True)  # nothing is left out
     assert len(bb.predict(posterior, whole, bb.categorical(), num_samples=2).probs) == 8
 

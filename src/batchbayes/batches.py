@@ -112,11 +112,9 @@ def warn_if_dropping(data: object) -> None:
     if not isinstance(data, DataLoader) or not getattr(data.batch_sampler, "drop_last", data.drop_last):
         return
     size, count = getattr(data.batch_sampler, "batch_size", None) or data.batch_size, num_sampled(data)
-    if size and count and count % size:
-        warn(
-            f"the DataLoader has drop_last=True, so the last {count % size} of {count} examples get no prediction. Use "
-            "drop_last=False."
-        )
+    left = f"the last {count % size} of {count} examples" if count and size else "the last examples"
+    if not (count and size) or count % size:
+        warn(f"the DataLoader has drop_last=True, so {left} get no prediction. Use drop_last=False.")
 
 
 def mini_batches(
