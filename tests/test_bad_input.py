@@ -311,3 +311,12 @@ def test_lazy_modules(affine):
     network = nn.Sequential(nn.Linear(4, 3), nn.LazyBatchNorm1d(affine=affine))
     with pytest.raises(bb.BatchbayesError, match="lazy modules that have never run: LazyBatchNorm1d"):
         bb.mcbn(network, X, batch_size=8)
+
+
+def test_a_network_of_two_inputs_says_how_to_name_them():
+    class Sum(nn.BatchNorm1d):
+        def forward(self, first, second):
+            return super().forward(first + second)
+
+    with pytest.raises(bb.BatchbayesError, match=r"missing 1 required positional.*as in inputs=\(0, 1\)"):
+        bb.predict(bb.deterministic(Sum(4)), [(X, X, X)], bb.categorical())

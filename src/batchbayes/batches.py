@@ -196,7 +196,7 @@ def _regrouped(passes: Iterator[Iterator[Any]], batch_size: int) -> Iterator[Any
             _require_same_form(held)
             while sum(map(len, held)) >= batch_size:
                 joined = held[0] if len(held) == 1 else torch.cat(held)
-                held = [joined[batch_size:]]
+                held = [joined[batch_size:]] if len(joined) > batch_size else []
                 yield joined[:batch_size]
         if number and not seen:
             return  # the loader can be read only once

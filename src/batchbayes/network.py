@@ -117,6 +117,8 @@ def _failed(
         )
     if "more than 1 value per channel" in str(error):
         fix = "leave out batches of one example, with drop_last=True in a DataLoader: they have no batch statistics"
+    if isinstance(error, TypeError) and isinstance(inputs, Tensor) and "positional argument" in str(error):
+        fix = "if the network takes several inputs, say where they are in a batch, as in inputs=(0, 1)"
     if isinstance(error, TypeError) and isinstance(inputs, Inputs):
         fix = "let forward() take these inputs by name; put a module that does so around a network that takes one dict"
     first = (str(error).strip().splitlines() or [""])[0][:300]
