@@ -373,3 +373,12 @@ def test_the_global_generator_is_left_as_it_was(posterior, x):
     before = torch.get_rng_state()
     bb.predict(posterior, TensorDataset(x), bb.categorical(), num_samples=2)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_outputs_of_different_sizes_come_batch_by_batch():
+    network = nn.Conv2d(1, 3, 1)
+    batches = [torch.zeros(2, 1, 4, 4), torch.zeros(2, 1, 3, 5)]
+    with pytest.raises(bb.BatchbayesError, match=r"shapes \(N, 4, 4\) and \(N, 3, 5\).*use predict_stream"):
+        bb.predict(bb.deterministic(network), batches, bb.categorical())
+    found = bb.predict_stream(bb.deterministic(network), batches, [bb.categorical()])
+    assert [tuple(each.predictives[0].probs.shape) for each in found] == [(2, 4, 4, 3), (2, 3, 5, 3)]
