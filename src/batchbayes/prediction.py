@@ -168,7 +168,7 @@ class _Pass:
                 if is_examples(data):
                     yield from (Predicted(chunk, found) for chunk, found in zip(chunks, each, strict=True))
                 elif chunks:
-                    yield Predicted(batch, _of_batch(list(each)))
+                    yield Predicted(batch, tuple(map(_joined, zip(*each, strict=True))))
 
     def _predict(self, chunk: Any, shown: Progress) -> tuple[Any, ...]:
         """Return what each likelihood makes of the draws on one chunk."""
@@ -245,13 +245,10 @@ def _close(first: Tensor, second: Tensor) -> bool:
     return not bool(((first - second).abs() > rounding).any())
 
 
-def _of_batch(chunks: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Join the predictives of the chunks of a batch, for each likelihood."""
-    return chunks[0] if len(chunks) == 1 else tuple(map(_joined, zip(*chunks, strict=True)))
-
-
 def _joined(pieces: Sequence[Any]) -> Any:
     """Join the predictives of consecutive chunks."""
+    if len(pieces) == 1:
+        return pieces[0]
     return replace(type(pieces[0]).concatenate(pieces), engine=pieces[-1].engine)
 
 

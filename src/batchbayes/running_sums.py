@@ -112,6 +112,9 @@ class RunningGaussian:
 
     def _merge(self, count: int, mean: Tensor, variance: Tensor, noise: Tensor) -> None:
         """Add the moments of `count` more draws."""
+        if not self._count:
+            self._count, self._mean, self._deviation, self._noise = count, mean, variance * count, noise * count
+            return
         total = self._count + count
         shift, share = mean - self._mean, count / total
         self._deviation = self._deviation + variance * count + shift.square() * (self._count * share)

@@ -81,7 +81,7 @@ def plan_linear(
     """Choose the cheaper mode for a network with `num_outputs` outputs for each example."""
     directions, weights, index = posterior.combinations(num_samples, seed)
     cost, mode = num_outputs * BACKWARD_COST, "reverse"
-    if cost > AFFORDABLE and contrasts and posterior.output_axes is not None:
+    if cost > AFFORDABLE and contrasts and posterior.knows_classes:
         mode = "leading"
     elif cost > AFFORDABLE and posterior.num_axes:
         rank, sides = _rank(posterior, len(directions)), 2
