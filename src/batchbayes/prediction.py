@@ -87,7 +87,8 @@ def predict(
     warn_if_dropping(data)
     pieces = [predicted.predictives[0] for predicted in pass_over.run(data, inputs)]
     if not pieces:
-        raise BatchbayesError(expected="at least one example to predict", got="none", fix="check the data")
+        fix = "check the data; a generator can be read only once"
+        raise BatchbayesError(expected="at least one example to predict", got="none", fix=fix)
     return _joined(pieces)
 
 

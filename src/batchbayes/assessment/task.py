@@ -141,12 +141,12 @@ def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label
         raise BatchbayesError(
             expected=f"at least one label that counts in every example of {name}",
             got="an example without",
-            fix="leave it out, or check --ignore-label",
+            fix="leave it out, or check ignore_label= (--ignore-label)",
         )
     kept = targets[keep]
     if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
         raise BatchbayesError(
             expected=f"labels from 0 to {classes - 1}, as the network has {classes} outputs",
             got=f"{int(kept.min())} to {int(kept.max())} in {name}",
-            fix="renumber the labels from 0, or leave one out by --ignore-label",
+            fix="renumber the labels from 0, or leave one out by ignore_label= (--ignore-label)",
         )
