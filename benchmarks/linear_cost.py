@@ -114,7 +114,8 @@ def regression() -> None:
                 bb.predict(used, some, bb.gaussian(1.0), num_samples=samples, engine="linear")
 
             name = f"MLP 13-50-50-1, {count:,} rows, linear, S={samples}, {noise}"
-            row(name, ratio(linear, network, some, 2048, 15), "5" if noise == "rows" else "")
+            rounds = 15 if count > 4096 else 100
+            row(name, ratio(linear, network, some, 2048, rounds), "5" if noise == "rows" else "")
 
 
 @torch.no_grad()
