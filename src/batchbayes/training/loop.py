@@ -74,6 +74,11 @@ class Step:
     network: nn.Module
     optimiser: optim.Optimizer
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the steps that follow."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+
 
 def train(
     network: nn.Module,
