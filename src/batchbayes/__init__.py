@@ -16,11 +16,12 @@ __version__ = "0.2.0"
 def _homes() -> dict[str, str]:
     """Return the module of each public name. `__init__.pyi` lists them, for us and for type checkers."""
     homes, module = {}, ""
-    for line in Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8").splitlines():
-        words = line.replace(",", "").split()
-        if line.startswith("from "):
-            module = words[1]
-        homes |= {name: module for word, name in pairwise(words) if word == "as"}
+    words = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8").replace(",", " ").split()
+    for before, word in pairwise(words):
+        if before == "from":
+            module = word
+        elif before == "as":
+            homes[word] = module
     return homes
 
 

@@ -166,6 +166,8 @@ def describe_batch(batch: object) -> str:
         return f"a {type(batch).__name__} with keys {sorted(map(str, batch))}"
     if isinstance(batch, Tensor | np.ndarray):
         return f"a tensor of shape {tuple(batch.shape)}"
+    if isinstance(batch, list | tuple):
+        return f"a {type(batch).__name__} of {len(batch)} ({', '.join(type(part).__name__ for part in batch[:6])})"
     return f"a {type(batch).__name__}"
 
 

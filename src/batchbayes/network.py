@@ -117,6 +117,8 @@ def _failed(
         )
     if "more than 1 value per channel" in str(error):
         fix = "leave out batches of one example, with drop_last=True in a DataLoader: they have no batch statistics"
+    if isinstance(error, TypeError) and isinstance(inputs, Tensor) and "positional argument" in str(error):
+        fix = "if the network takes several inputs, say where they are in a batch, as in inputs=(0, 1)"
     if isinstance(error, TypeError) and isinstance(inputs, Inputs):
         fix = "let forward() take these inputs by name; put a module that does so around a network that takes one dict"
     first = (str(error).strip().splitlines() or [""])[0][:300]
@@ -152,6 +154,12 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
             expected="a network whose parameters all have a shape",
             got=f"lazy modules that have never run: {', '.join(lazy[:6])}",
             fix="run one forward pass, and load the weights, before you pass the network",
+        )
+    if any(tensor.is_meta for tensors in own.values() for tensor in tensors):
+        raise BatchbayesError(
+            expected="a network with numbers in its weights",
+            got="weights on the device meta, which have shapes alone",
+            fix='call network.to_empty(device="cpu"), and load the weights, before you pass the network',
         )
     if why := why_in_place(model):
         warn(

@@ -87,7 +87,8 @@ def predict(
     warn_if_dropping(data)
     pieces = [predicted.predictives[0] for predicted in pass_over.run(data, inputs)]
     if not pieces:
-        raise BatchbayesError(expected="at least one example to predict", got="none", fix="check the data")
+        fix = "check the data; a generator can be read only once"
+        raise BatchbayesError(expected="at least one example to predict", got="none", fix=fix)
     return _joined(pieces)
 
 
@@ -167,7 +168,7 @@ class _Pass:
                 if is_examples(data):
                     yield from (Predicted(chunk, found) for chunk, found in zip(chunks, each, strict=True))
                 elif chunks:
-                    yield Predicted(batch, _of_batch(list(each)))
+                    yield Predicted(batch, tuple(map(_joined, zip(*each, strict=True))))
 
     def _predict(self, chunk: Any, shown: Progress) -> tuple[Any, ...]:
         """Return what each likelihood makes of the draws on one chunk."""
@@ -242,11 +243,6 @@ def _close(first: Tensor, second: Tensor) -> bool:
     """Whether outputs are the same but for rounding. Other checks find draws that are not finite."""
     rounding = min(0.1, 1000 * torch.finfo(first.dtype).eps) * first.abs().max()
     return not bool(((first - second).abs() > rounding).any())
-
-
-def _of_batch(chunks: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Join the predictives of the chunks of a batch, for each likelihood."""
-    return chunks[0] if len(chunks) == 1 else tuple(map(_joined, zip(*chunks, strict=True)))
 
 
 def _joined(pieces: Sequence[Any]) -> Any:

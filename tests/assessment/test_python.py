@@ -71,8 +71,10 @@ def sources():
 
 @pytest.mark.parametrize("kind", sources())
 def test_all_kinds_of_data(kind):
-    expected = bb.assess(network(), assess_cases.blobs(300, 0)[0], sources()["tensors"], **FEW)
-    found = bb.assess(network(), assess_cases.blobs(300, 0)[0].numpy(), sources()[kind], **FEW)
+    training, before = assess_cases.blobs(300, 0)[0], torch.get_rng_state()
+    expected = bb.assess(network(), training, sources()["tensors"], **FEW)
+    assert torch.equal(torch.get_rng_state(), before)
+    found = bb.assess(network(), training.numpy(), sources()[kind], **FEW)
     assert found.rows == expected.rows
     assert found.metrics == expected.metrics
 

@@ -109,6 +109,7 @@ def residual_with_dropout() -> nn.Module:
 
 def attention() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=8, dropout=0.2, batch_first=True)
+    layer.self_attn.dropout = 0.0  # it could not be switched on
     return nn.Sequential(nn.Linear(3, 8), layer, nn.Flatten(), nn.Linear(40, 3))
 
 

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes._common.rng import GlobalStream, generator
+from batchbayes._common.rng import GlobalStream
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
 from batchbayes.data.digits import pixel_shuffled
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
 from batchbayes.data.svhn import load_svhn
 from batchbayes.engines.linear_check import measure_linearity
+from batchbayes.experiments.grey_images import load_grey_images, scale_pixels, split_rows
 from batchbayes.experiments.images.colour import Recipe, train_on_bytes
 from batchbayes.experiments.weights.images import fast
 from batchbayes.models.cifar_resnet import CifarResNet
@@ -25,10 +26,6 @@ from batchbayes.training.loop import supervised
 
 DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
 METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED
-PIXEL_MEAN, PIXEL_STD = 0.2860, 0.3530
-"""The moments of the Fashion-MNIST training images. MNIST images are scaled in the same way."""
-NOISE_STD = 6.0
-"""The noise of the pixels of synthetic images. Their patterns have a standard deviation of one."""
 DEPTH, WIDTH = 8, 8
 """The ResNet for CIFAR-10: the smallest of its kind, with half of the usual channels."""
 NOVELTY_EXAMPLES = 4000
@@ -105,21 +102,14 @@ def load_images(config: CollapseConfig, seed: int, data_folder: DataFolder = Non
     """Load the images for one seed. The seed chooses the images to train on and the images to hold out."""
     if config.datasets[0] == "cifar10":
         return _colour_images(config, seed, data_folder)
-    if config.datasets[0] == "synthetic":
-        pool, labels = noisy_patterns(config.num_train + config.num_held_out, seed, "train")
-        test, test_labels = noisy_patterns(config.num_test, seed, "test")
-        strange = pixel_shuffled(test, seed)
+    is_made_up = config.datasets[0] == "synthetic"
+    counts = config.num_train, config.num_held_out, config.num_test
+    known = load_grey_images("synthetic" if is_made_up else "fashion_mnist", counts, seed, data_folder)
+    if is_made_up:
+        strange = pixel_shuffled(known.test[0], seed)
     else:
-        pool, labels = load_mnist("fashion_mnist", "train", data_folder)
-        test, test_labels = load_mnist("fashion_mnist", "test", data_folder, config.num_test)
-        strange, _ = load_mnist("mnist", "test", data_folder, config.num_test)
-    own, held_out = split_rows(len(pool), config.num_train, config.num_held_out, seed)
-    return CollapseData(
-        (scale_pixels(pool[own]), labels[own]),
-        (scale_pixels(pool[held_out]), labels[held_out]),
-        (scale_pixels(test), test_labels),
-        scale_pixels(strange),
-    )
+        strange = scale_pixels(load_mnist("mnist", "test", data_folder, config.num_test)[0])
+    return CollapseData(known.train, known.held_out, known.test, strange)
 
 
 def _colour_images(config: CollapseConfig, seed: int, folder: DataFolder) -> CollapseData:
@@ -134,26 +124,6 @@ def _colour_images(config: CollapseConfig, seed: int, folder: DataFolder) -> Col
         standardise(load_svhn(folder, config.num_test)),
         pool[own],
     )
-
-
-def split_rows(count: int, num_train: int, num_held_out: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return which images to train on and which to hold out, at random."""
-    order = torch.randperm(count, generator=generator(seed, "split"))
-    return order[:num_train], order[num_train:][:num_held_out]
-
-
-def scale_pixels(images: Tensor) -> Tensor:
-    """Scale bytes to about zero mean and unit variance. Images that are not bytes stay unchanged."""
-    return images if images.is_floating_point() else (images.float() / 255 - PIXEL_MEAN) / PIXEL_STD
-
-
-def noisy_patterns(count: int, seed: int, part: str) -> tuple[Tensor, Tensor]:
-    """Return images and labels of ten coarse patterns, with too much noise to classify all of them correctly."""
-    patterns = torch.randn(10, 1, 7, 7, generator=generator(seed, "patterns")).repeat_interleave(4, 2)
-    source = generator(seed, "noise", part)
-    labels = torch.randint(0, 10, (count,), generator=source)
-    images = patterns.repeat_interleave(4, 3)[labels]
-    return images + NOISE_STD * torch.randn(images.shape, generator=source), labels
 
 
 def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> list[CollapseRow]:

@@ -23,7 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from batchbayes._common.rng import generator
 from batchbayes._common.text import count
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network import Function, Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.posterior import Header, Posterior
 
@@ -124,7 +124,8 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
     """Keep the dropout of a trained network on, with one mask for all inputs of a draw.
 
     Args:
-        model: any network with dropout modules. It is not changed.
+        model: any network with dropout modules. It is not changed. A warning names recurrent and attention layers of
+            torch whose own dropout cannot be switched on.
         output: which output counts, if the network returns a tuple or a dict.
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
@@ -140,7 +141,21 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
             got=f"{type(network.module).__name__} with {found or 'none'}",
             fix="use a network that was trained with nn.Dropout; F.dropout inside forward() cannot be seen",
         )
+    if hidden := _hidden(network.module):
+        warn(
+            f"the dropout inside {', '.join(hidden[:6])} is no module of its own, and stays off. Draws vary less than "
+            "the network did in training."
+        )
     return DropoutPosterior(network, _sites(network.module))
+
+
+def _hidden(module: nn.Module) -> list[str]:
+    """Return the layers that drop something inside a function: attention, and recurrent ones between their layers."""
+    layers = modules_by_name(module, (nn.RNNBase, nn.MultiheadAttention))
+    each = (
+        (name, layer) for name, layer in layers.items() if layer.dropout > 0 and getattr(layer, "num_layers", 2) > 1
+    )
+    return [f"{name or 'the network'} ({type(layer).__name__}, p {layer.dropout:g})" for name, layer in each]
 
 
 def dropout_candidates(method: "Method", setting: "Setting") -> "list[Candidate]":

@@ -8,6 +8,7 @@ and views whose maps are moved back. The paper has pictures alone; the measures 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -182,18 +183,12 @@ def predicted(
     kept: list[Frame] = []
 
     def inputs() -> Iterator[Tensor]:
-        for frame in limited(frames(config, "test", folder), config.num_test):
+        for frame in islice(frames(config, "test", folder), config.num_test):
             kept[:] = [frame]
             yield standardise(frame.image[None])
 
     for found in bb.predict_stream(posterior, inputs(), [bb.categorical()], num_samples=passes, engine=engine):
         yield kept[0], found.predictives[0]
-
-
-def limited(items: Iterator[Frame], count: int) -> Iterator[Frame]:
-    """Yield the first `count` frames."""
-    for _, item in zip(range(count), items, strict=False):
-        yield item
 
 
 def _maps(frame: Frame, seen: bb.CategoricalPredictive) -> dict[str, Tensor]:
@@ -220,7 +215,7 @@ def _novelty(config: CamvidConfig, network: nn.Module, folder: DataFolder) -> di
     detector = fit_novelty_map(network, training, PLACES)
     shown = shown_frames(config.num_test, config.num_maps)
     maps, counts = {}, []
-    for number, frame in enumerate(limited(frames(config, "test", folder), config.num_test)):
+    for number, frame in enumerate(islice(frames(config, "test", folder), config.num_test)):
         inputs = standardise(frame.image[None])
         with torch.no_grad():
             wrong = network(inputs)[0].argmax(0) != frame.labels

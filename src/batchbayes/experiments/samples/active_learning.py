@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 import batchbayes as bb
 from batchbayes._common.rng import generator, stream_seed
 from batchbayes.data.folder import DataFolder
-from batchbayes.experiments.samples.images import Source, load_images
+from batchbayes.experiments.grey_images import Source, load_grey_images
 from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.lenet import SmallLeNet
 from batchbayes.plots.style import Figure
@@ -89,7 +89,7 @@ def units(config: ActiveConfig) -> list[Unit]:
 def work(config: ActiveConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> dict[str, Any]:
     """Return the numbers of labels and the accuracies of one learning curve."""
     seed, choice = unit.arguments["seed"], unit.arguments["choice"]
-    images = load_images(config.data, (config.num_pool, 0, config.num_test), seed, data_folder)
+    images = load_grey_images(config.data, (config.num_pool, 0, config.num_test), seed, data_folder)
     pool, labels = images.train
     labelled = torch.arange(config.first)  # the pool is shuffled
     network: Any = made(SmallLeNet, seed)
@@ -113,8 +113,7 @@ def _train(config: ActiveConfig, network: Any, inputs: Tensor, labels: Tensor, s
     steps = config.first_steps if is_first else config.steps
 
     def slow_down(step: Step) -> None:
-        for group in step.optimiser.param_groups:
-            group["lr"] = config.learning_rate * (1 - step.number / steps)
+        step.set_learning_rate(config.learning_rate * (1 - step.number / steps))
 
     batches = partial(_shifted_batches, inputs, labels, steps, config.batch_size, seed)
     training = bb.TrainingConfig(1, config.batch_size, config.learning_rate, seed=seed)

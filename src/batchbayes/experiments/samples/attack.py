@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes.data.folder import DataFolder
-from batchbayes.experiments.samples.images import Images, Source, load_images
+from batchbayes.experiments.grey_images import Images, Source, load_grey_images
 from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.methods.samples.deep_ensemble import member_seed
 from batchbayes.models.vgg import SmallVGG
@@ -79,7 +79,7 @@ def units(config: AttackConfig) -> list[Unit]:
 def work(config: AttackConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> dict[str, Any]:
     """Attack one method, and return the share of successful attacks after each number of updates."""
     seed = unit.arguments["seed"]
-    images = load_images(config.data, (config.num_train, 0, config.num_attacked), seed, data_folder)
+    images = load_grey_images(config.data, (config.num_train, 0, config.num_attacked), seed, data_folder)
     with warnings_ignored():
         posterior = _posterior(config, seed, unit.arguments["method"], images)
         return {along: _attacked(config, seed, posterior, images, along) for along in UPDATES}

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import batchbayes as bb
 from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
-from batchbayes.experiments.samples.images import Source, load_images
+from batchbayes.experiments.grey_images import Source, load_grey_images
 from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots.style import Figure
@@ -74,7 +74,7 @@ def work(
 ) -> list[dict[str, Any]]:
     """Train the ensemble and both students, and return their rows."""
     seed = unit.arguments["seed"]
-    images = load_images(config.data, (config.num_train, 0, config.num_test), seed, data_folder)
+    images = load_grey_images(config.data, (config.num_train, 0, config.num_test), seed, data_folder)
     training = bb.TrainingConfig(config.epochs, config.batch_size, config.learning_rate, seed=seed)
     (inputs, labels), make = images.test, partial(SmallVGG, width=config.width)
     with warnings_ignored():

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes.data.folder import DataFolder
+from batchbayes.experiments.grey_images import Images, Source, load_grey_images
 from batchbayes.experiments.samples.ensemble_tables import DEEP, Curve, methods_table, passes_figure
-from batchbayes.experiments.samples.images import Images, Source, load_images
 from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.methods.samples.schedules import Cyclical
 from batchbayes.models.vgg import SmallVGG
@@ -72,7 +72,7 @@ def units(config: EnsemblesConfig) -> list[Unit]:
 def work(config: EnsemblesConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
     """Return the curves of one family of methods."""
     seed, family = unit.arguments["seed"], unit.arguments["family"]
-    images = load_images(config.data, (config.num_train, config.num_held_out, config.num_test), seed, data_folder)
+    images = load_grey_images(config.data, (config.num_train, config.num_held_out, config.num_test), seed, data_folder)
     with warnings_ignored():
         posteriors = FAMILIES[family](config, seed, images)
         return [asdict(curve(config, seed, images, name, *found)) for name, found in posteriors.items()]

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.experiments.samples.images import Examples
+from batchbayes.experiments.grey_images import Examples
 from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.training.batches import shuffled

@@ -17,7 +17,7 @@ from batchbayes.data.uci import SETS
 from batchbayes.experiments.mcbn.published import published_value
 from batchbayes.experiments.mcbn.scores import DrawnPredictions, draw_predictions, score_runs
 from batchbayes.experiments.mcbn.splits import SYNTHETIC, StandardisedPart, load_split
-from batchbayes.experiments.mcbn.tables import MADE_UP, Runs, summary, values_of, with_published
+from batchbayes.experiments.mcbn.tables import MADE_UP, Runs, runs_by_method, summary, values_of, with_published
 from batchbayes.models.mlp import MLP
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
@@ -100,10 +100,7 @@ def matched_precision(part: StandardisedPart, drawn: DrawnPredictions) -> float:
 
 def tables(config: FlowConfig, results: Results) -> list[ResultTable]:
     """Return one table for each score."""
-    runs: dict[str, dict[str, list[dict[str, float]]]] = {dataset: {} for dataset in config.datasets}
-    for unit in units(config):
-        for method, found in results.get(unit.name, {}).get("runs", {}).items():
-            runs[unit.arguments["dataset"]].setdefault(method, []).extend(found)
+    runs = runs_by_method(config.datasets, units(config), results)
     return [score_table(config, runs, metric) for metric in METRICS]
 
 

@@ -129,14 +129,11 @@ def variance_posterior(config: VarianceNetworksConfig, data: ImageData) -> bb.Po
 def dropout_posterior(config: VarianceNetworksConfig, data: ImageData) -> bb.Posterior:
     """Train the same network with dropout before its hidden dense layer."""
     network, recipe = new_lenet(dropout=0.5), config.networks
-    training, schedule = (
-        bb.TrainingConfig(recipe.epochs, recipe.batch_size, recipe.learning_rate),
-        bb.Schedule(decay_from=0),
-    )
+    training = bb.TrainingConfig(recipe.epochs, recipe.batch_size, recipe.learning_rate)
+    schedule = bb.Schedule(decay_from=0)
 
     def decay(step: Step) -> None:
-        for group in step.optimiser.param_groups:
-            group["lr"] = schedule.learning_rate(step.epoch, training)
+        step.set_learning_rate(schedule.learning_rate(step.epoch, training))
 
     batches = shuffled(*data.train, recipe.batch_size, seed=0)
     bb.train(network, batches, supervised(cross_entropy), training, after_step=decay)

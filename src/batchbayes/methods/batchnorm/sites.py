@@ -127,11 +127,14 @@ def _no_batch_norm(module: nn.Module) -> BatchbayesError:
     if not others and kinds["Identity"]:
         others = {"Identity": kinds["Identity"]}  # what fusing a network leaves behind
     found = ", but " + ", ".join(f"{n} {kind}" for kind, n in others.items()) if others else ""
+    fix = "use a network that was trained with batch norm; layer norm and group norm carry no batch noise, and frozen "
+    fix += "or fused batch norm has lost it"
+    if isinstance(module, torch.jit.ScriptModule):
+        fix = "pass the network that was scripted or traced, because its layers cannot be seen any more"
     return BatchbayesError(
         expected="a network with batch normalisation (any subclass of torch's BatchNorm)",
         got=f"{type(module).__name__} with none among its {sum(kinds.values())} modules{found}",
-        fix="use a network that was trained with batch norm; layer norm and group norm carry no batch noise, and "
-        "frozen or fused batch norm has lost it",
+        fix=fix,
     )
 
 
