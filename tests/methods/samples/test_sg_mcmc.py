@@ -232,6 +232,12 @@ def test_a_loss_that_is_no_mean_is_refused(loss):
         bb.sg_mcmc(linear, (X, Y[:, None]), loss, TrainingConfig(4, N))
 
 
+def test_labels_that_do_not_count_are_refused():
+    labels = torch.tensor([0, 1, -100]).repeat(20)
+    with pytest.raises(bb.BatchbayesError, match="each example counts in the posterior; got a label of -100"):
+        bb.sg_mcmc(lambda: nn.Linear(3, 2).double(), (X, labels), F.cross_entropy, TrainingConfig(4, N))
+
+
 def sample_with(config, options):
     made = {name: value() if callable(value) else value for name, value in options.items()}
     bb.sg_mcmc(linear, (X, Y[:, None]), tempered_error, config, **made)

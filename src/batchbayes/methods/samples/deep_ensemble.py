@@ -162,6 +162,16 @@ def require_prior(loss: Loss, config: TrainingConfig, prior_precision: float, st
         )
 
 
+def require_counting(targets: Any) -> None:
+    """Refuse labels that a loss leaves out, such as -100: the mean over the others is multiplied by all examples."""
+    if isinstance(targets, Tensor) and not targets.is_floating_point() and targets.numel() and int(targets.min()) < 0:
+        raise BatchbayesError(
+            expected="labels from 0, because each example counts in the posterior",
+            got=f"a label of {int(targets.min())}",
+            fix="leave out the examples that have no label",
+        )
+
+
 def _train_together(
     networks: list[nn.Module], data: Any, loss: Loss, config: TrainingConfig, seeds: list[int], others: dict[str, Any]
 ) -> None:

@@ -26,6 +26,7 @@ from batchbayes.methods.samples.deep_ensemble import (
     Data,
     made,
     member_seed,
+    require_counting,
     require_prior,
     steps_in_epoch,
 )
@@ -134,8 +135,10 @@ def penalised(objective: Objective, precision: float) -> Objective:
     r"""Add $\frac{\delta}{2}\|w\|^2$ over all trained parameters to an objective."""
 
     def total(network: nn.Module, batch: Any) -> Tensor:
+        fit = objective(network, batch)
+        require_counting(batch[1])
         squares = [p.square().sum() for p in network.parameters() if p.requires_grad]
-        return objective(network, batch) + 0.5 * precision * torch.stack(squares).sum()
+        return fit + 0.5 * precision * torch.stack(squares).sum()
 
     return total
 
