@@ -122,8 +122,11 @@ def linear_draws(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> L
         basis = basis.cpu()
     else:
         moves = tangents_along(posterior, inputs, plan.directions, plan)
-    outputs, tangents = (require_finite(tensor.cpu(), "the network's output") for tensor in moves)
-    return LinearDraws(outputs, tangents, plan.weights, plan.index, basis, 2 - 2 * share**0.5)
+    outputs, tangents = (tensor.cpu() for tensor in moves)
+    draws = LinearDraws(outputs, tangents, plan.weights, plan.index, basis, 2 - 2 * share**0.5)
+    for moment in draws.moments():  # they are fewer than the tangents, and finite only if all of these are
+        require_finite(moment, "the network's output")
+    return draws
 
 
 def tangents_along(
