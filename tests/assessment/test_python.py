@@ -71,8 +71,9 @@ def sources():
 
 @pytest.mark.parametrize("kind", sources())
 def test_all_kinds_of_data(kind):
-    training, before = assess_cases.blobs(300, 0)[0], torch.get_rng_state()
-    expected = bb.assess(network(), training, sources()["tensors"], **FEW)
+    training, model = assess_cases.blobs(300, 0)[0], network()
+    before = torch.get_rng_state()
+    expected = bb.assess(model, training, sources()["tensors"], **FEW)
     assert torch.equal(torch.get_rng_state(), before)
     found = bb.assess(network(), training.numpy(), sources()[kind], **FEW)
     assert found.rows == expected.rows
