@@ -86,7 +86,7 @@ def many_classes(folder: str, weights: str) -> None:
     posterior = bb.mcbn(network, cifar10.augmented_batches(train, 128), num_samples=48, center="running")
     options: Any = {"num_samples": 1000, "engine": "linear"}
     cost = ratio(lambda: bb.predict(posterior, images, bb.categorical(), **options), network, images, 64, 3)
-    row("ResNet-20, 512 images, 1,000 outputs, linear, S=1000", cost, "10", ranked(posterior, images[:256]))
+    row("ResNet-20, 512 images, 1,000 outputs, linear, S=1000", cost, "10", ranked(posterior, images))
 
 
 def ranked(posterior: Any, images: Tensor) -> str:
@@ -114,7 +114,8 @@ def regression() -> None:
                 bb.predict(used, some, bb.gaussian(1.0), num_samples=samples, engine="linear")
 
             name = f"MLP 13-50-50-1, {count:,} rows, linear, S={samples}, {noise}"
-            row(name, ratio(linear, network, some, 2048, 15), "5" if noise == "rows" else "")
+            rounds = 15 if count > 4096 else 100
+            row(name, ratio(linear, network, some, 2048, rounds), "5" if noise == "rows" else "")
 
 
 @torch.no_grad()

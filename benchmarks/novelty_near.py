@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from unseen import street_scenes
 
 import batchbayes as bb
 from batchbayes._common.rng import generator
-from batchbayes.data.camvid import load_camvid
 from batchbayes.data.camvid import standardise as camvid_standardise
 from batchbayes.data.cifar10 import crop_and_flip, load_cifar10, standardise
 from batchbayes.data.folder import data_file
@@ -133,7 +133,7 @@ def table_row(name: str, other: str | None, folder: str) -> str:
 
 def segmentation(folder: str) -> None:
     network = espnet_camvid(data_file("weights/espnet_camvid_sacmehta.safetensors", folder))
-    scenes = {split: load_camvid(split, folder)[0] for split in ("train", "val", "test")}
+    scenes = {split: street_scenes(split, folder) for split in ("train", "val", "test")}
     detector = bb.novelty(network, camvid_standardise(scenes["train"]))
     test = scenes["test"]
     noise = 15 * torch.randn(test.shape, generator=generator(0, "scenes"))

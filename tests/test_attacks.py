@@ -134,3 +134,11 @@ def test_bad_labels_steps_and_networks_are_refused(x):
         fast_gradient_sign(
             bb.deterministic(Closed(3, 2)), torch.zeros(1, 3), torch.tensor([1]), bb.categorical(), epsilon=0.1
         )
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_taken_whatever_the_caller_has_set(mode, x):
+    posterior = bb.deterministic(CASE.network())
+    expected = input_gradient(posterior, x, LABELS, bb.categorical())
+    with mode():
+        assert torch.equal(input_gradient(posterior, x.clone(), LABELS, bb.categorical()), expected)

@@ -295,8 +295,28 @@ def test_only_numbers_that_are_not_finite_are_refused(numbers, dtype):
             require_finite(values, "the inputs")
 
 
+def test_weights_without_numbers(network):
+    with pytest.raises(bb.BatchbayesError, match="weights on the device meta, which have shapes alone"):
+        bb.mcbn(network.to("meta"), X, batch_size=8)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*cannot be copied")
+def test_layers_of_a_scripted_network_cannot_be_seen(network):
+    with pytest.raises(bb.BatchbayesError, match="pass the network that was scripted or traced"):
+        bb.mcbn(torch.jit.script(network), X, batch_size=8)
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_lazy_modules(affine):
     network = nn.Sequential(nn.Linear(4, 3), nn.LazyBatchNorm1d(affine=affine))
     with pytest.raises(bb.BatchbayesError, match="lazy modules that have never run: LazyBatchNorm1d"):
         bb.mcbn(network, X, batch_size=8)
+
+
+def test_a_network_of_two_inputs_says_how_to_name_them():
+    class Sum(nn.BatchNorm1d):
+        def forward(self, first, second):
+            return super().forward(first + second)
+
+    with pytest.raises(bb.BatchbayesError, match=r"missing 1 required positional.*as in inputs=\(0, 1\)"):
+        bb.predict(bb.deterministic(Sum(4)), [(X, X, X)], bb.categorical())

@@ -343,3 +343,10 @@ def test_examples_are_spread_over_what_can_be_indexed():
         assert torch.cat(list(evenly(data, 4))).flatten().tolist() == [0, 13, 26, 39]
     for data in (Stream(), DataLoader(Stream(), 7), DataLoader(TensorDataset(x), 7, shuffle=True), list(x.split(7))):
         assert len(torch.cat(list(evenly(data, 4)))) == 40
+
+
+def test_full_batches_of_different_shapes_need_no_joining():
+    """Sentences or images of one size each, as a loader with buckets gives them."""
+    given = [torch.zeros(4, 5), torch.zeros(4, 3), torch.zeros(4, 5)]
+    _, stream = mini_batches(given, 4)
+    assert [tuple(batch.shape) for batch in stream] == [(4, 5), (4, 3), (4, 5)]

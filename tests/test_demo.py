@@ -7,7 +7,8 @@ from PIL import Image
 
 from batchbayes import BatchbayesError, demo
 from batchbayes._common import checks
-from batchbayes.demo import DemoConfig, Row, format_table, ood_auroc, run_demo
+from batchbayes.demo import DemoConfig, Row, format_table, run_demo
+from batchbayes.metrics import ood_auroc
 from batchbayes.training.loop import TrainingConfig
 
 SMOKE = DemoConfig(

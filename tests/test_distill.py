@@ -126,6 +126,9 @@ def test_a_student_with_other_outputs_is_refused():
         bb.distill.dirichlet_predictive(nn.Conv2d(1, 3, 1), torch.randn(2, 1, 4, 4))
     with pytest.raises(bb.BatchbayesError, match=r"outputs of shape \(64, 3\)"):
         bb.distill.train_student(teacher(3), student(1), X, bb.categorical(), CONFIG)
+    network = student(3)
+    with pytest.raises(bb.BatchbayesError, match="the network of the teacher, which training would change"):
+        bb.distill.train_student(bb.deterministic(network), network, X, bb.categorical(), CONFIG)
 
 
 @pytest.mark.parametrize(("options", "words"), BAD.values(), ids=BAD)

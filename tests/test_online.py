@@ -258,3 +258,13 @@ def test_layers_that_share_a_parameter_or_are_compiled(build):
         torch.equal(tensor[0], samples.weights["0.weight"][0]) for tensor in samples.weights.values() if tensor.ndim > 2
     )
     assert not torch.equal(samples.weights["0.weight"][0], samples.weights["0.weight"][1])
+
+
+def test_bad_sizes_arrays_and_singular_layers_are_refused_in_words():
+    with pytest.raises(bb.BatchbayesError, match="num_outputs as a whole number"):
+        LastLayer.start("3", 4, bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match="as two tensors; got a ndarray"):
+        LastLayer.start(1, 3, bb.gaussian(1.0)).update((X.numpy(), X[:, :1]))
+    far = 1e3 * torch.tensor([[1.0, 1.0], [-1.0, 1.0]]).repeat(5, 1)
+    with pytest.raises(bb.BatchbayesError, match="raise prior_precision"):
+        LastLayer.start(2, 2, bb.categorical(), 1e-12).update((far, torch.tensor([0, 1]).repeat(5)))

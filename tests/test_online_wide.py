@@ -67,6 +67,8 @@ def test_evidence_and_its_maximum():
     difference = negative_log_evidence(wide, Y[:, 0]) - negative_log_evidence(narrow, Y[:, 0])
     torch.testing.assert_close(difference, density(narrow) - density(wide))
 
+    assert torch.autograd.gradcheck(negative_log_evidence, (narrow[:9].requires_grad_(), Y[:9, 0]))
+
     def penalised(variances):
         columns = FEATURES(X) * variances.sqrt().repeat_interleave(torch.tensor(state.groups))
         return negative_log_evidence(columns, Y[:, 0]) + 0.5 * (variances.log() + VARIANCE / variances).sum()

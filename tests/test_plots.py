@@ -319,6 +319,7 @@ def test_price_shows_each_quality_and_rings_the_recommended() -> None:
 
 
 def test_price_leaves_out_an_infinite_nll() -> None:
+    assert price_figure(["network", "views"], [1, 16], {"accuracy": [0.0, 0.0]}).axes[0].get_ylim() == (-0.01, 0.01)
     panel = price_figure(["network", "views", "none"], [1, 16, 2], {"NLL": [0.4, 0.3, float("inf")]}).axes[0]
     low, high = panel.get_ylim()
     assert 0.2 < low < 0.3 < 0.4 < high < 0.5

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributions import Normal
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import batchbayes as bb
 from batchbayes import prediction
@@ -296,6 +296,24 @@ def test_a_loader_that_shuffles_is_told(posterior, x):
     list(bb.predict_stream(posterior, DataLoader(data, 4, shuffle=True), [bb.categorical()], num_samples=2))
 
 
+class Stream(IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def test_a_loader_that_leaves_examples_out_is_told(posterior, x):
+    loader = DataLoader(TensorDataset(x, torch.zeros(11)), batch_size=4, drop_last=True)
+    with pytest.warns(bb.BatchbayesWarning, match=r"drop_last=True, so the last 3 of 11 examples get no prediction"):
+        assert len(bb.predict(posterior, loader, bb.categorical(), num_samples=2).probs) == 8
+    with pytest.warns(bb.BatchbayesWarning, match=r"drop_last=True, so the last examples get no prediction"):
+        bb.predict(posterior, DataLoader(Stream(x), 4, drop_last=True), bb.categorical(), num_samples=2)
+    whole = DataLoader(TensorDataset(x[:8]), batch_size=4, drop_last=True)  # nothing is left out
+    assert len(bb.predict(posterior, whole, bb.categorical(), num_samples=2).probs) == 8
+
+
 @pytest.mark.parametrize("kind", ["array", "pair", "list pair", "TensorDataset", "Dataset", "arrays"])
 def test_arrays_pairs_and_data_sets(posterior, x, kind):
     y = torch.zeros(11, dtype=torch.long)
@@ -366,3 +384,19 @@ def test_a_posterior_of_ones_own_needs_no_hash():
     x = torch.randn(5, 3)
     found = bb.predict(Shifted(1.0), x, bb.gaussian(1.0), num_samples=3)
     torch.testing.assert_close(found.mean, x + 1)
+
+
+def test_the_global_generator_is_left_as_it_was(posterior, x):
+    """A DataLoader without a generator of its own draws a number for each pass."""
+    before = torch.get_rng_state()
+    bb.predict(posterior, TensorDataset(x), bb.categorical(), num_samples=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_outputs_of_different_sizes_come_batch_by_batch():
+    network = nn.Conv2d(1, 3, 1)
+    batches = [torch.zeros(2, 1, 4, 4), torch.zeros(2, 1, 3, 5)]
+    with pytest.raises(bb.BatchbayesError, match=r"shapes \(N, 4, 4\) and \(N, 3, 5\).*use predict_stream"):
+        bb.predict(bb.deterministic(network), batches, bb.categorical())
+    found = bb.predict_stream(bb.deterministic(network), batches, [bb.categorical()])
+    assert [tuple(each.predictives[0].probs.shape) for each in found] == [(2, 4, 4, 3), (2, 3, 5, 3)]

@@ -320,6 +320,20 @@ def test_places_that_cannot_be_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("path", [b"bytes", None, 3])
+def test_what_is_no_path(path):
+    posterior = bb.deterministic(build())
+    examples = torch.zeros(3, 4)
+    for use in (
+        lambda: bb.save(posterior, path),
+        lambda: bb.load(path, build()),
+        lambda: load_notes(path),
+        lambda: bb.export(posterior, path, examples, bb.categorical()),
+    ):
+        with pytest.raises(bb.BatchbayesError, match=r"the path of a file as text or as a pathlib\.Path; got a "):
+            use()
+
+
 def test_what_cannot_be_saved(tmp_path):
     with pytest.raises(bb.BatchbayesError, match="a posterior to save; got a Sequential"):
         bb.save(build(), tmp_path / "p")

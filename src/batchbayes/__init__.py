@@ -5,8 +5,8 @@ predictive = batchbayes.predict(posterior, inputs, batchbayes.categorical())
 predictive.probs, predictive.mutual_information
 """
 
-import re
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,14 @@ __version__ = "0.2.0"
 
 def _homes() -> dict[str, str]:
     """Return the module of each public name. `__init__.pyi` lists them, for us and for type checkers."""
-    listed = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-    imports = re.findall(r"^from (\S+) import ([^(\n]+|\([^)]+\))", listed, re.MULTILINE)
-    return {name: module for module, names in imports for name in re.findall(r"(\w+) as", names)}
+    homes, module = {}, ""
+    words = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8").replace(",", " ").split()
+    for before, word in pairwise(words):
+        if before == "from":
+            module = word
+        elif before == "as":
+            homes[word] = module
+    return homes
 
 
 _HOMES = _homes()

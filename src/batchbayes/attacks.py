@@ -47,10 +47,11 @@ def input_gradient(
     inputs = _movable(inputs)
     total, mean = torch.full(inputs.shape[:1], -math.inf), torch.zeros_like(inputs)
     for index in range(num_draws(posterior, whole_number("num_samples", num_samples))):
-        leaf = inputs.clone().requires_grad_()
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has set
+            leaf = inputs.clone().requires_grad_()
             outputs = posterior.draw(seed, index)(leaf.to(posterior.device))[None].cpu()
             log_prob = likelihood(outputs).log_prob(likelihood.fitting(outputs, labels))[0]
+            total_log_prob = log_prob.sum()
         if not log_prob.requires_grad:
             raise BatchbayesError(
                 expected="a posterior whose draws pass gradients to their inputs",
@@ -62,7 +63,7 @@ def input_gradient(
             raise BatchbayesError(
                 expected="one label for each input", got=got, fix="attack a classifier of whole inputs"
             )
-        (gradient,) = torch.autograd.grad(log_prob.sum(), leaf)
+        (gradient,) = torch.autograd.grad(total_log_prob, leaf)
         total = torch.logaddexp(total, log_prob.detach())
         share = (log_prob.detach() - total).exp().to(gradient)  # of this draw in the sum so far, (N,)
         mean += share.view(-1, *[1] * (inputs.ndim - 1)) * (gradient - mean)

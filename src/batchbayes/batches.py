@@ -34,7 +34,7 @@ def as_batches(data: Batches) -> Iterable[Any]:
     if is_examples(data) or isinstance(data, Mapping) or _is_one_batch(data):
         return [data]
     if isinstance(data, Dataset):
-        return DataLoader(data, DATASET_BATCH)
+        return ordered_loader(data, DATASET_BATCH)
     try:
         iter(data)
     except TypeError as error:
@@ -44,6 +44,11 @@ def as_batches(data: Batches) -> Iterable[Any]:
             fix="pass a DataLoader, a Dataset, a list of batches, a tensor or an array",
         ) from error
     return data
+
+
+def ordered_loader(dataset: Any, batch_size: int | None, **options: Any) -> DataLoader[Any]:
+    """Return a loader that keeps the order. Without its own generator each pass would draw from the global one."""
+    return DataLoader(dataset, batch_size, generator=torch.Generator(), **options)
 
 
 def _is_one_batch(data: object) -> bool:
@@ -100,6 +105,16 @@ def warn_if_shuffled(data: object) -> None:
         f"the DataLoader reads its data set by a {type(order).__name__}, so the predictions come in another order than "
         "the data set. Use shuffle=False, or predict_stream, which gives each batch with its targets."
     )
+
+
+def warn_if_dropping(data: object) -> None:
+    """Warn if a DataLoader leaves out the last examples of its data set, because they do not fill a batch."""
+    if not isinstance(data, DataLoader) or not getattr(data.batch_sampler, "drop_last", data.drop_last):
+        return
+    size, count = getattr(data.batch_sampler, "batch_size", None) or data.batch_size, num_sampled(data)
+    left = f"the last {count % size} of {count} examples" if count and size else "the last examples"
+    if not (count and size) or count % size:
+        warn(f"the DataLoader has drop_last=True, so {left} get no prediction. Use drop_last=False.")
 
 
 def mini_batches(
@@ -181,7 +196,7 @@ def _regrouped(passes: Iterator[Iterator[Any]], batch_size: int) -> Iterator[Any
             _require_same_form(held)
             while sum(map(len, held)) >= batch_size:
                 joined = held[0] if len(held) == 1 else torch.cat(held)
-                held = [joined[batch_size:]]
+                held = [joined[batch_size:]] if len(joined) > batch_size else []
                 yield joined[:batch_size]
         if number and not seen:
             return  # the loader can be read only once
@@ -231,7 +246,7 @@ def evenly(data: Batches, count: int, picker: Picker = None) -> Iterable[Any]:
     if isinstance(data, DataLoader) and isinstance(data.sampler, SequentialSampler) and data.batch_size:
         data = selected(data, count)
     elif isinstance(data, Dataset) and hasattr(data, "__len__"):
-        data = selected(DataLoader(data, DATASET_BATCH), count)
+        data = selected(ordered_loader(data, DATASET_BATCH), count)
     own = getattr(data, "evenly", None)
     return input_stream(data if own is None else own(count), picker)
 
@@ -252,4 +267,4 @@ def selected(loader: DataLoader[Any], count: int) -> DataLoader[Any]:
     if isinstance(dataset, IterableDataset) or len(dataset) <= count or num_sampled(loader) != len(dataset):
         return loader
     few = Subset(dataset, spread_evenly(len(dataset), count).tolist())
-    return DataLoader(few, loader.batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)
+    return ordered_loader(few, loader.batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)

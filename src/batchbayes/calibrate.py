@@ -192,6 +192,8 @@ def conformal_intervals(predictive: GaussianPredictive, targets: Tensor, level: 
     """Return split-conformal intervals: a quantile of |error| / std on held-out examples scales the predicted std.
 
     The level holds on average over held-out and new examples that are exchangeable. It does not hold for each input.
+    Several outputs share one width, so it holds on average over them. The width is infinite if there are too few
+    examples for the level.
     Reference: Lei et al., JASA 113 (2018).
     """
     _require(predictive, GaussianPredictive, "gaussian(1.0)")

@@ -25,7 +25,7 @@ from batchbayes._common.checks import (
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical
-from batchbayes.metrics import area_under_roc, count_by_score
+from batchbayes.metrics import ood_auroc
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive
 
 Acquisition = Literal["mutual_information", "entropy", "random"]
@@ -116,8 +116,7 @@ def detection_auroc(clean: Tensor, attacked: Tensor) -> float:
     >>> detection_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
     0.75
     """
-    is_attacked = torch.arange(len(clean) + len(attacked)) >= len(clean)
-    return area_under_roc(count_by_score(torch.cat([clean, attacked]), is_attacked))
+    return ood_auroc(clean, attacked)
 
 
 def choose_to_label(

@@ -9,32 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+import batchbayes as bb
 from batchbayes._common.atomic import words_for_disk_errors
 from batchbayes._common.checks import require_packages
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes._common.threads import single_threaded
-from batchbayes.calibrate import tune_precision
 from batchbayes.data import toy
 from batchbayes.data.digits import Digits, inverted, load_digits, pixel_shuffled
-from batchbayes.likelihoods import Gaussian, categorical, gaussian
-from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.point import deterministic
-from batchbayes.metrics import accuracy, negative_log_likelihood, ood_auroc, root_mean_squared_error
+from batchbayes.likelihoods import Gaussian
 from batchbayes.models.convnet import ConvNet
 from batchbayes.models.mlp import MLP
-from batchbayes.plots import Band, band_figure, certainty_figure, save_figure
-from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
-from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Loss, TrainingConfig, supervised, train
+from batchbayes.training.loop import Loss, supervised
 
 # The batches are small because the spread of batch statistics is proportional to one over the square root of the batch
 # size. With 600 epochs the toy network predicts new points near the data better than with 300: an RMSE of 0.15 instead
 # of 0.18 (mean of five seeds).
-TOY_TRAINING = TrainingConfig(epochs=600, batch_size=32)
-DIGITS_TRAINING = TrainingConfig(epochs=15, batch_size=32)
+TOY_TRAINING = bb.TrainingConfig(epochs=600, batch_size=32)
+DIGITS_TRAINING = bb.TrainingConfig(epochs=15, batch_size=32)
 OOD_COLUMNS = ("inverted MI", "inverted H", "shuffled MI", "shuffled H")
 
 
@@ -42,8 +35,8 @@ OOD_COLUMNS = ("inverted MI", "inverted H", "shuffled MI", "shuffled H")
 class DemoConfig:
     """How to train, and how many draws to take."""
 
-    toy: TrainingConfig = TOY_TRAINING
-    digits: TrainingConfig = DIGITS_TRAINING
+    toy: bb.TrainingConfig = TOY_TRAINING
+    digits: bb.TrainingConfig = DIGITS_TRAINING
     toy_draws: int = 500  # as many as in the MCBN paper, for a smooth band
     digits_draws: int = 64
     seeds: int = 5
@@ -67,19 +60,19 @@ class Method:
     """A posterior, and how many draws to take from it."""
 
     name: str
-    posterior: Posterior
+    posterior: bb.Posterior
     num_samples: int
     seed: int
 
-    def regress(self, inputs: Tensor, likelihood: Gaussian) -> GaussianPredictive:
+    def regress(self, inputs: Tensor, likelihood: Gaussian) -> bb.GaussianPredictive:
         """Predict real targets."""
-        return predict(
+        return bb.predict(
             self.posterior, inputs, likelihood, num_samples=self.num_samples, seed=self.seed, keep_draws=True
         )
 
-    def classify(self, images: Tensor) -> CategoricalPredictive:
+    def classify(self, images: Tensor) -> bb.CategoricalPredictive:
         """Predict classes."""
-        return predict(self.posterior, images, categorical(), num_samples=self.num_samples, seed=self.seed)
+        return bb.predict(self.posterior, images, bb.categorical(), num_samples=self.num_samples, seed=self.seed)
 
 
 def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list[list[Row]]:
@@ -104,12 +97,12 @@ def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list
 
 def both_methods(network: nn.Module, inputs: Tensor, batch_size: int, num_samples: int, seed: int) -> list[Method]:
     """Return the network as it is, and MCBN fitted to it with the batch size of the training."""
-    fitted = mcbn(network, inputs, batch_size=batch_size, num_samples=num_samples, seed=seed)
-    return [Method("deterministic", deterministic(network), 1, seed), Method("MCBN", fitted, num_samples, seed)]
+    fitted = bb.mcbn(network, inputs, batch_size=batch_size, num_samples=num_samples, seed=seed)
+    return [Method("deterministic", bb.deterministic(network), 1, seed), Method("MCBN", fitted, num_samples, seed)]
 
 
-def _train(network: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, config: TrainingConfig) -> None:
-    train(network, shuffled(inputs, targets, config.batch_size, config.seed), supervised(loss), config)
+def _train(network: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, config: bb.TrainingConfig) -> None:
+    bb.train(network, shuffled(inputs, targets, config.batch_size, config.seed), supervised(loss), config)
 
 
 def toy_rows(figure_path: Path | None, seed: int, config: DemoConfig) -> list[Row]:
@@ -121,15 +114,16 @@ def toy_rows(figure_path: Path | None, seed: int, config: DemoConfig) -> list[Ro
     methods = both_methods(network, inputs, config.toy.batch_size, config.toy_draws, seed)
     new_inputs, new_targets = toy.noisy_points(100, seed, "held out")
     likelihoods = [
-        gaussian(tune_precision(method.regress(new_inputs, gaussian(1.0)), new_targets)) for method in methods
+        bb.gaussian(bb.calibrate.tune_precision(method.regress(new_inputs, bb.gaussian(1.0)), new_targets))
+        for method in methods
     ]
     rows = []
     for task, intervals in (("toy, near the data", toy.SUPPORT), ("toy, gap and beyond", toy.BEYOND)):
         test_inputs, test_targets = toy.noisy_points(500, seed, "test", intervals)
         for method, likelihood in zip(methods, likelihoods, strict=True):
             seen = method.regress(test_inputs, likelihood)
-            error = root_mean_squared_error(seen.mean, test_targets)
-            rows.append(Row(task, method.name, error, negative_log_likelihood(seen.log_prob(test_targets))))
+            error = bb.metrics.root_mean_squared_error(seen.mean, test_targets)
+            rows.append(Row(task, method.name, error, bb.metrics.negative_log_likelihood(seen.log_prob(test_targets))))
     if figure_path is not None:
         _save_toy_figure(figure_path, methods, likelihoods, (inputs, targets))
     return rows
@@ -143,9 +137,11 @@ def _save_toy_figure(
     for method, likelihood in zip(methods, likelihoods, strict=True):
         seen = method.regress(grid, likelihood)
         kind = "one variance for all inputs" if method.num_samples == 1 else f"{method.num_samples} draws"
-        bands.append(Band(f"{method.name}: {kind}", seen.mean[:, 0], seen.std[:, 0]))
+        bands.append(bb.plots.Band(f"{method.name}: {kind}", seen.mean[:, 0], seen.std[:, 0]))
     truth = toy.true_function(grid)[:, 0]
-    save_figure(band_figure(grid[:, 0], bands[::-1], data=data, truth=truth, support=toy.SUPPORT), path)
+    bb.plots.save_figure(
+        bb.plots.band_figure(grid[:, 0], bands[::-1], data=data, truth=truth, support=toy.SUPPORT), path
+    )
 
 
 def digits_rows(figure_path: Path | None, seed: int, config: DemoConfig) -> list[Row]:
@@ -157,29 +153,31 @@ def digits_rows(figure_path: Path | None, seed: int, config: DemoConfig) -> list
     own, bayesian = both_methods(network, data.train_images, config.digits.batch_size, config.digits_draws, seed)
     seen = bayesian.classify(data.test_images)
     if figure_path is not None:
-        figure = certainty_figure(
+        figure = bb.plots.certainty_figure(
             data.test_images,
             data.test_labels,
             seen.probs.argmax(-1),
             entropy=seen.entropy,
             mutual_information=seen.mutual_information,
         )
-        save_figure(figure, figure_path)
+        bb.plots.save_figure(figure, figure_path)
     return [_digits_row(own, own.classify(data.test_images), data), _digits_row(bayesian, seen, data)]
 
 
-def _digits_row(method: Method, familiar: CategoricalPredictive, data: Digits) -> Row:
-    error = 100 - 100 * accuracy(familiar.probs, data.test_labels)
+def _digits_row(method: Method, familiar: bb.CategoricalPredictive, data: Digits) -> Row:
+    error = 100 - 100 * bb.metrics.accuracy(familiar.probs, data.test_labels)
     auroc = {}
     for name, images in (
         ("inverted", inverted(data.test_images)),
         ("shuffled", pixel_shuffled(data.test_images, method.seed)),
     ):
         strange = method.classify(images)
-        auroc[f"{name} H"] = ood_auroc(familiar.entropy, strange.entropy)
+        auroc[f"{name} H"] = bb.metrics.ood_auroc(familiar.entropy, strange.entropy)
         if method.num_samples > 1:  # a single draw has no mutual information
-            auroc[f"{name} MI"] = ood_auroc(familiar.mutual_information, strange.mutual_information)
-    return Row("digits", method.name, error, negative_log_likelihood(familiar.log_prob(data.test_labels)), auroc)
+            auroc[f"{name} MI"] = bb.metrics.ood_auroc(familiar.mutual_information, strange.mutual_information)
+    return Row(
+        "digits", method.name, error, bb.metrics.negative_log_likelihood(familiar.log_prob(data.test_labels)), auroc
+    )
 
 
 def format_table(runs: Sequence[Sequence[Row]]) -> str:

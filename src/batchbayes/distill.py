@@ -78,6 +78,12 @@ def train_student(
     True
     """
     loss = _loss(head, likelihood)
+    if student is getattr(getattr(posterior, "network", None), "module", None):
+        raise BatchbayesError(
+            expected="a student of its own",
+            got="the network of the teacher, which training would change",
+            fix="pass a new network, or a copy.deepcopy of this one",
+        )
     whole_number("num_samples", num_samples)
     inputs = require_finite(as_tensor(inputs, "the inputs"), "the inputs")
     seen = _with_views(inputs, transform, whole_number("num_views", num_views, 0), seed)

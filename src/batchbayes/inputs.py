@@ -1,5 +1,6 @@
 """The inputs of one batch: a tensor, or several tensors for a network with several inputs."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -165,6 +166,8 @@ def describe_batch(batch: object) -> str:
         return f"a {type(batch).__name__} with keys {sorted(map(str, batch))}"
     if isinstance(batch, Tensor | np.ndarray):
         return f"a tensor of shape {tuple(batch.shape)}"
+    if isinstance(batch, list | tuple):
+        return f"a {type(batch).__name__} of {len(batch)} ({', '.join(type(part).__name__ for part in batch[:6])})"
     return f"a {type(batch).__name__}"
 
 
@@ -174,7 +177,7 @@ def require_finite(values: Any, what: str) -> Any:
         if tensor.is_complex():
             raise BatchbayesError(f"real numbers in {what}", f"{tensor.dtype}", "pass real and imaginary part as two")
         # A sum is much faster than a test of each number.
-        suspect = tensor.is_floating_point() and not tensor.sum().isfinite()
+        suspect = tensor.is_floating_point() and not math.isfinite(tensor.sum().item())
         if suspect and (bad := int((~torch.isfinite(tensor)).sum())):
             raise BatchbayesError(
                 expected=f"finite numbers in {what}",

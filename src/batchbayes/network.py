@@ -29,7 +29,7 @@ Output = str | int | Callable[[Any], Tensor] | None
 """Which output counts: a key, an attribute or a position, a function of what the network returns, or None."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Network:
     """A module that is called in evaluation mode, and which output to use, if it returns several."""
 
@@ -117,6 +117,8 @@ def _failed(
         )
     if "more than 1 value per channel" in str(error):
         fix = "leave out batches of one example, with drop_last=True in a DataLoader: they have no batch statistics"
+    if isinstance(error, TypeError) and isinstance(inputs, Tensor) and "positional argument" in str(error):
+        fix = "if the network takes several inputs, say where they are in a batch, as in inputs=(0, 1)"
     if isinstance(error, TypeError) and isinstance(inputs, Inputs):
         fix = "let forward() take these inputs by name; put a module that does so around a network that takes one dict"
     first = (str(error).strip().splitlines() or [""])[0][:300]
@@ -153,6 +155,12 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
             got=f"lazy modules that have never run: {', '.join(lazy[:6])}",
             fix="run one forward pass, and load the weights, before you pass the network",
         )
+    if any(tensor.is_meta for tensors in own.values() for tensor in tensors):
+        raise BatchbayesError(
+            expected="a network with numbers in its weights",
+            got="weights on the device meta, which have shapes alone",
+            fix='call network.to_empty(device="cpu"), and load the weights, before you pass the network',
+        )
     if why := why_in_place(model):
         warn(
             f"{type(model).__name__} cannot be copied: {why}. Passes therefore run inside the network itself, one "
@@ -163,8 +171,8 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
 
 def reference_tensor(module: nn.Module) -> Tensor:
     """Return the first floating-point parameter or buffer: it tells the module's dtype and device."""
-    for tensor in chain(module.parameters(), module.buffers()):
-        if tensor.is_floating_point():
+    for tensor in chain(module._parameters.values(), module.parameters(), module.buffers()):  # its own ones are quick
+        if tensor is not None and tensor.is_floating_point():
             return tensor
     return torch.empty(0)
 

@@ -104,8 +104,8 @@ class Linearisable(Protocol):
         ...
 
     @property
-    def output_axes(self) -> Tensor | None:
-        """Axes along which many logits move, (r, K); None if `leading_tangents` cannot be called."""
+    def knows_classes(self) -> bool:
+        """Whether `leading_tangents` can be called: it is known how many classes move together."""
         ...
 
     def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:

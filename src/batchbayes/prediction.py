@@ -2,8 +2,8 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.memory import keep_freed_memory
 from batchbayes._common.progress import Progress
-from batchbayes.batches import Batches, Picker, batch_stream, cut, is_examples, warn_if_shuffled
+from batchbayes.batches import Batches, Picker, batch_stream, cut, is_examples, warn_if_dropping, warn_if_shuffled
 from batchbayes.engines.choose import Engine, EngineName, choose_engine
 from batchbayes.engines.linear_draws import Block
 from batchbayes.errors import BatchbayesError
@@ -32,8 +32,7 @@ TRIED = 4
 of each example alone."""
 
 
-@dataclass(frozen=True, eq=False)
-class Predicted:
+class Predicted(NamedTuple):
     """The prediction of one batch."""
 
     batch: Any
@@ -59,7 +58,8 @@ def predict(
     Args:
         posterior: what functions are drawn from, for example the result of `mcbn(...)`.
         data: a tensor or an array (N, ...), a pair (x, y), a Dataset, or an iterable of batches: a DataLoader with or
-            without targets. A warning says if the loader shuffles, because the rows then come in another order.
+            without targets. A warning says if the loader shuffles or drops its last batch, because the rows are then
+            not those of the data set.
         likelihood: `categorical()`, `bernoulli()`, `gaussian(precision=...)` or `heteroscedastic_gaussian()`.
         num_samples: the number of draws S. Memory does not grow with S, unless the draws are kept. If all draws are the
             same function, as for `deterministic`, one draw is made; an ensemble makes one for each member.
@@ -87,9 +87,11 @@ def predict(
     """
     pass_over = _Pass(posterior, (likelihood,), num_samples, seed, engine, chunk_size, keep_draws)
     warn_if_shuffled(data)
+    warn_if_dropping(data)
     pieces = [predicted.predictives[0] for predicted in pass_over.run(data, inputs)]
     if not pieces:
-        raise BatchbayesError(expected="at least one example to predict", got="none", fix="check the data")
+        fix = "check the data; a generator can be read only once"
+        raise BatchbayesError(expected="at least one example to predict", got="none", fix=fix)
     return _joined(pieces)
 
 
@@ -171,7 +173,7 @@ class _Pass:
                 if is_examples(data):
                     yield from (Predicted(chunk, found) for chunk, found in zip(chunks, each, strict=True))
                 elif chunks:
-                    yield Predicted(batch, _of_batch(list(each)))
+                    yield Predicted(batch, tuple(map(_joined, zip(*each, strict=True))))
 
     def _predict_all(self, chunks: Sequence[Any], shown: Progress) -> Iterator[tuple[Any, ...]]:
         """Yield what each likelihood makes of the draws on each chunk."""
@@ -265,13 +267,10 @@ def _close(first: Tensor, second: Tensor) -> bool:
     return not bool(((first - second).abs() > rounding).any())
 
 
-def _of_batch(chunks: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Join the predictives of the chunks of a batch, for each likelihood."""
-    return chunks[0] if len(chunks) == 1 else tuple(map(_joined, zip(*chunks, strict=True)))
-
-
 def _joined(pieces: Sequence[Any]) -> Any:
     """Join the predictives of consecutive chunks."""
+    if len(pieces) == 1:
+        return pieces[0]
     return replace(type(pieces[0]).concatenate(pieces), engine=pieces[-1].engine)
 
 

@@ -21,12 +21,11 @@ from batchbayes._common.checks import (
     shaped_like,
     without_ignored,
 )
-from batchbayes._common.frames import to_array, to_frame
 from batchbayes.engines.linear_draws import Kept, LinearDraws, LinearPieces, formed, join_draws
 from batchbayes.errors import BatchbayesError
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(init=False, frozen=True, eq=False, repr=False, kw_only=True)
 class _Summary(ABC):
     """What all predictives share: their origin, how they are joined, and how they become arrays or a table."""
 
@@ -54,10 +53,14 @@ class _Summary(ABC):
 
     def to_numpy(self) -> dict[str, np.ndarray]:
         """Return the summaries as numpy arrays, by name."""
+        from batchbayes._common.frames import to_array
+
         return {name: to_array(values) for name, values in self.columns().items()}
 
     def to_pandas(self) -> Any:
         """Return the summaries as a pandas DataFrame with one row for each example."""
+        from batchbayes._common.frames import to_frame
+
         return to_frame(self.columns())
 
     @classmethod
@@ -66,11 +69,18 @@ class _Summary(ABC):
         first: Any = pieces[0]
         names = [field.name for field in fields(first) if field.name != "_draws"]
         tensors = [name for name in names if isinstance(getattr(first, name), Tensor)]
+        shapes = {tuple(getattr(piece, tensors[0]).shape[1:]): None for piece in pieces}
+        if len(shapes) > 1:
+            raise BatchbayesError(
+                expected="outputs of one shape for all examples, so that they fit into one tensor",
+                got=f"shapes {' and '.join(f'(N, {str(shape)[1:]}' for shape in list(shapes)[:3])}",
+                fix="use predict_stream, which gives each batch by itself",
+            )
         joined = {name: torch.cat([getattr(piece, name) for piece in pieces]) for name in tensors}
         return replace(first, **joined, _draws=join_draws([piece._draws for piece in pieces]))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(init=False, frozen=True, eq=False, repr=False)
 class _ClassSummary(_Summary):
     """The uncertainty about classes, and its two parts."""
 

@@ -90,6 +90,8 @@ class Part:
         Returns:
             The names of those that this pass shared with the user's module, so that the user's have changed.
         """
+        if not self._copied and not self._shared:
+            return []
         theirs = self._theirs["_buffers"]
         found = [n for n, copied in (self._copied or {}).items() if _is_changed(theirs.get(n), copied)]
         late = [name for name, buffer, version in self._shared if _version(buffer) != version]

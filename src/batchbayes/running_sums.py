@@ -51,7 +51,8 @@ class _RunningClasses:
         if not self._count:
             self._likelihood.check_outputs(block.middle if isinstance(block, LinearDraws) else block[0])
         for outputs, counts in distinct_draws(block):
-            log_probs = self._likelihood.logits(outputs).double().log_softmax(-1)  # (u, n, ..., K)
+            finer = outputs.to(at_least_single(outputs.dtype))
+            log_probs = self._likelihood.logits(finer).double().log_softmax(-1)  # (u, n, ..., K)
             probs = log_probs.exp()
             self._dtype, self._count = outputs.dtype, self._count + int(counts.sum())
             self._probs = self._probs + torch.tensordot(counts, probs, 1)
@@ -111,6 +112,9 @@ class RunningGaussian:
 
     def _merge(self, count: int, mean: Tensor, variance: Tensor, noise: Tensor) -> None:
         """Add the moments of `count` more draws."""
+        if not self._count:
+            self._count, self._mean, self._deviation, self._noise = count, mean, variance * count, noise * count
+            return
         total = self._count + count
         shift, share = mean - self._mean, count / total
         self._deviation = self._deviation + variance * count + shift.square() * (self._count * share)

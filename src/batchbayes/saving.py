@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json, write_tensors
+from batchbayes._common.checks import as_path
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.posterior import Posterior
@@ -47,6 +47,8 @@ def save(
     >>> load(path, network)
     BatchNormPosterior(mcbn on Sequential: 1 site, 8 statistics, 4 rows, batch size 8, centred on batches)
     """
+    from batchbayes._common.tensor_file import write_tensors
+
     if not isinstance(posterior, Posterior) and not isinstance(posterior, _class_of(NOVELTY)):
         got = f"a {type(posterior).__name__}"
         raise BatchbayesError(expected="a posterior to save", got=got, fix="pass what bb.mcbn(...) or the like returns")
@@ -85,7 +87,7 @@ def load(
         raise BatchbayesError(
             expected="the path of a file", got=f"a network, {type(path).__name__}", fix="call bb.load(path, model)"
         )
-    header, tensors = _read(Path(path))
+    header, tensors = _read(as_path(path))
     try:
         restore = _class_of(header["kind"]).restore
         if unknown := set(code) - set(signature(restore).parameters):
@@ -149,7 +151,9 @@ def _module_of(posterior: "Posterior | Novelty") -> nn.Module | None:
 
 def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the notes that were saved with a posterior."""
-    _read(Path(path))
+    from batchbayes._common.tensor_file import UNREADABLE, read_json
+
+    _read(as_path(path))
     try:
         return dict(read_json(path, "notes", "{}"))
     except (*UNREADABLE, TypeError) as error:
@@ -157,6 +161,8 @@ def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json
+
     if not path.is_file():
         raise BatchbayesError(expected="a posterior file", got=f"nothing at {path}", fix="check the path")
     try:

@@ -44,6 +44,7 @@ def unclear():
         "yes or no as floats": (assess_cases.one_logit(), (x, yes), r"y\.long\(\)"),
         "the same as a column": (assess_cases.one_logit(), (x, yes[:, None]), r"y\.long\(\)"),
         "several labels as floats": (network(), (x, torch.stack([yes, 1 - yes, yes], 1)), "one output at a time"),
+        "one-hot": (network(), (x, torch.nn.functional.one_hot(y, 3)), r"pass y\.argmax\(1\)"),
         "several labels": (network(), (x, torch.stack([y, y, y], 1)), "one output at a time"),
         "labels as floats": (network(), (x, y.float()), r"write classes as whole numbers \(y\.long\(\)\)"),
         "labels in a column": (network(), (x, y[:, None]), r"y\[:, 0\]"),

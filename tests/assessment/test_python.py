@@ -71,8 +71,11 @@ def sources():
 
 @pytest.mark.parametrize("kind", sources())
 def test_all_kinds_of_data(kind):
-    expected = bb.assess(network(), assess_cases.blobs(300, 0)[0], sources()["tensors"], **FEW)
-    found = bb.assess(network(), assess_cases.blobs(300, 0)[0].numpy(), sources()[kind], **FEW)
+    training, model = assess_cases.blobs(300, 0)[0], network()
+    before = torch.get_rng_state()
+    expected = bb.assess(model, training, sources()["tensors"], **FEW)
+    assert torch.equal(torch.get_rng_state(), before)
+    found = bb.assess(network(), training.numpy(), sources()[kind], **FEW)
     assert found.rows == expected.rows
     assert found.metrics == expected.metrics
 
@@ -121,6 +124,19 @@ def test_networks_without_batch_norm_are_served(make):
     ]  # fmt: skip
     assert found.novelty is None
     assert set(found.rows["novelty"]) == {""}
+
+
+def test_large_targets_keep_their_digits():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, generator=random).double()
+    y = 1e9 + x.sum(1, keepdim=True) + 0.1 * torch.randn(200, 1, generator=random).double()
+    model = nn.Linear(2, 1).double().requires_grad_(False)
+    model.weight.fill_(1.0)
+    model.bias.fill_(1e9)
+    found = bb.assess(model, x, (x, y), draws=12)
+    assert found.metrics["deterministic"]["rmse"] == pytest.approx(0.1, rel=0.2)
+    told = torch.tensor([float(each) for each in found.rows["target"]], dtype=torch.float64)
+    assert (told - y[torch.tensor(found.rows["row"]), 0]).abs().max() < 1e-5
 
 
 def test_maps_of_a_segmentation(tmp_path):

@@ -35,6 +35,10 @@ def test_arrays_with_names(arrays):
     assert arrays({"X": X, "code": np.arange(6)}, id_column="code").ids() == tuple("012345")
 
 
+def test_real_targets_keep_their_digits(arrays):
+    assert arrays({"X": X, "y": 1e9 + Y / 8}).targets().tolist() == (1e9 + Y / 8).tolist()
+
+
 def test_columns_with_names_have_a_schema_and_are_put_right(arrays):
     training = arrays({"X": X, "y": X[:, 0] / 3, "features": np.array(["p", "q"]), "target": np.array("strength")})
     assert training.target_name == "strength"

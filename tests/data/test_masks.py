@@ -5,6 +5,7 @@ from PIL import Image
 
 from batchbayes import BatchbayesError
 from batchbayes.data.files import read_examples
+from batchbayes.data.masks import read_masked_images
 from batchbayes.data.preprocess import Preprocessing
 
 NUMBERS = np.array([[0, 1, 2], [2, 1, 255]])
@@ -52,7 +53,7 @@ def test_one_bit_masks(folder):
 
 def test_a_pair_of_folders(folder, tmp_path):
     (folder / "masks").rename(folder / "answers")
-    examples = read_examples(folder / "images", masks=folder / "answers")
+    examples = read_masked_images(folder / "images", folder / "answers")
     assert examples.targets().shape == (2, 2, 3)
 
 

@@ -114,7 +114,11 @@ def test_names_are_refused_where_training_had_numbers(table):
 def test_whole_numbers_are_classes_unless_training_had_fractions(table):
     assert table("a,k\n1,0\n3,2\n", "k").targets().dtype == torch.int64
     schema = table("a,k\n1,0.5\n3,2\n", "k").schema
-    assert table("a,k\n1,0\n3,2\n", schema=schema).targets().dtype == torch.float32
+    assert table("a,k\n1,0\n3,2\n", schema=schema).targets().dtype == torch.float64
+
+
+def test_real_targets_keep_their_digits(table):
+    assert table("a,k\n1,1000000000.25\n3,1000000000.5\n", "k").targets().tolist() == [1000000000.25, 1000000000.5]
 
 
 @pytest.mark.parametrize("cell", ["1e20", "100000000000000000000", "-1e20", "9223372036854775808"])

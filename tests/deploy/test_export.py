@@ -130,3 +130,18 @@ def test_a_file_that_would_predict_something_else_is_not_written(tmp_path, monke
     with pytest.raises(bb.BatchbayesError, match=r"a difference of 0\.01 in probs"):
         bb.export(posterior(), tmp_path / "a.pt2", torch.randn(4, 3), bb.categorical(), num_samples=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_half_precision_has_sums_of_more_digits(tmp_path):
+    pytest.importorskip("onnx")
+    inputs = torch.randn(64, 3).bfloat16()
+    network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).bfloat16()
+    fitted = bb.mcbn(network, inputs, batch_size=8, num_samples=8)
+    warmer = bb.categorical(temperature=1.7)
+    found = bb.export(fitted, tmp_path / "a.pt2", inputs[:8], warmer, num_samples=8)
+    assert found.difference < 1e-6
+    draws = torch.stack([fitted.draw(0, number)(inputs[:8]) for number in range(8)]).double()
+    exact = (draws / 1.7).softmax(-1).mean(0).float()
+    torch.testing.assert_close(bb.predict(fitted, inputs[:8], warmer, num_samples=8).probs, exact)
+    with pytest.raises(bb.BatchbayesError, match=r"float16, float32 or float64 for an \.onnx file; got bfloat16"):
+        bb.export(fitted, tmp_path / "a.onnx", inputs[:8], warmer)

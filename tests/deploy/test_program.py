@@ -13,7 +13,7 @@ from batchbayes.deploy.detector import Detector
 MAY_BE_REFUSED = set(POSTERIORS) - {
     "mcbn", "mcbn, centre running", "mcbn, first site", "stochastic_bn", "correlated_bn", "clt_bn", "deterministic",
     "population", "mc_dropout", "jitter", "with_views, mcbn", "with_views, deterministic", "with_views, averaged",
-    "with_views, mc_dropout", "with_views, table",
+    "with_views, mc_dropout", "with_views, table", "last_layer_laplace", "last_layer_laplace, evidence",
 }  # fmt: skip
 """Methods whose draws may be more than one network with other tensors. They are refused, or predict the same."""
 
@@ -188,6 +188,11 @@ def test_what_cannot_be_exported_says_why():
         build_program(posterior, inputs, bb.bernoulli(), conformal=bb.calibrate.ConformalIntervals(0.9, 2.0))
     with pytest.raises(bb.BatchbayesError, match="one of our own likelihoods"):
         build_program(posterior, inputs, type("Mine", (), {"summary": lambda self: None})())
+    tied = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    tied[2].weight = tied[0].weight
+    laplace = bb.last_layer_laplace(tied, inputs, bb.categorical(), prior_precision=1.0)
+    with pytest.raises(bb.BatchbayesError, match="also those of another layer"):
+        build_program(laplace, inputs, bb.categorical())
     query = bb.mcbn(network, torch.randn(64, 3), batch_size=8, include_query=True)
     with pytest.raises(bb.BatchbayesError, match="runs the network 5 times"):
         build_program(query, inputs, bb.gaussian(1.0))

@@ -269,3 +269,14 @@ def test_training_data_in_the_order_of_its_classes_is_read_from_all_of_it():
         detector = bb.novelty(network, data, num_examples=60)
         assert detector.flag(x, 0.1).float().mean() < 0.4, type(data)
         assert len(detector.calibration_scores) == 15
+
+
+def test_batch_norm_over_the_positions_of_all_inputs_is_refused():
+    """Rows of such a layer belong to no single input, and there are more of them than inputs."""
+    network = nn.Sequential(
+        nn.Flatten(0, 1), nn.BatchNorm1d(4), nn.Unflatten(0, (-1, 5)), nn.Flatten(), nn.Linear(20, 1)
+    )
+    with pytest.raises(
+        bb.BatchbayesError, match=r"each of 64 inputs at the batch-norm layer 1; got .* shape \(320, 4\)"
+    ):
+        bb.novelty(network, torch.randn(64, 5, 4))

@@ -7,6 +7,7 @@ from helpers.experiments import run_experiment
 
 from batchbayes.experiments import batch_size_collapse as collapse
 from batchbayes.experiments import collapse_networks as networks
+from batchbayes.experiments import grey_images
 from batchbayes.experiments.collapse_networks import AS_TRAINED, DETERMINISTIC, REFITTED, TUNED, CollapseRow
 from batchbayes.reproduce.tables import to_markdown
 
@@ -122,15 +123,15 @@ def test_training_and_held_out_images_differ() -> None:
 
 
 def test_images_show_the_patterns_of_their_labels() -> None:
-    images, labels = networks.noisy_patterns(4000, seed=0, part="train")
-    other, other_labels = networks.noisy_patterns(4000, seed=0, part="test")
+    images, labels = grey_images.noisy_patterns(4000, seed=0, part="train")
+    other, other_labels = grey_images.noisy_patterns(4000, seed=0, part="test")
     for label in (0, 7):
         first, second = images[labels == label].mean(0), other[other_labels == label].mean(0)  # of 400: noise of 0.3
         assert torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1] > 0.8
 
 
 def test_bytes_are_scaled_by_the_moments_of_the_training_images() -> None:
-    black, white = networks.scale_pixels(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    black, white = grey_images.scale_pixels(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
     assert (black, white) == (pytest.approx(-0.2860 / 0.3530), pytest.approx(0.7140 / 0.3530))
 
 

@@ -253,3 +253,19 @@ def test_a_layer_that_was_replaced_is_refused():
     network[1] = nn.Dropout(0.9)
     with pytest.raises(bb.BatchbayesError, match="others in the place of 1"):
         bb.predict(posterior, torch.randn(3, 4), bb.categorical())
+
+
+def test_dropout_inside_layers_of_torch_is_told():
+    class Sequence(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.recurrent = nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True)
+            self.attention = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True)
+            self.single = nn.GRU(4, 4, batch_first=True)
+            self.dropout = nn.Dropout(0.2)
+
+    with pytest.warns(
+        bb.BatchbayesWarning,
+        match=r"inside recurrent \(LSTM, p 0\.5\), attention \(MultiheadAttention, p 0\.3\) is no module of its own",
+    ):
+        bb.mc_dropout(Sequence())

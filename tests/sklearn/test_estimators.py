@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.metrics import log_loss
@@ -249,3 +250,16 @@ def test_bad_parameters_say_what_to_do(waves):
         fitted(UncertainRegressor, x[:20], y[:20]).predict_interval(x, 0.99)
     with pytest.raises(BatchbayesError, match="two classes or more"):
         UncertainClassifier(**QUICK).fit(x, np.zeros(len(x)))
+
+
+def test_settings_of_torch_do_not_matter_and_are_left_alone(waves):
+    x, y = waves
+    before = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = UncertainRegressor(**QUICK).fit(x, y)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.detector_ is not None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.predict(x).shape == y.shape

@@ -287,6 +287,7 @@ def test_losses_that_cannot_be_used_are_refused_in_words() -> None:
     for loss, words in (
         (nn.MSELoss(reduction="none"), "one number with a gradient"),
         ("mse", "loss that can be called"),
+        (nn.CrossEntropyLoss, r"or nn\.CrossEntropyLoss\(\)"),
     ):
         with pytest.raises(BatchbayesError, match=words):
             train(network, [(x, y)], supervised(loss), TrainingConfig(1, 50))  # type: ignore[arg-type]

@@ -3,10 +3,12 @@
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib.util import find_spec
 from inspect import signature
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -65,6 +67,14 @@ def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
         return function(*given, *args[len(names) :], **named)  # type: ignore[arg-type]
 
     return taking
+
+
+def as_path(given: object) -> Path:
+    """Return the path of a file, or raise an error. Bytes and open files are no paths."""
+    if not isinstance(given, str | os.PathLike) or isinstance(os.fspath(given), bytes):
+        got = f"a {type(given).__name__}"
+        raise BatchbayesError(expected="the path of a file as text or as a pathlib.Path", got=got, fix="pass its path")
+    return Path(os.fspath(given))
 
 
 def require_packages(purpose: str, extra: str, **packages: str) -> None:

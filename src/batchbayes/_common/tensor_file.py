@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from batchbayes._common.atomic import atomic_path, words_for_disk_errors
+from batchbayes._common.checks import as_path
 from batchbayes.errors import BatchbayesError
 
 UNREADABLE = (SafetensorError, OSError, LookupError, ValueError, RecursionError)
@@ -20,6 +21,7 @@ UNREADABLE = (SafetensorError, OSError, LookupError, ValueError, RecursionError)
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
     """Write tensors and texts to a file, whole or not at all."""
+    path = as_path(path)
     own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     with words_for_disk_errors(path), atomic_path(path) as partial:
         save_file(own, partial, dict(texts))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from batchbayes._common.rng import GlobalStream
 from batchbayes._common.text import percent
@@ -25,7 +24,7 @@ from batchbayes.assessment.sources import (
 )
 from batchbayes.assessment.task import guess_task, require_class_names, require_fitting
 from batchbayes.assessment.views import named_views, some_inputs, words
-from batchbayes.batches import pick_inputs
+from batchbayes.batches import ordered_loader, pick_inputs
 from batchbayes.data.examples import Examples
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.likelihoods import Gaussian
@@ -192,7 +191,7 @@ def _some_training_inputs(train: Training) -> Tensor:
         return torch.empty(0)
     batches = train.examples.batches
     if loader := train.examples.whole_loader:
-        batches = DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
+        batches = ordered_loader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
     elif not isinstance(batches, list | tuple):
         return torch.empty(0)
     with GlobalStream(0):

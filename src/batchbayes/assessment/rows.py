@@ -217,8 +217,9 @@ def class_labels(labels: Tensor, names: Sequence[str] | None) -> list[Any]:
 
 
 def rounded(values: Tensor) -> list[float]:
-    """Round to seven digits, which is what float32 holds."""
-    return [float(f"{value:.7g}") for value in torch.as_tensor(values).double().tolist()]
+    """Round to the digits that the numbers have: seven of float32, fifteen of float64."""
+    digits = 15 if (values := torch.as_tensor(values)).dtype == torch.float64 else 7
+    return [float(f"{value:.{digits}g}") for value in values.double().tolist()]
 
 
 def _if_drawn(seen: CategoricalPredictive | GaussianPredictive, values: Tensor) -> list[Any]:

@@ -39,7 +39,7 @@ def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
             expected=f"targets in {test.name} whose meaning is clear",
             got=f"zeros and ones as {targets.dtype}, which may be yes and no, or values",
             fix='pass y.long() for yes and no, or task="regression" (--task regression) for values'
-            + (f". {SEVERAL_LABELS}" if targets.ndim > 1 and targets.shape[1] > 1 else ""),
+            + (f". {_fix_for_labels(targets)}" if targets.ndim > 1 and targets.shape[1] > 1 else ""),
         )
     one = outputs.ndim < 2 or outputs.shape[1] == 1
     if likelihood is None and one and not targets.is_floating_point():
@@ -47,6 +47,14 @@ def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
     if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
         return "regression"
     return "segmentation" if outputs.ndim == 4 else "classification"
+
+
+def _fix_for_labels(targets: Tensor) -> str:
+    """Say what to do with labels (N, K)."""
+    if targets.shape[1] == 1:
+        return "pass y[:, 0]"
+    one_hot = bool((targets.sum(1) == 1).all() and ((targets == 0) | (targets == 1)).all())
+    return "If just one of the columns is 1, pass y.argmax(1)" if one_hot else SEVERAL_LABELS
 
 
 def _require_clear_numbers(data: Examples) -> None:
@@ -128,7 +136,7 @@ def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label
         raise BatchbayesError(
             expected=f"one label for each example of {name}",
             got=f"{targets.shape[1]} for each",
-            fix=SEVERAL_LABELS if targets.shape[1] > 1 else "pass y[:, 0]",
+            fix=_fix_for_labels(targets),
         )
     if targets.is_floating_point() or targets.shape[1:] != shape[2:]:
         raise BatchbayesError(
@@ -141,12 +149,12 @@ def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label
         raise BatchbayesError(
             expected=f"at least one label that counts in every example of {name}",
             got="an example without",
-            fix="leave it out, or check --ignore-label",
+            fix="leave it out, or check ignore_label= (--ignore-label)",
         )
     kept = targets[keep]
     if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
         raise BatchbayesError(
             expected=f"labels from 0 to {classes - 1}, as the network has {classes} outputs",
             got=f"{int(kept.min())} to {int(kept.max())} in {name}",
-            fix="renumber the labels from 0, or leave one out by --ignore-label",
+            fix="renumber the labels from 0, or leave one out by ignore_label= (--ignore-label)",
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 from batchbayes._common.text import count, percent
 from batchbayes.assessment.recommend import DOUBT, Choice
 from batchbayes.assessment.rows import Rows
-from batchbayes.metrics import area_under_roc, count_by_score
+from batchbayes.metrics import ood_auroc
 
 SMALL, LARGE = 0.01, 0.03
 """Differences of shares below the first do not matter to anybody. Those below the second are called little."""
@@ -120,9 +120,7 @@ def novelty_terms(rows: Rows) -> str:
     """Say how well novelty tells inputs from elsewhere from test inputs."""
     if "" in rows["novelty"]:
         return "Novelty is not known here."
-    p_values = torch.cat([numbers(rows, "novelty", source) for source in ("test", "ood")])
-    is_strange = torch.arange(len(p_values)) >= rows["source"].count("test")
-    found = area_under_roc(count_by_score(-p_values, is_strange))
+    found = ood_auroc(-numbers(rows, "novelty"), -numbers(rows, "novelty", "ood"))
     return (
         f"Novelty, the statistics of the input inside the network, tells them apart in {percent(found)} of all pairs."
     )

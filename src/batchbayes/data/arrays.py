@@ -128,10 +128,10 @@ def _numbers(path: Path, what: str, values: np.ndarray) -> np.ndarray:
 
 def _targets(path: Path, values: np.ndarray, schema: Schema | None) -> Tensor:
     """Return integers as labels, and other numbers as real targets."""
-    reals = torch.from_numpy(_numbers(path, "targets", values))
+    _numbers(path, "targets", values)
     whole = values.dtype.kind in "iub" and (not values.size or values.max() <= np.iinfo(np.int64).max)
     if not whole or (schema and schema.target_dtype == "real"):
-        return reals
+        return torch.from_numpy(values.astype(np.float32 if values.dtype == np.float32 else np.float64))
     return torch.from_numpy(values.astype(np.int64))
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from batchbayes._common.rng import generator
 from batchbayes._common.text import count
-from batchbayes.batches import num_sampled, selected
+from batchbayes.batches import num_sampled, ordered_loader, selected
 from batchbayes.data.preprocess import Preprocessing
 from batchbayes.data.schema import Schema
 from batchbayes.errors import BatchbayesError
@@ -114,7 +114,7 @@ class Examples:
         """Return some consecutive examples of a data set."""
         assert isinstance(self.batches, DataLoader)
         ids = None if self.source_ids is None else self.source_ids[rows.start : rows.stop]
-        loader = DataLoader(Subset(self.batches.dataset, rows), batch_size=READ_SIZE)
+        loader = ordered_loader(Subset(self.batches.dataset, rows), READ_SIZE)
         return replace(self, batches=loader, source_ids=ids)
 
     def evenly(self, count: int) -> "Examples":
@@ -236,7 +236,7 @@ def from_tensors(name: str, inputs: Tensor, targets: Tensor | None = None, **kno
 
 def from_dataset(name: str, dataset: "Dataset[Any]", **known: Any) -> Examples:
     """Return examples in the order of a map-style data set."""
-    return Examples(name, DataLoader(dataset, batch_size=READ_SIZE), **known)
+    return Examples(name, ordered_loader(dataset, READ_SIZE), **known)
 
 
 def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:

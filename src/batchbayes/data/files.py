@@ -26,7 +26,6 @@ def read_examples(
     id_column: str | None = None,
     schema: Schema | None = None,
     class_names: Sequence[str] | None = None,
-    masks: str | os.PathLike[str] | None = None,
     ignored_label: int | None = None,
     preprocessing: Preprocessing | None = None,
     inputs_only: bool = False,
@@ -42,7 +41,6 @@ def read_examples(
         id_column: the column or array with a name for each example. Images have their file names.
         schema: `Examples.schema` of the training table. Columns are found by name.
         class_names: `Examples.class_names` of the training data, so that classes keep their numbers.
-        masks: a folder of masks for a folder of images.
         ignored_label: the number of pixels in masks that do not count.
         preprocessing: what is done to the inputs each time they are read.
         inputs_only: whether targets are ignored, so that they may be of classes that training did not have.
@@ -59,10 +57,10 @@ def read_examples(
         elif path.is_dir() or (suffix in IMAGES and path.is_file()):
             _require_unit_scale(preprocessing)
             resize = preprocessing.resize if preprocessing else None
-            images, answers = _segmentation(path, None if masks is None else Path(masks))
-            if answers is not None and not inputs_only:
+            images, masks = _segmentation(path)
+            if masks is not None and not inputs_only:
                 examples = read_masked_images(
-                    images, answers, class_names=class_names, ignored_label=ignored_label, resize=resize
+                    images, masks, class_names=class_names, ignored_label=ignored_label, resize=resize
                 )
             else:
                 examples = read_images(images, class_names, resize, inputs_only=inputs_only)
@@ -98,12 +96,12 @@ def example_shape(path: str | os.PathLike[str], preprocessing: Preprocessing | N
     return len(examples.rows()), *next(iter(examples))[0].shape[1:]
 
 
-def _segmentation(path: Path, masks: Path | None) -> tuple[Path, Path | None]:
+def _segmentation(path: Path) -> tuple[Path, Path | None]:
     """Return the folders of images and masks. A folder that has only `images` is new data without masks."""
     folders = {child.name for child in visible(path) if child.is_dir()} if path.is_dir() else set()
-    if masks is None and folders == {IMAGE_FOLDER, MASK_FOLDER}:
+    if folders == {IMAGE_FOLDER, MASK_FOLDER}:
         return path / IMAGE_FOLDER, path / MASK_FOLDER
-    return (path / IMAGE_FOLDER if folders == {IMAGE_FOLDER} else path), masks
+    return (path / IMAGE_FOLDER if folders == {IMAGE_FOLDER} else path), None
 
 
 def _require_unit_scale(preprocessing: Preprocessing | None) -> None:

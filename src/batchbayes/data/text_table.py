@@ -68,11 +68,11 @@ class Table:
         return Column(column, dtype, float(values.min()), float(values.max()))
 
     def targets(self, column: str, dtype: Dtype | None) -> Tensor:
-        """Return integers if all cells are integers and `dtype` is not "real", otherwise 32-bit floats."""
+        """Return integers if all cells are integers and `dtype` is not "real", otherwise 64-bit floats."""
         values = self.numbers(column)
         if dtype != "real" and are_integers(self[column]):
             return torch.tensor([int(cell) for cell in self[column]])
-        return torch.from_numpy(values.astype(np.float32))
+        return torch.from_numpy(values)
 
     def has_names(self, column: str) -> bool:
         """Say whether a column holds names: no cell is a number or starts like one."""

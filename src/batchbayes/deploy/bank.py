@@ -4,7 +4,7 @@ A draw is the user's network with some of its tensors replaced, or with masks on
 posterior is asked for its draws, and what each of them puts into the network is noted down.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.dropout import DropoutPosterior, DropoutSite
+from batchbayes.methods.laplace.posterior import LaplacePosterior
 from batchbayes.network import Network
 from batchbayes.posterior import Posterior
 
@@ -46,12 +47,26 @@ def fill_bank(posterior: Posterior, example: Tensor, count: int, seed: int) -> B
     """Return the bank of the first `count` draws under a seed. Dropout masks have the shape that `example` needs."""
     if isinstance(posterior, DropoutPosterior):
         return Bank({}, _masks(posterior, example, count, seed))
+    if isinstance(posterior, LaplacePosterior):
+        return Bank(_last_layers(posterior, count, seed))
     if not is_dataclass(posterior) or "network" not in {each.name for each in fields(posterior)}:
         raise _not_exportable(posterior, "a posterior without a network of its own")
     drawn = [_replaced(posterior, example, seed, index) for index in range(count)]
     if any(each.keys() != drawn[0].keys() for each in drawn):
         raise _not_exportable(posterior, "draws that replace different tensors")
     return Bank({name: torch.stack([each[name].detach().cpu() for each in drawn]) for name in drawn[0]})
+
+
+def _last_layers(posterior: LaplacePosterior, count: int, seed: int) -> dict[str, Tensor]:
+    """Return weight and bias of the last layer in each draw. Weights that another layer shares would change there."""
+    layer, module = posterior.layer, posterior.network.module
+    own = {f"{layer.name}.{kind}".lstrip("."): tensor for kind, tensor in layer.module.named_parameters()}
+    users = Counter(id(tensor) for _, tensor in module.named_parameters(remove_duplicate=False))
+    if any(users[id(tensor)] > 1 for tensor in own.values()):
+        raise _not_exportable(posterior, "a last layer whose weights are also those of another layer")
+    drawn = (layer.mean + posterior.deviations(seed, range(count))).to(layer.module.weight.dtype)  # (V, K, P)
+    columns = layer.module.in_features
+    return {name: drawn[..., :columns] if tensor.ndim == 2 else drawn[..., columns] for name, tensor in own.items()}
 
 
 @dataclass(frozen=True, eq=False)

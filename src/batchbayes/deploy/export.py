@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from batchbayes import __version__
 from batchbayes._common.atomic import atomic_path, words_for_disk_errors
+from batchbayes._common.checks import as_path
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.deploy.build import build_program
 from batchbayes.deploy.onnx_file import BATCH, INPUT, build_model, words_for_exporter
@@ -108,6 +109,7 @@ def export(
     drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed}
     flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}
     _require_flags(posterior, threshold, novelty, novelty_level)
+    _require_precision(target, examples)
     prepare = _own_copy(prepare)
     ready = examples if prepare is None else prepare(examples)
     wanted = _shown(predict(posterior, ready, likelihood, **drawn, keep_draws=False))
@@ -132,7 +134,7 @@ def export(
 
 def _target(given: str | os.PathLike[str]) -> Path:
     """Return the path; refuse another kind of file, a missing folder, and .onnx without the packages that write it."""
-    path = Path(given)
+    path = as_path(given)
     if path.suffix not in (".onnx", ".pt2") or not path.parent.is_dir():
         raise BatchbayesError(
             expected="a path that ends in .onnx or .pt2, in a folder that exists", got=str(path), fix="change the path"
@@ -145,6 +147,15 @@ def _target(given: str | os.PathLike[str]) -> Path:
             fix="pip install 'batchbayes[export]', or write a .pt2 file",
         )
     return path
+
+
+def _require_precision(path: Path, examples: Tensor) -> None:
+    if path.suffix == ".onnx" and examples.dtype == torch.bfloat16:
+        raise BatchbayesError(
+            expected="inputs of float16, float32 or float64 for an .onnx file",
+            got="bfloat16, in which runtimes of ONNX compute few operations on a CPU, and which numpy does not have",
+            fix="fit the posterior to network.float(), or write a .pt2 file",
+        )
 
 
 def _require_flags(posterior: Any, threshold: float | None, novelty: object, novelty_level: float) -> None:

@@ -15,6 +15,7 @@ from batchbayes.deploy.bank import Bank
 from batchbayes.deploy.summaries import ClassSummary, Summary
 from batchbayes.deploy.views import BankedView
 from batchbayes.network import Network, pick_output
+from batchbayes.running_sums import at_least_single
 from batchbayes.shadow import workplace
 
 State = list[Tensor]
@@ -65,7 +66,7 @@ class Step(nn.Module):
         if inputs.ndim >= 4 and outputs.ndim >= 3 and outputs.shape[-2:] == inputs.shape[-2:]:
             for view, row in reversed(view_rows):
                 outputs = view.back(outputs, row)
-        return outputs
+        return outputs.to(at_least_single(outputs.dtype))  # the digits of half precision are too few for sums
 
     def outputs(self, inputs: Tensor, rows: list[Tensor]) -> Tensor:
         """Return the outputs of the network with one draw of the bank in it."""

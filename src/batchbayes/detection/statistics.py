@@ -71,6 +71,12 @@ class Sight:
         units = self.units.split([place.channels for place in self.places], dim=1)
 
         def see(place: Place, unit: Tensor, h: Tensor) -> None:
+            if len(h) != len(inputs):
+                raise BatchbayesError(
+                    expected=f"one row for each of {len(inputs)} inputs at the batch-norm layer {place.name}",
+                    got=f"an activation of shape {tuple(h.shape)}",
+                    fix="let the layer take (N, channels, positions), and not all positions of all inputs as rows",
+                )
             seen[place.name] = _statistics(h, unit.to(h.device), place.positions).cpu()
 
         before = {p.name: partial(see, p, unit) for p, unit in zip(self.places, units, strict=True)}

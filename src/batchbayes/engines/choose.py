@@ -22,7 +22,7 @@ BEYOND = 2.0
 """The linear engine is checked again on examples whose variance exceeds this times the largest that was checked."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Engine:
     """An engine at work: its name, and how it turns chunks of inputs (n, ...) into blocks of draws.
 

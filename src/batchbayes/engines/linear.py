@@ -81,7 +81,7 @@ def plan_linear(
     """Choose the cheaper mode for a network with `num_outputs` outputs for each example."""
     directions, weights, index = posterior.combinations(num_samples, seed)
     cost, mode = num_outputs * BACKWARD_COST, "reverse"
-    if cost > AFFORDABLE and contrasts and posterior.output_axes is not None:
+    if cost > AFFORDABLE and contrasts and posterior.knows_classes:
         mode = "leading"
     elif cost > AFFORDABLE and posterior.num_axes:
         rank, sides = _rank(posterior, len(directions)), 2
@@ -122,8 +122,11 @@ def linear_draws(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> L
         basis = basis.cpu()
     else:
         moves = tangents_along(posterior, inputs, plan.directions, plan)
-    outputs, tangents = (require_finite(tensor.cpu(), "the network's output") for tensor in moves)
-    return LinearDraws(outputs, tangents, plan.weights, plan.index, basis, 2 - 2 * share**0.5)
+    outputs, tangents = (tensor.cpu() for tensor in moves)
+    draws = LinearDraws(outputs, tangents, plan.weights, plan.index, basis, 2 - 2 * share**0.5)
+    for moment in draws.moments():  # they are fewer than the tangents, and finite only if all of these are
+        require_finite(moment, "the network's output")
+    return draws
 
 
 def tangents_along(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 BLOCK = 2**20
 """Numbers in one block of draws, so that it stays in a processor's cache."""
-CACHED = 2**16
+CACHED = 2**18
 """Numbers that are squared at once: new memory costs more time than arithmetic."""
 
 
@@ -78,8 +78,8 @@ class LinearDraws:
             variance = (covariance @ self.basis).mul_(self.basis).sum(1).clamp_min_(0)
         elif self.weights is None:
             shares = shares.to(flat)
-            shift = shares @ flat
-            squares = [shares @ part.square() for part in flat.split(max(1, CACHED // len(flat)), 1)]
+            shift = torch.mv(flat.T, shares)
+            squares = [torch.mv(part.square(), shares) for part in flat.T.split(max(1, CACHED // len(flat)))]
             variance = (torch.cat(squares) - shift.square()).clamp_min_(0)
         else:
             weights = self.weights.double()

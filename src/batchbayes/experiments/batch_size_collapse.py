@@ -219,7 +219,7 @@ def _figure(config: CollapseConfig, rows: Sequence[CollapseRow]) -> Figure:
     sizes = sorted(config.batch_sizes)
 
     def column(method: str, name: str) -> list[list[float]]:
-        """(seeds, batch sizes)"""
+        """Return one column of the rows as (seeds, batch sizes)."""
         chosen = {(row.seed, row.batch_size): getattr(row, name) for row in rows if row.method == method}
         return [[chosen[seed, size] for size in sizes] for seed in config.seeds]
 

@@ -8,35 +8,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from batchbayes._common.rng import GlobalStream, generator
+import batchbayes as bb
+from batchbayes._common.rng import GlobalStream
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
 from batchbayes.data.digits import pixel_shuffled
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
 from batchbayes.data.svhn import load_svhn
-from batchbayes.detection.novelty import novelty
 from batchbayes.engines.linear_check import measure_linearity
+from batchbayes.experiments.grey_images import load_grey_images, scale_pixels, split_rows
 from batchbayes.experiments.images.colour import Recipe, train_on_bytes
 from batchbayes.experiments.weights.images import fast
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
-from batchbayes.methods.point import deterministic
-from batchbayes.metrics import accuracy, mean_score, negative_log_likelihood, ood_auroc
 from batchbayes.models.cifar_resnet import CifarResNet
 from batchbayes.models.vgg import SmallVGG
-from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, supervised, train
+from batchbayes.training.loop import supervised
 
 DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
 METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED
-PIXEL_MEAN, PIXEL_STD = 0.2860, 0.3530
-"""The moments of the Fashion-MNIST training images. MNIST images are scaled in the same way."""
-NOISE_STD = 6.0
-"""The noise of the pixels of synthetic images. Their patterns have a standard deviation of one."""
 DEPTH, WIDTH = 8, 8
 """The ResNet for CIFAR-10: the smallest of its kind, with half of the usual channels."""
 NOVELTY_EXAMPLES = 4000
@@ -113,21 +102,14 @@ def load_images(config: CollapseConfig, seed: int, data_folder: DataFolder = Non
     """Load the images for one seed. The seed chooses the images to train on and the images to hold out."""
     if config.datasets[0] == "cifar10":
         return _colour_images(config, seed, data_folder)
-    if config.datasets[0] == "synthetic":
-        pool, labels = noisy_patterns(config.num_train + config.num_held_out, seed, "train")
-        test, test_labels = noisy_patterns(config.num_test, seed, "test")
-        strange = pixel_shuffled(test, seed)
+    is_made_up = config.datasets[0] == "synthetic"
+    counts = config.num_train, config.num_held_out, config.num_test
+    known = load_grey_images("synthetic" if is_made_up else "fashion_mnist", counts, seed, data_folder)
+    if is_made_up:
+        strange = pixel_shuffled(known.test[0], seed)
     else:
-        pool, labels = load_mnist("fashion_mnist", "train", data_folder)
-        test, test_labels = load_mnist("fashion_mnist", "test", data_folder, config.num_test)
-        strange, _ = load_mnist("mnist", "test", data_folder, config.num_test)
-    own, held_out = split_rows(len(pool), config.num_train, config.num_held_out, seed)
-    return CollapseData(
-        (scale_pixels(pool[own]), labels[own]),
-        (scale_pixels(pool[held_out]), labels[held_out]),
-        (scale_pixels(test), test_labels),
-        scale_pixels(strange),
-    )
+        strange = scale_pixels(load_mnist("mnist", "test", data_folder, config.num_test)[0])
+    return CollapseData(known.train, known.held_out, known.test, strange)
 
 
 def _colour_images(config: CollapseConfig, seed: int, folder: DataFolder) -> CollapseData:
@@ -144,43 +126,23 @@ def _colour_images(config: CollapseConfig, seed: int, folder: DataFolder) -> Col
     )
 
 
-def split_rows(count: int, num_train: int, num_held_out: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return which images to train on and which to hold out, at random."""
-    order = torch.randperm(count, generator=generator(seed, "split"))
-    return order[:num_train], order[num_train:][:num_held_out]
-
-
-def scale_pixels(images: Tensor) -> Tensor:
-    """Scale bytes to about zero mean and unit variance. Images that are not bytes stay unchanged."""
-    return images if images.is_floating_point() else (images.float() / 255 - PIXEL_MEAN) / PIXEL_STD
-
-
-def noisy_patterns(count: int, seed: int, part: str) -> tuple[Tensor, Tensor]:
-    """Return images and labels of ten coarse patterns, with too much noise to classify all of them correctly."""
-    patterns = torch.randn(10, 1, 7, 7, generator=generator(seed, "patterns")).repeat_interleave(4, 2)
-    source = generator(seed, "noise", part)
-    labels = torch.randint(0, 10, (count,), generator=source)
-    images = patterns.repeat_interleave(4, 3)[labels]
-    return images + NOISE_STD * torch.randn(images.shape, generator=source), labels
-
-
 def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> list[CollapseRow]:
     """Train a network at one batch size, and score it without noise, by MCBN, and by MCBN tuned in two ways."""
     network, loss = trained_network(config, seed, batch_size, data)
 
-    def fitted(size: int) -> BatchNormPosterior:
+    def fitted(size: int) -> bb.BatchNormPosterior:
         images, count = data.train[0], config.num_samples
         batches = images if data.pixels is None else augmented_batches(data.pixels, size, seed)
-        return mcbn(network, batches, batch_size=size, num_samples=count, seed=seed, center="running")
+        return bb.mcbn(network, batches, batch_size=size, num_samples=count, seed=seed, center="running")
 
-    def tuned(posterior: BatchNormPosterior) -> BatchNormPosterior:
+    def tuned(posterior: bb.BatchNormPosterior) -> bb.BatchNormPosterior:
         images, count = [data.held_out], config.num_samples
-        return tune_batch_size(posterior, images, categorical(), num_samples=count, seed=seed).posterior
+        return bb.tune_batch_size(posterior, images, bb.categorical(), num_samples=count, seed=seed).posterior
 
     as_trained, smallest = fitted(batch_size), min(config.batch_sizes)
-    own = measure(deterministic(network), 1, seed, data)
-    detector = novelty(network, data.train[0], num_examples=NOVELTY_EXAMPLES, seed=seed)
-    unusual = ood_auroc(detector.score(data.test[0]), detector.score(data.strange))
+    own = measure(bb.deterministic(network), 1, seed, data)
+    detector = bb.novelty(network, data.train[0], num_examples=NOVELTY_EXAMPLES, seed=seed)
+    unusual = bb.metrics.ood_auroc(detector.score(data.test[0]), detector.score(data.strange))
     rows = [CollapseRow(seed, batch_size, loss, DETERMINISTIC, None, None, **own, auroc_novelty=unusual)]
     posteriors = {AS_TRAINED: as_trained, TUNED: tuned(as_trained)}
     if batch_size > smallest:
@@ -200,9 +162,9 @@ def trained_network(config: CollapseConfig, seed: int, batch_size: int, data: Co
     if data.pixels is not None:
         recipe = Recipe(config.epochs, batch_size, config.learning_rate, "adam")
         return network, train_on_bytes(network, data.pixels, data.train[1], recipe, augmented, seed)
-    training = TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)
+    training = bb.TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)
     batches = shuffled(*data.train, batch_size, seed)
-    return network, train(network, batches, supervised(cross_entropy), training)[-1]
+    return network, bb.train(network, batches, supervised(cross_entropy), training)[-1]
 
 
 def augmented(images: Tensor, random: torch.Generator) -> Tensor:
@@ -210,20 +172,20 @@ def augmented(images: Tensor, random: torch.Generator) -> Tensor:
     return standardise(crop_and_flip(images, random))
 
 
-def measure(posterior: Posterior, num_samples: int, seed: int, data: CollapseData) -> dict[str, Any]:
+def measure(posterior: bb.Posterior, num_samples: int, seed: int, data: CollapseData) -> dict[str, Any]:
     """Compare familiar with strange images by exact draws. Return the fields of a row from accuracy on."""
     images, labels = data.test
     familiar, strange = (
-        predict(posterior, inputs, categorical(), num_samples=num_samples, seed=seed)
+        bb.predict(posterior, inputs, bb.categorical(), num_samples=num_samples, seed=seed)
         for inputs in (images, data.strange)
     )
     inside, outside = familiar.mutual_information, strange.mutual_information
     informed = num_samples > 1  # one function cannot disagree with itself
     return {
-        "accuracy": accuracy(familiar.probs, labels),
-        "nll": negative_log_likelihood(familiar.log_prob(labels)),
-        "information_in": mean_score(inside) if informed else None,
-        "information_out": mean_score(outside) if informed else None,
-        "auroc_information": ood_auroc(inside, outside) if informed else None,
-        "auroc_entropy": ood_auroc(familiar.entropy, strange.entropy),
+        "accuracy": bb.metrics.accuracy(familiar.probs, labels),
+        "nll": bb.metrics.negative_log_likelihood(familiar.log_prob(labels)),
+        "information_in": bb.metrics.mean_score(inside) if informed else None,
+        "information_out": bb.metrics.mean_score(outside) if informed else None,
+        "auroc_information": bb.metrics.ood_auroc(inside, outside) if informed else None,
+        "auroc_entropy": bb.metrics.ood_auroc(familiar.entropy, strange.entropy),
     }

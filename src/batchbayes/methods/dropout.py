@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from batchbayes._common.rng import generator
 from batchbayes._common.text import count
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network import Function, Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.posterior import Header, Posterior
 
@@ -37,8 +37,7 @@ SELU_FLOOR = -1.7580993408473766
 """The limit of SELU for very negative inputs. Alpha dropout puts it in the place of what it drops."""
 
 
-@dataclass(frozen=True, eq=False)
-class DropoutSite:
+class DropoutSite(NamedTuple):
     """One dropout layer, its name inside the network, and its probability when the posterior was made."""
 
     name: str
@@ -64,7 +63,7 @@ class DropoutSite:
         return inputs * (mask * scale) + ((1 - mask) - p) * (SELU_FLOOR * scale)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DropoutPosterior(Posterior):
     """Functions that differ in what the dropout layers of one network drop."""
 
@@ -125,7 +124,8 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
     """Keep the dropout of a trained network on, with one mask for all inputs of a draw.
 
     Args:
-        model: any network with dropout modules. It is not changed.
+        model: any network with dropout modules. It is not changed. A warning names recurrent and attention layers of
+            torch whose own dropout cannot be switched on.
         output: which output counts, if the network returns a tuple or a dict.
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
@@ -141,7 +141,21 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
             got=f"{type(network.module).__name__} with {found or 'none'}",
             fix="use a network that was trained with nn.Dropout; F.dropout inside forward() cannot be seen",
         )
+    if hidden := _hidden(network.module):
+        warn(
+            f"the dropout inside {', '.join(hidden[:6])} is no module of its own, and stays off. Draws vary less than "
+            "the network did in training."
+        )
     return DropoutPosterior(network, _sites(network.module))
+
+
+def _hidden(module: nn.Module) -> list[str]:
+    """Return the layers that drop something inside a function: attention, and recurrent ones between their layers."""
+    layers = modules_by_name(module, (nn.RNNBase, nn.MultiheadAttention))
+    each = (
+        (name, layer) for name, layer in layers.items() if layer.dropout > 0 and getattr(layer, "num_layers", 2) > 1
+    )
+    return [f"{name or 'the network'} ({type(layer).__name__}, p {layer.dropout:g})" for name, layer in each]
 
 
 def dropout_candidates(method: "Method", setting: "Setting") -> "list[Candidate]":

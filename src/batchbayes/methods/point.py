@@ -16,7 +16,7 @@ from batchbayes.network import Function, Network, Output, as_network, modules_by
 from batchbayes.posterior import Header, Posterior
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PointPosterior(Posterior):
     """A single function: the user's network."""
 

@@ -10,6 +10,8 @@ too small where the classes of a part can be told apart.
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -62,7 +64,7 @@ class LastLayer:
         """
         finite_number("prior_precision", prior_precision, above=0, fix="pass 1, for example")
         whole_number("num_draws", num_draws, least=0)
-        size = num_outputs * num_features
+        size = whole_number("num_outputs", num_outputs) * whole_number("num_features", num_features)
         prior = prior_precision * torch.eye(size, dtype=torch.float64)
         mean = torch.zeros(num_outputs, num_features, dtype=torch.float64)
         return cls(likelihood, mean, prior, num_draws=num_draws)
@@ -82,7 +84,8 @@ class LastLayer:
         mean, precision, spread = self.mean, None, torch.zeros_like(outputs)[None]
         for _ in range(steps):
             gradient, curvature = self._derivatives(features, fitting, mean, spread)
-            move = torch.linalg.solve(curvature, gradient.flatten()).view_as(mean)
+            with _words_for_singular():
+                move = torch.linalg.solve(curvature, gradient.flatten()).view_as(mean)
             mean = mean - self._damped(features, fitting, mean, move, spread) * move
             if self.num_draws:
                 precision = curvature if precision is None else (precision + curvature) / 2  # without it, it may swing
@@ -162,11 +165,24 @@ class LastLayer:
 
 def _output_covariance(features: Tensor, precision: Tensor) -> Tensor:
     """Return the covariance (n, K, K) of the outputs of features (n, P), by the precision (K P, K P) of the weights."""
-    root, size = torch.linalg.cholesky(precision), len(precision)
+    with _words_for_singular():
+        root, size = torch.linalg.cholesky(precision), len(precision)
     inverse = torch.linalg.solve_triangular(root, torch.eye(size, dtype=torch.float64), upper=False)  # (K P, K P)
     blocks = inverse.reshape(-1, features.shape[1])  # (K P K, P)
     halves = ((rows @ blocks.T).unflatten(1, (size, -1)) for rows in features.split(CHUNK))  # (n, K P, K)
     return torch.cat([half.mT @ half for half in halves])
+
+
+@contextmanager
+def _words_for_singular() -> Iterator[None]:
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+        raise BatchbayesError(
+            expected="a precision of the weights that can be inverted in float64",
+            got="one that is almost singular",
+            fix="raise prior_precision, or scale the features to about unit variance",
+        ) from error
 
 
 def _root(covariance: Tensor) -> Tensor:

@@ -4,43 +4,31 @@ Each takes `ax=` to draw into axes of your own, and then returns their figure. S
 axes.
 """
 
-from batchbayes.plots.band import Band, band_figure
-from batchbayes.plots.batch_size import batch_size_figure
-from batchbayes.plots.certainty import certainty_figure
-from batchbayes.plots.classification import reliability_figure, risk_coverage_figure
-from batchbayes.plots.collapse import BatchSizeSweep, collapse_figure
-from batchbayes.plots.normality import StatisticSweep, normality_sweep_figure
-from batchbayes.plots.novelty import novelty_figure
-from batchbayes.plots.price import price_figure
-from batchbayes.plots.regression import interval_coverage_figure, uncertainty_error_figure, uncertainty_error_grid
-from batchbayes.plots.seeds import seeds_figure
-from batchbayes.plots.segmentation import Triptych, segmentation_figure
-from batchbayes.plots.shift import shift_figure
-from batchbayes.plots.statistics import correlation_figure, marginals_figure, normality_figure
-from batchbayes.plots.style import save_figure
-
-__all__ = [
-    "Band",
-    "BatchSizeSweep",
-    "StatisticSweep",
-    "Triptych",
-    "band_figure",
-    "batch_size_figure",
-    "certainty_figure",
-    "collapse_figure",
-    "correlation_figure",
-    "interval_coverage_figure",
-    "marginals_figure",
-    "normality_figure",
-    "normality_sweep_figure",
-    "novelty_figure",
-    "price_figure",
-    "reliability_figure",
-    "risk_coverage_figure",
-    "save_figure",
-    "seeds_figure",
-    "segmentation_figure",
-    "shift_figure",
-    "uncertainty_error_figure",
-    "uncertainty_error_grid",
-]
+from batchbayes.plots.band import Band as Band, band_figure as band_figure
+from batchbayes.plots.batch_size import (
+    BatchSizeSweep as BatchSizeSweep,
+    batch_size_figure as batch_size_figure,
+    collapse_figure as collapse_figure,
+)
+from batchbayes.plots.certainty import certainty_figure as certainty_figure
+from batchbayes.plots.classification import (
+    reliability_figure as reliability_figure,
+    risk_coverage_figure as risk_coverage_figure,
+)
+from batchbayes.plots.lines import seeds_figure as seeds_figure
+from batchbayes.plots.price import price_figure as price_figure
+from batchbayes.plots.regression import (
+    interval_coverage_figure as interval_coverage_figure,
+    uncertainty_error_figure as uncertainty_error_figure,
+    uncertainty_error_grid as uncertainty_error_grid,
+)
+from batchbayes.plots.segmentation import Triptych as Triptych, segmentation_figure as segmentation_figure
+from batchbayes.plots.shift import novelty_figure as novelty_figure, shift_figure as shift_figure
+from batchbayes.plots.statistics import (
+    StatisticSweep as StatisticSweep,
+    correlation_figure as correlation_figure,
+    marginals_figure as marginals_figure,
+    normality_figure as normality_figure,
+    normality_sweep_figure as normality_sweep_figure,
+)
+from batchbayes.plots.style import save_figure as save_figure

@@ -41,7 +41,7 @@ def price_figure(
             shown = np.asarray(values, dtype=float)
             shown = shown[np.isfinite(shown)] if np.isfinite(shown).any() else np.zeros(1)  # an NLL can be infinite
             low, high = float(np.min(shown)), float(np.max(shown))
-            room = max(0.12 * (high - low), 0.005 * abs(high))  # differences that do not matter look small
+            room = max(0.12 * (high - low), 0.005 * abs(high)) or 0.01  # differences that do not matter look small
             panel.set_ylim(low - room, high + room)
             panel.ticklabel_format(axis="y", useOffset=False)
         handles, labels = panels[0].get_legend_handles_labels()

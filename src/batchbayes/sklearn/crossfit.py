@@ -134,7 +134,8 @@ def _trained(inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe, key
     """Train networks side by side."""
     data = [(inputs[folds[seed] != fold], targets[folds[seed] != fold]) for _, seed, fold in keys]
     with GlobalStream(stream_seed(recipe.seed, "networks", keys[0][1])):
-        stack = stack_networks([MLP(inputs.shape[1], recipe.hidden_widths, targets.shape[1]) for _ in keys])
+        networks = [MLP(inputs.shape[1], recipe.hidden_widths, targets.shape[1]).to(inputs.dtype) for _ in keys]
+        stack = stack_networks(networks)
     for share, rate in ((1 - LAST_SHARE, 1.0), (LAST_SHARE, LAST_RATE)):
         epochs = _epochs(recipe, min(len(x) for x, _ in data), share)
         configs = [

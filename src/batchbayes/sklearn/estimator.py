@@ -17,6 +17,7 @@ from torch import Tensor
 
 from batchbayes._common.checks import finite_number, whole_number
 from batchbayes._common.progress import hidden_progress
+from batchbayes._common.rng import GlobalStream
 from batchbayes._common.tensor_file import UNREADABLE, read_json, write_tensors
 from batchbayes.detection.novelty import FEWEST, Novelty, novelty
 from batchbayes.errors import BatchbayesError
@@ -142,10 +143,15 @@ class Uncertain(BaseEstimator):
         inputs: Any = validate_data(self, X, dtype=np.float64, reset=False)
         return self._standardised(encoded(inputs, self.bins_))
 
+    def _blank(self, widths: Sequence[int], last: int) -> MLP:
+        """Return a network whose weights are still to be filled in. The global generator is left as it was."""
+        with GlobalStream(0):
+            return MLP(len(self.input_mean_), widths, last).float()
+
     def _first_network(self) -> MLP:
         stack = self.networks_.stack
         widths = [stack.tensors[f"{layer.linear}.weight"].shape[1] for layer in stack.layers]
-        network = MLP(len(self.input_mean_), widths[:-1], widths[-1])
+        network = self._blank(widths[:-1], widths[-1])
         unstack(stack.select([0]), [network])
         return network.eval()
 
@@ -233,7 +239,7 @@ class Uncertain(BaseEstimator):
         own = {name.removeprefix("stack."): each for name, each in tensors.items() if name.startswith("stack.")}
         widths = [own[name].shape[1] for name in own if name.endswith("linear.weight")]
         last = own["output.weight"].shape[1]
-        template = stack_networks([MLP(len(self.input_mean_), widths, last)])
+        template = stack_networks([self._blank(widths, last)])
         stack = type(template)(template.layers, own, {})
         names = [layer.norm for layer in stack.layers if layer.norm]
         statistics = {name: (tensors[f"mean.{name}"], tensors[f"std.{name}"]) for name in names}

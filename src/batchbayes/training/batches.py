@@ -107,6 +107,10 @@ def shuffled_batches(num_examples: int, batch_size: int, seed: int, epoch: int) 
 
 def require_data(inputs: Tensor, targets: Tensor) -> None:
     """Refuse data that no network can be trained on."""
+    if odd := [type(each).__name__ for each in (inputs, targets) if not isinstance(each, Tensor)]:
+        raise BatchbayesError(
+            expected="inputs and targets as two tensors", got=f"a {odd[0]}", fix="convert them with torch.as_tensor"
+        )
     if len(inputs) != len(targets) or not len(inputs):
         raise BatchbayesError(
             expected="as many targets as inputs, at least one",

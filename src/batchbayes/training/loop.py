@@ -74,6 +74,11 @@ class Step:
     network: nn.Module
     optimiser: optim.Optimizer
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the steps that follow."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+
 
 def train(
     network: nn.Module,
@@ -197,8 +202,10 @@ def checked_loss(loss: Loss) -> Loss:
     The losses in ELEMENT_BY_ELEMENT need targets of the shape of the outputs. With outputs (n, 1) and targets (n,)
     torch would compare each output with every target, and the network would learn the mean of all targets.
     """
-    if not callable(loss):
-        fix = "pass a function of outputs and targets, such as torch.nn.functional.cross_entropy"
+    if not callable(loss) or isinstance(loss, type):
+        fix = (
+            "pass a function of outputs and targets, such as torch.nn.functional.cross_entropy or nn.CrossEntropyLoss()"
+        )
         raise BatchbayesError(expected="a loss that can be called", got=repr(loss)[:200], fix=fix)
     same_shape = loss in ELEMENT_BY_ELEMENT or type(loss) in ELEMENT_BY_ELEMENT
 

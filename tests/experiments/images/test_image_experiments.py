@@ -20,6 +20,7 @@ from batchbayes.experiments.images.tensors import pack_tensors, unpack_tensors
 from batchbayes.likelihoods import categorical
 from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
+from batchbayes.methods.dropout import mc_dropout
 from batchbayes.models.atanov import AtanovLeNet5, ResNet18
 from batchbayes.reproduce.tables import to_markdown
 
@@ -204,7 +205,7 @@ def test_masks_and_statistics_are_drawn_together():
     with torch.no_grad():
         first, again = (sbn_methods.dropped_draw(network, statistics, 0)(images[:4]) for _ in range(2))
         other = sbn_methods.dropped_draw(network, statistics, 1)(images[:4])
-        masks_alone = sbn_methods.mc_dropout(network).draw(0, 0)(images[:4])
+        masks_alone = mc_dropout(network).draw(0, 0)(images[:4])
     assert torch.equal(first, again)
     for different in (other, masks_alone):
         assert not torch.allclose(first, different)

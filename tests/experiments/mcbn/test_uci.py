@@ -47,7 +47,7 @@ def smoke():
 def test_every_method_beats_the_constant_predictor(smoke):
     whole = load_split("synthetic", 1, None).whole
     constant = float((whole.truth - whole.center).square().mean().sqrt())
-    runs = mcbn_uci.runs_by_method(SMOKE, smoke)["synthetic"]
+    runs = mcbn_uci.tested_runs(SMOKE, smoke)["synthetic"]
     assert set(runs) == {*tables.BEYOND, "BN", "MCDO", "DO"}
     for method, found in runs.items():
         assert len(found) == (1 if method == "ensemble" else SMOKE.seeds)
@@ -65,7 +65,7 @@ def test_tables_of_unfinished_runs_have_empty_cells(smoke):
     whole, empty = mcbn_uci.tables(SMOKE, smoke), mcbn_uci.tables(SMOKE, {})
     assert [table.title for table in whole] == [table.title for table in empty]
     assert whole[0].rows[0][4] == pytest.approx(
-        np.mean([r["rmse"] for r in mcbn_uci.runs_by_method(SMOKE, smoke)["synthetic"]["MCBN"]])
+        np.mean([r["rmse"] for r in mcbn_uci.tested_runs(SMOKE, smoke)["synthetic"]["MCBN"]])
     )
     assert empty[0].rows[0][4] is None
     assert set(mcbn_uci.figures(SMOKE, smoke)) == {"errors-against-uncertainty-MCBN", "errors-against-uncertainty-MCDO"}

@@ -11,7 +11,7 @@ from torch import nn
 import batchbayes as bb
 from batchbayes.engines.linear import linear_draws, plan_linear
 from batchbayes.methods.batchnorm import fit
-from batchbayes.methods.batchnorm.leading import leading_coordinates
+from batchbayes.methods.batchnorm.leading import OutputAxes, find_output_axes, leading_coordinates
 from batchbayes.metrics import rank_correlation
 
 
@@ -74,23 +74,51 @@ def test_what_is_left_out_is_made_up_for():
 
 
 def test_combinations_are_the_leading_eigenvectors():
+    """Logits near the first of two training examples take its covariance, and a tenth of that of all."""
     torch.manual_seed(0)
-    axes, logits = torch.linalg.qr(torch.randn(20, 9).double()).Q.T, torch.randn(4, 20).double()
-    axes = axes * torch.logspace(0, -1.5, 9)[:, None]
-    axes -= axes.mean(1, keepdim=True)
-    axes = torch.linalg.qr(axes.T).Q.T * axes.norm(dim=1, keepdim=True)
-    weights, basis, (total, kept) = leading_coordinates(logits, axes, 3)
+    axes, logits = torch.randn(20, 9).double(), torch.randn(4, 20).double()
+    axes = torch.linalg.qr(axes - axes.mean(0)).Q.T * torch.logspace(0, -1.5, 9)[:, None]
+    positions = torch.stack([logits[0] @ (axes / axes.norm(dim=1, keepdim=True)).T, torch.full((9,), 1e3)])
+    root = torch.eye(9).double() + 0.2 * torch.randn(9, 9).double()
+    given = OutputAxes(axes, positions, torch.stack([root @ root.T, torch.eye(9).double()]))
+    covariance = 0.9 * root @ root.T + 0.1 * torch.eye(9)
+    weights, basis, (total, kept) = leading_coordinates(logits, given, 3)
     for n, probs in enumerate(logits.softmax(1)):
         fisher = probs.diag() - torch.outer(probs, probs)
-        values = torch.linalg.eigvalsh(axes @ fisher @ axes.T)
+        values = torch.linalg.eigvals(covariance @ axes @ fisher @ axes.T).real.sort().values
         assert float(total[n]) == pytest.approx(float(values.sum()))
         assert float(kept[n]) == pytest.approx(float(values[-3:].sum()), rel=1e-3)
-        torch.testing.assert_close(weights[n] @ basis[n].T, (total[n] / kept[n]).sqrt() * torch.eye(3).double())
+        factor = (total[n] / kept[n]).sqrt()
+        torch.testing.assert_close(weights[n] @ basis[n].T, factor * torch.eye(3).double())
+        of_combinations = weights[n] @ axes.T @ covariance @ axes @ weights[n].T  # they are uncorrelated, of length one
+        torch.testing.assert_close(of_combinations, torch.eye(3).double())
+
+
+def test_axes_and_covariances_are_those_of_a_loop():
+    torch.manual_seed(0)
+    logits = torch.randn(7, 5, 4).double() * torch.tensor([3.0, 1.0, 0.5, 0.1])
+    found, centred_logits = find_output_axes(logits), centred(logits)
+    axes, positions, covariances = found.tensors()
+    assert axes.shape == (3, 4)  # a shift of all logits does not count
+    for n in range(5):
+        middle = centred_logits[:, n].mean(0)
+        torch.testing.assert_close(positions[n], torch.stack([middle @ axis / axis.norm() for axis in axes]))
+        along = torch.stack([torch.stack([(one - middle) @ axis / axis.dot(axis) for axis in axes])
+                             for one in centred_logits[:, n]])  # fmt: skip
+        torch.testing.assert_close(covariances[n], sum(torch.outer(one, one) for one in along) / 7)
+    torch.testing.assert_close(covariances.mean(0), torch.eye(3).double())
+
+
+def test_examples_that_are_all_alike_do_no_harm():
+    axes = torch.tensor([[1.0, -1.0, 0.0], [0.2, 0.2, -0.4]])
+    for examples in (1, 2):
+        given = OutputAxes(axes, torch.zeros(examples, 2), torch.eye(2).expand(examples, 2, 2))
+        assert all(part.isfinite().all() for part in leading_coordinates(torch.randn(3, 3), given, 1))
 
 
 def test_axes_are_kept_in_the_file_and_belong_to_many_classes_only(tmp_path):
     posterior, x = fitted()
-    assert posterior.output_axes.shape[1] == 30
+    assert posterior.output_axes.axes.shape[1] == 30
     bb.save(posterior, tmp_path / "a.safetensors")
     again = bb.load(tmp_path / "a.safetensors", posterior.network.module)
     options = {"num_samples": 50, "engine": "linear"}

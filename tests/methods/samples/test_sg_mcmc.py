@@ -195,6 +195,18 @@ def test_effective_sample_size_of_an_autoregression():
     assert (r_hat(values + torch.arange(8)[:, None, None]) > 1.5).all()
 
 
+def test_outputs_that_never_change_agree():
+    same = torch.full((2, 6, 3), 0.1)
+    assert (r_hat(same) == 1).all()
+    assert (effective_sample_size(same) == 12).all()
+    assert (r_hat(same + torch.arange(2.0)[:, None, None]) > 1e3).all()  # two chains that never move
+
+
+def test_networks_without_chains_have_no_diagnostics():
+    with pytest.raises(bb.BatchbayesError, match=r"bb\.sg_mcmc returns them; got a EnsemblePosterior"):
+        chain_diagnostics(bb.ensemble([nn.Linear(3, 1), nn.Linear(3, 1)]), X)
+
+
 BAD = {
     "sampler": ({"sampler": "sgd"}, "a sampler, one of: sgld, psgld, sghmc"),
     "prior": ({"prior_precision": 0.0}, "a prior precision above 0"),
@@ -220,6 +232,12 @@ def test_a_loss_that_is_no_mean_is_refused(loss):
         bb.sg_mcmc(linear, (X, Y[:, None]), loss, TrainingConfig(4, N))
 
 
+def test_labels_that_do_not_count_are_refused():
+    labels = torch.tensor([0, 1, -100]).repeat(20)
+    with pytest.raises(bb.BatchbayesError, match="each example counts in the posterior; got a label of -100"):
+        bb.sg_mcmc(lambda: nn.Linear(3, 2).double(), (X, labels), F.cross_entropy, TrainingConfig(4, N))
+
+
 def sample_with(config, options):
     made = {name: value() if callable(value) else value for name, value in options.items()}
     bb.sg_mcmc(linear, (X, Y[:, None]), tempered_error, config, **made)
@@ -238,6 +256,9 @@ def test_other_temperatures_weight_decay_and_unknown_sizes_are_told():
     decayed = TrainingConfig(epochs=4, batch_size=N, learning_rate=1e-3, weight_decay=1e-4)
     with pytest.raises(bb.BatchbayesError, match="no weight decay beside the prior"):
         bb.sg_mcmc(linear, (X, Y[:, None]), tempered_error, decayed)
+    other = TrainingConfig(epochs=4, batch_size=N, optimiser="sgd")
+    with pytest.raises(bb.BatchbayesError, match=r"because sampler= takes the steps; got optimiser='sgd'"):
+        bb.sg_mcmc(linear, (X, Y[:, None]), tempered_error, other)
     with pytest.raises(bb.BatchbayesError, match="num_examples="):
         bb.sg_mcmc(linear, [(X, Y[:, None])], tempered_error, config)
     bb.sg_mcmc(linear, [(X, Y[:, None])], tempered_error, config, num_examples=N, num_samples=2)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes.methods.samples.svgd import direction, stacked_outputs
@@ -61,11 +62,17 @@ BAD = {
     "a layer alone": (lambda: nn.Linear(2, 1), {}, "a linear layer alone"),
     "sum": (make, {"loss": nn.MSELoss(reduction="sum")}, "reduction='sum'"),
     "decay": (make, {"config": TrainingConfig(1, 60, weight_decay=0.1)}, "no weight decay beside the prior"),
+    "-100": (make, {"data": (X, torch.full((60,), -100)), "loss": cross_entropy}, "got a label of -100"),
+    "optimiser": (
+        make,
+        {"config": TrainingConfig(1, 60, optimiser="sgd")},
+        "steps are taken by Adam; got optimiser='sgd'",
+    ),
 }
 
 
 @pytest.mark.parametrize(("build", "options", "words"), BAD.values(), ids=BAD)
 def test_bad_input_is_refused(build, options, words):
-    options = {"config": TrainingConfig(1, 60), "loss": half_squared_error, **options}
+    options = {"data": (X, Y), "config": TrainingConfig(1, 60), "loss": half_squared_error, **options}
     with pytest.raises(bb.BatchbayesError, match=words):
-        bb.svgd(build, (X, Y), **options)
+        bb.svgd(build, **options)

@@ -128,6 +128,7 @@ def test_every_ready_transform_is_tried_above():
         (lambda: bb.RandomShiftScale(0.0, 0.0), "not both 0"),
         (lambda: bb.RandomShiftScale(0.5), "a shift from 0 to 0.5"),
         (lambda: bb.TableJitter(0.0, (1.0,)), "an amount above 0"),
+        (lambda: bb.TableJitter(0.1, 1.0), r"one for each training column; got 1\.0"),  # type: ignore[arg-type]
         (lambda: bb.TableJitter("much", (1.0,)), "an amount above 0"),
         (lambda: bb.TableJitter.of(np.zeros(4), 0.1), "finite standard deviations that are not all 0"),
         (lambda: bb.TableJitter(0.1, ()), "standard deviations that are not all 0"),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchbayes import metrics
 from batchbayes.assessment.attempts import affordable, calibration_draws, try_all
 from batchbayes.assessment.classification.figures import class_figures
 from batchbayes.assessment.classification.verdict import class_terms, class_verdict
@@ -45,20 +46,6 @@ from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
 from batchbayes.calibrate import conformal_sets, tune_temperature
 from batchbayes.data.examples import Examples
-from batchbayes.metrics import (
-    accuracy,
-    area_under_risk_coverage,
-    area_under_roc,
-    average_precision,
-    calibrated_log_likelihood,
-    classwise_calibration_error,
-    count_by_score,
-    equal_mass_reliability,
-    equal_width_reliability,
-    expected_calibration_error,
-    false_positive_rate_at_recall,
-    mean_score,
-)
 from batchbayes.prediction import predict_stream
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.running_sums import summarised
@@ -176,8 +163,8 @@ def _test(
     for trial, test, ood in zip(trials, tested, strange, strict=True):
         held = summarised(at(case, trial.tuned["temperature"]).summary(), draws[: trial.num_samples], keep=False)
         seen = Seen(held, test, ood)
-        metrics = _metrics(seen, labels, held_out) | {"passes": trial.passes}
-        yield Contender(trial, seen, metrics, -test.log_prob(labels))
+        found = _metrics(seen, labels, held_out) | {"passes": trial.passes}
+        yield Contender(trial, seen, found, -test.log_prob(labels))
 
 
 def _predict_each(case: Case, entry: Entry, data: Examples, trials: Sequence[Trial]) -> list[CategoricalPredictive]:
@@ -202,39 +189,38 @@ def _predict_each(case: Case, entry: Entry, data: Examples, trials: Sequence[Tri
 def _metrics(seen: Seen[CategoricalPredictive], labels: Tensor, held_out: Tensor) -> dict[str, float]:
     test, has_draws = seen.test, seen.test.num_samples > 1
     wrong, confidence = is_misclassified(test.probs, labels), max_probability(test.probs)
-    metrics = {
-        "accuracy": accuracy(test.probs, labels),
-        "nll": mean_score(-test.log_prob(labels)),
-        "brier": mean_score(brier(test.probs, labels)),
-        "ece": expected_calibration_error(equal_width_reliability(confidence, ~wrong)),
-        "ece_equal_mass": expected_calibration_error(equal_mass_reliability(confidence, ~wrong)),
-        "ece_classwise": classwise_calibration_error(test.probs, labels),
-        "mean_confidence": mean_score(confidence),
-        "aurc": area_under_risk_coverage(count_by_score(test.entropy, wrong)),
+    found = {
+        "accuracy": metrics.accuracy(test.probs, labels),
+        "nll": metrics.mean_score(-test.log_prob(labels)),
+        "brier": metrics.mean_score(brier(test.probs, labels)),
+        "ece": metrics.expected_calibration_error(metrics.equal_width_reliability(confidence, ~wrong)),
+        "ece_equal_mass": metrics.expected_calibration_error(metrics.equal_mass_reliability(confidence, ~wrong)),
+        "ece_classwise": metrics.classwise_calibration_error(test.probs, labels),
+        "mean_confidence": metrics.mean_score(confidence),
+        "aurc": metrics.area_under_risk_coverage(metrics.count_by_score(test.entropy, wrong)),
     }
     if len(labels) > 1:
-        metrics["cll"] = calibrated_log_likelihood(test.log_probs, labels)
+        found["cll"] = metrics.calibrated_log_likelihood(test.log_probs, labels)
     if 0 < int(wrong.sum()) < len(wrong):
-        metrics["error_auroc"] = area_under_roc(count_by_score(test.entropy, wrong))
+        found["error_auroc"] = metrics.area_under_roc(metrics.count_by_score(test.entropy, wrong))
         if has_draws:
-            metrics["error_auroc_mi"] = area_under_roc(count_by_score(test.mutual_information, wrong))
+            found["error_auroc_mi"] = metrics.area_under_roc(metrics.count_by_score(test.mutual_information, wrong))
     sets = conformal_sets(seen.calibration, held_out)(test)
-    metrics["set_size"] = mean_score(sets.sum(-1).double())
-    metrics["set_coverage"] = mean_score(sets.gather(-1, labels.unsqueeze(-1)).double())
+    found["set_size"] = metrics.mean_score(sets.sum(-1).double())
+    found["set_coverage"] = metrics.mean_score(sets.gather(-1, labels.unsqueeze(-1)).double())
     if seen.ood is not None:
-        metrics |= _strange_metrics(test, seen.ood, has_draws)
-    return metrics
+        found |= _strange_metrics(test, seen.ood, has_draws)
+    return found
 
 
 def _strange_metrics(seen: CategoricalPredictive, strange: CategoricalPredictive, has_draws: bool) -> dict[str, float]:
     is_strange = torch.arange(len(seen.entropy) + len(strange.entropy)) >= len(seen.entropy)
-    counts = count_by_score(torch.cat([seen.entropy, strange.entropy]), is_strange)
-    metrics = {
-        "ood_auroc": area_under_roc(counts),
-        "ood_aupr": average_precision(counts),
-        "ood_fpr95": false_positive_rate_at_recall(counts),
+    counts = metrics.count_by_score(torch.cat([seen.entropy, strange.entropy]), is_strange)
+    found = {
+        "ood_auroc": metrics.area_under_roc(counts),
+        "ood_aupr": metrics.average_precision(counts),
+        "ood_fpr95": metrics.false_positive_rate_at_recall(counts),
     }
     if has_draws:
-        information = torch.cat([seen.mutual_information, strange.mutual_information])
-        metrics["ood_auroc_mi"] = area_under_roc(count_by_score(information, is_strange))
-    return metrics
+        found["ood_auroc_mi"] = metrics.ood_auroc(seen.mutual_information, strange.mutual_information)
+    return found

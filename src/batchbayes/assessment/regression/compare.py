@@ -6,6 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from batchbayes import metrics
+from batchbayes._common.checks import real
 from batchbayes._common.text import number
 from batchbayes.assessment.attempts import affordable, calibration_draws, try_all
 from batchbayes.assessment.contenders import (
@@ -42,20 +44,9 @@ from batchbayes.assessment.tuning import cross_fitted
 from batchbayes.calibrate import conformal_quantile, tune_precision
 from batchbayes.likelihoods import gaussian
 from batchbayes.methods.candidates import Candidate
-from batchbayes.metrics import (
-    area_under_roc,
-    best_constant_precision,
-    count_by_score,
-    interval_summary,
-    mean_score,
-    normalised_score,
-    rank_correlation,
-    root_mean_squared_error,
-    sharpness,
-)
 from batchbayes.prediction import predict
 from batchbayes.predictive import GaussianPredictive
-from batchbayes.running_sums import summarised
+from batchbayes.running_sums import at_least_single, summarised
 from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum, mixture_crps
 
 INTERVALS = "Do intervals hold the target?"
@@ -88,7 +79,7 @@ STRANGE_COLUMNS = (
 
 def assess_regression(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
-    held_out, targets = case.calibration.targets().float(), case.test.targets().float()
+    held_out, targets = as_values(case.calibration.targets()), as_values(case.test.targets())
     tried = try_all(case, compared_entries(case, gaussian(1.0), averaged=1), _try)
     picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
     drawn = {entry: draws for entry, _, draws in tried}
@@ -151,6 +142,11 @@ def assess_regression(case: Case) -> Assessment:
     )
 
 
+def as_values(targets: Tensor) -> Tensor:
+    """Return targets as floats, without losing digits: large ones differ in digits that float32 does not hold."""
+    return real(targets).to(at_least_single(real(targets).dtype))
+
+
 def _thresholds(spread: Tensor) -> list[float]:
     """Return a threshold for each output, so that the flagged share of spreads (N, D) has one above it."""
     scale = flag_threshold(spread)  # (D,)
@@ -171,7 +167,7 @@ def _try(case: Case, entry: Entry) -> tuple[list[Trial], Tensor]:
     The noise of the losses was tuned on other examples.
     """
     (draws, targets, engine), trials = calibration_draws(case, entry), []
-    shaped = targets.float().reshape(draws.shape[1:])
+    shaped = as_values(targets).reshape(draws.shape[1:])
     for size in affordable(entry, len(draws), engine, case.settings.budget):
         some = draws[:size]
         losses = cross_fitted(
@@ -215,37 +211,35 @@ def _test(case: Case, entry: Entry, trial: Trial, draws: Tensor, held_out: Tenso
     strange = predict(entry.posterior, case.ood, gaussian(precision), **kept) if case.ood else None
     seen = Seen(summarised(gaussian(precision).summary(), draws[: trial.num_samples]), test, strange)
     shaped = targets.reshape(test.mean.shape)
-    metrics = _metrics(seen, shaped, held_out) | {"passes": trial.passes}
-    return Contender(trial, seen, metrics, _losses(test.draws, precision, shaped))
+    found = _metrics(seen, shaped, held_out) | {"passes": trial.passes}
+    return Contender(trial, seen, found, _losses(test.draws, precision, shaped))
 
 
 def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) -> dict[str, float]:
     test, held_out = seen.test, held_out.reshape(seen.calibration.mean.shape)
     losses = -test.log_prob(targets)
     crps = mixture_crps(test.draws, test.noise_variance.reciprocal(), targets)
-    metrics = {
-        "rmse": root_mean_squared_error(test.mean, targets),
-        "nll": mean_score(losses),
-        "crps": mean_score(crps),
-        "sharpness": sharpness(test.std),
+    found = {
+        "rmse": metrics.root_mean_squared_error(test.mean, targets),
+        "nll": metrics.mean_score(losses),
+        "crps": metrics.mean_score(crps),
+        "sharpness": metrics.sharpness(test.std),
         **_normalised(seen, crps, -losses, targets, held_out),
     }
     for level in LEVELS:
-        summary = interval_summary(*central(test, level), targets)
-        metrics[f"coverage_{level * 100:.0f}"] = summary.coverage
-        metrics[f"width_{level * 100:.0f}"] = summary.mean_width
+        summary = metrics.interval_summary(*central(test, level), targets)
+        found[f"coverage_{level * 100:.0f}"] = summary.coverage
+        found[f"width_{level * 100:.0f}"] = summary.mean_width
     widths = conformal_widths(seen.calibration, held_out)
     if math.isfinite(sum(widths)):
         half = (outputs_of(test.std) * torch.tensor(widths)).view_as(test.mean)
-        summary = interval_summary(test.mean - half, test.mean + half, targets)
-        metrics |= {"conformal_coverage": summary.coverage, "conformal_width": summary.mean_width}
+        summary = metrics.interval_summary(test.mean - half, test.mean + half, targets)
+        found |= {"conformal_coverage": summary.coverage, "conformal_width": summary.mean_width}
     if float(test.std.max()) > float(test.std.min()) * (1 + 1e-6):
-        metrics["rank_correlation"] = rank_correlation(test.std, (test.mean - targets).abs())
+        found["rank_correlation"] = metrics.rank_correlation(test.std, (test.mean - targets).abs())
         if seen.ood is not None:
-            both = torch.cat([first_output(test.std), first_output(seen.ood.std)])
-            is_strange = torch.arange(len(both)) >= len(test.std)
-            metrics["ood_auroc"] = area_under_roc(count_by_score(both, is_strange))
-    return metrics
+            found["ood_auroc"] = metrics.ood_auroc(first_output(test.std), first_output(seen.ood.std))
+    return found
 
 
 def _normalised(
@@ -254,12 +248,14 @@ def _normalised(
     """Return scores on a scale from 0, the best constant spread on calibration data, to 100, the best at each point."""
     mean, calibrated = seen.test.mean, seen.calibration.mean
     error = targets - mean
-    constant = best_constant_precision(calibrated, held_out, "crps") ** -0.5
-    found = {"crps_normalised": normalised_score(crps, gaussian_crps(mean, constant, targets), crps_optimum(error))}
+    constant = metrics.best_constant_precision(calibrated, held_out, "crps") ** -0.5
+    found = {
+        "crps_normalised": metrics.normalised_score(crps, gaussian_crps(mean, constant, targets), crps_optimum(error))
+    }
     keep = error != 0
-    constant = best_constant_precision(calibrated, held_out, "log_likelihood") ** -0.5
+    constant = metrics.best_constant_precision(calibrated, held_out, "log_likelihood") ** -0.5
     at_constant = gaussian_log_likelihood(mean, constant, targets)
-    found["nll_normalised"] = normalised_score(
+    found["nll_normalised"] = metrics.normalised_score(
         log_likelihood[keep], at_constant[keep], log_likelihood_optimum(error[keep])
     )
     return found

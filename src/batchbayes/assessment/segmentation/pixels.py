@@ -8,19 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchbayes import metrics
 from batchbayes.assessment.contenders import Trial, drawing
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.rows import image_cells, single_images
 from batchbayes.data.examples import Examples
 from batchbayes.likelihoods import Categorical
-from batchbayes.metrics import (
-    ConfusionMatrix,
-    ReliabilityHistogram,
-    ScoreHistogram,
-    area_under_risk_coverage,
-    area_under_roc,
-    expected_calibration_error,
-)
 from batchbayes.prediction import predict_stream
 from batchbayes.predictive import CategoricalPredictive
 
@@ -30,10 +23,10 @@ class PixelSums:
 
     def __init__(self, num_classes: int, ignored_label: int | None) -> None:
         self.ignored_label = ignored_label
-        self.confusion = ConfusionMatrix(num_classes, ignored_label)
-        self.reliability = ReliabilityHistogram()
-        self.entropy = ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
-        self.information = ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
+        self.confusion = metrics.ConfusionMatrix(num_classes, ignored_label)
+        self.reliability = metrics.ReliabilityHistogram()
+        self.entropy = metrics.ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
+        self.information = metrics.ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
         self.images: dict[str, list[float]] = {key: [] for key in ("loss", "brier", "wrong", "confidence")}
         """Means over the counted pixels of each image."""
         self.cells: list[dict[str, Any]] = []
@@ -84,14 +77,14 @@ class PixelSums:
             "mean_iou": self.confusion.mean_intersection_over_union(),
             "nll": self.mean("loss"),
             "brier": self.mean("brier"),
-            "ece": expected_calibration_error(bins),
+            "ece": metrics.expected_calibration_error(bins),
             "mean_confidence": float(bins.confidence_sums.sum() / bins.counts.sum()),
-            "aurc": area_under_risk_coverage(counts),
+            "aurc": metrics.area_under_risk_coverage(counts),
         }
         if 0 < self.mean("wrong") < 1:
-            found["error_auroc"] = area_under_roc(counts)
+            found["error_auroc"] = metrics.area_under_roc(counts)
             if self.num_samples > 1:
-                found["error_auroc_mi"] = area_under_roc(self.information.counts())
+                found["error_auroc_mi"] = metrics.area_under_roc(self.information.counts())
         return found
 
 

@@ -8,11 +8,13 @@ and views whose maps are moved back. The paper has pictures alone; the measures 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+import batchbayes as bb
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.camvid import CLASSES, UNLABELLED, Frame, camvid_frames, standardise
 from batchbayes.data.folder import DataFolder, data_file
@@ -20,20 +22,10 @@ from batchbayes.experiments.images.camvid_tables import camvid_figures, camvid_t
 from batchbayes.experiments.images.frame_sums import counted, frame_sums
 from batchbayes.experiments.images.novelty_map import fit_novelty_map
 from batchbayes.experiments.images.tensors import pack_tensors, unpack_tensors
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
-from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
-from batchbayes.methods.point import deterministic
-from batchbayes.methods.views.images import RandomFlip, RandomShiftScale
-from batchbayes.methods.views.posterior import with_views
-from batchbayes.methods.views.transform import Compose
+from batchbayes.methods.batchnorm.posterior import Center
 from batchbayes.models.espnet import ESPNet
 from batchbayes.models.pretrained import espnet_camvid
 from batchbayes.plots.style import Figure
-from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict_stream
-from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 
@@ -93,12 +85,14 @@ def work(config: CamvidConfig, unit: Unit, needed: Results, data_folder: DataFol
             return {"header": header, "tensors": pack_tensors(tensors)}
         if FIT in needed:
             tensors = unpack_tensors(needed[FIT]["tensors"])
-            noisy = BatchNormPosterior.restore(needed[FIT]["header"], tensors, network)
+            noisy = bb.BatchNormPosterior.restore(needed[FIT]["header"], tensors, network)
             posterior = _around(config, method, noisy, data_folder)
         elif method == BLOCKS:
             posterior = _noise(config, network, "batches", data_folder, sites=FIRST_BLOCKS)
         else:
-            posterior = deterministic(network) if method == NETWORK else with_views(deterministic(network), look())
+            posterior = (
+                bb.deterministic(network) if method == NETWORK else bb.with_views(bb.deterministic(network), look())
+            )
         passes = config.few_passes if method in (VIEWS, BOTH) else config.passes
         return _counts(config, posterior, passes, "linear" if method == LINEAR else "sample", data_folder)
 
@@ -129,32 +123,32 @@ def _blocks(split: str, count: int) -> Iterator[Frame]:
 
 def _noise(
     config: CamvidConfig, network: nn.Module, center: Center, folder: DataFolder, **options: Any
-) -> BatchNormPosterior:
+) -> bb.BatchNormPosterior:
     """Fit MCBN to batches of training frames."""
     images = torch.stack([frame.image for frame in frames(config, "train", folder)])
     size, count = config.batch_size, config.passes
-    return mcbn(network, standardise(images), batch_size=size, num_samples=count, center=center, **options)
+    return bb.mcbn(network, standardise(images), batch_size=size, num_samples=count, center=center, **options)
 
 
-def _around(config: CamvidConfig, method: str, noisy: BatchNormPosterior, folder: DataFolder) -> Posterior:
+def _around(config: CamvidConfig, method: str, noisy: bb.BatchNormPosterior, folder: DataFolder) -> bb.Posterior:
     """Return the posterior of a method that is built on the noise of all layers."""
     if method == TUNED:
         return _tuned(config, noisy, folder)
-    return with_views(noisy, look()) if method == BOTH else noisy
+    return bb.with_views(noisy, look()) if method == BOTH else noisy
 
 
-def look() -> Compose:
+def look() -> bb.Compose:
     """Return the views: shifts, zooms and flips. What comes in from outside is black."""
     black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
-    return Compose(RandomShiftScale(0.02, 0.1, black), RandomFlip())
+    return bb.Compose(bb.RandomShiftScale(0.02, 0.1, black), bb.RandomFlip())
 
 
-def _tuned(config: CamvidConfig, posterior: BatchNormPosterior, folder: DataFolder) -> BatchNormPosterior:
+def _tuned(config: CamvidConfig, posterior: bb.BatchNormPosterior, folder: DataFolder) -> bb.BatchNormPosterior:
     """Return the posterior at the batch size that makes the tuning frames most likely."""
     held_out = list(frames(config, "test", folder))[config.num_test :]
     batches = [(standardise(frame.image[None]), frame.labels[None]) for frame in held_out]
-    likelihood = categorical(ignore_index=UNLABELLED)
-    return tune_batch_size(posterior, batches, likelihood, num_samples=config.few_passes).posterior
+    likelihood = bb.categorical(ignore_index=UNLABELLED)
+    return bb.tune_batch_size(posterior, batches, likelihood, num_samples=config.few_passes).posterior
 
 
 def shown_frames(count: int, shown: int) -> list[int]:
@@ -167,7 +161,7 @@ def shown_frames(count: int, shown: int) -> list[int]:
 
 
 def _counts(
-    config: CamvidConfig, posterior: Posterior, passes: int, engine: Literal["sample", "linear"], folder: DataFolder
+    config: CamvidConfig, posterior: bb.Posterior, passes: int, engine: Literal["sample", "linear"], folder: DataFolder
 ) -> dict[str, Any]:
     """Predict the test frames one by one, and keep counts of each."""
     every, maps, used, count = [], {}, engine, passes
@@ -183,27 +177,21 @@ def _counts(
 
 
 def predicted(
-    config: CamvidConfig, posterior: Posterior, passes: int, engine: Literal["sample", "linear"], folder: DataFolder
-) -> Iterator[tuple[Frame, CategoricalPredictive]]:
+    config: CamvidConfig, posterior: bb.Posterior, passes: int, engine: Literal["sample", "linear"], folder: DataFolder
+) -> Iterator[tuple[Frame, bb.CategoricalPredictive]]:
     """Yield each test frame with its prediction. One frame is in memory at a time, and running sums over draws."""
     kept: list[Frame] = []
 
     def inputs() -> Iterator[Tensor]:
-        for frame in limited(frames(config, "test", folder), config.num_test):
+        for frame in islice(frames(config, "test", folder), config.num_test):
             kept[:] = [frame]
             yield standardise(frame.image[None])
 
-    for found in predict_stream(posterior, inputs(), [categorical()], num_samples=passes, engine=engine):
+    for found in bb.predict_stream(posterior, inputs(), [bb.categorical()], num_samples=passes, engine=engine):
         yield kept[0], found.predictives[0]
 
 
-def limited(items: Iterator[Frame], count: int) -> Iterator[Frame]:
-    """Yield the first `count` frames."""
-    for _, item in zip(range(count), items, strict=False):
-        yield item
-
-
-def _maps(frame: Frame, seen: CategoricalPredictive) -> dict[str, Tensor]:
+def _maps(frame: Frame, seen: bb.CategoricalPredictive) -> dict[str, Tensor]:
     """Return what is shown of a frame, with fewer pixels."""
     answer = seen.log_probs[0].argmax(-1)
     wrong = (answer != frame.labels) & (frame.labels != UNLABELLED)
@@ -227,7 +215,7 @@ def _novelty(config: CamvidConfig, network: nn.Module, folder: DataFolder) -> di
     detector = fit_novelty_map(network, training, PLACES)
     shown = shown_frames(config.num_test, config.num_maps)
     maps, counts = {}, []
-    for number, frame in enumerate(limited(frames(config, "test", folder), config.num_test)):
+    for number, frame in enumerate(islice(frames(config, "test", folder), config.num_test)):
         inputs = standardise(frame.image[None])
         with torch.no_grad():
             wrong = network(inputs)[0].argmax(0) != frame.labels

@@ -12,7 +12,7 @@ from batchbayes.data.camvid import CLASSES, UNLABELLED
 from batchbayes.experiments.images.frame_sums import BINS, measures, ranked, with_standard_errors
 from batchbayes.experiments.images.tensors import unpack_tensors
 from batchbayes.plots.lines import Line, lines_figure
-from batchbayes.plots.maps import MapColumn, maps_figure
+from batchbayes.plots.segmentation import MapColumn, maps_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results
 from batchbayes.reproduce.tables import CellValue, ResultTable

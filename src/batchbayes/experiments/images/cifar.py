@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
 from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, standardise
 from batchbayes.data.folder import DataFolder, data_file
@@ -40,21 +41,10 @@ from batchbayes.experiments.images.colour import Recipe, Source, load_colour, tr
 from batchbayes.experiments.images.query import query_rows, query_table
 from batchbayes.experiments.images.tensors import pack_weights, unpack_weights
 from batchbayes.experiments.weights.images import fast
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.omega import is_mean
-from batchbayes.methods.batchnorm.population import population
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
-from batchbayes.methods.point import deterministic
-from batchbayes.methods.views.images import RandomCrop, RandomFlip
-from batchbayes.methods.views.posterior import with_views
-from batchbayes.methods.views.transform import Compose
 from batchbayes.models.cifar_resnet import CifarResNet
 from batchbayes.models.pretrained import cifar_resnet
 from batchbayes.plots.style import Figure
-from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 
@@ -165,11 +155,11 @@ def _trained(config: CifarConfig, data: _Data) -> dict[str, Any]:
 def _mcbn_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data) -> list[Curve]:
     """Score MCBN by exact draws and by the linear engine, and the network with three kinds of fixed statistics."""
     most, size = max(config.passes), BATCH_SIZES[name]
-    posterior = mcbn(network, augmented_batches(data.train, size), num_samples=most)
+    posterior = bb.mcbn(network, augmented_batches(data.train, size), num_samples=most)
     found = [
         curve_of(config, name, MCBN, _draws(posterior, data, most), data),
         curve_of(config, name, LINEAR, _draws(posterior, data, most, engine="linear"), data),
-        curve_of(config, name, RUNNING, _draws(deterministic(network), data, 1), data),
+        curve_of(config, name, RUNNING, _draws(bb.deterministic(network), data, 1), data),
     ]
     ends = [moving_average(posterior, seed) for seed in range(MOVING_ENDS)]
     scored = [curve_of(config, name, MOVING, _draws(end, data, 1), data) for end in ends]
@@ -179,18 +169,18 @@ def _mcbn_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data
     spread = float(pll.std())
     found.append(Curve(name, MOVING, (1,), (float(pll.mean()),), rate, tuple(examples.tolist()), spread))
     seen = next(augmented_batches(data.train, min(config.num_population, len(data.train)), seed=1))
-    found.append(curve_of(config, name, POPULATION, _draws(population(network, seen), data, 1), data))
+    found.append(curve_of(config, name, POPULATION, _draws(bb.population(network, seen), data, 1), data))
     return found
 
 
 def _view_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data) -> list[Curve]:
     """Score random crops and flips of the test images, without and with the noise of batches."""
     black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
-    look = Compose(RandomCrop(4, black), RandomFlip())
-    noisy = mcbn(network, augmented_batches(data.train, BATCH_SIZES[name]), num_samples=config.few_passes)
-    hosts = {VIEWS: deterministic(network), BOTH: noisy}
+    look = bb.Compose(bb.RandomCrop(4, black), bb.RandomFlip())
+    noisy = bb.mcbn(network, augmented_batches(data.train, BATCH_SIZES[name]), num_samples=config.few_passes)
+    hosts = {VIEWS: bb.deterministic(network), BOTH: noisy}
     return [
-        curve_of(config, name, method, _draws(with_views(host, look), data, config.few_passes), data)
+        curve_of(config, name, method, _draws(bb.with_views(host, look), data, config.few_passes), data)
         for method, host in hosts.items()
     ]
 
@@ -198,13 +188,13 @@ def _view_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data
 def _tuned_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data) -> list[Curve]:
     """Score MCBN at the batch size that held-out images choose."""
     batches, count = augmented_batches(data.train, BATCH_SIZES[name]), config.few_passes
-    fitted = mcbn(network, batches, num_samples=count, center="running")
-    tuned = tune_batch_size(fitted, [data.held_out], categorical(), num_samples=count).posterior
+    fitted = bb.mcbn(network, batches, num_samples=count, center="running")
+    tuned = bb.tune_batch_size(fitted, [data.held_out], bb.categorical(), num_samples=count).posterior
     scored = curve_of(config, name, TUNED, _draws(tuned, data, count), data)
     return [replace(scored, batch_size=tuned.batch_size)]
 
 
-def moving_average(posterior: BatchNormPosterior, seed: int) -> BatchNormPosterior:
+def moving_average(posterior: bb.BatchNormPosterior, seed: int) -> bb.BatchNormPosterior:
     """Return the network with moving averages of means and variances, as after training on the rows in some order."""
     rows = posterior.center + posterior.deviations  # (R, D)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
@@ -217,9 +207,9 @@ def moving_average(posterior: BatchNormPosterior, seed: int) -> BatchNormPosteri
     return replace(posterior, center=center, deviations=torch.zeros_like(center)[None], influence=None)
 
 
-def _draws(posterior: Posterior, data: _Data, count: int, engine: Any = "sample") -> Tensor:
+def _draws(posterior: bb.Posterior, data: _Data, count: int, engine: Any = "sample") -> Tensor:
     """Return logits (S, N, K) of the test images."""
-    found = predict(posterior, data.test[0], categorical(), num_samples=count, engine=engine, keep_draws=True)
+    found = bb.predict(posterior, data.test[0], bb.categorical(), num_samples=count, engine=engine, keep_draws=True)
     return found.draws
 
 

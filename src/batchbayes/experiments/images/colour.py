@@ -64,15 +64,9 @@ def train_on_bytes(
 
     optimiser = partial(torch.optim.Adam, fused=True) if recipe.optimiser == "adam" else recipe.optimiser
     config = TrainingConfig(recipe.epochs, size, recipe.learning_rate, recipe.weight_decay, optimiser, seed)
-    fall = falling_rate(recipe, recipe.epochs * (len(images) // size))
-    return train(network, batches, supervised(cross_entropy), config, after_step=fall)[-1]
+    steps = recipe.epochs * (len(images) // size)
 
+    def slow_down(step: Step) -> None:
+        step.set_learning_rate(recipe.learning_rate * (1 - step.number / steps))
 
-def falling_rate(recipe: Recipe, steps: int) -> Callable[[Step], None]:
-    """Return what sets the learning rate after each step, so that it falls linearly to zero."""
-
-    def fall(step: Step) -> None:
-        for group in step.optimiser.param_groups:
-            group["lr"] = recipe.learning_rate * (1 - step.number / steps)
-
-    return fall
+    return train(network, batches, supervised(cross_entropy), config, after_step=slow_down)[-1]

@@ -13,14 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchbayes.metrics import (
-    Reliability,
-    ScoreCounts,
-    area_under_roc,
-    equal_width_reliability,
-    expected_calibration_error,
-)
-from batchbayes.predictive import CategoricalPredictive
+import batchbayes as bb
 
 BINS = 512
 """Values of a score that are told apart."""
@@ -36,13 +29,13 @@ Sums = dict[str, Tensor]
 """Counts by name."""
 
 
-def frame_sums(seen: CategoricalPredictive, labels: Tensor, ignored: int) -> Sums:
+def frame_sums(seen: bb.CategoricalPredictive, labels: Tensor, ignored: int) -> Sums:
     """Count one frame: what was predicted for it (1, H, W, K), and its labels (H, W)."""
     log_probs = seen.log_probs[0]
     classes, keep = log_probs.shape[-1], labels != ignored
     confidence, answer = log_probs.exp().max(-1)
     wrong, edge = answer != labels, near_boundary(labels)
-    bins = equal_width_reliability(confidence[keep].clamp_max(1), ~wrong[keep])
+    bins = bb.metrics.equal_width_reliability(confidence[keep].clamp_max(1), ~wrong[keep])
     scores = {
         "entropy": seen.entropy[0],
         "information": seen.mutual_information[0],
@@ -117,7 +110,7 @@ def measures(total: Mapping[str, Tensor], ignored: int) -> dict[str, float]:
         "iou": float(overlap[own].nanmean()),
         "accuracy": float(hits.sum() / counts.sum()),
         "nll": float(total["loss"][0] / total["loss"][1]),
-        "ece": expected_calibration_error(Reliability(*total["reliability"])),
+        "ece": bb.metrics.expected_calibration_error(bb.metrics.Reliability(*total["reliability"])),
         "pavpu": patch_accuracy_against_uncertainty(total["patches"]),
         "auroc": ranked(entropy.sum(0)),
         "auroc_inside": ranked(entropy[1]),
@@ -136,7 +129,7 @@ def ranked(counts: Tensor) -> float:
     wrong, right = counts.flip(1).long()
     if not (wrong.any() and right.any()) or int((counts.sum(0) > 0).sum()) < 2:
         return float("nan")
-    return area_under_roc(ScoreCounts(torch.arange(BINS).flip(0), wrong, right))
+    return bb.metrics.area_under_roc(bb.metrics.ScoreCounts(torch.arange(BINS).flip(0), wrong, right))
 
 
 def most_uncertain(counts: Tensor, share: float = MOST_UNCERTAIN) -> tuple[float, float]:

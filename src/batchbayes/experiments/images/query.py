@@ -12,11 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import batchbayes as bb
 from batchbayes.data.cifar10 import augmented_batches
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.prediction import predict
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.running_sums import summarised
 
@@ -32,19 +29,19 @@ def query_rows(
     images, labels = test
     companions = batch_size - 1
 
-    def fitted(seed: int, count: int) -> BatchNormPosterior:
-        return mcbn(network, augmented_batches(train, companions, seed=seed), num_samples=count)
+    def fitted(seed: int, count: int) -> bb.BatchNormPosterior:
+        return bb.mcbn(network, augmented_batches(train, companions, seed=seed), num_samples=count)
 
     many = SHARED_TIMES * passes
     shared = _logits(fitted(1, many), images, many)
     fresh = fresh_logits(fitted(2, passes * len(images)), images)
-    inside = mcbn(network, augmented_batches(train, batch_size, seed=3), num_samples=passes, include_query=True)
+    inside = bb.mcbn(network, augmented_batches(train, batch_size, seed=3), num_samples=passes, include_query=True)
     found = {SHARED: shared[:passes], FRESH: fresh, INSIDE: _logits(inside, images, passes)}
     ways = {name: _scores(draws, labels) for name, draws in found.items()}
     return {"ways": ways, "passes": passes, **same_marginals(fresh, shared, labels)}
 
 
-def fresh_logits(posterior: BatchNormPosterior, images: Tensor) -> Tensor:
+def fresh_logits(posterior: bb.BatchNormPosterior, images: Tensor) -> Tensor:
     """Return logits (T, N, K) in which no two images share a batch: the posterior has T N rows."""
     rows = posterior.deviations.unflatten(0, (len(images), -1))  # (N, T, D)
     with torch.no_grad():
@@ -56,11 +53,11 @@ def fresh_logits(posterior: BatchNormPosterior, images: Tensor) -> Tensor:
 
 
 def _logits(posterior: Any, images: Tensor, count: int) -> Tensor:
-    return predict(posterior, images, categorical(), num_samples=count, keep_draws=True).draws
+    return bb.predict(posterior, images, bb.categorical(), num_samples=count, keep_draws=True).draws
 
 
 def _scores(draws: Tensor, labels: Tensor) -> dict[str, float]:
-    seen = summarised(categorical().summary(), draws, keep=False)
+    seen = summarised(bb.categorical().summary(), draws, keep=False)
     each = seen.log_prob(labels).double()
     return {
         "pll": float(each.mean()),

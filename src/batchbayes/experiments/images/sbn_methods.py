@@ -9,20 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchbayes.detection.novelty import novelty
+import batchbayes as bb
 from batchbayes.experiments.images.sbn_data import LENET, NetworkSetting, SbnData, one_view, scaled, training_batches
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.methods.batchnorm.omega import as_buffers, unpack
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
-from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
-from batchbayes.methods.dropout import mc_dropout
-from batchbayes.methods.point import deterministic
-from batchbayes.methods.views.posterior import with_views
-from batchbayes.metrics import ood_auroc
 from batchbayes.network import Function
-from batchbayes.posterior import Posterior
 
 NETWORK, SBN = "network", "SBN"
 ENSEMBLE, ENSEMBLE_SBN = "deep ensemble", "deep ensemble, SBN"
@@ -52,7 +42,7 @@ def mean_probabilities(functions: Sequence[Function], data: SbnData) -> Probabil
     return found[0], found[1]
 
 
-def draws_of(posterior: Posterior, passes: int) -> list[Function]:
+def draws_of(posterior: bb.Posterior, passes: int) -> list[Function]:
     """Return so many draws, or one if all are the same."""
     return [posterior.draw(0, index) for index in range(1 if posterior.is_point else passes)]
 
@@ -61,7 +51,7 @@ def fit_sbn(name: str, network: nn.Module, data: SbnData, setting: NetworkSettin
     """Fit stochastic BN to mini-batches of the size of training."""
     size = setting.recipe.batch_size
     batches = training_batches(name, data.train[0], size, setting.num_batches)
-    return stochastic_bn(network, batches, batch_size=size, num_samples=setting.num_batches, **options)
+    return bb.stochastic_bn(network, batches, batch_size=size, num_samples=setting.num_batches, **options)
 
 
 def member_probabilities(
@@ -70,7 +60,7 @@ def member_probabilities(
     """Return the predictions of a network as it is, and by stochastic BN."""
     posterior = fit_sbn(name, network, data, setting)
     return {
-        NETWORK: mean_probabilities(draws_of(deterministic(network), 1), data),
+        NETWORK: mean_probabilities(draws_of(bb.deterministic(network), 1), data),
         SBN: mean_probabilities(draws_of(posterior, setting.passes), data),
     }
 
@@ -80,7 +70,7 @@ def dropout_probabilities(
 ) -> dict[str, Probabilities]:
     """Return the predictions by dropout masks, and by masks together with draws of stochastic BN."""
     statistics = fit_sbn(name, network, data, setting, dropout=True)
-    alone = mc_dropout(network)
+    alone = bb.mc_dropout(network)
     return {
         DROPOUT: mean_probabilities(draws_of(alone, setting.passes), data),
         DROPOUT_SBN: mean_probabilities(
@@ -89,38 +79,38 @@ def dropout_probabilities(
     }
 
 
-def dropped_draw(network: nn.Module, statistics: BatchNormPosterior, index: int) -> Function:
+def dropped_draw(network: nn.Module, statistics: bb.BatchNormPosterior, index: int) -> Function:
     """Return a draw of the masks and of the statistics together."""
     omega = statistics.center + statistics.deviation(0, index)
     buffers = as_buffers(statistics.sites, unpack(statistics.sites, omega))
     noisy = copy.deepcopy(network)
     noisy.load_state_dict({**noisy.state_dict(), **buffers})
-    return mc_dropout(noisy).draw(0, index)
+    return bb.mc_dropout(noisy).draw(0, index)
 
 
 def variants(
     name: str, network: nn.Module, data: SbnData, setting: NetworkSetting
-) -> Mapping[str, Callable[[], Posterior]]:
+) -> Mapping[str, Callable[[], bb.Posterior]]:
     """Return the choices that paper and code leave open, and methods beyond the paper, each as a fit."""
     size = setting.recipe.batch_size
 
     def batches(count: int) -> list[Tensor]:
         return training_batches(name, data.train[0], size, count)
 
-    def noiseless() -> Posterior:
+    def noiseless() -> bb.Posterior:
         fitted = fit_sbn(name, network, data, setting)
         return replace(fitted, deviations=torch.zeros_like(fitted.center)[None], noise="rows")
 
-    def tuned() -> Posterior:
-        fitted = mcbn(network, batches(64), batch_size=size, num_samples=64, center="running")
-        return tune_batch_size(fitted, [data.held_out], categorical(), num_samples=32).posterior
+    def tuned() -> bb.Posterior:
+        fitted = bb.mcbn(network, batches(64), batch_size=size, num_samples=64, center="running")
+        return bb.tune_batch_size(fitted, [data.held_out], bb.categorical(), num_samples=32).posterior
 
-    fits: dict[str, Callable[[], Posterior]] = {
+    fits: dict[str, Callable[[], bb.Posterior]] = {
         GEOMETRIC: noiseless,
         MOVING: lambda: fit_sbn(name, network, data, setting, estimator="moving-average"),
         CORRELATED: lambda: fit_sbn(name, network, data, setting, covariance="correlated"),
-        MCBN: lambda: mcbn(network, batches(setting.passes), batch_size=size, num_samples=setting.passes),
-        VIEWS: lambda: with_views(deterministic(network), partial(one_view, name)),
+        MCBN: lambda: bb.mcbn(network, batches(setting.passes), batch_size=size, num_samples=setting.passes),
+        VIEWS: lambda: bb.with_views(bb.deterministic(network), partial(one_view, name)),
     }
     if name == LENET:
         fits[CONVOLUTIONS] = lambda: fit_sbn(name, network, data, setting, sites=("norm1", "norm2"))
@@ -131,5 +121,5 @@ def variants(
 
 def novelty_auroc(network: nn.Module, data: SbnData, seed: int = 0) -> float:
     """Return how well the novelty of one pass tells unknown from known images."""
-    detector = novelty(network, scaled(data.train[0][:NOVELTY_EXAMPLES]), seed=seed)
-    return ood_auroc(detector.score(data.known[0]), detector.score(data.unknown))
+    detector = bb.novelty(network, scaled(data.train[0][:NOVELTY_EXAMPLES]), seed=seed)
+    return bb.metrics.ood_auroc(detector.score(data.known[0]), detector.score(data.unknown))

@@ -20,7 +20,7 @@ from batchbayes.experiments.images.sbn_methods import (
 )
 from batchbayes.experiments.images.tensors import unpack_tensors
 from batchbayes.metrics import ood_auroc
-from batchbayes.plots.ecdf import EntropyPanel, entropy_figure
+from batchbayes.plots.shift import EntropyPanel, entropy_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+import batchbayes as bb
 from batchbayes.engines.choose import EngineName
-from batchbayes.errors import BatchbayesError
 from batchbayes.experiments.mcbn.protocol import (
     SELECTION_SEED,
     Candidate,
@@ -31,13 +31,7 @@ from batchbayes.experiments.mcbn.scores import (
     tune_fold_precision,
 )
 from batchbayes.experiments.mcbn.splits import Split, StandardisedPart
-from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.population import population
-from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.methods.dropout import mc_dropout
-from batchbayes.methods.point import deterministic
 from batchbayes.models.mlp import MLP
-from batchbayes.posterior import Posterior
 
 TUNING_SIZES = (3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 """The batch sizes that can be chosen after training."""
@@ -72,11 +66,13 @@ def score_dropout(
 ) -> dict[str, Any]:
     """Score MC dropout, and the dropout network without noise."""
     networks = train_networks(own, dataset, split, stochastic)
-    folds, tests = predict_split(split, fit_all(split, networks, lambda network, part, seed: mc_dropout(network)), own)
+    folds, tests = predict_split(
+        split, fit_all(split, networks, lambda network, part, seed: bb.mc_dropout(network)), own
+    )
     runs = {"MCDO": score_runs(folds, tests, split.precisions)}
     if plain != stochastic:
         networks = train_networks(own, dataset, split, plain)
-    noiseless = fit_all(split, networks, lambda network, part, seed: deterministic(network))
+    noiseless = fit_all(split, networks, lambda network, part, seed: bb.deterministic(network))
     runs["DO"] = score_runs(*predict_split(split, noiseless, own), split.precisions)
     return {"runs": runs, "points": {"MCDO": _points(tests[0], runs["MCDO"][0])} if keep_points else {}}
 
@@ -100,13 +96,13 @@ def score_batch_norm(
     runs |= tuned | {"ensemble": score_ensemble(split, networks)}
     if plain != stochastic:
         networks = train_networks(own, dataset, split, plain)
-    noiseless = fit_all(split, networks, lambda network, part, seed: population(network, part.inputs))
+    noiseless = fit_all(split, networks, lambda network, part, seed: bb.population(network, part.inputs))
     runs["BN"] = score_runs(*predict_split(split, noiseless, own), split.precisions)
     points = {"MCBN": _points(tests[0], runs["MCBN"][0])} if keep_points else {}
     return {"runs": runs, "tuned_batch_sizes": sizes, "points": points}
 
 
-P = TypeVar("P", bound=Posterior)
+P = TypeVar("P", bound=bb.Posterior)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,18 +127,18 @@ def fit_all(
     )
 
 
-def mcbn_at(batch_size: int, num_samples: int) -> Callable[[MLP, StandardisedPart, int], BatchNormPosterior]:
+def mcbn_at(batch_size: int, num_samples: int) -> Callable[[MLP, StandardisedPart, int], bb.BatchNormPosterior]:
     """Return a function that fits MCBN as in the paper. If a batch holds all rows, there is no noise."""
 
-    def fit(network: MLP, part: StandardisedPart, seed: int) -> BatchNormPosterior:
+    def fit(network: MLP, part: StandardisedPart, seed: int) -> bb.BatchNormPosterior:
         if batch_size >= len(part.inputs):
-            return population(network, part.inputs)
-        return mcbn(network, part.inputs, batch_size=batch_size, num_samples=num_samples, seed=seed)
+            return bb.population(network, part.inputs)
+        return bb.mcbn(network, part.inputs, batch_size=batch_size, num_samples=num_samples, seed=seed)
 
     return fit
 
 
-def correlated(posterior: BatchNormPosterior) -> BatchNormPosterior:
+def correlated(posterior: bb.BatchNormPosterior) -> bb.BatchNormPosterior:
     """Return the Gaussian with the covariance of the same rows: the fit of `stochastic_bn(covariance="correlated")`."""
     return replace(posterior, noise="correlated")
 
@@ -165,7 +161,7 @@ def predict_test_rows(
 
 
 def _predict_part(
-    posterior: Posterior, part: StandardisedPart, seed: int, count: int, engine: EngineName = "sample"
+    posterior: bb.Posterior, part: StandardisedPart, seed: int, count: int, engine: EngineName = "sample"
 ) -> DrawnPredictions:
     """Predict the other rows of a part by `count` draws; by one draw if all draws are the same."""
     return draw_predictions(posterior, part.others, part.truth, part.in_units, count, seed, engine)
@@ -181,7 +177,7 @@ def chosen_mcbn(
 
 
 def tuned_batch_size(
-    own: UciProtocol, split: Split, posteriors: CandidatePosteriors[BatchNormPosterior]
+    own: UciProtocol, split: Split, posteriors: CandidatePosteriors[bb.BatchNormPosterior]
 ) -> tuple[dict[str, list[dict[str, float]]], dict[str, float]]:
     """Score MCBN with the batch size and the precision that score best on the left-out folds, by CRPS and by PLL.
 
@@ -198,7 +194,7 @@ def tuned_batch_size(
 
     by_size: dict[float, list[DrawnPredictions]] = {}
     for batch_size in TUNING_SIZES:
-        with suppress(BatchbayesError):  # so far from the observed statistics that outputs overflow: not a candidate
+        with suppress(bb.BatchbayesError):  # so far from the observed statistics that outputs overflow: not a candidate
             by_size[batch_size] = predict_folds(batch_size)
     runs, sizes = {}, {}
     for objective in ("CRPS", "PLL"):
@@ -216,7 +212,7 @@ def score_ensemble(split: Split, networks: CandidateNetworks) -> list[dict[str, 
     """Score one run: the networks of all seeds together, without noise. The first fold chooses the precision."""
 
     def predict_together(networks: Sequence[MLP], part: StandardisedPart) -> DrawnPredictions:
-        members = [_predict_part(population(network, part.inputs), part, 0, 1) for network in networks]
+        members = [_predict_part(bb.population(network, part.inputs), part, 0, 1) for network in networks]
         return DrawnPredictions(torch.cat([member.draws for member in members]), part.truth)
 
     fold = predict_together(networks.on_first_fold, split.folds[0])

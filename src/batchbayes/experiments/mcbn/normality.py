@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.distributions import Normal
 
+import batchbayes as bb
 from batchbayes._common.text import count as count_of
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.mcbn.batch_statistics import (
@@ -31,9 +32,7 @@ from batchbayes.experiments.mcbn.scores import rounded
 from batchbayes.experiments.mcbn.splits import SYNTHETIC, StandardisedPart, load_split
 from batchbayes.methods.batchnorm.diagnostics.kolmogorov import ks_distance, lilliefors_p_value
 from batchbayes.methods.batchnorm.diagnostics.normality import Marginal, Statistic
-from batchbayes.methods.batchnorm.mcbn import mcbn
 from batchbayes.models.mlp import MLP
-from batchbayes.plots import StatisticSweep, marginals_figure, normality_figure, normality_sweep_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
@@ -119,7 +118,7 @@ def findings(
 ) -> Iterator[Finding]:
     """Test the statistics of mini-batches of one network."""
     with warnings_ignored():  # running statistics lag behind in short trainings, but nothing is predicted here
-        posterior = mcbn(network, part.inputs, batch_size=size, num_samples=config.num_batches, seed=seed)
+        posterior = bb.mcbn(network, part.inputs, batch_size=size, num_samples=config.num_batches, seed=seed)
     rows = (posterior.center + posterior.deviations).double().split([2 * site.channels for site in posterior.sites], 1)
     for layer, (omega, values) in enumerate(zip(rows, layer_inputs(network, part.inputs), strict=True), 1):
         means, log_stds = omega.chunk(2, 1)
@@ -200,20 +199,20 @@ def figures(config: NormalityConfig, results: Results) -> dict[str, Figure]:
             single.setdefault((each.batch_size, each.epochs), []).append(marginal_of(each))
     size, last = config.batch_sizes[0], config.epochs[-1]
     return {
-        "distributions-of-all-units": normality_sweep_figure(
+        "distributions-of-all-units": bb.plots.normality_sweep_figure(
             config.batch_sizes, sweeps(config, by_group(found)), level=LEVEL
         ),
-        "distributions-of-single-units": marginals_figure(single[size, last]),
-        "single-units-over-epochs": normality_figure(
+        "distributions-of-single-units": bb.plots.marginals_figure(single[size, last]),
+        "single-units-over-epochs": bb.plots.normality_figure(
             {f"epoch {epochs}": single[size, epochs] for epochs in config.epochs}
         ),
-        "single-units-over-batch-sizes": normality_figure(
+        "single-units-over-batch-sizes": bb.plots.normality_figure(
             {f"M = {each}": single[each, last] for each in config.batch_sizes}
         ),
     }
 
 
-def sweeps(config: NormalityConfig, groups: Mapping[Group, Sequence[Finding]]) -> list[StatisticSweep]:
+def sweeps(config: NormalityConfig, groups: Mapping[Group, Sequence[Finding]]) -> list[bb.plots.StatisticSweep]:
     """Return the numbers of the tables in the form that the figure needs."""
     made = []
     for layer, statistic in [(layer, statistic) for layer in range(1, LAYERS + 1) for statistic in STATISTICS]:
@@ -224,7 +223,7 @@ def sweeps(config: NormalityConfig, groups: Mapping[Group, Sequence[Finding]]) -
         }
         ratio = [[_number(median_ratio(found)) for found in line] for line in own]
         expected = [found[0].shrinkage for found in own[0]]
-        made.append(StatisticSweep(f"layer {layer}: batch {statistic}", shares, ratio, expected))
+        made.append(bb.plots.StatisticSweep(f"layer {layer}: batch {statistic}", shares, ratio, expected))
     return made
 
 

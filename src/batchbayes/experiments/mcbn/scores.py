@@ -13,19 +13,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from batchbayes.calibrate import search_precision
+import batchbayes as bb
 from batchbayes.engines.choose import EngineName
-from batchbayes.likelihoods import gaussian
-from batchbayes.metrics import mean_score, normalised_score, root_mean_squared_error
-from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
-from batchbayes.scores import (
-    crps_optimum,
-    gaussian_crps,
-    gaussian_log_likelihood,
-    log_likelihood_optimum,
-    mixture_log_likelihood,
-)
 
 PrecisionObjective = Literal["CRPS", "PLL"]
 Limits = tuple[float, float]
@@ -61,7 +50,7 @@ class DrawnPredictions:
 
 
 def draw_predictions(
-    posterior: Posterior,
+    posterior: bb.Posterior,
     inputs: Tensor,
     truth: Tensor,
     in_units: Callable[[Tensor], Tensor],
@@ -70,20 +59,20 @@ def draw_predictions(
     engine: EngineName = "sample",
 ) -> DrawnPredictions:
     """Predict inputs by draws from a posterior; `in_units` converts outputs to the unit of the target."""
-    predictive = predict(
-        posterior, inputs, gaussian(1.0), num_samples=num_samples, seed=seed, engine=engine, keep_draws=True
+    predictive = bb.predict(
+        posterior, inputs, bb.gaussian(1.0), num_samples=num_samples, seed=seed, engine=engine, keep_draws=True
     )
     return DrawnPredictions(in_units(predictive.draws), truth)
 
 
 def crps(drawn: DrawnPredictions, precision: float) -> Tensor:
     """Return the CRPS of a Gaussian with the mean and the total variance of the draws, (N,)."""
-    return gaussian_crps(drawn.mean, drawn.std(precision), drawn.truth)
+    return bb.scores.gaussian_crps(drawn.mean, drawn.std(precision), drawn.truth)
 
 
 def log_likelihood(drawn: DrawnPredictions, precision: float) -> Tensor:
     """Return the log-likelihood of the mixture of the draws with observation noise, (N,)."""
-    return mixture_log_likelihood(drawn.draws, precision, drawn.truth)
+    return bb.scores.mixture_log_likelihood(drawn.draws, precision, drawn.truth)
 
 
 def tune_fold_precision(
@@ -103,12 +92,14 @@ def tune_fold_precision(
 
     def cost(precision: float) -> float:
         if objective == "CRPS":
-            scores = [gaussian_crps(mean, (var + 1 / precision).sqrt(), truth) for mean, var, truth in moments]
+            scores = [
+                bb.scores.gaussian_crps(mean, (var + 1 / precision).sqrt(), truth) for mean, var, truth in moments
+            ]
         else:
             scores = [-log_likelihood(fold, precision) for fold in folds]
-        return math.fsum(map(mean_score, scores)) / len(folds)
+        return math.fsum(map(bb.metrics.mean_score, scores)) / len(folds)
 
-    best = min(max(search_precision(cost, error), limits[0]), limits[1])
+    best = min(max(bb.calibrate.search_precision(cost, error), limits[0]), limits[1])
     return best, cost(best)
 
 
@@ -117,16 +108,16 @@ def scores_of(drawn: DrawnPredictions, precision: float, constant_precision: flo
     error = (drawn.truth - drawn.mean).abs().clamp_min(TINY)
     own_crps, own_pll = crps(drawn, precision), log_likelihood(drawn, precision)
     constant_std = constant_precision**-0.5
-    constant_crps = gaussian_crps(drawn.mean, constant_std, drawn.truth)
-    constant_pll = gaussian_log_likelihood(drawn.mean, constant_std, drawn.truth)
+    constant_crps = bb.scores.gaussian_crps(drawn.mean, constant_std, drawn.truth)
+    constant_pll = bb.scores.gaussian_log_likelihood(drawn.mean, constant_std, drawn.truth)
     return {
-        "rmse": root_mean_squared_error(drawn.mean, drawn.truth),
-        "crps": mean_score(own_crps),
-        "pll": mean_score(own_pll),
-        "constant_crps": mean_score(constant_crps),
-        "constant_pll": mean_score(constant_pll),
-        "crps_norm": normalised_score(own_crps, constant_crps, crps_optimum(error)),
-        "pll_norm": normalised_score(own_pll, constant_pll, log_likelihood_optimum(error)),
+        "rmse": bb.metrics.root_mean_squared_error(drawn.mean, drawn.truth),
+        "crps": bb.metrics.mean_score(own_crps),
+        "pll": bb.metrics.mean_score(own_pll),
+        "constant_crps": bb.metrics.mean_score(constant_crps),
+        "constant_pll": bb.metrics.mean_score(constant_pll),
+        "crps_norm": bb.metrics.normalised_score(own_crps, constant_crps, bb.scores.crps_optimum(error)),
+        "pll_norm": bb.metrics.normalised_score(own_pll, constant_pll, bb.scores.log_likelihood_optimum(error)),
         "precision": precision,
         "constant_precision": constant_precision,
     }

@@ -9,6 +9,7 @@ from batchbayes.data.uci import SETS
 from batchbayes.experiments.mcbn.published import PublishedValue, published_value
 from batchbayes.experiments.mcbn.splits import SYNTHETIC
 from batchbayes.metrics import one_sample_t_test, stars
+from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 
 Runs = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
@@ -240,6 +241,15 @@ def raw_scores_table(datasets: Sequence[str], runs: Runs) -> ResultTable:
         tuple(rows),
         ("", "", ".3f", ".3f", ".3f", ""),
     )
+
+
+def runs_by_method(datasets: Sequence[str], units: Sequence[Unit], results: Results) -> Runs:
+    """Return the runs of every data set and method, over all finished units."""
+    runs: dict[str, dict[str, list[Mapping[str, float]]]] = {dataset: {} for dataset in datasets}
+    for unit in units:
+        for method, found in results[unit.name]["runs"].items() if unit.name in results else ():
+            runs[unit.arguments["dataset"]].setdefault(method, []).extend(found)
+    return runs
 
 
 def values_of(runs: Runs, dataset: str, method: str, metric: str) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
 from batchbayes._common.text import count
 from batchbayes.data import toy
@@ -24,17 +25,10 @@ from batchbayes.experiments.mcbn.scores import (
     rounded,
     tune_fold_precision,
 )
-from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.dropout import mc_dropout
-from batchbayes.methods.point import deterministic
-from batchbayes.metrics import mean_score, root_mean_squared_error
 from batchbayes.models.mlp import MLP
-from batchbayes.plots import Band, band_figure
 from batchbayes.plots.style import Figure
-from batchbayes.posterior import Posterior
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable, mean_of
-from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.train import train_together
 
 WIDTHS = (30, 30, 30)
@@ -117,7 +111,7 @@ def batch_norm_predictors(config: ToyConfig, seed: int) -> dict[str, tuple[str, 
     """Return MCBN at the batch size of the training, and at the one with the highest likelihood of held-out points."""
     (network,) = train_toy_networks(config, seed, [lambda: MLP(1, WIDTHS, 1)])
     inputs, _ = toy.noisy_points(NUM_POINTS, seed, "train")
-    posterior = mcbn(network, inputs, batch_size=BATCH_SIZE, num_samples=config.num_samples, seed=seed)
+    posterior = bb.mcbn(network, inputs, batch_size=BATCH_SIZE, num_samples=config.num_samples, seed=seed)
     by_size = {size: by_draws(posterior.at_batch_size(size), config, seed) for size in TUNING_SIZES}
     tuned = most_likely_setting(by_size, seed)
     return {
@@ -132,7 +126,7 @@ def dropout_predictors(config: ToyConfig, seed: int) -> dict[str, tuple[str, Pre
         config, seed, [lambda rate=rate: dropout_network(rate) for rate in config.dropout_rates]
     )
     by_rate = {
-        rate: by_draws(mc_dropout(network), config, seed)
+        rate: by_draws(bb.mc_dropout(network), config, seed)
         for rate, network in zip(config.dropout_rates, networks, strict=True)
     }
     rate = most_likely_setting(by_rate, seed)
@@ -149,7 +143,7 @@ def dropout_network(rate: float) -> MLP:
 def ensemble_predictors(config: ToyConfig, seed: int) -> dict[str, tuple[str, Predictor]]:
     """Return an ensemble of networks with batch norm. Each network predicts with its running statistics."""
     networks = train_toy_networks(config, seed, [lambda: MLP(1, WIDTHS, 1)] * config.members)
-    members = [by_draws(deterministic(network), config, seed, count=1) for network in networks]
+    members = [by_draws(bb.deterministic(network), config, seed, count=1) for network in networks]
 
     def predict_all(inputs: Tensor, targets: Tensor) -> DrawnPredictions:
         each = [member(inputs, targets) for member in members]
@@ -164,12 +158,12 @@ def train_toy_networks(config: ToyConfig, seed: int, makers: Sequence[Callable[[
         networks = [make() for make in makers]
     orders = range(seed * config.members, seed * config.members + len(networks))
     data = toy.noisy_points(NUM_POINTS, seed, "train")
-    configs = [TrainingConfig(config.epochs, BATCH_SIZE, seed=n) for n in orders]
+    configs = [bb.TrainingConfig(config.epochs, BATCH_SIZE, seed=n) for n in orders]
     train_together(networks, [data] * len(networks), configs)
     return networks
 
 
-def by_draws(posterior: Posterior, config: ToyConfig, seed: int, count: int | None = None) -> Predictor:
+def by_draws(posterior: bb.Posterior, config: ToyConfig, seed: int, count: int | None = None) -> Predictor:
     """Return a predictor by exact draws; by default as many as the configuration says."""
 
     def in_units(outputs: Tensor) -> Tensor:  # (..., 1) -> (...)
@@ -200,12 +194,12 @@ def toy_row(seed: int, method: str, setting: str, predict: Predictor, *, with_cu
         seed,
         method,
         setting,
-        std_inside=mean_score(inside.variance.sqrt()),
-        std_outside=mean_score(outside.variance.sqrt()),
-        rmse_inside=root_mean_squared_error(inside.mean, inside.truth),
-        rmse_outside=root_mean_squared_error(outside.mean, outside.truth),
-        pll_inside=mean_score(log_likelihood(inside, precision)),
-        pll_outside=mean_score(log_likelihood(outside, precision)),
+        std_inside=bb.metrics.mean_score(inside.variance.sqrt()),
+        std_outside=bb.metrics.mean_score(outside.variance.sqrt()),
+        rmse_inside=bb.metrics.root_mean_squared_error(inside.mean, inside.truth),
+        rmse_outside=bb.metrics.root_mean_squared_error(outside.mean, outside.truth),
+        pll_inside=bb.metrics.mean_score(log_likelihood(inside, precision)),
+        pll_outside=bb.metrics.mean_score(log_likelihood(outside, precision)),
     )
     if not with_curves:
         return row
@@ -257,9 +251,9 @@ def tables(config: ToyConfig, results: Results) -> list[ResultTable]:
 def figures(config: ToyConfig, results: Results) -> dict[str, Figure]:
     """Show the bands of all methods on the first data set."""
     shown = [row for row in toy_rows(config, results) if row.seed == config.seeds[0]]
-    figure = band_figure(
+    figure = bb.plots.band_figure(
         GRID[:, 0],
-        [Band(f"{row.method}: {row.setting}", row.mean, row.std) for row in shown],
+        [bb.plots.Band(f"{row.method}: {row.setting}", row.mean, row.std) for row in shown],
         data=toy.noisy_points(NUM_POINTS, config.seeds[0], "train"),
         truth=toy.true_function(GRID)[:, 0],
         support=toy.SUPPORT,

@@ -21,7 +21,7 @@ from batchbayes.experiments.mcbn.protocol import (
     cross_validate,
 )
 from batchbayes.experiments.mcbn.splits import SYNTHETIC, SYNTHETIC_ROWS, load_split
-from batchbayes.experiments.mcbn.tables import MADE_UP, regression_tables
+from batchbayes.experiments.mcbn.tables import MADE_UP, Runs, regression_tables, runs_by_method
 from batchbayes.plots import uncertainty_error_grid
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
@@ -102,17 +102,13 @@ def work(config: UciProtocol, unit: Unit, needed: Results, data_folder: DataFold
 
 def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     """Return our scores beside the published ones."""
-    return regression_tables(config.datasets, runs_by_method(config, results))
+    return regression_tables(config.datasets, tested_runs(config, results))
 
 
-def runs_by_method(config: UciProtocol, results: Results) -> dict[str, dict[str, list[dict[str, float]]]]:
+def tested_runs(config: UciProtocol, results: Results) -> Runs:
     """Return the runs of every data set and method, over all finished splits."""
-    runs: dict[str, dict[str, list[dict[str, float]]]] = {dataset: {} for dataset in config.datasets}
-    for unit in units(config):
-        if unit.arguments["step"] == "test" and unit.name in results:
-            for method, found in results[unit.name]["runs"].items():
-                runs[unit.arguments["dataset"]].setdefault(method, []).extend(found)
-    return runs
+    tests = [unit for unit in units(config) if unit.arguments["step"] == "test"]
+    return runs_by_method(config.datasets, tests, results)
 
 
 def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:

@@ -19,23 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import batchbayes as bb
 from batchbayes._common.rng import generator, stream_seed
 from batchbayes.data.folder import DataFolder
-from batchbayes.decisions import choose_to_label, labels_needed
-from batchbayes.experiments.samples.images import Source, load_images
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.dropout import mc_dropout
-from batchbayes.methods.point import deterministic
+from batchbayes.experiments.grey_images import Source, load_grey_images
 from batchbayes.methods.samples.deep_ensemble import made
-from batchbayes.methods.views.images import RandomCrop
-from batchbayes.metrics import accuracy
 from batchbayes.models.lenet import SmallLeNet
-from batchbayes.plots import seeds_figure
 from batchbayes.plots.style import Figure
-from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable, with_error
-from batchbayes.training.loop import Step, TrainingConfig, supervised, train
+from batchbayes.training.loop import Step, supervised
 
 RANDOM = "random"
 CHOICES: dict[str, Any] = {
@@ -96,7 +89,7 @@ def units(config: ActiveConfig) -> list[Unit]:
 def work(config: ActiveConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> dict[str, Any]:
     """Return the numbers of labels and the accuracies of one learning curve."""
     seed, choice = unit.arguments["seed"], unit.arguments["choice"]
-    images = load_images(config.data, (config.num_pool, 0, config.num_test), seed, data_folder)
+    images = load_grey_images(config.data, (config.num_pool, 0, config.num_test), seed, data_folder)
     pool, labels = images.train
     labelled = torch.arange(config.first)  # the pool is shuffled
     network: Any = made(SmallLeNet, seed)
@@ -109,9 +102,9 @@ def work(config: ActiveConfig, unit: Unit, needed: Results, data_folder: DataFol
             _train(
                 config, network, pool[labelled], labels[labelled], stream_seed(seed, "training", number), number == 0
             )
-            test = predict(deterministic(network), images.test[0], categorical())
+            test = bb.predict(bb.deterministic(network), images.test[0], bb.categorical())
             counts.append(len(labelled))
-            accuracies.append(accuracy(test.probs, images.test[1]))
+            accuracies.append(bb.metrics.accuracy(test.probs, images.test[1]))
     return {"counts": counts, "accuracies": accuracies}
 
 
@@ -120,19 +113,18 @@ def _train(config: ActiveConfig, network: Any, inputs: Tensor, labels: Tensor, s
     steps = config.first_steps if is_first else config.steps
 
     def slow_down(step: Step) -> None:
-        for group in step.optimiser.param_groups:
-            group["lr"] = config.learning_rate * (1 - step.number / steps)
+        step.set_learning_rate(config.learning_rate * (1 - step.number / steps))
 
     batches = partial(_shifted_batches, inputs, labels, steps, config.batch_size, seed)
-    training = TrainingConfig(1, config.batch_size, config.learning_rate, seed=seed)
-    train(network, batches, supervised(cross_entropy), training, after_step=slow_down)
+    training = bb.TrainingConfig(1, config.batch_size, config.learning_rate, seed=seed)
+    bb.train(network, batches, supervised(cross_entropy), training, after_step=slow_down)
 
 
 def _shifted_batches(
     inputs: Tensor, labels: Tensor, steps: int, size: int, seed: int, _: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield so many batches, in which all examples come equally often. Each batch is shifted by up to two pixels."""
-    random, shift = generator(seed, "batches"), RandomCrop(padding=2, fill=float(inputs.min()))
+    random, shift = generator(seed, "batches"), bb.RandomCrop(padding=2, fill=float(inputs.min()))
     times = -(-steps * size // len(inputs))
     order = torch.cat([torch.randperm(len(inputs), generator=random) for _ in range(times)])
     for rows in order[: steps * size].split(size):
@@ -149,10 +141,15 @@ def _chosen(config: ActiveConfig, seed: int, choice: str, network: Any, pool: Te
     if choice == RANDOM:  # they are in random order
         return candidates[: config.batch]
     features = network.features(pool[candidates])  # without noise, so once for all draws
-    found = predict(
-        mc_dropout(network.head), features, categorical(), num_samples=config.num_samples, seed=seed, keep_draws=True
+    found = bb.predict(
+        bb.mc_dropout(network.head),
+        features,
+        bb.categorical(),
+        num_samples=config.num_samples,
+        seed=seed,
+        keep_draws=True,
     )
-    return candidates[choose_to_label(found, config.batch, **CHOICES[choice], seed=seed)]
+    return candidates[bb.decisions.choose_to_label(found, config.batch, **CHOICES[choice], seed=seed)]
 
 
 def curves(config: ActiveConfig, results: Results) -> dict[str, tuple[list[int], list[list[float]]]]:
@@ -169,8 +166,10 @@ def tables(config: ActiveConfig, results: Results) -> list[ResultTable]:
     """Return how many labels each choice needs, and the last accuracy."""
     lines, baseline = [], None
     for choice, (counts, each) in curves(config, results).items():
-        needed = [labels_needed(torch.tensor(counts), torch.tensor(values), config.target) for values in each]
-        count = labels_needed(torch.tensor(counts), torch.tensor(each).mean(0), config.target)
+        needed = [
+            bb.decisions.labels_needed(torch.tensor(counts), torch.tensor(values), config.target) for values in each
+        ]
+        count = bb.decisions.labels_needed(torch.tensor(counts), torch.tensor(each).mean(0), config.target)
         baseline = count if choice == RANDOM else baseline
         share = count / baseline if count is not None and baseline is not None else None
         reached = [value for value in needed if value is not None]
@@ -193,7 +192,7 @@ def tables(config: ActiveConfig, results: Results) -> list[ResultTable]:
 def figures(config: ActiveConfig, results: Results) -> dict[str, Figure]:
     """Show the learning curves."""
     return {
-        "accuracy-against-labels": seeds_figure(
+        "accuracy-against-labels": bb.plots.seeds_figure(
             curves(config, results), xlabel="labels", ylabel="accuracy on test images"
         )
     }

@@ -17,25 +17,15 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from batchbayes.attacks import Along, attack_steps
+import batchbayes as bb
 from batchbayes.data.folder import DataFolder
-from batchbayes.decisions import detection_auroc
-from batchbayes.experiments.samples.images import Images, Source, load_images
+from batchbayes.experiments.grey_images import Images, Source, load_grey_images
 from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.point import deterministic
-from batchbayes.methods.samples.deep_ensemble import deep_ensemble, member_seed
-from batchbayes.methods.samples.ensemble import ensemble
+from batchbayes.methods.samples.deep_ensemble import member_seed
 from batchbayes.models.vgg import SmallVGG
-from batchbayes.plots import seeds_figure
 from batchbayes.plots.style import Figure
-from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
-from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable, with_error
-from batchbayes.training.loop import TrainingConfig
 
 PUBLISHED_UPDATES = (10, 25, 50, 75, 100, 125, 150, 175, 198)
 PUBLISHED = {
@@ -47,7 +37,7 @@ PUBLISHED = {
 }
 """Successful attacks in percent, read off the published figure."""
 METHODS = ("network", "MCBN", "MC dropout", "variance layer", "deep ensemble", "variance ensemble")
-UPDATES: tuple[Along, ...] = ("gradient", "sign")
+UPDATES: tuple[bb.attacks.Along, ...] = ("gradient", "sign")
 
 
 @dataclass(frozen=True)
@@ -89,41 +79,43 @@ def units(config: AttackConfig) -> list[Unit]:
 def work(config: AttackConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> dict[str, Any]:
     """Attack one method, and return the share of successful attacks after each number of updates."""
     seed = unit.arguments["seed"]
-    images = load_images(config.data, (config.num_train, 0, config.num_attacked), seed, data_folder)
+    images = load_grey_images(config.data, (config.num_train, 0, config.num_attacked), seed, data_folder)
     with warnings_ignored():
         posterior = _posterior(config, seed, unit.arguments["method"], images)
         return {along: _attacked(config, seed, posterior, images, along) for along in UPDATES}
 
 
-def _attacked(config: AttackConfig, seed: int, posterior: Posterior, images: Images, along: Along) -> dict[str, Any]:
+def _attacked(
+    config: AttackConfig, seed: int, posterior: bb.Posterior, images: Images, along: bb.attacks.Along
+) -> dict[str, Any]:
     inputs, labels = images.test
     options: Any = {"num_samples": config.num_samples, "seed": seed}
-    clean = predict(posterior, inputs, categorical(), **options)
+    clean = bb.predict(posterior, inputs, bb.categorical(), **options)
     right, attacked, success = _classes(clean) == labels, clean, []
     step = config.sign_step if along == "sign" else config.gradient_step
-    path = attack_steps(
-        posterior, inputs, labels, categorical(), epsilon=config.epsilon, step=step, along=along, **options
+    path = bb.attacks.attack_steps(
+        posterior, inputs, labels, bb.categorical(), epsilon=config.epsilon, step=step, along=along, **options
     )
     for number, moved in enumerate(islice(path, max(config.updates)), 1):
         if number in config.updates:
-            attacked = predict(posterior, moved, categorical(), **options)
+            attacked = bb.predict(posterior, moved, bb.categorical(), **options)
             success.append(float(((_classes(attacked) != labels) & right).sum() / right.sum()))
     return {
         "accuracy": float(right.double().mean()),
         "success": success,
-        "detection_by_entropy": detection_auroc(clean.entropy, attacked.entropy),
-        "detection_by_information": detection_auroc(clean.mutual_information, attacked.mutual_information),
+        "detection_by_entropy": bb.decisions.detection_auroc(clean.entropy, attacked.entropy),
+        "detection_by_information": bb.decisions.detection_auroc(clean.mutual_information, attacked.mutual_information),
     }
 
 
-def _classes(predictive: CategoricalPredictive) -> Tensor:
+def _classes(predictive: bb.CategoricalPredictive) -> Tensor:
     return predictive.log_probs.argmax(-1)
 
 
-def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> Posterior:
-    training = TrainingConfig(config.epochs, 64, 2e-3, seed=seed)
+def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> bb.Posterior:
+    training = bb.TrainingConfig(config.epochs, 64, 2e-3, seed=seed)
     if method == "deep ensemble":
-        return deep_ensemble(
+        return bb.deep_ensemble(
             partial(SmallVGG, width=config.width), images.train, cross_entropy, training, num_members=config.num_samples
         )
     if method == "MC dropout":
@@ -132,12 +124,16 @@ def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> 
         return variance_network(images.train, training, config.width)
     if method == "variance ensemble":
         each = [replace(training, seed=member_seed(seed, number)) for number in range(config.num_samples)]
-        return ensemble([variance_network(images.train, own, config.width) for own in each])
+        return bb.ensemble([variance_network(images.train, own, config.width) for own in each])
     network = trained(images.train, training, config.width)
-    return deterministic(network) if method == "network" else mcbn(network, images.train[0], batch_size=64, seed=seed)
+    return (
+        bb.deterministic(network)
+        if method == "network"
+        else bb.mcbn(network, images.train[0], batch_size=64, seed=seed)
+    )
 
 
-def _results(config: AttackConfig, results: Results, method: str, along: Along) -> list[dict[str, Any]]:
+def _results(config: AttackConfig, results: Results, method: str, along: bb.attacks.Along) -> list[dict[str, Any]]:
     return [results[name][along] for seed in config.seeds if (name := f"seed {seed}, {method}") in results]
 
 
@@ -146,7 +142,7 @@ def tables(config: AttackConfig, results: Results) -> list[ResultTable]:
     return [_table(config, results, along) for along in UPDATES]
 
 
-def _table(config: AttackConfig, results: Results, along: Along) -> ResultTable:
+def _table(config: AttackConfig, results: Results, along: bb.attacks.Along) -> ResultTable:
     lines: list[tuple[Any, ...]] = []
     for method in METHODS:
         if own := _results(config, results, method, along):
@@ -178,7 +174,7 @@ def figures(config: AttackConfig, results: Results) -> dict[str, Figure]:
     for along in UPDATES:
         own = {m: [each["success"] for each in _results(config, results, m, along)] for m in METHODS}
         lines = {m: (config.updates, shares) for m, shares in own.items() if shares}
-        found[f"success-of-attacks-along-the-{along}"] = seeds_figure(lines, published=published, **labels)
+        found[f"success-of-attacks-along-the-{along}"] = bb.plots.seeds_figure(lines, published=published, **labels)
     return found
 
 

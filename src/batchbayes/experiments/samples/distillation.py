@@ -12,23 +12,15 @@ from typing import Any
 
 from torch.nn.functional import cross_entropy
 
+import batchbayes as bb
 from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
-from batchbayes.distill import dirichlet_predictive, train_student
-from batchbayes.experiments.samples.images import Source, load_images
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.point import deterministic
-from batchbayes.methods.samples.deep_ensemble import deep_ensemble, made
-from batchbayes.methods.views.images import RandomCrop
-from batchbayes.metrics import accuracy, negative_log_likelihood, rank_correlation
+from batchbayes.experiments.grey_images import Source, load_grey_images
+from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.vgg import SmallVGG
-from batchbayes.plots import seeds_figure
 from batchbayes.plots.style import Figure
-from batchbayes.prediction import predict
-from batchbayes.predictive import CategoricalPredictive
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable, with_error
-from batchbayes.training.loop import TrainingConfig
 
 SINGLE, STUDENT, DIRICHLET, ENSEMBLE = "single network", "student", "Dirichlet student", "ensemble"
 METHODS = SINGLE, STUDENT, DIRICHLET, ENSEMBLE
@@ -82,24 +74,24 @@ def work(
 ) -> list[dict[str, Any]]:
     """Train the ensemble and both students, and return their rows."""
     seed = unit.arguments["seed"]
-    images = load_images(config.data, (config.num_train, 0, config.num_test), seed, data_folder)
-    training = TrainingConfig(config.epochs, config.batch_size, config.learning_rate, seed=seed)
+    images = load_grey_images(config.data, (config.num_train, 0, config.num_test), seed, data_folder)
+    training = bb.TrainingConfig(config.epochs, config.batch_size, config.learning_rate, seed=seed)
     (inputs, labels), make = images.test, partial(SmallVGG, width=config.width)
     with warnings_ignored():
-        teacher = deep_ensemble(make, images.train, cross_entropy, training, num_members=config.num_members)
+        teacher = bb.deep_ensemble(make, images.train, cross_entropy, training, num_members=config.num_members)
         students = {}
         for head in ("mean", "dirichlet"):
             students[head] = made(make, seed)
             epochs = max(1, 2 * config.epochs // (1 + config.num_views))
-            own = TrainingConfig(epochs, config.batch_size, config.learning_rate, seed=seed)
-            views = RandomCrop(padding=2, fill=float(images.train[0].min()))
+            own = bb.TrainingConfig(epochs, config.batch_size, config.learning_rate, seed=seed)
+            views = bb.RandomCrop(padding=2, fill=float(images.train[0].min()))
             options: Any = {"head": head, "transform": views, "num_views": config.num_views, "seed": seed}
-            train_student(teacher, students[head], images.train[0], categorical(), own, **options)
+            bb.distill.train_student(teacher, students[head], images.train[0], bb.categorical(), own, **options)
         found = {
-            SINGLE: predict(deterministic(teacher.member(0)), inputs, categorical()),
-            STUDENT: predict(deterministic(students["mean"]), inputs, categorical()),
-            DIRICHLET: dirichlet_predictive(students["dirichlet"], inputs),
-            ENSEMBLE: predict(teacher, inputs, categorical()),
+            SINGLE: bb.predict(bb.deterministic(teacher.member(0)), inputs, bb.categorical()),
+            STUDENT: bb.predict(bb.deterministic(students["mean"]), inputs, bb.categorical()),
+            DIRICHLET: bb.distill.dirichlet_predictive(students["dirichlet"], inputs),
+            ENSEMBLE: bb.predict(teacher, inputs, bb.categorical()),
         }
     return [asdict(_row(seed, method, found[method], found[ENSEMBLE], labels, config)) for method in METHODS]
 
@@ -107,17 +99,17 @@ def work(
 def _row(
     seed: int,
     method: str,
-    own: CategoricalPredictive,
-    ensemble: CategoricalPredictive,
+    own: bb.CategoricalPredictive,
+    ensemble: bb.CategoricalPredictive,
     labels: Any,
     config: DistillationConfig,
 ) -> StudentRow:
     agreement = None
     if method == DIRICHLET:
-        agreement = rank_correlation(own.mutual_information, ensemble.mutual_information)
+        agreement = bb.metrics.rank_correlation(own.mutual_information, ensemble.mutual_information)
     passes = config.num_members if method == ENSEMBLE else 1
-    nll = negative_log_likelihood(own.log_prob(labels))
-    return StudentRow(seed, method, passes, accuracy(own.probs, labels), nll, agreement)
+    nll = bb.metrics.negative_log_likelihood(own.log_prob(labels))
+    return StudentRow(seed, method, passes, bb.metrics.accuracy(own.probs, labels), nll, agreement)
 
 
 def rows(config: DistillationConfig, results: Results) -> list[StudentRow]:
@@ -162,7 +154,7 @@ def figures(config: DistillationConfig, results: Results) -> dict[str, Figure]:
     """Show the NLL of each method, seed by seed."""
     found = rows(config, results)
     lines = {m: (config.seeds, [row.nll for row in found if row.method == m]) for m in METHODS}
-    figure = seeds_figure(lines, xlabel="seed", ylabel="NLL on test images")
+    figure = bb.plots.seeds_figure(lines, xlabel="seed", ylabel="NLL on test images")
     figure.axes[0].set_xticks(config.seeds)
     return {"NLL-of-each-seed": figure}
 

@@ -7,8 +7,7 @@ from statistics import fmean
 
 import torch
 
-from batchbayes.metrics import deep_ensemble_equivalent
-from batchbayes.plots import seeds_figure
+import batchbayes as bb
 from batchbayes.plots.style import Figure, house_style, new_figure
 from batchbayes.reproduce.tables import ResultTable
 
@@ -64,7 +63,7 @@ def equivalent(own: Sequence[Curve], ensembles: Sequence[Curve]) -> float:
     """Return the deep-ensemble equivalent by means over seeds. It is infinite beyond the largest ensemble."""
     value = -fmean(each.calibrated_nll[-1] for each in own)
     mean_curve = [-fmean(column) for column in zip(*(each.calibrated_nll for each in ensembles), strict=True)]
-    return deep_ensemble_equivalent(
+    return bb.metrics.deep_ensemble_equivalent(
         value, torch.tensor(ensembles[0].passes), torch.tensor(mean_curve, dtype=torch.float64)
     )
 
@@ -86,7 +85,7 @@ def passes_figure(found: Curves, ticks: Sequence[int]) -> Figure:
         for panel, (title, (above, most)) in zip(panels[:, 0], PANELS.items(), strict=True):
             own = {DEEP: found[DEEP]} | {m: each for m, each in seen.items() if above < each[0].trainings <= most}
             lines = {m: (each[0].passes, [one.calibrated_nll for one in each]) for m, each in own.items()}
-            seeds_figure(lines, xlabel="forward passes", ylabel="calibrated NLL", xscale="log", ax=panel)
+            bb.plots.seeds_figure(lines, xlabel="forward passes", ylabel="calibrated NLL", xscale="log", ax=panel)
             panel.set(title=title, xticks=ticks, xticklabels=ticks)
             panel.minorticks_off()
         panels[0, 0].set_ylim(deep[-1] - room, deep[0] + room)

@@ -16,37 +16,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from batchbayes.calibrate import tune_temperature
+import batchbayes as bb
 from batchbayes.data.folder import DataFolder
+from batchbayes.experiments.grey_images import Images, Source, load_grey_images
 from batchbayes.experiments.samples.ensemble_tables import DEEP, Curve, methods_table, passes_figure
-from batchbayes.experiments.samples.images import Images, Source, load_images
 from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.batchnorm.mcbn import mcbn
-from batchbayes.methods.batchnorm.stochastic_bn import correlated_bn, stochastic_bn
-from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size
-from batchbayes.methods.laplace.last_layer import last_layer_laplace
-from batchbayes.methods.point import deterministic
-from batchbayes.methods.samples.deep_ensemble import deep_ensemble
 from batchbayes.methods.samples.schedules import Cyclical
-from batchbayes.methods.samples.sg_mcmc import sg_mcmc
-from batchbayes.methods.samples.trajectory import fast_geometric, snapshots, swag
-from batchbayes.methods.samples.weight_samples import WeightSamples
-from batchbayes.methods.views.images import RandomCrop
-from batchbayes.methods.views.posterior import with_views
-from batchbayes.methods.weights.fit import Schedule, variational
-from batchbayes.methods.weights.mean_field import MeanField
-from batchbayes.methods.weights.sparse import SparseVD
-from batchbayes.metrics import accuracy, negative_log_likelihood
 from batchbayes.models.vgg import SmallVGG
 from batchbayes.plots.style import Figure
-from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
 from batchbayes.running_sums import summarised
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -91,13 +72,13 @@ def units(config: EnsemblesConfig) -> list[Unit]:
 def work(config: EnsemblesConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
     """Return the curves of one family of methods."""
     seed, family = unit.arguments["seed"], unit.arguments["family"]
-    images = load_images(config.data, (config.num_train, config.num_held_out, config.num_test), seed, data_folder)
+    images = load_grey_images(config.data, (config.num_train, config.num_held_out, config.num_test), seed, data_folder)
     with warnings_ignored():
         posteriors = FAMILIES[family](config, seed, images)
         return [asdict(curve(config, seed, images, name, *found)) for name, found in posteriors.items()]
 
 
-Found = dict[str, tuple[Posterior, float]]
+Found = dict[str, tuple[bb.Posterior, float]]
 """Posteriors by the names of their methods, with the cost of their training."""
 
 
@@ -105,47 +86,47 @@ def _network(config: EnsemblesConfig) -> Callable[[], nn.Module]:
     return partial(SmallVGG, width=config.width)
 
 
-def _training(config: EnsemblesConfig, seed: int, **changes: Any) -> TrainingConfig:
-    usual = TrainingConfig(config.epochs, config.batch_size, config.learning_rate, seed=seed)
+def _training(config: EnsemblesConfig, seed: int, **changes: Any) -> bb.TrainingConfig:
+    usual = bb.TrainingConfig(config.epochs, config.batch_size, config.learning_rate, seed=seed)
     return replace(usual, **changes)
 
 
 def _from_networks(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     """Independent trainings: one of them with every method that needs no other training, and all of them together."""
-    members = deep_ensemble(
+    members = bb.deep_ensemble(
         _network(config), images.train, cross_entropy, _training(config, seed), num_members=config.num_members
     )
     network = members.member(0)
     noisy = tuned_mcbn(config, seed, images, network)
-    views = RandomCrop(padding=2, fill=float(images.train[0].min()))
-    laplace = last_layer_laplace(network, images.train[0], categorical(), held_out=images.held_out)
+    views = bb.RandomCrop(padding=2, fill=float(images.train[0].min()))
+    laplace = bb.last_layer_laplace(network, images.train[0], bb.categorical(), held_out=images.held_out)
     around: Any = {"batch_size": config.batch_size, "center": "running", "seed": seed}
     cost = float(config.num_members)
     return {
-        "network": (deterministic(network), 1.0),
+        "network": (bb.deterministic(network), 1.0),
         "MCBN, tuned": (noisy, 1.0),
-        "stochastic BN": (stochastic_bn(network, images.train[0], **around), 1.0),
-        "correlated BN": (correlated_bn(network, images.train[0], **around), 1.0),
+        "stochastic BN": (bb.stochastic_bn(network, images.train[0], **around), 1.0),
+        "correlated BN": (bb.correlated_bn(network, images.train[0], **around), 1.0),
         "last-layer Laplace": (laplace, 1.0),
-        "views": (with_views(deterministic(network), views), 1.0),
+        "views": (bb.with_views(bb.deterministic(network), views), 1.0),
         DEEP: (members, cost),
         f"{DEEP} with MCBN": (with_mcbn(config, seed, images, members), cost),
-        f"{DEEP} with views": (with_views(members, views), cost),
+        f"{DEEP} with views": (bb.with_views(members, views), cost),
     }
 
 
-def tuned_mcbn(config: EnsemblesConfig, seed: int, images: Images, network: nn.Module) -> Posterior:
+def tuned_mcbn(config: EnsemblesConfig, seed: int, images: Images, network: nn.Module) -> bb.Posterior:
     """Return MCBN around the running statistics, at the batch size that suits held-out images best."""
-    fitted = mcbn(network, images.train[0], batch_size=config.batch_size, center="running", seed=seed)
-    return tune_batch_size(fitted, [images.held_out], categorical(), num_samples=32, seed=seed).posterior
+    fitted = bb.mcbn(network, images.train[0], batch_size=config.batch_size, center="running", seed=seed)
+    return bb.tune_batch_size(fitted, [images.held_out], bb.categorical(), num_samples=32, seed=seed).posterior
 
 
-def with_mcbn(config: EnsemblesConfig, seed: int, images: Images, members: WeightSamples) -> WeightSamples:
+def with_mcbn(config: EnsemblesConfig, seed: int, images: Images, members: bb.WeightSamples) -> bb.WeightSamples:
     """Return the members with the noise of the training batches inside each of them."""
 
-    def fit(member: nn.Module) -> Posterior:
+    def fit(member: nn.Module) -> bb.Posterior:
         inputs, size = images.train[0], config.batch_size
-        return mcbn(member, inputs, batch_size=size, center="running", seed=seed, num_samples=16)
+        return bb.mcbn(member, inputs, batch_size=size, center="running", seed=seed, num_samples=16)
 
     return members.with_noise(fit)
 
@@ -153,7 +134,9 @@ def with_mcbn(config: EnsemblesConfig, seed: int, images: Images, members: Weigh
 def _from_snapshots(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     cycles = max(2, config.num_members // 2)
     training = _training(config, seed, epochs=2 * config.epochs)
-    return {"snapshots": (snapshots(_network(config), images.train, cross_entropy, training, num_members=cycles), 2.0)}
+    return {
+        "snapshots": (bb.snapshots(_network(config), images.train, cross_entropy, training, num_members=cycles), 2.0)
+    }
 
 
 def _after_training(config: EnsemblesConfig, seed: int, images: Images) -> Found:
@@ -164,8 +147,8 @@ def _after_training(config: EnsemblesConfig, seed: int, images: Images) -> Found
     cycling = _training(config, seed, epochs=further)
     constant = _training(config, seed, epochs=further, optimiser="sgd", learning_rate=0.01)
     statistics = shuffled(*images.train, 256, seed)(0)
-    geometric = fast_geometric(network, images.train, cross_entropy, cycling, num_members=further)
-    gaussian = swag(
+    geometric = bb.fast_geometric(network, images.train, cross_entropy, cycling, num_members=further)
+    gaussian = bb.swag(
         network, images.train, cross_entropy, constant, num_members=max(config.passes), statistics=list(statistics)
     )
     return {"fast geometric ensemble": (geometric, 1.5), "SWAG": (gaussian, 1.5)}
@@ -177,7 +160,7 @@ def _from_cycles(config: EnsemblesConfig, seed: int, images: Images) -> Found:
     found: Found = {}
     for temperature, name in ((1.0, "cyclical SGLD"), (0.01, "cyclical SGLD, T = 0.01")):
         training = _training(config, seed, epochs=2 * config.epochs, learning_rate=0.1)
-        samples = sg_mcmc(
+        samples = bb.sg_mcmc(
             _network(config), images.train, cross_entropy, training, schedule=Cyclical(cycles, exploring=0.7),
             prior_precision=10.0, temperature=temperature, num_samples=min(4 * cycles, max(config.passes)),
         )  # fmt: skip
@@ -193,13 +176,13 @@ def _random_weights(config: EnsemblesConfig, seed: int, images: Images) -> Found
     training = _training(config, seed)
     network, batches = trained(images.train, training, config.width), shuffled(*images.train, config.batch_size, seed)
     options: Any = {"epochs": max(2, config.epochs // 2), "learning_rate": config.learning_rate, "seed": seed}
-    mean_field, tenth = MeanField(prior_std=None, initial_std=0.03), Schedule(temperature=0.1)
+    mean_field, tenth = bb.MeanField(prior_std=None, initial_std=0.03), bb.Schedule(temperature=0.1)
     return {
         "MC dropout": (dropout_network(images.train, training, config.width), 1.0),
         "variance layer": (variance_network(images.train, training, config.width), 1.0),
-        "mean field": (variational(network, batches, mean_field, **options), 1.5),
-        "mean field, KL / 10": (variational(network, batches, mean_field, schedule=tenth, **options), 1.5),
-        "sparse VD, KL / 10": (variational(network, batches, SparseVD(), schedule=tenth, **options), 1.5),
+        "mean field": (bb.variational(network, batches, mean_field, **options), 1.5),
+        "mean field, KL / 10": (bb.variational(network, batches, mean_field, schedule=tenth, **options), 1.5),
+        "sparse VD, KL / 10": (bb.variational(network, batches, bb.SparseVD(), schedule=tenth, **options), 1.5),
     }
 
 
@@ -214,11 +197,13 @@ FAMILIES: dict[str, Callable[[EnsemblesConfig, int, Images], Found]] = {
 
 
 def curve(
-    config: EnsemblesConfig, seed: int, images: Images, name: str, posterior: Posterior, trainings: float
+    config: EnsemblesConfig, seed: int, images: Images, name: str, posterior: bb.Posterior, trainings: float
 ) -> Curve:
     """Score a method after 1, 2, 4, ... forward passes. Each pass is one draw."""
     held_out, test = (
-        predict(posterior, part[0], categorical(), num_samples=max(config.passes), seed=seed, keep_draws=True).draws
+        bb.predict(
+            posterior, part[0], bb.categorical(), num_samples=max(config.passes), seed=seed, keep_draws=True
+        ).draws
         for part in (images.held_out, images.test)
     )
     passes = sorted({*(count for count in config.passes if count < len(test)), len(test)})
@@ -232,13 +217,13 @@ def curve(
 def _scores(held_out: Tensor, test: Tensor, images: Images) -> tuple[float, float, float]:
     """Return NLL as it is, NLL at the best temperature, and accuracy, of draws (S, N, K)."""
     labels = images.test[1]
-    plain, unseen = (summarised(categorical().summary(), draws) for draws in (test, held_out))
-    best = tune_temperature(unseen, images.held_out[1])
-    tuned = summarised(categorical(temperature=best).summary(), test)
+    plain, unseen = (summarised(bb.categorical().summary(), draws) for draws in (test, held_out))
+    best = bb.calibrate.tune_temperature(unseen, images.held_out[1])
+    tuned = summarised(bb.categorical(temperature=best).summary(), test)
     return (
-        negative_log_likelihood(plain.log_prob(labels)),
-        negative_log_likelihood(tuned.log_prob(labels)),
-        accuracy(plain.probs, labels),
+        bb.metrics.negative_log_likelihood(plain.log_prob(labels)),
+        bb.metrics.negative_log_likelihood(tuned.log_prob(labels)),
+        bb.metrics.accuracy(plain.probs, labels),
     )
 
 

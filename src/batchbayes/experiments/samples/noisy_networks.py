@@ -5,35 +5,30 @@ from functools import partial
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from batchbayes.experiments.samples.images import Examples
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.dropout import mc_dropout
+import batchbayes as bb
+from batchbayes.experiments.grey_images import Examples
 from batchbayes.methods.samples.deep_ensemble import made
-from batchbayes.methods.weights.fit import fit_noisy
-from batchbayes.methods.weights.noisy import noisy
-from batchbayes.methods.weights.variance import Variance
 from batchbayes.models.vgg import SmallVGG
-from batchbayes.posterior import Posterior
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, supervised, train
+from batchbayes.training.loop import supervised
 
 
-def trained(train_data: Examples, config: TrainingConfig, width: int, dropout: float = 0.0) -> nn.Module:
+def trained(train_data: Examples, config: bb.TrainingConfig, width: int, dropout: float = 0.0) -> nn.Module:
     """Return a small network that was trained in the ordinary way."""
     network = made(partial(SmallVGG, width=width, dropout=dropout), config.seed)
-    train(network, shuffled(*train_data, config.batch_size, config.seed), supervised(cross_entropy), config)
+    bb.train(network, shuffled(*train_data, config.batch_size, config.seed), supervised(cross_entropy), config)
     return network
 
 
-def dropout_network(train_data: Examples, config: TrainingConfig, width: int) -> Posterior:
+def dropout_network(train_data: Examples, config: bb.TrainingConfig, width: int) -> bb.Posterior:
     """Train a network with dropout of a half before its last layer, and return the draws of its masks."""
-    return mc_dropout(trained(train_data, config, width, dropout=0.5))
+    return bb.mc_dropout(trained(train_data, config, width, dropout=0.5))
 
 
-def variance_network(train_data: Examples, config: TrainingConfig, width: int) -> Posterior:
+def variance_network(train_data: Examples, config: bb.TrainingConfig, width: int) -> bb.Posterior:
     """Train a network whose hidden dense layer has weights with zero means."""
     network = made(partial(SmallVGG, width=width), config.seed)
-    random = noisy(network, Variance(), layers=["dense"], start="fresh", seed=config.seed)
+    random = bb.noisy(network, bb.Variance(), layers=["dense"], start="fresh", seed=config.seed)
     batches = shuffled(*train_data, config.batch_size, config.seed)
-    fit_noisy(random, batches, categorical(), config, num_examples=len(train_data[0]))
+    bb.fit_noisy(random, batches, bb.categorical(), config, num_examples=len(train_data[0]))
     return random.posterior()

@@ -19,19 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import batchbayes as bb
 from batchbayes._common.text import count as count_of
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
 from batchbayes.experiments.samples.online_setup import OnlineConfig, Task, fit, load_task, together, training_of
 from batchbayes.experiments.samples.online_wide import fine_tuned_wide, joint_on_first_features, joint_wide, online_wide
-from batchbayes.likelihoods import gaussian
-from batchbayes.methods.point import deterministic
 from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.mlp import MLP
-from batchbayes.online import LastLayer, MeanField, StructuredLaplace
-from batchbayes.plots import seeds_figure
 from batchbayes.plots.style import Figure, house_style, new_figure
-from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable, with_error
 
@@ -92,7 +88,7 @@ def work(config: OnlineConfig, unit: Unit, needed: Results, data_folder: DataFol
         if method == NOISE:
             return _precision(config, task, seed)
         if task.likelihood is None and unit.needs:
-            task = replace(task, likelihood=gaussian(needed[unit.needs[0]]))
+            task = replace(task, likelihood=bb.gaussian(needed[unit.needs[0]]))
         return [nll + task.log_unit for nll in LEARN[method](config, task, seed)]
 
 
@@ -105,22 +101,22 @@ def _precision(config: OnlineConfig, task: Task, seed: int) -> float:
     inputs, targets = task.parts[0]
     count = 4 * len(inputs) // 5
     part = inputs[:count], targets[:count]
-    state = MeanField.start(_network(config, task, seed), gaussian(4.0), config.prior_std)
+    state = bb.online.MeanField.start(_network(config, task, seed), bb.gaussian(4.0), config.prior_std)
     state = state.update(part, training_of(config, part, seed))
-    found = predict(state.posterior(config.num_members), inputs[count:], gaussian(4.0))
+    found = bb.predict(state.posterior(config.num_members), inputs[count:], bb.gaussian(4.0))
     return 1 / float((found.mean - targets[count:]).square().mean())
 
 
-def _nll(config: OnlineConfig, state: MeanField, task: Task) -> float:
+def _nll(config: OnlineConfig, state: bb.online.MeanField, task: Task) -> float:
     assert task.likelihood is not None
     posterior = state.posterior(config.num_members)
-    found: Any = predict(posterior, task.test[0], task.likelihood, num_samples=config.num_members)
+    found: Any = bb.predict(posterior, task.test[0], task.likelihood, num_samples=config.num_members)
     return -float(found.log_prob(task.test[1]).mean())
 
 
 def _online(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     assert task.likelihood is not None
-    state, found = MeanField.start(_network(config, task, seed), task.likelihood, config.prior_std), []
+    state, found = bb.online.MeanField.start(_network(config, task, seed), task.likelihood, config.prior_std), []
     for part in task.parts:
         state = state.update(part, training_of(config, part, seed))
         found.append(_nll(config, state, task))
@@ -129,7 +125,10 @@ def _online(config: OnlineConfig, task: Task, seed: int) -> list[float]:
 
 def _laplace(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     assert task.likelihood is not None
-    state, found = StructuredLaplace.start(_network(config, task, seed), task.likelihood, config.prior_std), []
+    state, found = (
+        bb.online.StructuredLaplace.start(_network(config, task, seed), task.likelihood, config.prior_std),
+        [],
+    )
     for part in task.parts:
         state = state.update(part, training_of(config, part, seed))
         found.append(-float(state.log_prob(*task.test).mean()))
@@ -141,7 +140,7 @@ def _fine_tuned(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     network, found = _network(config, task, seed), []
     for part in task.parts:
         fit(config, network, part, seed)
-        predicted: Any = predict(deterministic(network), task.test[0], task.likelihood)
+        predicted: Any = bb.predict(bb.deterministic(network), task.test[0], task.likelihood)
         found.append(-float(predicted.log_prob(task.test[1]).mean()))
     return found
 
@@ -155,7 +154,7 @@ def _last_layer(config: OnlineConfig, task: Task, seed: int) -> list[float]:
         with torch.no_grad():
             return F.pad(network.hidden(inputs), (0, 1), value=1.0)
 
-    state = LastLayer.start(task.outputs, config.width + 1, task.likelihood, prior_precision=1.0)
+    state = bb.online.LastLayer.start(task.outputs, config.width + 1, task.likelihood, prior_precision=1.0)
     for inputs, targets in task.parts:
         state = state.update((features(inputs), targets))
         found.append(-float(state.log_prob(features(task.test[0]), task.test[1]).mean()))
@@ -242,7 +241,7 @@ def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
             found = {m: list(_curves(config, results, name, m).values()) for m in DRAWN}
             where = {JOINT_WIDE: parts[-1:], JOINT_LAPLACE: [1, config.num_parts]}
             lines = {m: (where.get(m, parts), each) for m, each in found.items() if each}
-            seeds_figure(lines, xlabel="parts", ylabel="NLL", ax=panel)
+            bb.plots.seeds_figure(lines, xlabel="parts", ylabel="NLL", ax=panel)
             panel.set(title=name, xticks=parts)
             panel.get_legend().remove()
         figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)

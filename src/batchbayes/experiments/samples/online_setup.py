@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from batchbayes._common.rng import generator
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import load_regression, published_split
-from batchbayes.experiments.samples.images import load_images
+from batchbayes.experiments.grey_images import load_grey_images
 from batchbayes.likelihoods import TargetLikelihood, categorical
 from batchbayes.online import Part
 from batchbayes.training.batches import shuffled
@@ -60,7 +60,7 @@ def load_task(config: OnlineConfig, name: str, seed: int, folder: DataFolder = N
     """Load a data set, standardised by its first part, and cut the training set into random parts."""
     likelihood, outputs, log_unit = None, 1, 0.0
     if name == "mnist":
-        images = load_images("mnist", (config.num_images, 0, 2000), seed, folder)
+        images = load_grey_images("mnist", (config.num_images, 0, 2000), seed, folder)
         inputs, targets = images.train
         test = F.avg_pool2d(images.test[0], 2).flatten(1), images.test[1]
         inputs, likelihood, outputs = F.avg_pool2d(inputs, 2).flatten(1), categorical(), 10

@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import batchbayes as bb
 from batchbayes.experiments.samples.online_setup import OnlineConfig, Task, fit, together
-from batchbayes.likelihoods import gaussian
-from batchbayes.methods.point import deterministic
 from batchbayes.methods.samples.deep_ensemble import made
-from batchbayes.online import ConjugateRegression, LastLayer, Part, patch_features, random_features
-from batchbayes.prediction import predict
 
 NUM_DRAWS = 32
 """Of the outputs of each image in an update."""
@@ -46,31 +43,35 @@ def fine_tuned_wide(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     scales = _weight_stds(state.update((features(task.parts[0][0]), task.parts[0][1])))
     *parts, test = (((features(inputs) * scales).float(), targets) for inputs, targets in (*task.parts, task.test))
     layer, found = made(lambda: nn.Linear(len(scales), task.outputs), seed), []
-    likelihood = task.likelihood or gaussian(_precision(config, len(scales), parts[0], seed))
+    likelihood = task.likelihood or bb.gaussian(_precision(config, len(scales), parts[0], seed))
     for part in parts:
         fit(config, layer, part, seed)
-        predicted: Any = predict(deterministic(layer), test[0], likelihood)
+        predicted: Any = bb.predict(bb.deterministic(layer), test[0], likelihood)
         found.append(-float(predicted.log_prob(test[1]).mean()))
     return found
 
 
-def _start(config: OnlineConfig, task: Task, seed: int, known: Part) -> tuple[Any, Callable[[Tensor], Tensor]]:
+def _start(
+    config: OnlineConfig, task: Task, seed: int, known: bb.online.Part
+) -> tuple[Any, Callable[[Tensor], Tensor]]:
     """Return the prior, and features that were fitted to one part."""
     if task.outputs == 1:
-        waves = random_features(*known, config.wide, seed=seed)
-        return ConjugateRegression.start(waves.groups), waves
+        waves = bb.online.random_features(*known, config.wide, seed=seed)
+        return bb.online.ConjugateRegression.start(waves.groups), waves
     side = round(task.test[0].shape[1] ** 0.5)
 
     def square(inputs: Tensor) -> Tensor:
         return inputs.unflatten(1, (1, side, side))
 
     assert task.likelihood is not None
-    patches = patch_features(square(known[0]), config.wide_images, num_filters=config.filters, seed=seed)
-    state = LastLayer.start(task.outputs, patches.num_features, task.likelihood, num_draws=NUM_DRAWS)
+    patches = bb.online.patch_features(square(known[0]), config.wide_images, num_filters=config.filters, seed=seed)
+    state = bb.online.LastLayer.start(task.outputs, patches.num_features, task.likelihood, num_draws=NUM_DRAWS)
     return state, lambda inputs: patches(square(inputs))
 
 
-def _learned(state: Any, features: Callable[[Tensor], Tensor], parts: list[Part], test: Part) -> list[float]:
+def _learned(
+    state: Any, features: Callable[[Tensor], Tensor], parts: list[bb.online.Part], test: bb.online.Part
+) -> list[float]:
     found, seen = [], features(test[0])
     for inputs, targets in parts:
         state = state.update((features(inputs), targets))
@@ -80,12 +81,12 @@ def _learned(state: Any, features: Callable[[Tensor], Tensor], parts: list[Part]
 
 def _weight_stds(state: Any) -> Tensor:
     """Return the usual size of the weight of each feature, so that gradient descent is not slowed down by it."""
-    if isinstance(state, LastLayer):
+    if isinstance(state, bb.online.LastLayer):
         return torch.ones(state.mean.shape[1])
     return state.noise_std * state.variances.sqrt().repeat_interleave(torch.tensor(state.groups))
 
 
-def _precision(config: OnlineConfig, width: int, first: Part, seed: int) -> float:
+def _precision(config: OnlineConfig, width: int, first: bb.online.Part, seed: int) -> float:
     """Return 1 over the mean squared error on the last fifth of the first part, of a layer trained on the rest."""
     inputs, targets = first
     count = 4 * len(inputs) // 5

@@ -13,20 +13,16 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
 from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import load_images
-from batchbayes.likelihoods import categorical
 from batchbayes.methods.weights.estimators import gradient_moments, score_function_loss
-from batchbayes.methods.weights.fit import fit_noisy
-from batchbayes.methods.weights.mean_field import MeanField
-from batchbayes.methods.weights.noisy import Noisy, noisy
 from batchbayes.models.lenet import LeNet300
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig
 
 ESTIMATORS = {"local": "local", "one weight draw": "weights", "score function": "score"}
 STAGES = ("start", "trained")
@@ -61,11 +57,11 @@ def work(config: VarianceConfig, unit: Unit, needed: Results, data_folder: DataF
     """Return for each estimator and parameter the variance of its gradient, summed over the parameter."""
     data = load_images(config.data, config.num_train, 10, data_folder).train
     with GlobalStream(0):
-        network = noisy(LeNet300(), MeanField(initial_std=config.initial_std))
+        network = bb.noisy(LeNet300(), bb.MeanField(initial_std=config.initial_std))
     if unit.arguments["stage"] == "trained":
         batches = shuffled(*data, config.batch_size, seed=0)
-        training = TrainingConfig(config.epochs, config.batch_size)
-        fit_noisy(network, batches, categorical(), training, num_examples=config.num_train)
+        training = bb.TrainingConfig(config.epochs, config.batch_size)
+        bb.fit_noisy(network, batches, bb.categorical(), training, num_examples=config.num_train)
     found = {}
     for size, names in ((config.batch_size, list(ESTIMATORS)), (config.large_batch_size, list(ESTIMATORS)[:2])):
         images, labels = data[0][:size], data[1][:size]
@@ -77,7 +73,7 @@ def work(config: VarianceConfig, unit: Unit, needed: Results, data_folder: DataF
     return found
 
 
-def estimate(network: Noisy, estimator: str, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
+def estimate(network: bb.Noisy, estimator: str, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
     """Return a function that estimates the mean loss of a batch."""
     if estimator == "score":
         own = network.network

@@ -13,22 +13,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+import batchbayes as bb
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import ImageData, error_percent, load_images, new_network
 from batchbayes.experiments.weights.variance_networks import Recipe, at_means, new_lenet
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.weights.fit import Schedule, fit_noisy
-from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.mean_propagation import curvatures, kappas, partly_drawn
-from batchbayes.methods.weights.noisy import noisy
-from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.methods.weights.quantisation import bits_needed, rounded_means
-from batchbayes.methods.weights.variational_dropout import VariationalDropout
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig
 
 PUBLISHED = {1.0: (98.3, 98.3, 37), 1.5: (98.2, 98.2, 70), 2.0: (97.95, 97.9, 155), 2.5: (97.35, 97.25, 450),
              3.0: (92.0, 91.1, 2200)}  # fmt: skip
@@ -73,26 +67,26 @@ def work(config: PropagationConfig, unit: Unit, needed: Results, data_folder: Da
     data = load_images(config.data, config.num_train, config.num_test, data_folder)
     if unit.name == "few bits":
         return bits_result(mean_field(config, data), data)
-    network = noisy(new_lenet(), VariationalDropout("layer"), layers=["dense1"])
+    network = bb.noisy(new_lenet(), bb.VariationalDropout("layer"), layers=["dense1"])
     recipe = Recipe(config.num_train, config.epochs, config.batch_size, config.learning_rate, config.decay_from)
     recipe.fit(network, data)
     return propagation_result(config, network.posterior(), data)
 
 
-def mean_field(config: PropagationConfig, data: ImageData) -> WeightsPosterior:
+def mean_field(config: PropagationConfig, data: ImageData) -> bb.WeightsPosterior:
     """Train a LeNet-300-100 with mean-field weights."""
-    network = noisy(new_network("LeNet-300-100", seed=0), MeanField(initial_std=0.01))
-    training = TrainingConfig(config.bits_epochs, 100, 3e-3)
-    schedule = Schedule(kl_full=config.bits_epochs // 3, decay_from=config.bits_epochs // 2)
+    network = bb.noisy(new_network("LeNet-300-100", seed=0), bb.MeanField(initial_std=0.01))
+    training = bb.TrainingConfig(config.bits_epochs, 100, 3e-3)
+    schedule = bb.Schedule(kl_full=config.bits_epochs // 3, decay_from=config.bits_epochs // 2)
     batches = shuffled(*data.train, 100, seed=0)
-    fit_noisy(network, batches, categorical(), training, num_examples=len(data.train[0]), schedule=schedule)
+    bb.fit_noisy(network, batches, bb.categorical(), training, num_examples=len(data.train[0]), schedule=schedule)
     return network.posterior()
 
 
-def propagation_result(config: PropagationConfig, posterior: WeightsPosterior, data: ImageData) -> dict[str, Any]:
+def propagation_result(config: PropagationConfig, posterior: bb.WeightsPosterior, data: ImageData) -> dict[str, Any]:
     """Return accuracies of single draws with noise only where kappa is above each threshold."""
     batches = [(data.train[0][: config.num_curved], data.train[1][: config.num_curved])]
-    curvature = curvatures(posterior, batches, categorical(), method="gauss-newton", num_probes=config.num_probes)
+    curvature = curvatures(posterior, batches, bb.categorical(), method="gauss-newton", num_probes=config.num_probes)
     scale = config.num_train / config.num_curved
     kappa = {name: scale * values for name, values in kappas(posterior, curvature).items()}
     count = sum(values.numel() for values in kappa.values())
@@ -112,7 +106,7 @@ def propagation_result(config: PropagationConfig, posterior: WeightsPosterior, d
 
 
 def accuracy_of(
-    config: PropagationConfig, posterior: WeightsPosterior, data: ImageData, noisy: dict[str, Tensor], *, zero: bool
+    config: PropagationConfig, posterior: bb.WeightsPosterior, data: ImageData, noisy: dict[str, Tensor], *, zero: bool
 ) -> float:
     """Return the mean accuracy of single draws in per cent; the weights without noise are their means, or zero."""
     images, labels = data.test
@@ -126,7 +120,7 @@ def accuracy_of(
     return 100 * right / (config.num_draws * len(labels))
 
 
-def bits_result(posterior: WeightsPosterior, data: ImageData) -> dict[str, Any]:
+def bits_result(posterior: bb.WeightsPosterior, data: ImageData) -> dict[str, Any]:
     """Return the bits of each layer, and errors before and after rounding."""
     network = posterior.network.module
     network.load_state_dict(posterior.means())

@@ -10,23 +10,18 @@ noise leaves on held-out rows.
 from dataclasses import dataclass
 from typing import Any
 
+import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
 from batchbayes.experiments.mcbn.published import published_value
 from batchbayes.experiments.mcbn.scores import DrawnPredictions, draw_predictions, score_runs
 from batchbayes.experiments.mcbn.splits import SYNTHETIC, StandardisedPart, load_split
-from batchbayes.experiments.mcbn.tables import MADE_UP, Runs, summary, values_of, with_published
-from batchbayes.likelihoods import gaussian
-from batchbayes.methods.weights.fit import Schedule, fit_noisy
-from batchbayes.methods.weights.flow import MultiplicativeFlow
-from batchbayes.methods.weights.noisy import noisy
-from batchbayes.methods.weights.posterior import WeightsPosterior
+from batchbayes.experiments.mcbn.tables import MADE_UP, Runs, runs_by_method, summary, values_of, with_published
 from batchbayes.models.mlp import MLP
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig
 
 DATASETS = tuple(SETS)
 UNIT, MATCHED = "unit noise", "matched noise"
@@ -86,15 +81,15 @@ def predicted(config: FlowConfig, part: StandardisedPart, precision: float, seed
     return draw_predictions(posterior, part.others, part.truth, part.in_units, config.num_samples, seed)
 
 
-def trained(config: FlowConfig, part: StandardisedPart, precision: float, seed: int) -> WeightsPosterior:
+def trained(config: FlowConfig, part: StandardisedPart, precision: float, seed: int) -> bb.WeightsPosterior:
     """Train on standardised targets with observation noise of this precision."""
     with GlobalStream(seed):
-        network = noisy(MLP(part.inputs.shape[1], [WIDTH, WIDTH], 1, norm=False), MultiplicativeFlow(), seed=seed)
+        network = bb.noisy(MLP(part.inputs.shape[1], [WIDTH, WIDTH], 1, norm=False), bb.MultiplicativeFlow(), seed=seed)
     batches = shuffled(part.inputs, part.targets, BATCH_SIZE, seed)
     epochs = -(-config.steps // len(batches))  # type: ignore[arg-type]
-    training = TrainingConfig(epochs, BATCH_SIZE, config.learning_rate, seed=seed)
-    schedule = Schedule(decay_from=epochs // 2)
-    fit_noisy(network, batches, gaussian(precision), training, num_examples=len(part.inputs), schedule=schedule)
+    training = bb.TrainingConfig(epochs, BATCH_SIZE, config.learning_rate, seed=seed)
+    schedule = bb.Schedule(decay_from=epochs // 2)
+    bb.fit_noisy(network, batches, bb.gaussian(precision), training, num_examples=len(part.inputs), schedule=schedule)
     return network.posterior()
 
 
@@ -105,10 +100,7 @@ def matched_precision(part: StandardisedPart, drawn: DrawnPredictions) -> float:
 
 def tables(config: FlowConfig, results: Results) -> list[ResultTable]:
     """Return one table for each score."""
-    runs: dict[str, dict[str, list[dict[str, float]]]] = {dataset: {} for dataset in config.datasets}
-    for unit in units(config):
-        for method, found in results.get(unit.name, {}).get("runs", {}).items():
-            runs[unit.arguments["dataset"]].setdefault(method, []).extend(found)
+    runs = runs_by_method(config.datasets, units(config), results)
     return [score_table(config, runs, metric) for metric in METRICS]
 
 

@@ -13,18 +13,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import batchbayes as bb
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import ImageData, error_percent, load_images, new_network
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.weights.fit import Schedule, fit_noisy
-from batchbayes.methods.weights.noisy import noisy
-from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.methods.weights.sparsity import compression
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, supervised, train
+from batchbayes.training.loop import supervised
 
 PUBLISHED = {"binary dropout": (100.0, 10.0, None), "sparse VD": (10.0, 10.0, 100.0)}
 """Accuracy on training and test images, and sparsity, in per cent."""
@@ -90,18 +87,18 @@ def dropout_result(config: RandomLabelsConfig, data: ImageData) -> dict[str, Any
             nn.Linear(config.width, config.width), nn.ReLU(), nn.Dropout(config.dropout),
             nn.Linear(config.width, 10),
         )  # fmt: skip
-    training = TrainingConfig(config.epochs, config.batch_size, config.learning_rate)
-    train(network, shuffled(*data.train, config.batch_size, seed=0), supervised(cross_entropy), training)
+    training = bb.TrainingConfig(config.epochs, config.batch_size, config.learning_rate)
+    bb.train(network, shuffled(*data.train, config.batch_size, seed=0), supervised(cross_entropy), training)
     return {**accuracies(network, data), "sparsity": None}
 
 
 def sparse_result(config: RandomLabelsConfig, data: ImageData) -> dict[str, Any]:
     """Train LeNet-300-100 by sparse variational dropout."""
-    network = noisy(new_network("LeNet-300-100", seed=0), SparseVD())
-    training = TrainingConfig(config.sparse_epochs, config.batch_size, config.sparse_learning_rate)
-    schedule = Schedule(kl_from=5, kl_full=20, decay_from=config.sparse_epochs // 2)
+    network = bb.noisy(new_network("LeNet-300-100", seed=0), bb.SparseVD())
+    training = bb.TrainingConfig(config.sparse_epochs, config.batch_size, config.sparse_learning_rate)
+    schedule = bb.Schedule(kl_from=5, kl_full=20, decay_from=config.sparse_epochs // 2)
     batches = shuffled(*data.train, config.batch_size, seed=0)
-    fit_noisy(network, batches, categorical(), training, num_examples=config.num_train, schedule=schedule)
+    bb.fit_noisy(network, batches, bb.categorical(), training, num_examples=config.num_train, schedule=schedule)
     posterior = network.posterior()
     point = posterior.network.module
     point.load_state_dict(posterior.means())

@@ -13,19 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import NETWORKS, ImageData, error_percent, fast, load_images, new_network
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.weights.fit import Schedule, fit_noisy
-from batchbayes.methods.weights.noisy import Noisy, noisy
-from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.methods.weights.sparsity import compression, sparsity
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Step, TrainingConfig, supervised, train
+from batchbayes.training.loop import Step, supervised
 
 PUBLISHED = {
     "LeNet-300-100": {"dense": (1.64, 1.0), "pruned": (1.59, 12.0), "sparse VD": (1.92, 68.0)},
@@ -96,9 +93,9 @@ def work(config: SparseConfig, unit: Unit, needed: Results, data_folder: DataFol
 def sparse_result(config: SparseConfig, name: str, data: ImageData) -> dict[str, Any]:
     """Train by sparse variational dropout."""
     number = config.networks.index(name)
-    training = TrainingConfig(config.epochs[number], config.batch_size, config.learning_rate[number])
-    schedule = Schedule(config.kl_from[number], config.kl_full[number], decay_from=config.decay_from[number])
-    network = noisy(new_network(name, seed=0), SparseVD())
+    training = bb.TrainingConfig(config.epochs[number], config.batch_size, config.learning_rate[number])
+    schedule = bb.Schedule(config.kl_from[number], config.kl_full[number], decay_from=config.decay_from[number])
+    network = bb.noisy(new_network(name, seed=0), bb.SparseVD())
     batches = shuffled(*data.train, config.batch_size, seed=0)
     every = max(1, training.epochs // config.looks) * len(batches)  # type: ignore[arg-type]
     history = []
@@ -108,11 +105,11 @@ def sparse_result(config: SparseConfig, name: str, data: ImageData) -> dict[str,
             history.append({"epoch": step.epoch + 1, "objective": step.objective, **seen(network, data)})
 
     count = len(data.train[0])
-    fit_noisy(network, batches, categorical(), training, num_examples=count, schedule=schedule, after_step=look)
+    bb.fit_noisy(network, batches, bb.categorical(), training, num_examples=count, schedule=schedule, after_step=look)
     return {**seen(network, data), "sparsity": list(sparsity(network.posterior()).values()), "history": history}
 
 
-def seen(network: Noisy, data: ImageData) -> dict[str, float]:
+def seen(network: bb.Noisy, data: ImageData) -> dict[str, float]:
     """Return the test error of the means without the pruned weights, and the compression."""
     posterior = network.posterior()
     point = fast(posterior.network.module)
@@ -126,7 +123,7 @@ def pruned_result(config: SparseConfig, name: str, data: ImageData, target: list
         network = fast(NETWORKS[name]())
     batches = shuffled(*data.train, config.batch_size, seed=0)
     objective = supervised(cross_entropy)
-    train(network, batches, objective, TrainingConfig(config.dense_epochs, config.batch_size))
+    bb.train(network, batches, objective, bb.TrainingConfig(config.dense_epochs, config.batch_size))
     dense = error_percent(network, data.test)
     weights = [parameter for parameter in network.parameters() if parameter.ndim > 1]
     masks = [largest(weight.detach(), share) for weight, share in zip(weights, target, strict=True)]
@@ -137,8 +134,8 @@ def pruned_result(config: SparseConfig, name: str, data: ImageData, target: list
                 weight.mul_(mask)
 
     prune()
-    further = TrainingConfig(-(-config.dense_epochs // 2), config.batch_size, seed=1)
-    train(network, batches, objective, further, after_step=prune)
+    further = bb.TrainingConfig(-(-config.dense_epochs // 2), config.batch_size, seed=1)
+    bb.train(network, batches, objective, further, after_step=prune)
     count = sum(weight.numel() for weight in weights)
     return {
         "dense_error": dense,

@@ -16,37 +16,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import batchbayes as bb
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
 from batchbayes.experiments.weights.images import ImageData, fast, load_images
-from batchbayes.likelihoods import categorical
-from batchbayes.methods.dropout import mc_dropout
-from batchbayes.methods.point import deterministic
 from batchbayes.methods.weights.family import Family
-from batchbayes.methods.weights.fit import Schedule, fit_noisy
-from batchbayes.methods.weights.noisy import Noisy, noisy
-from batchbayes.methods.weights.posterior import WeightsPosterior
-from batchbayes.methods.weights.sparse import SparseVD
-from batchbayes.methods.weights.variance import Variance
-from batchbayes.methods.weights.variational_dropout import VariationalDropout
-from batchbayes.metrics import accuracy, ood_auroc
 from batchbayes.models.lenet import LeNet5, NormalisedLeNet5
 from batchbayes.plots.style import Figure
-from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
 from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Step, TrainingConfig, supervised, train
+from batchbayes.training.loop import Step, supervised
 
 PUBLISHED = {"dropout": (99.1, 99.4, 99.4), "variance": (95.9, 10.1, 99.3)}
 """Accuracy of one draw, of the means, and of the mean over draws, in per cent."""
 ELBOS = {
-    "layer": (VariationalDropout("layer"), -5.9e2, 11.3, 99.2),
-    "neuron": (VariationalDropout("neuron"), -7.7e2, 11.3, 99.2),
-    "additive": (SparseVD(), -2.3e4, 96.3, 99.2),
-    "weight": (VariationalDropout("weight"), -6.4e4, 81.3, 99.2),
+    "layer": (bb.VariationalDropout("layer"), -5.9e2, 11.3, 99.2),
+    "neuron": (bb.VariationalDropout("neuron"), -7.7e2, 11.3, 99.2),
+    "additive": (bb.SparseVD(), -2.3e4, 96.3, 99.2),
+    "weight": (bb.VariationalDropout("weight"), -6.4e4, 81.3, 99.2),
 }
 """Families, and the published ELBO in nats and accuracy of the means and of the mean over draws, in per cent."""
 CURVES = {
@@ -69,16 +58,16 @@ class Recipe:
     decay_from: int = 0
     """The epoch from which the learning rate falls to zero."""
 
-    def fit(self, network: Noisy, data: ImageData, after_step: Callable[[Step], None] | None = None) -> None:
+    def fit(self, network: bb.Noisy, data: ImageData, after_step: Callable[[Step], None] | None = None) -> None:
         """Train a network with random weights on the first images."""
         images, labels = (part[: self.num_train] for part in data.train)
-        fit_noisy(
+        bb.fit_noisy(
             network,
             shuffled(images, labels, self.batch_size, seed=0),
-            categorical(),
-            TrainingConfig(self.epochs, self.batch_size, self.learning_rate),
+            bb.categorical(),
+            bb.TrainingConfig(self.epochs, self.batch_size, self.learning_rate),
             num_examples=len(images),
-            schedule=Schedule(decay_from=self.decay_from),
+            schedule=bb.Schedule(decay_from=self.decay_from),
             after_step=after_step,
         )
 
@@ -130,25 +119,25 @@ def work(config: VarianceNetworksConfig, unit: Unit, needed: Results, data_folde
     return network_result(config, posterior, data, data_folder)
 
 
-def variance_posterior(config: VarianceNetworksConfig, data: ImageData) -> Posterior:
+def variance_posterior(config: VarianceNetworksConfig, data: ImageData) -> bb.Posterior:
     """Train a LeNet-5 whose hidden dense layer has no means."""
-    network = noisy(new_lenet(), Variance(), layers=["dense1"])
+    network = bb.noisy(new_lenet(), bb.Variance(), layers=["dense1"])
     config.networks.fit(network, data)
     return network.posterior()
 
 
-def dropout_posterior(config: VarianceNetworksConfig, data: ImageData) -> Posterior:
+def dropout_posterior(config: VarianceNetworksConfig, data: ImageData) -> bb.Posterior:
     """Train the same network with dropout before its hidden dense layer."""
     network, recipe = new_lenet(dropout=0.5), config.networks
-    training, schedule = TrainingConfig(recipe.epochs, recipe.batch_size, recipe.learning_rate), Schedule(decay_from=0)
+    training = bb.TrainingConfig(recipe.epochs, recipe.batch_size, recipe.learning_rate)
+    schedule = bb.Schedule(decay_from=0)
 
     def decay(step: Step) -> None:
-        for group in step.optimiser.param_groups:
-            group["lr"] = schedule.learning_rate(step.epoch, training)
+        step.set_learning_rate(schedule.learning_rate(step.epoch, training))
 
     batches = shuffled(*data.train, recipe.batch_size, seed=0)
-    train(network, batches, supervised(cross_entropy), training, after_step=decay)
-    return mc_dropout(network)
+    bb.train(network, batches, supervised(cross_entropy), training, after_step=decay)
+    return bb.mc_dropout(network)
 
 
 def new_lenet(dropout: float = 0.0) -> nn.Module:
@@ -157,19 +146,22 @@ def new_lenet(dropout: float = 0.0) -> nn.Module:
 
 
 def network_result(
-    config: VarianceNetworksConfig, posterior: Posterior, data: ImageData, data_folder: DataFolder
+    config: VarianceNetworksConfig, posterior: bb.Posterior, data: ImageData, data_folder: DataFolder
 ) -> dict[str, float]:
     """Return accuracies in per cent, and how well the entropy of the mean over draws tells strange images."""
     images, labels = data.test
-    draws = predict(posterior, images, categorical(), num_samples=config.num_samples)
-    single = predict(posterior, images, categorical(), num_samples=5, seed=1, keep_draws=True)
-    strange = predict(posterior, strange_images(config, images, data_folder), categorical(), num_samples=10)
-    few = predict(posterior, images, categorical(), num_samples=10)
+    draws = bb.predict(posterior, images, bb.categorical(), num_samples=config.num_samples)
+    single = bb.predict(posterior, images, bb.categorical(), num_samples=5, seed=1, keep_draws=True)
+    strange = bb.predict(posterior, strange_images(config, images, data_folder), bb.categorical(), num_samples=10)
+    few = bb.predict(posterior, images, bb.categorical(), num_samples=10)
     return {
-        "stochastic": 100 * sum(accuracy(one.softmax(-1), labels) for one in single.draws) / len(single.draws),
-        "deterministic": 100 * accuracy(predict(at_means(posterior), images, categorical()).probs, labels),
-        "ensemble": 100 * accuracy(draws.probs, labels),
-        "auroc": ood_auroc(few.entropy, strange.entropy),
+        "stochastic": 100
+        * sum(bb.metrics.accuracy(one.softmax(-1), labels) for one in single.draws)
+        / len(single.draws),
+        "deterministic": 100
+        * bb.metrics.accuracy(bb.predict(at_means(posterior), images, bb.categorical()).probs, labels),
+        "ensemble": 100 * bb.metrics.accuracy(draws.probs, labels),
+        "auroc": bb.metrics.ood_auroc(few.entropy, strange.entropy),
     }
 
 
@@ -182,23 +174,23 @@ def strange_images(config: VarianceNetworksConfig, images: Tensor, data_folder: 
     return clothes.float() / 256 - digits.float().mean(0) / 256
 
 
-def at_means(posterior: Any) -> Posterior:
+def at_means(posterior: Any) -> bb.Posterior:
     """Return the network without noise."""
-    if not isinstance(posterior, WeightsPosterior):
-        return deterministic(posterior.network.module)
+    if not isinstance(posterior, bb.WeightsPosterior):
+        return bb.deterministic(posterior.network.module)
     return with_weights(posterior, {name: given.mean for name, given in posterior.distributions.items()})
 
 
-def with_weights(posterior: WeightsPosterior, weights: dict[str, Tensor]) -> Posterior:
+def with_weights(posterior: bb.WeightsPosterior, weights: dict[str, Tensor]) -> bb.Posterior:
     """Return the network with other weights in the place of the random ones."""
     module = copy.deepcopy(posterior.network.module)
     module.load_state_dict(weights, strict=False)
-    return deterministic(module)
+    return bb.deterministic(module)
 
 
 def transition(config: VarianceNetworksConfig, data: ImageData) -> list[dict[str, float]]:
     """Train variational dropout with one alpha for the hidden dense layer, and look at it from time to time."""
-    network = noisy(new_lenet(), VariationalDropout("layer"), layers=["dense1"])
+    network = bb.noisy(new_lenet(), bb.VariationalDropout("layer"), layers=["dense1"])
     images, labels = (part[: config.transition_test] for part in data.test)
     steps = max(1, config.transition.num_train // config.transition.batch_size) * config.transition_every
     history = []
@@ -212,7 +204,7 @@ def transition(config: VarianceNetworksConfig, data: ImageData) -> list[dict[str
 
 
 @torch.no_grad()
-def transition_point(network: Noisy, images: Tensor, labels: Tensor) -> dict[str, float]:
+def transition_point(network: bb.Noisy, images: Tensor, labels: Tensor) -> dict[str, float]:
     """Return accuracies in per cent: as it is, with zero means, and with permuted variances; and log alpha.
 
     Zero means and permuted variances move the outputs of the layer away from the running statistics of the batch norm
@@ -229,13 +221,14 @@ def transition_point(network: Noisy, images: Tensor, labels: Tensor) -> dict[str
 
     def right(weight: Tensor, statistics: dict[str, None] | None = None) -> float:
         outputs = posterior.network(images, tensors={name: weight, **(statistics or {})})
-        return 100 * accuracy(outputs.softmax(-1), labels)
+        return 100 * bb.metrics.accuracy(outputs.softmax(-1), labels)
 
     return {
         "log_alpha": float(given.log_alpha.mean()),
         "stochastic": right(given.mean + std * noise),
         "deterministic": right(given.mean),
-        "ensemble": 100 * accuracy(predict(posterior, images, categorical(), num_samples=10).probs, labels),
+        "ensemble": 100
+        * bb.metrics.accuracy(bb.predict(posterior, images, bb.categorical(), num_samples=10).probs, labels),
         "zeroed": right(std * noise, of_batch),
         "permuted": right(given.mean + permuted * noise, of_batch),
     }
@@ -248,7 +241,7 @@ def elbo_result(config: VarianceNetworksConfig, data: ImageData, family: Family)
     weights have the same noise at all positions of an image, and are looked at apart.
     """
     with GlobalStream(0):
-        network = noisy(fast(LeNet5(norm=True)), family)
+        network = bb.noisy(fast(LeNet5(norm=True)), family)
     config.elbo.fit(network, data)
     posterior = network.eval().posterior()
     images, labels = (part[: config.elbo.num_train] for part in data.train)
@@ -256,14 +249,14 @@ def elbo_result(config: VarianceNetworksConfig, data: ImageData, family: Family)
         divergence = float(network.divergence())
         losses = [cross_entropy(in_parts(network, images), labels, reduction="sum") for _ in range(10)]
         draws = torch.stack([in_parts(network, data.test[0]).softmax(-1) for _ in range(config.num_samples)])
-    by_weights = predict(posterior, data.test[0], categorical(), num_samples=config.num_samples)
-    means = predict(at_means(posterior), data.test[0], categorical())
+    by_weights = bb.predict(posterior, data.test[0], bb.categorical(), num_samples=config.num_samples)
+    means = bb.predict(at_means(posterior), data.test[0], bb.categorical())
     return {
         "elbo": -float(torch.stack(losses).mean()) - divergence,
         "divergence": divergence,
-        "deterministic": 100 * accuracy(means.probs, data.test[1]),
-        "ensemble": 100 * accuracy(draws.mean(0), data.test[1]),
-        "by_weights": 100 * accuracy(by_weights.probs, data.test[1]),
+        "deterministic": 100 * bb.metrics.accuracy(means.probs, data.test[1]),
+        "ensemble": 100 * bb.metrics.accuracy(draws.mean(0), data.test[1]),
+        "by_weights": 100 * bb.metrics.accuracy(by_weights.probs, data.test[1]),
     }
 
 

@@ -13,22 +13,27 @@ together, which holds its batch means in place. There `clt_bn` is too wide: on a
 of 2.6 to 5 in the means of deeper layers, and 1.1 in the first layer.
 """
 
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes.batches import Batches, chunks, first_of, input_stream, require_size
+from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import Picker, require_finite
-from batchbayes.methods.batchnorm.collect import example_moments
+from batchbayes.methods.batchnorm.collect import as_double, require_all
 from batchbayes.methods.batchnorm.condition import warn_of_condition
 from batchbayes.methods.batchnorm.fit import require_center
 from batchbayes.methods.batchnorm.omega import running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
-from batchbayes.methods.batchnorm.sites import Select, find_sites, require_running
-from batchbayes.network import Output, as_network
+from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing, require_running
+from batchbayes.network import Network, Output, as_network
 
 
 def clt_bn(
@@ -72,3 +77,68 @@ def clt_bn(
     own = own if center == "batches" else running
     fixed = (network, found, own, spread[None], float(batch_size), "clt_bn", center, "factorised")
     return BatchNormPosterior(*fixed, idle=idle)
+
+
+class ExampleMoments(NamedTuple):
+    """What single examples contribute to the statistics of a site, (C,) each, in float64.
+
+    The values of an example are those at all of its positions, and in all of its rows if a layer sees several rows.
+    Example i contributes a_i, the mean of its values, and q_i, their mean squared distance from the population mean.
+    The mean of a batch is the mean of M values a_i, and its variance is nearly the mean of M values q_i. For (N, C)
+    inputs Var(q_i) is mu_4 - sigma^4. In convolutions it includes the correlation between the positions of an image.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    """E[q_i]."""
+    mean_var: Tensor
+    """Var(a_i)."""
+    square_var: Tensor
+    """Var(q_i)."""
+
+
+def example_moments(
+    network: Network, sites: Sequence[Site], batches: Iterable[Any], idle: Sequence[str] = ()
+) -> list[ExampleMoments]:
+    """Return population moments up to the fourth of every site, from one pass of the network as it is."""
+    layers = {site.name: site.layer for site in sites}
+    count, size, seen = 0, 0, set()
+    sums = {name: torch.zeros((), dtype=torch.float64) for name in layers}
+
+    def see(name: str, inputs: Tensor) -> None:
+        if len(inputs) % size:
+            raise BatchbayesError(
+                expected="the same number of rows for every example",
+                got=f"{len(inputs)} rows at {name} for {size} examples",
+                fix="use stochastic_bn, or leave this layer out with sites=",
+            )
+        seen.add(name)
+        values = as_double(inputs.detach())
+        values = (values if values.ndim > 2 else values.unsqueeze(2)).flatten(2) - _origin(layers[name])
+        values = values.unflatten(0, (size, -1)).transpose(1, 2).flatten(2)  # (n, C, P)
+        a, b = values.mean(2), values.square().mean(2)  # (n, C)
+        sums[name] = sums[name] + torch.stack([a, b, a * a, a * b, b * b]).sum(1)  # (5, C)
+
+    for batch in batches:
+        size = len(batch)
+        count += size
+        seen.clear()
+        with torch.no_grad():
+            before = {**refusing(idle), **{name: partial(see, name) for name in layers}}
+            network(batch.to(network.device), before=before)
+        require_all(sites, seen)
+    return [_moments(sums[name].cpu() / count, _origin(layer).cpu()) for name, layer in layers.items()]
+
+
+def _origin(layer: _BatchNorm) -> Tensor:
+    """Return the running mean, (C, 1): moments are taken about it, so that little is lost to rounding."""
+    assert layer.running_mean is not None
+    return as_double(layer.running_mean.detach())[:, None]
+
+
+def _moments(expected: Tensor, origin: Tensor) -> ExampleMoments:
+    """Compute moments from E[a], E[b], E[a^2], E[ab], E[b^2] about `origin`: q = b - 2 m a + m^2 with m = E[a]."""
+    a, b, aa, ab, bb = expected
+    var_a, cov, var_b = aa - a * a, ab - a * b, bb - b * b
+    square_var = (var_b - 4 * a * cov + 4 * a * a * var_a).clamp_min(0)
+    return ExampleMoments(origin[:, 0] + a, b - a * a, var_a.clamp_min(0), square_var)

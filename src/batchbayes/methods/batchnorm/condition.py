@@ -12,7 +12,7 @@ tolerance.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,7 @@ LEVEL = 0.0025
 """How often each of the tests is wrong, at most, if the true difference is within the tolerance."""
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """How far inputs may be from those of training."""
 
     shift: float

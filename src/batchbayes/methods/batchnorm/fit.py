@@ -29,6 +29,8 @@ FEW_OUTPUTS = 16
 """If a network has more outputs than this, the derivatives of all of them cost too much."""
 SAMPLE_OUTPUTS = 4096
 """The influence of the rows is measured at this many outputs of each training input, or fewer."""
+AXIS_EXAMPLES, AXIS_DRAWS = 128, 64
+"""If there are many classes, so many examples of the first batch and draws show how they move together, or fewer."""
 
 
 class MiniBatchOptions(TypedDict, total=False):
@@ -148,26 +150,33 @@ def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, metho
     posterior = BatchNormPosterior(*fixed, idle=prepared.idle)
     if len(rows) < 2:
         return posterior
-    sample = prepared.first[: min(32, max(2, prepared.batch_size // 4))].to(prepared.network.device)
-    thinned, is_vector = [], False
-    with torch.no_grad():
-        for outputs in sampled_outputs(posterior, sample, len(rows), seed=0):
-            is_vector = outputs.ndim == 3
-            thinned.append(_thinned(outputs))  # at once, because maps are large
-    drawn = torch.cat(thinned)
-    deviations = drawn - drawn.mean(0)  # (R, n, outputs), in the order of the draws
-    moved = deviations.flatten(1).double()
+    few = prepared.first[: min(32, max(2, prepared.batch_size // 4))]
+    drawn, is_vector = _draw_outputs(posterior, few, len(rows))
+    moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
     _, weights, index = posterior.combinations(len(rows), seed=0)
     order = weights[index].double()  # draws -> rows: a permutation
     influence = (order.T @ (moved @ moved.T) @ order).to(rows.dtype)
-    count = drawn.shape[2]
-    many_classes = is_vector and FEW_OUTPUTS < count <= MOST_OUTPUTS
-    axes = find_output_axes(deviations).to(rows.dtype) if many_classes else None
-    posterior = replace(posterior, influence=influence, output_axes=axes)
+    posterior, count = replace(posterior, influence=influence), drawn.shape[2]
+    if is_vector and FEW_OUTPUTS < count <= MOST_OUTPUTS:
+        drawn, _ = _draw_outputs(posterior, prepared.first[:AXIS_EXAMPLES], min(AXIS_DRAWS, len(rows)))
+        posterior = replace(posterior, output_axes=find_output_axes(drawn).to(rows))
     if count < SAMPLE_OUTPUTS:
         kinds = {False: count <= FEW_OUTPUTS, True: count > 1}  # without and with contrasts
         keep_examples(posterior, prepared.first, [kind for kind, is_wanted in kinds.items() if is_wanted])
     return posterior
+
+
+def _draw_outputs(posterior: BatchNormPosterior, examples: Any, num_samples: int) -> tuple[Tensor, bool]:
+    """Return draws on some examples, (S, n, outputs), and whether an output of the network is a vector.
+
+    Of maps, which are large, an even selection is kept, at once.
+    """
+    thinned, is_vector = [], False
+    with torch.no_grad():
+        for outputs in sampled_outputs(posterior, examples.to(posterior.device), num_samples, seed=0):
+            is_vector = outputs.ndim == 3
+            thinned.append(_thinned(outputs))
+    return torch.cat(thinned), is_vector
 
 
 def require_center(center: str) -> None:

@@ -83,7 +83,9 @@ def graph_size(inputs: Tensor) -> int:
 def _units(flat: Tensor) -> Iterator[Tensor]:
     """Yield weights (n, K) that pick one output after the other."""
     for k in range(flat.shape[1]):
-        yield torch.zeros_like(flat).index_fill_(1, torch.tensor(k, device=flat.device), 1.0)
+        unit = torch.zeros_like(flat)
+        unit[:, k] = 1.0
+        yield unit
 
 
 def _first_contrasts(logits: Tensor) -> list[Tensor]:
@@ -219,21 +221,24 @@ class Graph:
             gradients = torch.autograd.grad(self._outputs, self._seen, one, retain_graph=True, allow_unused=True)
         except CheckpointError as error:
             raise _unfit("a network without activation checkpoints", "checkpoints in its forward pass") from error
-        out.zero_()
-        for gradient, h, (mean, log_std) in zip(gradients, self._seen, along, strict=True):
-            if gradient is not None:  # a layer of another head moves nothing
-                product = torch.mul(gradient, h.detach(), out=self._products[h.shape, h.dtype])
-                out.addmm_(_summed(gradient, self.flat), mean).addmm_(_summed(product, self.flat), log_std)
+        moved = [found for found in zip(gradients, self._seen, along, strict=True) if found[0] is not None]
+        if not moved:
+            out.zero_()
+        for number, (gradient, h, (mean, log_std)) in enumerate(moved):
+            product = torch.mul(gradient, h.detach(), out=self._products[h.shape, h.dtype])
+            out.addmm_(_summed(gradient, self.flat), mean, beta=float(number > 0), alpha=-1.0)  # the first one writes
+            out.addmm_(_summed(product, self.flat), log_std, alpha=-1.0)
 
 
 def along_directions(
     sites: Sequence[Site], statistics: Sequence[tuple[Tensor, Tensor]], directions: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    r"""Return what each site multiplies $\sum g$ and $\sum g h$ by, (C, Q) each; the first includes the mean of h."""
-    found = []
-    for (mean, _), (d_mean, d_log_std) in zip(statistics, by_site(sites, directions), strict=True):
-        found.append(((mean.to(directions) * d_log_std - d_mean).T, -d_log_std.T))
-    return found
+    r"""Return what each site multiplies $-\sum g$ and $-\sum g h$ by, (C, Q) each; the first includes the mean of h."""
+    pairs = zip(statistics, by_site(sites, directions), strict=True)
+    return [
+        (torch.addcmul(d_mean, mean.to(directions), d_log_std, value=-1).T, d_log_std.T)
+        for (mean, _), (d_mean, d_log_std) in pairs
+    ]
 
 
 def _summed(values: Tensor, like: Tensor) -> Tensor:

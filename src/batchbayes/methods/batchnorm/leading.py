@@ -3,14 +3,18 @@ r"""How the classes that matter move with omega, by a few backward passes for ea
 Of a thousand logits only those of likely classes matter, and they do not move one by one: other statistics move them
 together, along a few axes that training examples show. If an example has the probabilities p, a deviation d of its
 logits matters by $d^\top F d$ with $F = \mathrm{diag}(p) - p p^\top$. On training examples $d = B z$: the columns of B
-are the axes, and the coordinates z have unit covariance on average. The leading eigenvectors u of $B^\top F B$ are the
-combinations $u^\top z$ that matter most for this example. A backward pass with the weights $B^+ u$ gives how one of
-them moves, and $B u$ is what it does to the logits.
+are the axes, and the coordinates z have unit covariance on average over all training examples.
+
+For one example, the covariance C of z is estimated from the training examples whose logits are near its own. With
+$C = L L^\top$, the leading eigenvectors u of $L^\top B^\top F B L$ are the combinations $u^\top L^{-1} z$ that matter
+most for this example. A backward pass with the weights $B^+ L^{-\top} u$ gives how one of them moves, and $B L u$ is
+what it does to the logits.
 
 The other combinations are left out. The eigenvalues tell how much they matter on average, and a factor makes up for it.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,40 +29,86 @@ MOST_AXES = 64
 """Axes of the outputs that a posterior keeps."""
 LIKELY = 128
 """Of each example, only so many of its most likely classes decide which combinations matter."""
+NEAR = 0.5
+"""Training examples count as near up to about this part of the median distance between two of them."""
+OF_ALL = 0.1
+"""The part of the covariance that is taken from all training examples, near or not."""
 
 
-def find_output_axes(moved: Tensor) -> Tensor:
-    """Return the axes along which logits move most, (r, K), each as long as the standard deviation along it.
+@dataclass(frozen=True, eq=False)
+class OutputAxes:
+    """Along which axes logits move, and what they do along these on single training examples."""
+
+    axes: Tensor
+    """Orthogonal, (r, K). Each is as long as the standard deviation along it."""
+    positions: Tensor
+    """Logits of the n training examples along the axes, (n, r)."""
+    covariances: Tensor
+    """Of each training example: the covariance of its logits along the axes, (n, r, r), in lengths of the axes."""
+
+    def __post_init__(self) -> None:
+        examples, axes = len(self.positions), len(self.axes)
+        wanted = (axes, self.axes.shape[-1]), (examples, axes), (examples, axes, axes)
+        found = tuple(tuple(tensor.shape) for tensor in self.tensors())
+        if found != wanted or not self.axes.numel():
+            raise ValueError(f"axes of outputs of shapes {found}")
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.axes, self.positions, self.covariances
+
+    def to(self, like: Tensor) -> "OutputAxes":
+        """Return the same on the device and in the precision of a tensor."""
+        return OutputAxes(*(tensor.to(like) for tensor in self.tensors()))
+
+    def roots(self, logits: Tensor) -> Tensor:
+        """Return L for logits (n, K): a triangular root of the covariance along the axes, (n, r, r)."""
+        places = logits @ (self.axes / self.axes.norm(dim=1, keepdim=True)).T
+        squared = torch.cdist(places, self.positions).square()
+        scale = (NEAR * torch.cdist(self.positions, self.positions).median()).square()
+        further = squared - squared.amin(1, keepdim=True)  # than the nearest, whose weight is not zero
+        near = (-further / scale.clamp_min(torch.finfo(scale.dtype).tiny)).softmax(1)
+        covariances = (1 - OF_ALL) * torch.tensordot(near, self.covariances, 1)
+        covariances.diagonal(dim1=1, dim2=2).add_(OF_ALL)
+        return torch.linalg.cholesky(covariances)
+
+
+def find_output_axes(logits: Tensor) -> OutputAxes:
+    """Return the axes along which logits move most.
 
     Args:
-        moved: deviations of the logits of training examples, (..., K).
+        logits: those of n training examples in each draw, (S, n, K).
 
-    >>> moved = torch.tensor([[3.0, -3.0, 0.0], [-3.0, 3.0, 0.0], [1.0, 1.0, -2.0], [-1.0, -1.0, 2.0]])
-    >>> find_output_axes(moved).abs().round(decimals=2)
+    >>> logits = torch.tensor([[3.0, -3.0, 0.0], [-3.0, 3.0, 0.0], [1.0, 1.0, -2.0], [-1.0, -1.0, 2.0]])
+    >>> find_output_axes(torch.stack([logits, -logits])).axes.abs().float().round(decimals=2)
     tensor([[2.1200, 2.1200, 0.0000],
             [0.7100, 0.7100, 1.4100]])
     """
-    rows = moved.flatten(0, -2).double()
-    rows = rows - rows.mean(-1, keepdim=True)  # a shift of all logits changes nothing
-    values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
+    logits = logits - logits.mean(-1, keepdim=True)  # a shift of all logits changes nothing
+    middle = logits.mean(0)
+    moved = logits.sub_(middle)
+    gram = sum(one.double().T @ one.double() for one in moved) / moved[..., 0].numel()
+    values, vectors = torch.linalg.eigh(gram)
     kept = (values > 1e-9 * values[-1]).nonzero()[:, 0].flip(0)[:MOST_AXES]  # the largest first
-    return (vectors[:, kept] * values[kept].sqrt()).T.contiguous().to(moved.dtype)
+    lengths, vectors = values[kept].sqrt(), vectors[:, kept]
+    along = (moved @ (vectors / lengths).to(moved)).transpose(0, 1)  # (n, S, r)
+    return OutputAxes((vectors * lengths).T.contiguous(), middle.double() @ vectors, along.mT @ along / len(moved))
 
 
-def leading_coordinates(logits: Tensor, axes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def leading_coordinates(logits: Tensor, given: OutputAxes, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the k combinations of logits that matter most for each example.
 
     Args:
         logits: at the centre, (n, K).
-        axes: along which logits move, orthogonal, (r, K).
+        given: the axes along which logits move.
         count: the number of combinations k.
 
     Returns:
         the weights that give the combinations, (n, k, K); what these do to the logits, (n, k, K); and how much all
         combinations matter, and the k leading ones, (2, n).
     """
+    axes, roots = given.axes, given.roots(logits)
     probs, likely = logits.softmax(1).topk(min(LIKELY, logits.shape[1]))
-    moved = axes.T[likely] - axes.T[likely[:, :1]]  # (n, c, r): relative to the best class, so that no digits cancel
+    moved = (axes.T[likely] - axes.T[likely[:, :1]]) @ roots  # (n, c, r): relative to the best class: no digits cancel
     weighted = moved * probs[:, :, None]
     mean = weighted.sum(1)  # (n, r)
     matter = weighted.mT @ moved - mean[:, :, None] * mean[:, None]  # (n, r, r)
@@ -66,9 +116,10 @@ def leading_coordinates(logits: Tensor, axes: Tensor, count: int) -> tuple[Tenso
     near = torch.linalg.qr(matter[..., : 2 * count]).Q
     values, vectors = torch.linalg.eigh(near.mT @ matter @ near)
     total, kept = matter.diagonal(dim1=1, dim2=2).sum(1), values[:, -count:].clamp_min(0).sum(1)
-    leading = (near @ vectors[..., -count:]).mT  # (n, k, r)
+    leading = near @ vectors[..., -count:]  # (n, r, k)
     factor = torch.where(kept > 0, total / kept, 1.0).clamp_min(1).sqrt()[:, None, None]
-    return leading @ (axes / axes.square().sum(1, keepdim=True)), factor * (leading @ axes), torch.stack([total, kept])
+    weights = torch.linalg.solve_triangular(roots.mT, leading, upper=True).mT @ (axes / axes.square().sum(1)[:, None])
+    return weights, factor * ((roots @ leading).mT @ axes), torch.stack([total, kept])
 
 
 def leading_tangents(
@@ -77,10 +128,10 @@ def leading_tangents(
     statistics: Sequence[tuple[Tensor, Tensor]],
     inputs: Tensor,
     directions: Tensor,
-    axes: Tensor,
+    axes: OutputAxes,
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Compute what `Linearisable.leading_tangents` returns, at given statistics and for given axes of the outputs."""
-    count, start = min(LEADING_PASSES, len(axes)), 0
+    count, start = min(LEADING_PASSES, len(axes.axes)), 0
     outputs, bases, matter = [], [], []
     slopes, along = torch.empty(0), []
     with watched(network, sites, statistics) as build:

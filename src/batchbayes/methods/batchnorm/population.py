@@ -5,17 +5,22 @@ q(omega): a point mass on the statistics of the training set, taken as one batch
 Cost: one pass over the data for each batch-norm layer, up to that layer.
 """
 
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchbayes._common.progress import progress
 from batchbayes.batches import Batches, as_batches, chunks, first_of, input_stream
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import Picker
-from batchbayes.methods.batchnorm.collect import population_omega
+from batchbayes.inputs import Picker, require_finite
+from batchbayes.methods.batchnorm.collect import as_double
+from batchbayes.methods.batchnorm.omega import as_buffers, batch_statistics, pack
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.methods.batchnorm.sites import Select, find_sites
-from batchbayes.network import Output, as_network
+from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing
+from batchbayes.network import Network, Output, as_network
 
 
 def population(
@@ -46,3 +51,51 @@ def population(
     noiseless = torch.zeros_like(center)[None]
     fixed = (network, found, center, noiseless, float("inf"), "population", "population")
     return BatchNormPosterior(*fixed, idle=idle)
+
+
+class _ReachedError(Exception):
+    """The layer in question has seen its input, so the rest of the network need not run."""
+
+
+def population_omega(
+    network: Network, sites: Sequence[Site], passes: Iterable[Iterable[Any]], idle: Sequence[str] = ()
+) -> Tensor:
+    """Return omega (D,) of the whole training set taken as one batch, in bounded memory.
+
+    The statistics of a layer depend on those of all layers before it. So there is one pass over the data for each site,
+    and it stops at that site.
+    """
+    known: list[tuple[Tensor, Tensor]] = []
+    for site, batches in zip(sites, passes, strict=True):
+        pooled = PooledMoments()
+
+        def see(inputs: Tensor, pooled: PooledMoments = pooled) -> None:
+            pooled.add(inputs)
+            raise _ReachedError
+
+        tensors = as_buffers(sites[: len(known)], known)
+        for batch in batches:
+            with torch.no_grad(), suppress(_ReachedError):
+                network(batch.to(network.device), tensors=tensors, before={**refusing(idle), site.name: see})
+        known.append(pooled.statistics())
+    return require_finite(pack(sites, known), "the population statistics")
+
+
+class PooledMoments:
+    """Mean and biased variance of each channel over many batches, merged in float64 by Chan's update."""
+
+    def __init__(self) -> None:
+        self._count, self._like = 0, torch.zeros(())
+        self._mean = self._deviation = torch.zeros((), dtype=torch.float64)
+
+    def add(self, inputs: Tensor) -> None:
+        """Take in one batch (N, C, ...)."""
+        mean, variance = batch_statistics(as_double(inputs))
+        count = inputs.numel() // inputs.shape[1]
+        total, shift = self._count + count, mean - self._mean
+        self._deviation = self._deviation + variance * count + shift.square() * (self._count * count / total)
+        self._mean, self._count, self._like = self._mean + shift * (count / total), total, inputs[:0]
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Return (mean, biased variance), in the dtype and on the device of the inputs."""
+        return self._mean.to(self._like), (self._deviation / self._count).to(self._like)

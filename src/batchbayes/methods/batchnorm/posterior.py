@@ -15,7 +15,7 @@ from batchbayes.engines.linear_check import linearity_from_json, linearity_to_js
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import each_tensor, require_finite
 from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
-from batchbayes.methods.batchnorm.leading import leading_tangents
+from batchbayes.methods.batchnorm.leading import OutputAxes, leading_tangents
 from batchbayes.methods.batchnorm.omega import as_buffers, by_site, is_mean, site_of, size, unpack
 from batchbayes.methods.batchnorm.sites import (
     Site,
@@ -34,6 +34,8 @@ Noise = Literal["rows", "correlated", "factorised"]
 
 LEAST_VARIANCE = 0.01
 """At another batch size a variance keeps at least this share, so that it stays positive."""
+OUTPUT_AXES = ("output_axes", "output_positions", "output_covariances")
+"""Names in a file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +63,8 @@ class BatchNormPosterior(Posterior):
     """M of each site, if they differ."""
     idle: tuple[str, ...] = ()
     """Batch-norm layers without statistics, which no example may reach."""
-    output_axes: Tensor | None = None
-    """Axes along which the logits of training inputs move, (r, K), if there are many classes; see `leading.py`."""
+    output_axes: OutputAxes | None = None
+    """Axes along which the logits of training inputs move, if there are many classes."""
 
     @cached_property
     def is_point(self) -> bool:  # type: ignore[override]
@@ -123,10 +125,17 @@ class BatchNormPosterior(Posterior):
 
         return drawn
 
+    @cached_property
+    def _center_statistics(self) -> list[tuple[Tensor, Tensor]]:
+        with torch.inference_mode(False):  # they may be kept for a pass with gradients
+            return unpack(self.sites, self.center.clone())
+
     def _statistics(self, omega: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return (mean, variance) for each layer, in its dtype and on its device: omega is copied there at once."""
+        is_known = omega is self.center and self.device.type == "cpu"
+        pairs = self._center_statistics if is_known else unpack(self.sites, omega.to(self.device))
         placed = []
-        for site, (mean, variance) in zip(self.sites, unpack(self.sites, omega.to(self.device)), strict=True):
+        for site, (mean, variance) in zip(self.sites, pairs, strict=True):
             like = reference_tensor(site.layer)
             like = like if like.numel() else reference_tensor(self.network.module)
             placed.append((mean.to(like), variance.to(like)))
@@ -225,12 +234,16 @@ class BatchNormPosterior(Posterior):
         With `contrasts`, the derivatives of logits (n, K) may be off by a constant within each example, and those of
         unlikely classes are left out.
         """
-        with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
-            if directions.any():
+        if not self.is_point:
+            with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
                 return tangents_by_reverse_mode(*self._at_center(inputs), directions, contrasts)
         with torch.no_grad():
             outputs = self.function(self.center)(inputs)
         return outputs, outputs.new_zeros(len(directions), *outputs.shape)
+
+    @property
+    def knows_classes(self) -> bool:
+        return self.output_axes is not None
 
     def leading_tangents(self, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
         assert self.output_axes is not None
@@ -241,7 +254,7 @@ class BatchNormPosterior(Posterior):
         """Return what derivatives are computed from: network, sites, statistics at the centre, and inputs."""
         require_present(self.network, self.sites)
         inputs = each_tensor(inputs, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
-        return self.network, self.sites, self._statistics(self.center.clone()), inputs
+        return self.network, self.sites, self._statistics(self.center), inputs
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         header = {
@@ -254,21 +267,23 @@ class BatchNormPosterior(Posterior):
             **site_header(self.network, self.sites, self.idle),
         }
         tensors = {"center": self.center, "deviations": self.deviations}
-        known = {"influence": self.influence, "output_axes": self.output_axes}
-        return header, tensors | {name: tensor for name, tensor in known.items() if tensor is not None}
+        if self.influence is not None:
+            tensors["influence"] = self.influence
+        if self.output_axes:
+            tensors |= dict(zip(OUTPUT_AXES, self.output_axes.tensors(), strict=True))
+        return header, tensors
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         network = as_network(model, header["output"])
         sites = sites_of_header(header, network.module)
         center, deviations = tensors["center"], tensors["deviations"]
-        influence, axes = tensors.get("influence"), tensors.get("output_axes")
+        influence = tensors.get("influence")
+        axes = OutputAxes(*(tensors[name] for name in OUTPUT_AXES)) if OUTPUT_AXES[0] in tensors else None
         if center.shape != (size(sites),) or deviations.shape[1:] != center.shape or not len(deviations):
             raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
         if influence is not None and influence.shape != (len(deviations),) * 2:
             raise ValueError(f"an influence of shape {tuple(influence.shape)} for {len(deviations)} rows")
-        if axes is not None and (axes.ndim != 2 or not axes.numel()):
-            raise ValueError(f"axes of outputs of shape {tuple(axes.shape)}")
         if len({tensor.dtype for tensor in tensors.values()}) > 1 or center.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"tensors of {[str(tensor.dtype) for tensor in tensors.values()]}")
         for name, tensor in tensors.items():

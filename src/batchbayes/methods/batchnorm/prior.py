@@ -35,7 +35,7 @@ from batchbayes.network import as_network, inputs_watched
 
 
 def gaussian_kl(mean: Tensor, var: Tensor, prior_mean: Tensor | float, prior_var: Tensor | float) -> Tensor:
-    r"""$KL(N(m, v) \| N(m_0, v_0)) = \frac12[\log(v_0/v) + (v + (m - m_0)^2)/v_0 - 1]$, element by element.
+    r"""Return $KL(N(m, v) \| N(m_0, v_0)) = \frac12[\log(v_0/v) + (v + (m - m_0)^2)/v_0 - 1]$ of each element.
 
     For factorised Gaussians the divergence is the sum.
 
@@ -47,9 +47,10 @@ def gaussian_kl(mean: Tensor, var: Tensor, prior_mean: Tensor | float, prior_var
 
 
 def log_normal_kl(log_mean: Tensor, log_var: Tensor, prior_var: float) -> Tensor:
-    r"""$KL(\mathrm{LogN}(\ell, v) \| N(0, v_0)) = \frac12[\log(v_0/v) + e^{2\ell + 2v}/v_0 - 1] - \ell$, by element.
+    r"""Return the KL divergence of a log-normal distribution from a Gaussian around zero, of each element.
 
-    To first order in v it is `gaussian_kl` of the delta method, $N(e^{\ell + v/2}, v e^{2\ell})$.
+    $KL(\mathrm{LogN}(\ell, v) \| N(0, v_0)) = \frac12[\log(v_0/v) + e^{2\ell + 2v}/v_0 - 1] - \ell$. To first
+    order in v it is `gaussian_kl` of the delta method, $N(e^{\ell + v/2}, v e^{2\ell})$.
     """
     second_moment = (2 * log_mean + 2 * log_var).exp()
     return 0.5 * ((prior_var / log_var).log() + second_moment / prior_var - 1) - log_mean
@@ -97,7 +98,7 @@ def kl_by_site(posterior: BatchNormPosterior, batch_sizes: Tensor, **options: An
 
 
 def kl_to_implied_prior(posterior: BatchNormPosterior, batch_sizes: Tensor, **options: Any) -> Tensor:
-    r"""KL(q_M || p) in nats, (K,) in float64, for each of K batch sizes M.
+    r"""Return KL(q_M || p) in nats for each of K batch sizes M, (K,) in float64.
 
     q_M is the posterior at batch size M, with independent statistics. The posterior's own covariance is ignored,
     because a correlated q with fewer rows than statistics has no density. Statistics that never vary are left out: they
@@ -117,9 +118,9 @@ def kl_to_implied_prior(posterior: BatchNormPosterior, batch_sizes: Tensor, **op
 
 
 def batch_kl(inputs: Tensor, epsilon: float, prior_var: float) -> Tensor:
-    r"""KL(q || p) of one batch-norm layer, differentiable in the inputs (M, C, ...) that it is about to normalise.
+    r"""Return KL(q || p) of one batch-norm layer, with a gradient for the inputs (M, C, ...) that it will normalise.
 
-    q is the central limit theorem's: $\mu_B \sim N(\mu, \mathrm{Var}(a)/M)$ and
+    q is that of the central limit theorem: $\mu_B \sim N(\mu, \mathrm{Var}(a)/M)$ and
     $\sigma_B \sim N(\sigma, \mathrm{Var}(q)/(4\sigma^2 M))$, where an example contributes a, the mean of its values,
     and q, their mean squared distance from the mean. The batch stands for the population. The layer's epsilon is added
     to both variances, so that a unit that is always zero has a finite divergence.

@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +23,7 @@ MOST_EXAMPLES = 256
 """Sites are looked for with at most this many examples."""
 
 
-@dataclass(frozen=True, eq=False)
-class Site:
+class Site(NamedTuple):
     """One batch-norm layer and its name inside the network."""
 
     name: str
@@ -129,11 +127,14 @@ def _no_batch_norm(module: nn.Module) -> BatchbayesError:
     if not others and kinds["Identity"]:
         others = {"Identity": kinds["Identity"]}  # what fusing a network leaves behind
     found = ", but " + ", ".join(f"{n} {kind}" for kind, n in others.items()) if others else ""
+    fix = "use a network that was trained with batch norm; layer norm and group norm carry no batch noise, and frozen "
+    fix += "or fused batch norm has lost it"
+    if isinstance(module, torch.jit.ScriptModule):
+        fix = "pass the network that was scripted or traced, because its layers cannot be seen any more"
     return BatchbayesError(
         expected="a network with batch normalisation (any subclass of torch's BatchNorm)",
         got=f"{type(module).__name__} with none among its {sum(kinds.values())} modules{found}",
-        fix="use a network that was trained with batch norm; layer norm and group norm carry no batch noise, and "
-        "frozen or fused batch norm has lost it",
+        fix=fix,
     )
 
 

@@ -84,7 +84,7 @@ class LaplacePosterior(Posterior):
     def center(self) -> Tensor:
         return self.layer.mean.flatten()
 
-    num_axes, output_axes = 0, None
+    num_axes, knows_classes = 0, False
 
     def leading_axes(self, rank: int) -> tuple[Tensor, float]:
         raise BatchbayesError("a posterior with observed rows", repr(self), 'use engine="sample"')

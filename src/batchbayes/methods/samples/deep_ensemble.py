@@ -134,9 +134,12 @@ def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make()
 
 
-def require_prior(loss: Loss, config: TrainingConfig, prior_precision: float) -> None:
-    """Refuse a prior that is not positive or that stands beside a weight decay, and a loss that is known not to be a
-    mean over the batch: it is multiplied by the number of examples."""
+def require_prior(loss: Loss, config: TrainingConfig, prior_precision: float, steps: str) -> None:
+    """Refuse a prior that is not positive or that stands beside a weight decay, and an optimiser that nobody would use.
+
+    Also refuse a loss that is known not to be a mean over the batch: it is multiplied by the number of examples.
+    `steps` says what takes the steps in place of an optimiser.
+    """
     finite_number("a prior precision", prior_precision, above=0, fix="pass 1, for example")
     if config.weight_decay:
         raise BatchbayesError(
@@ -144,12 +147,28 @@ def require_prior(loss: Loss, config: TrainingConfig, prior_precision: float) ->
             got=f"weight_decay={config.weight_decay}",
             fix="pass prior_precision = weight decay times the number of examples instead",
         )
+    if config.optimiser != "adam":
+        raise BatchbayesError(
+            expected=f"a config without optimiser=, because {steps}",
+            got=f"optimiser={config.optimiser!r}",
+            fix="drop it",
+        )
     reduction = getattr(loss, "keywords", {}).get("reduction", getattr(loss, "reduction", "mean"))
     if reduction != "mean":
         raise BatchbayesError(
             expected="a loss that is the mean over a batch, because it is multiplied by the number of examples",
             got=f"reduction={reduction!r}",
             fix='use reduction="mean"',
+        )
+
+
+def require_counting(targets: Any) -> None:
+    """Refuse labels that a loss leaves out, such as -100: the mean over the others is multiplied by all examples."""
+    if isinstance(targets, Tensor) and not targets.is_floating_point() and targets.numel() and int(targets.min()) < 0:
+        raise BatchbayesError(
+            expected="labels from 0, because each example counts in the posterior",
+            got=f"a label of {int(targets.min())}",
+            fix="leave out the examples that have no label",
         )
 
 

@@ -44,6 +44,12 @@ def chain_diagnostics(posterior: WeightSamples, inputs: Tensor) -> ChainDiagnost
     >>> chain_diagnostics(samples, x[:3]).r_hat.shape
     torch.Size([3, 1])
     """
+    if not isinstance(posterior, WeightSamples):
+        raise BatchbayesError(
+            expected="samples of the weights of one network, as bb.sg_mcmc returns them",
+            got=f"a {type(posterior).__name__}",
+            fix="for several files of weights call bb.weight_samples first",
+        )
     members = [posterior.tensors(number) for number in range(posterior.num_members)]
     outputs = torch.stack([posterior.network(inputs, tensors=member) for member in members])
     values = outputs.double().cpu().unflatten(0, (posterior.num_chains, -1))  # (C, S, N, ...)
@@ -57,7 +63,7 @@ def r_hat(values: Tensor) -> Tensor:
     r"""Return the split R-hat of quantities (C, S, ...), (...).
 
     Each chain is cut into halves. $\hat R^2 = \frac{n-1}{n} + \frac{B}{W}$ with the mean W of the variances within the
-    halves, of length n, and the variance B of their means.
+    halves, of length n, and the variance B of their means. It is 1 where all samples are equal.
 
     >>> r_hat(torch.tensor([[0.0, 1.0, 0.0, 1.0], [5.0, 6.0, 5.0, 6.0]]))
     tensor(4.1433)
@@ -65,14 +71,14 @@ def r_hat(values: Tensor) -> Tensor:
     halves = _halves(values)
     count = halves.shape[1]
     within, between = halves.var(1).mean(0), halves.mean(1).var(0)
-    return ((count - 1) / count + between / within).sqrt()
+    return torch.where(_constant(values), 1.0, ((count - 1) / count + between / within).sqrt())
 
 
 def effective_sample_size(values: Tensor) -> Tensor:
     r"""Return how many independent samples quantities (C, S, ...) are worth, (...).
 
     $C S / (1 + 2\sum_t\rho_t)$ with autocorrelations from all chains. The sum ends before the first pair of
-    neighbouring ones whose sum is not positive (Geyer).
+    neighbouring ones whose sum is not positive (Geyer). It is $C S$ where all samples are equal.
     """
     chains, count = _four_or_more(values).shape[:2]
     centred = values - values.mean(1, keepdim=True)
@@ -84,7 +90,13 @@ def effective_sample_size(values: Tensor) -> Tensor:
     pairs = correlations[: count // 2 * 2].unflatten(0, (-1, 2)).sum(1)  # (S / 2, ...)
     positive = (pairs > 0).cumprod(0).to(pairs)
     time = -1 + 2 * (torch.cummin(pairs, 0).values * positive).sum(0)
-    return chains * count / time.clamp_min(1 / torch.tensor(float(chains * count)).log10())
+    found = chains * count / time.clamp_min(1 / torch.tensor(float(chains * count)).log10())
+    return torch.where(_constant(values), float(chains * count), found)
+
+
+def _constant(values: Tensor) -> Tensor:
+    """Return where all samples of all chains are equal, as the outputs of units that are never active."""
+    return values.amax((0, 1)) == values.amin((0, 1))
 
 
 def _halves(values: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from batchbayes.methods.samples.deep_ensemble import (
     Data,
     made,
     member_seed,
+    require_counting,
     require_prior,
     steps_in_epoch,
 )
@@ -64,7 +65,8 @@ def sg_mcmc(
             `torch.nn.functional.cross_entropy`; for a regression with noise precision tau, tau times
             `half_squared_error`.
         config: epochs, batch size, learning rate and seed. The learning rate is that of the mean loss, as for SGD. The
-            weight decay must be 0, because the prior has its place.
+            weight decay must be 0, because the prior has its place, and `optimiser` must not be set, because the
+            sampler has its place.
         sampler: "sgld", "psgld" (preconditioned), or "sghmc" (with momentum).
         schedule: `Polynomial(...)`, by default with constant steps and half of them as burn-in, or `Cyclical(...)`.
         prior_precision: the precision of the Gaussian prior of each weight.
@@ -85,7 +87,7 @@ def sg_mcmc(
     WeightSamples(sgld on Linear: 20 members in 2 chains)
     """
     num_examples = _require_options(sampler, temperature, num_examples, data)
-    require_prior(loss, config, prior_precision)
+    require_prior(loss, config, prior_precision, "sampler= takes the steps")
     schedule = schedule or Polynomial()
     objective = penalised(supervised(loss), prior_precision / num_examples)
     runs = []
@@ -133,8 +135,10 @@ def penalised(objective: Objective, precision: float) -> Objective:
     r"""Add $\frac{\delta}{2}\|w\|^2$ over all trained parameters to an objective."""
 
     def total(network: nn.Module, batch: Any) -> Tensor:
+        fit = objective(network, batch)
+        require_counting(batch[1])
         squares = [p.square().sum() for p in network.parameters() if p.requires_grad]
-        return objective(network, batch) + 0.5 * precision * torch.stack(squares).sum()
+        return fit + 0.5 * precision * torch.stack(squares).sum()
 
     return total
 

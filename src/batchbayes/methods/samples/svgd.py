@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import Progress
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.deep_ensemble import made, member_seed, require_prior
+from batchbayes.methods.samples.deep_ensemble import made, member_seed, require_counting, require_prior
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network import Output, as_network
 from batchbayes.training.batches import require_data, shuffled_batches, two_tensors
@@ -58,9 +58,10 @@ def svgd(
     WeightSamples(svgd on Sequential: 4 members)
     """
     whole_number("num_members", num_members, least=2)
-    require_prior(loss, config, prior_precision)
+    require_prior(loss, config, prior_precision, "steps are taken by Adam")
     inputs, targets = two_tensors(data)
     require_data(inputs, targets)
+    require_counting(targets)
     networks = [made(make, member_seed(config.seed, number)) for number in range(num_members)]
     stack = _require_plain(stack_networks(networks))
     require_dtype(stack, inputs)

@@ -155,8 +155,7 @@ def _along(
     def after_step(step: Step) -> None:
         if step.number - 1 in wanted:
             kept.append(copy.deepcopy(state_of(step.network)))
-        for group in step.optimiser.param_groups:
-            group["lr"] = config.learning_rate * schedule.factor(step.number, steps)
+        step.set_learning_rate(config.learning_rate * schedule.factor(step.number, steps))
 
     train(network, batches, supervised(loss), config, after_step=after_step)
     return kept

@@ -23,7 +23,8 @@ class TableJitter(Transform):
 
     def __post_init__(self) -> None:
         finite_number("an amount", self.amount, above=0, fix="pass for example 0.05")
-        if not (self.std and all(0 <= std < math.inf for std in self.std) and any(self.std)):
+        known = isinstance(self.std, tuple | list)
+        if not (known and self.std and all(0 <= std < math.inf for std in self.std) and any(self.std)):
             raise BatchbayesError(
                 expected="finite standard deviations that are not all 0, one for each training column",
                 got=f"{self.std}",

@@ -1,15 +1,15 @@
-r"""How Gaussian the batch statistics are, and how they hang together across layers.
+r"""Are batch statistics Gaussian, and are those of different layers correlated?
 
-What is looked at: the rows of a fitted `mcbn` posterior, that is the mean $\mu_B$ and the standard deviation $\sigma_B$
-of every unit in R training mini-batches. The central limit theorem makes them Gaussian for large M; the Gaussian
-posteriors stand or fall with it, and factorised ones also with independence across layers.
-Tests: Kolmogorov-Smirnov, $D = \sup_x |F_R(x) - F(x)|$. Against a Gaussian with the rows' own mean and standard
-deviation (the paper's) the usual p-value is far too large, since the parameters were estimated from the same rows; the
-Lilliefors p-value accounts for that. Against another posterior, such as `clt_bn`, the usual one is right as far as that
-posterior was not fitted to these rows.
-Epochs and batch sizes: fit a posterior for each, and call again.
+What is tested: the rows of a fitted `mcbn` posterior. They are the mean $\mu_B$ and the standard deviation $\sigma_B$
+of every unit in R training mini-batches. By the central limit theorem they are Gaussian for large M. All Gaussian
+posteriors assume this, and factorised ones also assume that layers are independent.
+Test: Kolmogorov-Smirnov, $D = \sup_x |F_R(x) - F(x)|$. The paper takes F as the Gaussian with the mean and the standard
+deviation of the rows. These were estimated from the same rows, so the usual p-value is far too large, and that of
+Lilliefors is right. If F is another posterior that was not fitted to these rows, such as `clt_bn`, the usual one is
+right.
+Epochs and batch sizes: fit a posterior for each of them.
 Reference: Teye, Azizpour, Smith, ICML 2018, figures 3, 7 and 8; for the marginals Atanov et al., 2018.
-Where we differ: all units are tested, not one a layer, and both p-values are given.
+Where we differ: all units are tested, not one unit of each layer, and both p-values are given.
 """
 
 import math
@@ -27,28 +27,28 @@ from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 
 Statistic = Literal["mean", "std"]
 FEWEST_ROWS = 8
-"""With fewer there is nothing to see."""
+"""Fewer rows are refused, because they tell nothing."""
 ROUNDING = 100 * torch.finfo(torch.float32).eps
-"""Relative spread that is nothing but rounding."""
+"""A relative spread below this is rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class SiteNormality:
-    """Tests of one statistic of all units of a site, (C,) each; nan for units whose statistic never varies."""
+    """Tests of one statistic of all units of a site, (C,) each. They are NaN for units whose statistic never varies."""
 
     site: str
     statistic: Statistic
     distance: Tensor
-    """Kolmogorov-Smirnov distance between the rows and the distribution that they are held against."""
+    """Kolmogorov-Smirnov distance between the rows and the claimed distribution."""
     p_value: Tensor
-    """As if that distribution had been known before the rows."""
+    """The p-value if that distribution was known before the rows."""
     lilliefors_p_value: Tensor | None
-    """As for a Gaussian whose parameters are those of the rows; None against another posterior."""
+    """The p-value for a Gaussian with the parameters of the rows; None if another posterior is the claim."""
 
 
 @dataclass(frozen=True, eq=False)
 class Marginal:
-    """One statistic of one unit: what R mini-batches gave, and the distributions that claim to describe it."""
+    """One statistic of one unit in R mini-batches, and the distributions that claim to describe it."""
 
     site: str
     channel: int
@@ -59,27 +59,30 @@ class Marginal:
     distances: dict[str, float]
     """Kolmogorov-Smirnov distance of each claim."""
     p_values: dict[str, float]
-    """Lilliefors' for a Gaussian fitted to these rows, the usual ones for other posteriors."""
+    """Those of Lilliefors for a Gaussian that was fitted to these rows, and the usual ones for other posteriors."""
 
 
 @dataclass(frozen=True, eq=False)
 class CorrelationMap:
-    """Mean absolute correlation of the statistics of each pair of sites over mini-batches, themselves excepted."""
+    """The mean absolute correlation over mini-batches of the statistics of each pair of sites.
+
+    The correlation of a statistic with itself is left out.
+    """
 
     sites: tuple[str, ...]
     values: Tensor
     """(sites, sites)"""
     floor: float
-    """What independent Gaussian statistics would show with that many rows."""
+    """The value for independent Gaussian statistics with as many rows."""
 
 
 def normality(posterior: BatchNormPosterior, against: BatchNormPosterior | None = None) -> list[SiteNormality]:
-    """Test the batch means, then the standard deviations, of every site.
+    """Test the batch means and then the batch standard deviations of every site.
 
     Args:
-        posterior: a fitted `mcbn` posterior; its rows are tested.
-        against: another posterior at the same batch size, whose marginals they are held against; by default Gaussians
-            with the rows' own mean and standard deviation.
+        posterior: a fitted `mcbn` posterior, whose rows are tested.
+        against: another posterior at the same batch size, whose marginals are the claimed distributions. By default
+            they are Gaussians with the mean and the standard deviation of the rows.
 
     >>> import batchbayes as bb
     >>> network = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
@@ -98,12 +101,12 @@ def normality(posterior: BatchNormPosterior, against: BatchNormPosterior | None 
 def marginals(
     posterior: BatchNormPosterior, claims: Mapping[str, BatchNormPosterior] | None = None, *, channel: int = 0
 ) -> list[Marginal]:
-    """The mean, then the standard deviation, of one unit of every site, for a figure.
+    """Return the batch mean and then the batch standard deviation of one unit of every site, for a figure.
 
     Args:
-        posterior: a fitted `mcbn` posterior; its rows are shown.
-        claims: other posteriors at the same batch size, by name; by default a Gaussian fitted to the rows.
-        channel: which unit; the last one where a site has fewer.
+        posterior: a fitted `mcbn` posterior, whose rows are shown.
+        claims: other posteriors at the same batch size, by name. By default a Gaussian is fitted to the rows.
+        channel: the number of the unit. A site with fewer units shows its last one.
     """
     shown = {"fitted Gaussian": None} if claims is None else claims
     found: list[Marginal] = []
@@ -120,10 +123,10 @@ def marginals(
 
 
 def correlation_map(posterior: BatchNormPosterior) -> CorrelationMap:
-    r"""Mean $|r|$ over the statistics (means and log standard deviations) of each pair of sites.
+    r"""Return the mean of $|r|$ over the statistics (means and log standard deviations) of each pair of sites.
 
-    Statistics that never vary are left out; a site with nothing else is nan. With R rows chance alone gives
-    $E|r| = \Gamma(\frac{R-1}{2}) / (\sqrt\pi\,\Gamma(\frac R2))$, the floor.
+    Statistics that never vary are left out. A site that has no others is NaN. The floor is what chance alone gives with
+    R rows, $E|r| = \Gamma(\frac{R-1}{2}) / (\sqrt\pi\,\Gamma(\frac R2))$.
     """
     rows = _require_rows(posterior)
     moved = rows - rows.mean(0)
@@ -144,7 +147,7 @@ def correlation_map(posterior: BatchNormPosterior) -> CorrelationMap:
 def _columns(
     posterior: BatchNormPosterior, against: BatchNormPosterior | None
 ) -> Iterator[tuple[str, Statistic, Tensor, Distribution]]:
-    """(site, statistic, values (R, C), what they are held against (C,)), in the order of the sites."""
+    """Yield site, statistic, values (R, C) and claimed distribution (C,), in the order of the sites."""
     rows = _require_rows(posterior)
     widths = [2 * site.channels for site in posterior.sites]
     if against is None:
@@ -166,19 +169,19 @@ def _columns(
 
 
 def _distribution(kind: type[Normal] | type[LogNormal], location: Tensor, scale: Tensor) -> Distribution:
-    """Of one statistic of all units; nan where it never varies."""
+    """Return the distribution of one statistic of all units. It is NaN for units whose statistic never varies."""
     varies = scale > ROUNDING * location.abs()
     return kind(location, torch.where(varies, scale, torch.nan), validate_args=False)
 
 
 def _unit(claim: Distribution, channel: int) -> Distribution:
-    """The distribution of one unit among those of a site."""
+    """Return the distribution of one unit of a site."""
     assert isinstance(claim, Normal | LogNormal)
     return type(claim)(claim.loc[channel], claim.scale[channel], validate_args=False)
 
 
 def _require_rows(posterior: BatchNormPosterior) -> Tensor:
-    """The observed statistics, (R, D) in float64."""
+    """Return the observed statistics, (R, D) in float64, or refuse a posterior without them."""
     if posterior.noise != "rows" or len(posterior.deviations) < FEWEST_ROWS:
         raise BatchbayesError(
             expected=f"a posterior with the statistics of {FEWEST_ROWS} mini-batches or more, as mcbn fits it",

@@ -10,7 +10,7 @@ $N\,E[\log p(y \mid x, \omega)] - \mathrm{KL}(q_M \| p)$ with the prior that wei
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -26,15 +26,13 @@ from batchbayes.methods.batchnorm.omega import site_of
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, require_noise
 from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
 from batchbayes.methods.batchnorm.tuning.family import LinearFamily, linear_family
-from batchbayes.scores import gaussian_crps
 
 Objective = Literal["held-out", "elbo"]
 Score = Literal["log-likelihood", "crps"]
 GRID = 25
 
 
-@dataclass(frozen=True, eq=False)
-class BatchSizeCurve:
+class BatchSizeCurve(NamedTuple):
     """The objective at each batch size of a grid, per example; higher is better. All (G,)."""
 
     batch_sizes: Tensor
@@ -45,8 +43,7 @@ class BatchSizeCurve:
     """The score of each example, without the KL divergence, (G, n). With very many examples, of an even selection."""
 
 
-@dataclass(frozen=True, eq=False)
-class TunedBatchSize:
+class TunedBatchSize(NamedTuple):
     """A posterior at the best batch size."""
 
     posterior: BatchNormPosterior
@@ -169,6 +166,8 @@ class Goal:
         """Return the score of each target by draws (S, n, ...), or their expected log-likelihood, in their shape."""
         targets = self.family.targets
         if self.score == "crps":
+            from batchbayes.scores import gaussian_crps
+
             mean, variance = outputs.mean(0), outputs.var(0, correction=0) + 1 / likelihood.precision
             return -gaussian_crps(mean, variance.sqrt(), targets)
         log_prob = likelihood(outputs).log_prob(targets)  # (S, n, ...)
