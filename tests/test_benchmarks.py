@@ -14,7 +14,7 @@ PEERS = {"laplace"}
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_names_exist(path, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    for other in FOLDER.glob("*.py"):  # what it imports from its own folder is read again, and not kept
+    for other in FOLDER.glob("*.py"):  # what it imports from its own folder is read again
         monkeypatch.delitem(sys.modules, other.stem, raising=False)
     try:
         assert runpy.run_path(str(path), run_name="read")["__doc__"]

@@ -41,7 +41,7 @@ MOST_OUTPUTS = 1024
 """With more outputs for each example than this, reverse mode would take too long, and they are taken for a map."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearPlan:
     """Which tangents to compute, and how draws are combined from them."""
 

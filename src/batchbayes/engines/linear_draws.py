@@ -17,7 +17,7 @@ CACHED = 2**18
 """Numbers that are squared at once: new memory costs more time than arithmetic."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearDraws:
     """S draws of n examples: an output, how it moves along Q tangents, and how each draw combines these.
 
@@ -95,7 +95,7 @@ class LinearDraws:
         return torch.bincount(self.index, minlength=len(distinct)).double()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearPieces:
     """The same draws of consecutive examples, left in pieces until they are asked for."""
 

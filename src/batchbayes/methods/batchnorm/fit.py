@@ -1,9 +1,9 @@
 """What all methods that read mini-batches have in common: check the network, gather rows, look for trouble."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,7 @@ class FitOptions(MiniBatchOptions, total=False):
     dropout: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
+class Prepared(NamedTuple):
     """A network, its sites, and a stream of training mini-batches of one size."""
 
     network: Network

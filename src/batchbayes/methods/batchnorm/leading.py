@@ -35,7 +35,7 @@ OF_ALL = 0.1
 """The part of the covariance that is taken from all training examples, near or not."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class OutputAxes:
     """Along which axes logits move, and what they do along these on single training examples."""
 

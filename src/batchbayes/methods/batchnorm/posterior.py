@@ -38,7 +38,7 @@ OUTPUT_AXES = ("output_axes", "output_positions", "output_covariances")
 """Names in a file."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BatchNormPosterior(Posterior):
     """Functions that differ in the statistics by which the batch-norm sites normalise: a draw is centre + deviation."""
 
