@@ -21,6 +21,13 @@ from batchbayes.methods.candidates import Candidate, cross_fitted_gain
 from batchbayes.metrics import mean_score
 from batchbayes.models.mlp import MLP
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:WARNING. most test examples",
+    "ignore:The tuned batch size",
+    "ignore:.*lacks classes",
+    "ignore:.*cannot be copied",
+)  # what a report says; tests of these warnings ask for them
+
 
 def trial(name, mean, noise, *, rank=0, passes=1.0, count=400):
     """A trial whose losses differ from those of others by a mean and by noise of their own."""

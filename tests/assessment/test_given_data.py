@@ -11,6 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import batchbayes as bb
 from batchbayes import cli
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:WARNING. most test examples",
+    "ignore:The tuned batch size",
+    "ignore:.*lacks classes",
+    "ignore:.*cannot be copied",
+)  # what a report says; tests of these warnings ask for them
+
 network = assess_cases.trained_network
 FEW = {"batch_size": 16, "draws": 12, "method": "none"}
 

@@ -17,6 +17,13 @@ from batchbayes import cli
 from batchbayes.assessment import entries, recommend
 from batchbayes.methods.batchnorm import candidates
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:WARNING. most test examples",
+    "ignore:The tuned batch size",
+    "ignore:.*lacks classes",
+    "ignore:.*cannot be copied",
+)  # what a report says; tests of these warnings ask for them
+
 network = assess_cases.trained_network
 FEW = {"batch_size": 16, "draws": 12, "method": "none"}
 
@@ -258,3 +265,16 @@ def test_methods_are_tuned_on_examples_from_all_of_the_calibration_data(monkeypa
     )
     assert len(seen[0]) == 30
     assert torch.equal(seen[0].unique(), y.unique())
+
+
+@pytest.mark.parametrize("action", ["ignore", "error"])
+def test_the_filters_of_the_caller_count(action):
+    x, y = assess_cases.blobs(240, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action, bb.BatchbayesWarning)
+        if action == "error":
+            with pytest.raises(bb.BatchbayesWarning, match="most test examples are training examples too"):
+                bb.assess(network(), x, (x, y), **FEW)
+        else:
+            assert any("most test examples" in note for note in bb.assess(network(), x, (x, y), **FEW).caveats)
+    assert not caught

@@ -205,23 +205,31 @@ def running(options: CommonOptions) -> Iterator[None]:
 
 @contextmanager
 def noted_warnings(shown: bool = False, quiet: bool = False) -> Iterator[list[str]]:
-    """Collect our own warnings, each once. They are printed, or `shown` as other warnings are, or only collected."""
-    notes: list[str] = []
+    """Collect our own warnings, each once. They are printed, or `shown` as other warnings are, or only collected.
 
-    def note(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+    What is shown goes by the filters of the caller, which may ignore warnings or raise them.
+    """
+    notes: list[str] = []
+    usual, filters = warnings.showwarning, list(warnings.filters)
+
+    def note(message: Any, category: type[Warning], file: str, line: int, *more: Any, **other: Any) -> None:
         ours = issubclass(category, BatchbayesWarning)
         if ours and str(message) in notes:
             return
         if ours:
             notes.append(str(message))
-        if shown or not ours:
-            usual(message, category, *where, **more)
+        if not ours:
+            usual(message, category, file, line, *more, **other)
+        elif shown:
+            with warnings.catch_warnings():
+                warnings.showwarning, warnings.filters[:] = usual, filters  # type: ignore[index]
+                warnings.warn_explicit(message, category, file, line)
         elif not quiet:
             print(message if str(message).startswith("WARNING") else f"warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", BatchbayesWarning)
-        usual, warnings.showwarning = warnings.showwarning, note
+        warnings.showwarning = note
         yield notes
 
 

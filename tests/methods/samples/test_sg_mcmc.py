@@ -235,7 +235,7 @@ def test_a_loss_that_is_no_mean_is_refused(loss):
 def test_labels_that_do_not_count_are_refused():
     labels = torch.tensor([0, 1, -100]).repeat(20)
     with pytest.raises(bb.BatchbayesError, match="each example counts in the posterior; got a label of -100"):
-        bb.sg_mcmc(lambda: nn.Linear(3, 2).double(), (X, labels), F.cross_entropy, TrainingConfig(4, N))
+        bb.sg_mcmc(lambda: nn.Linear(3, 2).double(), (X, labels), F.cross_entropy, TrainingConfig(4, N), num_samples=2)
 
 
 def sample_with(config, options):
