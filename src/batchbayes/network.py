@@ -155,7 +155,8 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
             got=f"lazy modules that have never run: {', '.join(lazy[:6])}",
             fix="run one forward pass, and load the weights, before you pass the network",
         )
-    if any(tensor.is_meta for tensors in own.values() for tensor in tensors):
+    plain = (Tensor, nn.Parameter)  # other kinds of tensors may keep their numbers elsewhere
+    if any(tensor.is_meta and type(tensor) in plain for tensors in own.values() for tensor in tensors):
         raise BatchbayesError(
             expected="a network with numbers in its weights",
             got="weights on the device meta, which have shapes alone",
