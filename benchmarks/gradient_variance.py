@@ -17,8 +17,9 @@ import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
 from batchbayes.experiments.weights.gradient_variance import estimate
 from batchbayes.experiments.weights.images import load_images
-from batchbayes.methods.weights.estimators import gradient_moments
+from batchbayes.methods.weights.estimators import moments_of_gradients, random_parameters
 from batchbayes.methods.weights.noisy import Noisy
+from batchbayes.methods.weights.sites import Site
 from batchbayes.methods.weights.sparse import LIMIT, THRESHOLD, clipped_log_alpha
 from batchbayes.models.lenet import LeNet300
 from batchbayes.training.batches import shuffled
@@ -32,9 +33,11 @@ Variances = dict[str, dict[str, Tensor]]
 def variances(network: Noisy, images: Tensor, labels: Tensor, num_draws: int) -> Variances:
     """Measure both estimators."""
     found = {}
+    biases = {f"{site.name} bias": site.bias for site in network.sites if site.bias is not None}
     for estimator in ("local", "weights"):
         with GlobalStream(1):
-            moments = gradient_moments(network, estimate(network, estimator, images, labels), num_draws)
+            loss = estimate(network, estimator, images, labels)
+            moments = moments_of_gradients(random_parameters(network) | biases, loss, num_draws)
         found[estimator] = {name: variance for name, (_, variance) in moments.items()}
     network.estimator = "local"
     return found
@@ -47,6 +50,23 @@ def ratio(found: Variances, parts: Mapping[str, Tensor | float]) -> float:
         for estimator in ("weights", "local")
     )
     return weights / local if local else float("nan")
+
+
+def whole_layer(found: Variances, site: Site, own: str, by_std: Tensor) -> str:
+    """Return the ratios of all parameters of a layer together, as two cells of a table.
+
+    Args:
+        found: the variances.
+        site: the layer.
+        own: the parameter of the standard deviations.
+        by_std: the square of its derivative by the standard deviation.
+
+    Returns:
+        The sum over the parameters as the library has them, and the sum if standard deviations were parameters.
+    """
+    others = {site.name: 1.0, f"{site.name} bias": 1.0}
+    ratios = [ratio(found, others | {f"{site.name} {own}": factor}) for factor in (1.0, by_std)]
+    return " | ".join(f"{each:.1f}" for each in ratios)
 
 
 def expected_ratio(inputs: Tensor, outputs: Tensor) -> float:
@@ -97,8 +117,11 @@ def train(network: Noisy, images: Tensor, labels: Tensor, epochs: int) -> None:
 
 
 def mean_field(images: Tensor, labels: Tensor) -> None:
-    """Print the ratios of means, of standard deviations, and of both together."""
-    print("| initial std | trained | weight | mean | std | both |\n|---:|---|---|---:|---:|---:|")
+    """Print the ratios of means, of log standard deviations, and of whole layers."""
+    print(
+        "| initial std | trained | weight | mean | log std | std | whole layer | whole layer in units of the weights |"
+    )
+    print("|---:|---|---|---:|---:|---:|---:|---:|")
     for initial_std, epochs in ((0.05, 0), (0.05, 3), (0.01, 0), (0.01, 5)):
         with GlobalStream(0):
             network = bb.noisy(LeNet300(), bb.MeanField(initial_std=initial_std))
@@ -107,29 +130,34 @@ def mean_field(images: Tensor, labels: Tensor) -> None:
         found = variances(network, images[:BATCH], labels[:BATCH], 200)
         for site in network.sites:
             by_std = (-2 * network.parameters_of(site)["log_std"].detach().double()).exp()  # (d log std / d std)^2
-            mean, std = {site.name: 1.0}, {f"{site.name} log_std": by_std}
-            cells = " | ".join(f"{ratio(found, parts):.1f}" for parts in (mean, std, mean | std))
-            print(f"| {initial_std} | {epochs} epochs | {site.module_name} | {cells} |", flush=True)
+            log_std = f"{site.name} log_std"
+            parts: tuple[dict[str, Tensor | float], ...] = ({site.name: 1.0}, {log_std: 1.0}, {log_std: by_std})
+            cells = " | ".join(f"{ratio(found, each):.1f}" for each in parts)
+            whole = whole_layer(found, site, "log_std", by_std)
+            print(f"| {initial_std} | {epochs} epochs | {site.module_name} | {cells} | {whole} |", flush=True)
 
 
 def sparse_vd(images: Tensor, labels: Tensor) -> None:
-    """Print the ratios of sparse VD, for the weights that are kept and for those at the limit of alpha."""
-    print("| epoch | weight | all means | kept | at the limit | share kept | share at the limit | log variances |")
-    print("|---:|---|---:|---:|---:|---:|---:|---:|")
+    """Print the ratios of sparse VD, for the weights that are kept, for those at the limit of alpha, and for layers."""
+    columns = "all means | kept | at the limit | share kept | share at the limit | log variances | whole layer"
+    print(f"| epoch | weight | {columns} | whole layer in units of the weights |")
+    print("|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     with GlobalStream(0):
         network = bb.noisy(LeNet300(), bb.SparseVD())
 
     def look(epoch: int) -> None:
         found = variances(network, images[:BATCH], labels[:BATCH], 200)
         for site in network.sites:
-            log_alpha = clipped_log_alpha(site.weight, network.parameters_of(site)["log_var"]).detach()
+            log_var = network.parameters_of(site)["log_var"].detach()
+            log_alpha = clipped_log_alpha(site.weight.detach(), log_var)
             kept, at_limit = (log_alpha <= THRESHOLD).double(), (log_alpha > LIMIT - 1e-3).double()
             means = " | ".join(f"{ratio(found, {site.name: group}):.1f}" for group in (1.0, kept, at_limit))
             shares, own = f"{kept.mean():.3f} | {at_limit.mean():.3f}", ratio(found, {f"{site.name} log_var": 1.0})
-            print(f"| {epoch} | {site.module_name} | {means} | {shares} | {own:.1f} |", flush=True)
+            whole = whole_layer(found, site, "log_var", 4 * (-log_var.double()).exp())  # (d log var / d std)^2
+            print(f"| {epoch} | {site.module_name} | {means} | {shares} | {own:.1f} | {whole} |", flush=True)
 
     def after_step(step: Step) -> None:
-        if step.number in (2400, 6000):
+        if step.number in (300, 1200, 2400, 6000):
             look(step.number // 300)
 
     look(0)

@@ -2,7 +2,8 @@
 
     python benchmarks/weights_cost.py
 
-Each measurement is interleaved with the plain one, so that both see the same machine; medians of the ratios.
+The second table is that of predictions with LeNet-300-100, in passes of the bare network. Each measurement is
+interleaved with the plain one, so that both see the same machine; medians of the ratios.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes._common.memory import keep_freed_memory
+from batchbayes.batches import cut
+from batchbayes.engines.sample import CHUNK
 from batchbayes.methods.weights.fit import negative_elbo
 from batchbayes.models.cifar_resnet import CifarResNet
 from batchbayes.models.lenet import LeNet5, LeNet300
@@ -29,6 +32,8 @@ CASES = {
 }
 PREDICTED = 1000
 """Examples that one draw predicts."""
+DRAWS = 16
+"""In a prediction."""
 FAMILIES = {"mean field": bb.MeanField(), "sparse VD": bb.SparseVD(), "variance": bb.Variance()}
 
 
@@ -87,6 +92,34 @@ def measure(name: str, rounds: int) -> None:
         print(f"| {name} | {family} | {1e3 * seconds:.1f} ms | {steps:.2f} | {draws:.2f} |", flush=True)
 
 
+def in_parts(function: Callable[[Tensor], Tensor], inputs: Tensor) -> None:
+    """Call a function on parts of the inputs, as the sample engine does."""
+    for part in cut(inputs, None, CHUNK):
+        function(part)
+
+
+@torch.no_grad()
+def predictions(rounds: int) -> None:
+    """Print what a draw costs in a prediction of few and of many images."""
+    network = LeNet300().eval()
+    posterior = bb.noisy(network, bb.MeanField()).posterior()
+    for count in (1000, 10_000):
+        images = torch.rand(count, 1, 28, 28)
+
+        def plain(images: Tensor = images) -> None:
+            for _ in range(DRAWS):
+                in_parts(network, images)
+
+        def draws(images: Tensor = images) -> None:
+            for index in range(DRAWS):
+                in_parts(posterior.draw(0, index), images)
+
+        predict = partial(bb.predict, posterior, images, bb.categorical(), num_samples=DRAWS)
+        ratio(plain, predict, 1)
+        (by_draw, seconds), (by_predict, _) = ratio(plain, draws, rounds), ratio(plain, predict, rounds)
+        print(f"| {count} | {1e3 * seconds / DRAWS:.1f} ms | {by_draw:.2f} | {by_predict:.2f} |", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
@@ -98,3 +131,5 @@ if __name__ == "__main__":
     print("| network | family | plain step | noisy step / plain | draw / forward pass |\n|---|---|---:|---:|---:|")
     for case in options.cases:
         measure(case, options.rounds)
+    print("\n| images | pass | draw and pass / pass | predict / pass |\n|---:|---:|---:|---:|")
+    predictions(max(3, options.rounds // 4))

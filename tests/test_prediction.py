@@ -243,15 +243,17 @@ def test_draws_that_depend_on_chance_or_neighbours_are_refused(x, how, message, 
             bb.predict(bb.deterministic(network), x.to(dtype), bb.categorical(), engine=engine)
 
 
-def test_a_draw_is_tried_once_for_each_posterior(posterior, x):
-    calls = []
+@pytest.fixture
+def counting(posterior):
+    """The same posterior, which notes the number of each draw in `calls`."""
 
     class Counting(bb.Posterior):
         kind = "counting"
         device = torch.device("cpu")
+        calls = []  # noqa: RUF012
 
         def draw(self, seed, index):
-            calls.append(index)
+            self.calls.append(index)
             return posterior.draw(seed, index)
 
         def state(self):
@@ -261,10 +263,26 @@ def test_a_draw_is_tried_once_for_each_posterior(posterior, x):
         def restore(cls, header, tensors, model):
             raise NotImplementedError
 
-    counting = Counting()
+    return Counting()
+
+
+def test_a_draw_is_tried_once_for_each_posterior(counting, x):
     for _ in range(2):
         bb.predict(counting, x, bb.categorical(), num_samples=3)
-    assert calls == [0, 0, 1, 2, 0, 1, 2]
+    assert counting.calls == [0, 0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("most_outputs", "times"), [(2**20, 2), (12, 4), (1, 6)])
+def test_chunks_share_their_draws(counting, x, monkeypatch, most_outputs, times):
+    """Six chunks: the first for itself, then as many together as the size of their outputs allows."""
+    alone = bb.predict(counting, x, bb.categorical(), num_samples=10, chunk_size=2)
+    counting.calls.clear()
+    monkeypatch.setattr(prediction, "CHUNK", 8)  # two examples
+    monkeypatch.setattr(prediction, "MOST_OUTPUTS", most_outputs)
+    together = bb.predict(counting, x, bb.categorical(), num_samples=10)
+    assert counting.calls == times * list(range(10))
+    assert torch.equal(together.probs, alone.probs)
+    assert torch.equal(together.mutual_information, alone.mutual_information)
 
 
 # Order and kinds of data

@@ -24,7 +24,9 @@ KEPT_DRAWS_LIMIT = 2**24
 """If a predictive needs its draws later, they are kept by default up to this many numbers (64 MiB)."""
 CHUNK = 2**20
 """Input numbers in one chunk. An engine may cut a chunk into several forward passes."""
-
+MOST_CHUNKS = 8
+MOST_OUTPUTS = 2**20
+"""Draws are made once for at most so many chunks, and for about so many outputs of the network."""
 TRIED = 4
 """When a posterior is first used, a draw is called several times on this many examples, to see that it is a function
 of each example alone."""
@@ -68,7 +70,8 @@ def predict(
             exact one. `predictive.engine` says which engine was used, and why.
         inputs: where the inputs are in a batch, if they are not first: a key, a position, several of them, or a
             function, as in `mcbn`.
-        chunk_size: examples that are held in memory at once. By default a chunk has about a million numbers.
+        chunk_size: examples that are held in memory at once. By default a chunk has about a million numbers, and up to
+            eight chunks share each draw, so that it need not be made again.
         keep_draws: keep the outputs of every draw as `predictive.draws` (S, N, ...). By default draws are kept only if
             the density of a regression needs them, and only while they are small.
 
@@ -152,40 +155,59 @@ class _Pass:
         self._name: EngineName = engine
         self._probabilities = any(getattr(likelihood, "probabilities", None) for likelihood in likelihoods)
         self._chunk_size, self._keep_draws = chunk_size, keep_draws
+        self._needs_draws = keep_draws is None and any(each.summary().needs_draws for each in likelihoods)
         self._contrasts = not keep_draws and all(likelihood.shift_invariant for likelihood in likelihoods)
         self._engine: Engine | None = None
+        self._num_outputs = 0
+        """Of each example, as the first chunk shows."""
         self.room = KEPT_DRAWS_LIMIT
         """How many more numbers may be kept if `keep_draws` is None."""
 
     @torch.no_grad()
     def run(self, data: Batches, picker: Picker) -> Iterator[Predicted]:
         keep_freed_memory()
-        device = self._posterior.device
         with Progress("predicting", _work(data, self._num_samples)) as shown:
             for batch, inputs in batch_stream(data, picker):
                 chunks = [chunk for chunk in cut(inputs, self._chunk_size, CHUNK) if len(chunk)]
-                each = (self._predict(chunk.to(device), shown) for chunk in chunks)
+                each = self._predict_all(chunks, shown)
                 if is_examples(data):
                     yield from (Predicted(chunk, found) for chunk, found in zip(chunks, each, strict=True))
                 elif chunks:
                     yield Predicted(batch, tuple(map(_joined, zip(*each, strict=True))))
 
-    def _predict(self, chunk: Any, shown: Progress) -> tuple[Any, ...]:
-        """Return what each likelihood makes of the draws on one chunk."""
+    def _predict_all(self, chunks: Sequence[Any], shown: Progress) -> Iterator[tuple[Any, ...]]:
+        """Yield what each likelihood makes of the draws on each chunk."""
+        start = 0
+        while start < len(chunks):
+            together = chunks[start : start + self._most_chunks(len(chunks[start]))]
+            yield from self._predict([chunk.to(self._posterior.device) for chunk in together], shown)
+            start += len(together)
+
+    def _most_chunks(self, chunk_size: int) -> int:
+        """Return how many chunks are predicted together. The first is alone, because it shows how large outputs are."""
+        is_free = self._chunk_size is None and not self._keep_draws and not self._needs_draws
+        if self._engine is None or not self._engine.shares_draws or not is_free:
+            return 1
+        return max(1, min(MOST_CHUNKS, MOST_OUTPUTS // (chunk_size * self._num_outputs)))
+
+    def _predict(self, chunks: Sequence[Any], shown: Progress) -> Iterator[tuple[Any, ...]]:
+        """Yield what each likelihood makes of the draws on each of several chunks, which share each draw."""
         if self._engine is None:
-            require_functions(self._posterior, chunk)
-            self._engine = self._choose(chunk)
-        summaries, kept = [likelihood.summary() for likelihood in self._likelihoods], []
-        needed = self._keep_draws is None and any(summary.needs_draws for summary in summaries)
-        for block in self._engine.blocks(chunk):
-            for summary in summaries:
+            require_functions(self._posterior, chunks[0])
+            self._engine = self._choose(chunks[0])
+        summaries = [[likelihood.summary() for likelihood in self._likelihoods] for _ in chunks]
+        kept: list[list[Block]] = [[] for _ in chunks]
+        for number, block in self._engine.blocks(chunks):
+            for summary in summaries[number]:
                 summary.add(block)
             self.room -= block.numel()
-            if self._keep_draws or (needed and self.room >= 0):
-                kept.append(block)
-            shown.advance(len(block) * len(chunk))
-        draws = _complete(kept, self._num_samples)
-        return tuple(replace(summary.finish(draws), engine=self._engine.name) for summary in summaries)
+            if self._keep_draws or (self._needs_draws and self.room >= 0):
+                kept[number].append(block)
+            self._num_outputs = max(1, block.numel() // (len(block) * len(chunks[number])))
+            shown.advance(len(block) * len(chunks[number]))
+        for own, blocks in zip(summaries, kept, strict=True):
+            draws = _complete(blocks, self._num_samples)
+            yield tuple(replace(summary.finish(draws), engine=self._engine.name) for summary in own)
 
     def _choose(self, chunk: Any) -> Engine:
         """Return the engine. Probabilities need the exact one: where they are taken as linear they leave 0 to 1."""

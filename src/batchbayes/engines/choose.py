@@ -1,7 +1,7 @@
 """The choice of an engine: the one that was asked for, or the cheaper one that can be trusted."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from batchbayes.engines.linear import LinearPlan, linear_draws, plan_linear, require_linearisable
 from batchbayes.engines.linear_check import Linearity, known_beyond, known_linearity, warn_unless_trusted
 from batchbayes.engines.linear_draws import Block, LinearDraws
-from batchbayes.engines.sample import sampled_outputs
+from batchbayes.engines.sample import sampled_blocks
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import tensors_of
 from batchbayes.posterior import Linearisable, Posterior
@@ -24,20 +24,22 @@ BEYOND = 2.0
 
 @dataclass(eq=False, repr=False)
 class Engine:
-    """An engine at work: its name, and how it turns inputs (n, ...) into blocks of draws.
+    """An engine at work: its name, and how it turns chunks of inputs (n, ...) into blocks of draws.
 
-    The name changes if the engine makes exact draws of some inputs.
+    Each block comes with the number of its chunk. The name changes if the engine makes exact draws of some inputs.
     """
 
     name: str
-    blocks: Callable[[Tensor], Iterator[Block]]
+    blocks: Callable[[Sequence[Tensor]], Iterator[tuple[int, Block]]]
+    shares_draws: bool
+    """Whether a draw is made once for all chunks, so that several chunks at once take less time."""
 
 
 def choose_engine(
     posterior: Posterior, inputs: Tensor, name: EngineName, num_samples: int, seed: int, *, contrasts: bool = False
 ) -> Engine:
     """Return the engine of a name. "auto" tries the linear engine on the inputs of the first chunk."""
-    exact = Engine("sample", lambda inputs: sampled_outputs(posterior, inputs, num_samples, seed))
+    exact = Engine("sample", lambda chunks: sampled_blocks(posterior, chunks, num_samples, seed), shares_draws=True)
     if name not in ("sample", "linear", "auto"):
         raise BatchbayesError(expected='engine="sample", "linear" or "auto"', got=repr(name), fix="choose one of them")
     if name == "sample":
@@ -70,7 +72,7 @@ def _linear_engine(
         return replace(fallback, name=f"sample: not linear enough ({found})")
     warn_unless_trusted(found)
     checked = _Checked(posterior, plan, found, fallback)
-    checked.engine = Engine(f"{plan} ({found})", checked.blocks)
+    checked.engine = Engine(f"{plan} ({found})", checked.blocks, shares_draws=False)
     return checked.engine
 
 
@@ -98,14 +100,15 @@ class _Checked:
         self._limit = BEYOND * found.largest_spread
         self.engine: Engine | None = None
 
-    def blocks(self, inputs: Tensor) -> Iterator[Block]:
-        draws = linear_draws(self._posterior, inputs, self._plan)
-        if self._is_trusted(inputs, draws) or self._fallback is None:
-            yield draws
-        else:
-            if self.engine and EXACT_TOO not in self.engine.name:
-                self.engine.name += EXACT_TOO
-            yield from self._fallback.blocks(inputs)
+    def blocks(self, chunks: Sequence[Tensor]) -> Iterator[tuple[int, Block]]:
+        for number, inputs in enumerate(chunks):
+            draws = linear_draws(self._posterior, inputs, self._plan)
+            if self._is_trusted(inputs, draws) or self._fallback is None:
+                yield number, draws
+            else:
+                if self.engine and EXACT_TOO not in self.engine.name:
+                    self.engine.name += EXACT_TOO
+                yield from ((number, block) for _, block in self._fallback.blocks([inputs]))
 
     def _is_trusted(self, inputs: Tensor, draws: LinearDraws) -> bool:
         spread = draws.moments()[1].reshape(len(inputs), -1).mean(1)  # (n,)

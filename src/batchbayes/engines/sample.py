@@ -1,6 +1,6 @@
 """The sample engine: one forward pass for each draw. It is exact, and the truth that the linear engine is tested by."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,20 +18,33 @@ MOST_TOGETHER = 8
 
 def sampled_outputs(posterior: Posterior, inputs: Tensor, num_samples: int, seed: int) -> Iterator[Tensor]:
     """Yield the outputs of all draws on inputs (n, ...), on the CPU, in small blocks (s, n, ...)."""
-    shape, held = None, []
+    return (block for _, block in sampled_blocks(posterior, [inputs], num_samples, seed))
+
+
+def sampled_blocks(
+    posterior: Posterior, chunks: Sequence[Tensor], num_samples: int, seed: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the same for several chunks of inputs, with the number of the chunk. All chunks share each draw."""
+    held: list[list[Tensor]] = [[] for _ in chunks]
+    shapes: dict[int, torch.Size] = {}
     numbers = CHUNK if posterior.device.type == "cpu" else DEVICE_CHUNK
     for index in range(num_samples):
         function = posterior.draw(seed, index)
-        outputs = torch.cat([function(part).cpu() for part in cut(inputs, None, numbers)])
+        for number, inputs in enumerate(chunks):
+            outputs = torch.cat([function(part).cpu() for part in cut(inputs, None, numbers)])
+            _require_shape(outputs, shapes.setdefault(number, outputs.shape), index)
+            own = held[number]
+            own.append(require_finite(outputs, f"the network's output in draw {index}"))
+            if len(own) == MOST_TOGETHER or len(own) * outputs.numel() >= BLOCK or index + 1 == num_samples:
+                yield number, torch.stack(own)  # (s, n, ...)
+                own.clear()
         del function  # before the next one is made: a function may hold all weights of a network
-        if outputs.shape != (shape or outputs.shape):
-            raise BatchbayesError(
-                expected=f"outputs of one shape {tuple(shape or ())} from every draw",
-                got=f"{tuple(outputs.shape)} from draw {index}",
-                fix="let all draws return the same outputs: members of an ensemble need the same classes or targets",
-            )
-        shape = outputs.shape
-        held.append(require_finite(outputs, f"the network's output in draw {index}"))
-        if len(held) == MOST_TOGETHER or len(held) * outputs.numel() >= BLOCK or index + 1 == num_samples:
-            yield torch.stack(held)  # (s, n, ...)
-            held = []
+
+
+def _require_shape(outputs: Tensor, shape: torch.Size, index: int) -> None:
+    if outputs.shape != shape:
+        raise BatchbayesError(
+            expected=f"outputs of one shape {tuple(shape)} from every draw",
+            got=f"{tuple(outputs.shape)} from draw {index}",
+            fix="let all draws return the same outputs: members of an ensemble need the same classes or targets",
+        )

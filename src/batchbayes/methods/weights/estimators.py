@@ -10,7 +10,7 @@ r"""Gradient estimators of the expected loss $E_q L(W)$, to compare them.
 Reference: Mohamed et al., "Monte Carlo Gradient Estimation in Machine Learning", JMLR 2020.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast, runtime_checkable
 
 import torch
@@ -68,9 +68,21 @@ def gradient_moments(
         estimate: returns a new estimate of the loss, with a gradient.
         num_draws: how often it is called.
     """
+    return moments_of_gradients(random_parameters(network), estimate, num_draws)
+
+
+def random_parameters(network: Noisy) -> dict[str, Tensor]:
+    """Return the parameters of each random weight that are trained, by the names of `gradient_moments`."""
     parameters = {site.name: site.weight for site in network.sites if site.weight.requires_grad}
     for site in network.sites:
         parameters |= {f"{site.name} {name}": value for name, value in network.parameters_of(site).items()}
+    return parameters
+
+
+def moments_of_gradients(
+    parameters: Mapping[str, Tensor], estimate: Callable[[], Tensor], num_draws: int
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Do what `gradient_moments` does, for any parameters."""
     total, squares = torch.zeros(2, sum(value.numel() for value in parameters.values()), dtype=torch.float64)
     for _ in range(num_draws):
         found = torch.autograd.grad(estimate(), list(parameters.values()))

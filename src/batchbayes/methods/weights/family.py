@@ -108,16 +108,16 @@ def exp(logarithm: Tensor, factor: float = 1.0) -> Tensor:
     return torch.mul(logarithm, factor / math.log(2)).exp2_()
 
 
-def log(numbers: Tensor) -> Tensor:
-    """Return the logarithm of positive numbers, without gradients. On a CPU numpy's is twice as fast as torch's.
+def log2(numbers: Tensor) -> Tensor:
+    """Return the binary logarithm of positive numbers, without gradients. numpy's is thrice as fast as torch's.
 
-    >>> log(torch.tensor([1.0, 2.7182817]))
-    tensor([0., 1.])
+    >>> log2(torch.tensor([1.0, 8.0]))
+    tensor([0., 3.])
     """
     if numbers.device.type != "cpu" or numbers.dtype not in (torch.float32, torch.float64):
-        return numbers.log()
+        return numbers.log2()
     found = torch.empty_like(numbers)
-    np.log(numbers.numpy(), out=found.numpy())
+    np.log2(numbers.numpy(), out=found.numpy())
     return found
 
 

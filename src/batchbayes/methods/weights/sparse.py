@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from batchbayes.methods.weights.closed_form import ClosedForm, Moments
-from batchbayes.methods.weights.family import exp, full, log
+from batchbayes.methods.weights.family import exp, full, log2
 from batchbayes.methods.weights.sites import Site
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
+LOG_2 = math.log(2)
 LIMIT = 8.0
 """The largest |log alpha|; beyond it the gradient is zero."""
 THRESHOLD = 3.0
@@ -52,14 +53,15 @@ class SparseVD(ClosedForm):
     def moments(self, *parameters: Tensor) -> Moments:
         """Do what `sparse_moments` does, with few passes over the weights and few buffers."""
         weight, log_var = parameters
-        variance, square = exp(log_var), (weight * weight).add_(TINY)
+        variance, square = exp(log_var), torch.addcmul(weight.new_full((), TINY), weight, weight)
         ratio = torch.div(square, variance).clamp_(*RATIOS)  # 1 / alpha
         torch.div(square, ratio, out=variance)
         half_slope = torch.div(weight, square, out=square)  # d log square / d weight = 2 weight / square
-        share = log(ratio).mul_(-K3).add_(K2).sigmoid_()
-        of_shares, sums = share.sum(), ratio + 1
+        share = log2(ratio)  # it becomes 1 - sigmoid(k2 + k3 log alpha)
+        torch.add(weight.new_full((), -K2), share, alpha=K3 * LOG_2, out=share).sigmoid_()
+        kl, sums = share.sum(), ratio + 1
         slope = share.addcmul_(share, share, value=-1).addcdiv_(ratio, sums, value=0.5 / (K1 * K3))
-        kl = torch.sub(0.5 * sum_of_logs(sums), of_shares, alpha=K1).add_(K1 * weight.numel())
+        kl.add_(sum_of_log2(sums), alpha=0.5 * LOG_2 / K1).mul_(K1)
         mean = where_between(weight, ratio, *UNPRUNED, out=sums)
         return mean, variance, kl, (half_slope, variance, ratio, slope)
 
@@ -108,13 +110,13 @@ def sparse_moments(weight: Tensor, log_var: Tensor) -> tuple[Tensor, Tensor, Ten
     return weight * (log_alpha <= THRESHOLD), log_alpha.exp() * (weight.square() + TINY), kl
 
 
-def sum_of_logs(numbers: Tensor) -> Tensor:
-    """Return the sum of the logarithms of numbers between 1 and 1 + exp(LIMIT).
+def sum_of_log2(numbers: Tensor) -> Tensor:
+    """Return the sum of the binary logarithms of numbers between 1 and 1 + exp(LIMIT).
 
     Products of eight of them do not overflow, so that one logarithm does for eight.
 
-    >>> [int(sum_of_logs(torch.full(shape, 2.0)) / torch.tensor(2.0).log()) for shape in ((3, 4, 4), (7,))]
+    >>> [int(sum_of_log2(torch.full(shape, 2.0))) for shape in ((3, 4, 4), (7,))]
     [48, 7]
     """
     flat = numbers.reshape(-1)
-    return log(flat.view(8, -1).prod(0) if len(flat) % 8 == 0 else flat).sum()
+    return log2(flat.view(8, -1).prod(0) if len(flat) % 8 == 0 else flat).sum()
