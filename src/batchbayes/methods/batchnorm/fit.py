@@ -19,7 +19,6 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.collect import collect_omegas
 from batchbayes.methods.batchnorm.condition import drift_message, order_message, warn_of_condition
-from batchbayes.methods.batchnorm.leading import find_output_axes
 from batchbayes.methods.batchnorm.omega import is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
@@ -157,6 +156,8 @@ def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, metho
     influence = (order.T @ (moved @ moved.T) @ order).to(rows.dtype)
     posterior, count = replace(posterior, influence=influence), drawn.shape[2]
     if is_vector and FEW_OUTPUTS < count <= MOST_OUTPUTS:
+        from batchbayes.methods.batchnorm.leading import find_output_axes
+
         drawn, _ = _draw_outputs(posterior, prepared.first[:AXIS_EXAMPLES], min(AXIS_DRAWS, len(rows)))
         posterior = replace(posterior, output_axes=find_output_axes(drawn).to(rows))
     if count < SAMPLE_OUTPUTS:

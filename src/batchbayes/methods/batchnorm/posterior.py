@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,6 @@ from batchbayes._common.text import count
 from batchbayes.engines.linear_check import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import each_tensor, require_finite
-from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
-from batchbayes.methods.batchnorm.leading import OutputAxes, leading_tangents
 from batchbayes.methods.batchnorm.omega import as_buffers, by_site, is_mean, site_of, size, unpack
 from batchbayes.methods.batchnorm.sites import (
     Site,
@@ -27,6 +25,9 @@ from batchbayes.methods.batchnorm.sites import (
 )
 from batchbayes.network import Function, Network, as_network, reference_tensor
 from batchbayes.posterior import Header, Posterior
+
+if TYPE_CHECKING:
+    from batchbayes.methods.batchnorm.leading import OutputAxes
 
 Center = Literal["batches", "running"]
 Noise = Literal["rows", "correlated", "factorised"]
@@ -63,7 +64,7 @@ class BatchNormPosterior(Posterior):
     """M of each site, if they differ."""
     idle: tuple[str, ...] = ()
     """Batch-norm layers without statistics, which no example may reach."""
-    output_axes: OutputAxes | None = None
+    output_axes: "OutputAxes | None" = None
     """Axes along which the logits of training inputs move, if there are many classes."""
 
     @cached_property
@@ -234,6 +235,8 @@ class BatchNormPosterior(Posterior):
         With `contrasts`, the derivatives of logits (n, K) may be off by a constant within each example, and those of
         unlikely classes are left out.
         """
+        from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
+
         if not self.is_point:
             with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
                 return tangents_by_reverse_mode(*self._at_center(inputs), directions, contrasts)
@@ -246,6 +249,8 @@ class BatchNormPosterior(Posterior):
         return self.output_axes is not None
 
     def leading_tangents(self, inputs: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        from batchbayes.methods.batchnorm.leading import leading_tangents
+
         assert self.output_axes is not None
         with torch.inference_mode(False):
             return leading_tangents(*self._at_center(inputs), directions, self.output_axes)
@@ -279,7 +284,7 @@ class BatchNormPosterior(Posterior):
         sites = sites_of_header(header, network.module)
         center, deviations = tensors["center"], tensors["deviations"]
         influence = tensors.get("influence")
-        axes = OutputAxes(*(tensors[name] for name in OUTPUT_AXES)) if OUTPUT_AXES[0] in tensors else None
+        axes = _axes_of_file(tensors) if OUTPUT_AXES[0] in tensors else None
         if center.shape != (size(sites),) or deviations.shape[1:] != center.shape or not len(deviations):
             raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
         if influence is not None and influence.shape != (len(deviations),) * 2:
@@ -299,6 +304,12 @@ class BatchNormPosterior(Posterior):
         posterior = cls(network, sites, center, deviations, *fixed, idle_of_header(header, network.module), axes)
         linearity_from_json(posterior, header.get("linearity", {}))
         return posterior
+
+
+def _axes_of_file(tensors: Mapping[str, Tensor]) -> "OutputAxes":
+    from batchbayes.methods.batchnorm.leading import OutputAxes
+
+    return OutputAxes(*(tensors[name] for name in OUTPUT_AXES))
 
 
 def _sizes_of_header(header: Mapping[str, Any], num_sites: int, *, has_noise: bool) -> tuple[float, ...]:
