@@ -320,3 +320,14 @@ def test_a_network_of_two_inputs_says_how_to_name_them():
 
     with pytest.raises(bb.BatchbayesError, match=r"missing 1 required positional.*as in inputs=\(0, 1\)"):
         bb.predict(bb.deterministic(Sum(4)), [(X, X, X)], bb.categorical())
+
+
+def test_classes_that_are_masked():
+    mask = torch.tensor([0.0, 0.0, 0.0, -torch.inf])
+
+    class Masked(nn.Module):
+        def forward(self, inputs):
+            return inputs + mask
+
+    with pytest.raises(bb.BatchbayesError, match="put a number such as -1e9 where it masks by -inf"):
+        bb.predict(bb.deterministic(Masked()), X, bb.categorical())

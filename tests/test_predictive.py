@@ -98,3 +98,8 @@ def test_targets_may_be_arrays():
         seen.log_prob(y * float("nan"))
     with pytest.raises(bb.BatchbayesError, match="targets as a tensor"):
         seen.log_prob("truth")
+
+
+def test_the_entropy_of_a_certain_class_is_zero_without_a_sign():
+    found = bb.predict(bb.deterministic(torch.nn.Identity()), torch.tensor([[1e5, 0.0]]), bb.categorical())
+    assert f"{found.entropy.item():.2f}" == "0.00"

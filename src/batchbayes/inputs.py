@@ -179,9 +179,12 @@ def require_finite(values: Any, what: str) -> Any:
         # A sum is much faster than a test of each number.
         suspect = tensor.is_floating_point() and not math.isfinite(tensor.sum().item())
         if suspect and (bad := int((~torch.isfinite(tensor)).sum())):
+            fix = "drop or fill those rows; if the inputs are fine, look for NaN in the weights of the network"
+            if int((tensor == -math.inf).sum()) == bad:
+                fix += ", and put a number such as -1e9 where it masks by -inf"
             raise BatchbayesError(
                 expected=f"finite numbers in {what}",
                 got=f"{bad} of {tensor.numel()} that are NaN or infinite",
-                fix="drop or fill those rows; if the inputs are fine, look for NaN in the weights of the network",
+                fix=fix,
             )
     return values

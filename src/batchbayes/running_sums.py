@@ -63,7 +63,7 @@ class _RunningClasses:
         """Return entropy, mutual information, variance and log of the mean of the probabilities."""
         mean = self._probs / self._count
         variance = (self._squares / self._count - mean.square()).clamp_min(0)
-        entropy = -torch.special.xlogy(mean, mean).sum(-1)
+        entropy = 0.0 - torch.special.xlogy(mean, mean).sum(-1)  # a minus sign would make -0.0 of a certain class
         information = entropy - self._entropy / self._count
         information = torch.where(information > 1e-12, information, 0.0)  # smaller values are rounding errors
         return [part.to(at_least_single(self._dtype)) for part in (entropy, information, variance, mean.log())]
