@@ -192,3 +192,9 @@ def test_bad_probabilities_and_labels_are_refused(metric, probs, labels, message
 def test_a_number_of_bins_is_a_whole_number():
     with pytest.raises(ValueError, match="num_bins as a whole number"):
         metrics.expected_calibration_error(PROBS, LABELS, num_bins=0)
+
+
+def test_probabilities_may_have_a_gradient():
+    probs = PROBS.clone().requires_grad_()
+    assert metrics.expected_calibration_error(probs, LABELS) == metrics.expected_calibration_error(PROBS, LABELS)
+    assert metrics.classwise_calibration_error(probs, LABELS) == metrics.classwise_calibration_error(PROBS, LABELS)

@@ -160,7 +160,7 @@ def test_values_of_scikit_learn():
     assert metrics.area_under_roc(score, positive) == pytest.approx(0.625, abs=1e-15)
     assert metrics.average_precision(score, positive) == pytest.approx(8 / 15, abs=1e-15)
     assert metrics.false_positive_rate_at_recall(score, positive) == 0.5
-    assert metrics.false_positive_rate_at_recall(score, positive, recall=0.3) == 0.25
+    assert metrics.false_positive_rate_at_recall(score, positive, recall=np.float32(0.3)) == 0.25
 
 
 def test_a_recall_outside_its_range_is_refused():

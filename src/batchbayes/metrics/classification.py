@@ -78,7 +78,7 @@ def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int =
     ([1.0, 2.0], [0.0, 2.0])
     """
     _check_bins(confidence, correct, num_bins)
-    confidence = confidence.double().flatten().contiguous()  # bucketize warns about other strides
+    confidence = confidence.detach().double().flatten().contiguous()  # bucketize warns about other strides
     edges = torch.arange(1, num_bins, dtype=torch.float64, device=confidence.device) / num_bins
     index = torch.bucketize(confidence, edges)
 
@@ -103,7 +103,9 @@ def equal_mass_reliability(confidence: Tensor, correct: Tensor, num_bins: int = 
     """
     _check_bins(confidence, correct, num_bins)
     check_not_empty("confidence", confidence)
-    values, inverse, sizes = torch.unique(confidence.double().flatten(), return_inverse=True, return_counts=True)
+    values, inverse, sizes = torch.unique(
+        confidence.detach().double().flatten(), return_inverse=True, return_counts=True
+    )
     hits = torch.bincount(inverse, correct.double().flatten(), minlength=len(values))
     last_rank = sizes.cumsum(0)  # (G,) rank of the last example of each group of equal confidences
     cuts = torch.arange(1, num_bins + 1, device=values.device)

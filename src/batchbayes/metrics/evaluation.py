@@ -18,7 +18,7 @@ INTERVAL = 0.9
 
 
 def evaluate(predictive: Predictive, targets: Tensor) -> dict[str, float]:
-    """Return the usual metrics of a prediction, by name. Each is a mean over all elements of the targets.
+    """Return the usual metrics of a prediction, by name. All elements of the targets count alike.
 
     Classes, yes or no, pixels:
 

@@ -9,6 +9,7 @@ several summaries of the same examples, and for data that comes in pieces.
 """
 
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -53,12 +54,12 @@ class ScoreCounts:
 
     def false_positive_rate_at_recall(self, recall: float = 0.95) -> float:
         """Return the share of negatives that are found together with a given share of the positives (FPR95)."""
-        if not isinstance(recall, int | float) or not 0 < recall <= 1:
+        if not isinstance(recall, Real) or not 0 < recall <= 1:
             raise BatchbayesError(
                 expected="recall above 0 and at most 1", got=f"{recall}", fix="use 0.95, the usual choice"
             )
         positives, negatives = both_classes(self)
-        reached = positives.cumsum(0) / positives.sum() >= recall
+        reached = positives.cumsum(0) / positives.sum() >= float(recall)
         first = int(reached.int().argmax())
         return float(negatives.cumsum(0)[first] / negatives.sum())
 
