@@ -193,6 +193,10 @@ def test_what_cannot_be_exported_says_why():
     laplace = bb.last_layer_laplace(tied, inputs, bb.categorical(), prior_precision=1.0)
     with pytest.raises(bb.BatchbayesError, match="also those of another layer"):
         build_program(laplace, inputs, bb.categorical())
+    tied[2] = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    laplace = bb.last_layer_laplace(tied, inputs, bb.categorical(), prior_precision=1.0)
+    with pytest.raises(bb.BatchbayesError, match="computed from other parameters"):
+        build_program(laplace, inputs, bb.categorical())
     query = bb.mcbn(network, torch.randn(64, 3), batch_size=8, include_query=True)
     with pytest.raises(bb.BatchbayesError, match="runs the network 5 times"):
         build_program(query, inputs, bb.gaussian(1.0))

@@ -61,6 +61,8 @@ def _last_layers(posterior: LaplacePosterior, count: int, seed: int) -> dict[str
     """Return weight and bias of the last layer in each draw. Weights that another layer shares would change there."""
     layer, module = posterior.layer, posterior.network.module
     own = {f"{layer.name}.{kind}".lstrip("."): tensor for kind, tensor in layer.module.named_parameters()}
+    if {kind for kind, _ in layer.module.named_parameters()} - {"weight", "bias"}:
+        raise _not_exportable(posterior, "a last layer whose weights are computed from other parameters")
     users = Counter(id(tensor) for _, tensor in module.named_parameters(remove_duplicate=False))
     if any(users[id(tensor)] > 1 for tensor in own.values()):
         raise _not_exportable(posterior, "a last layer whose weights are also those of another layer")
