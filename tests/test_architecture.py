@@ -18,6 +18,7 @@ LAYERS = [
     {
         "copying",
         "restoring",
+        "stale",
         "shadow",
         "network",
         "batches",
