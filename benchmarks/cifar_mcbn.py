@@ -7,19 +7,11 @@ The statistics come from training images with the random crop and flip that thes
 
 import argparse
 
-import torch
-
 import batchbayes as bb
 from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
 from batchbayes.data.folder import data_file
 from batchbayes.data.svhn import load_svhn
-from batchbayes.metrics import (
-    accuracy,
-    area_under_roc,
-    count_by_score,
-    equal_width_reliability,
-    expected_calibration_error,
-)
+from batchbayes.metrics import accuracy, expected_calibration_error, ood_auroc
 from batchbayes.models.pretrained import cifar_resnet
 
 
@@ -27,14 +19,11 @@ def row(name: str, posterior: bb.Posterior, test, labels, unseen, draws: int) ->
     """One line of the table."""
     known = bb.predict(posterior, test, bb.categorical(), num_samples=draws)
     other = bb.predict(posterior, unseen, bb.categorical(), num_samples=draws)
-    is_other = torch.arange(len(test) + len(unseen)) >= len(test)
 
     def auroc(score: str) -> float:
-        both = torch.cat([getattr(known, score), getattr(other, score)])
-        return area_under_roc(count_by_score(both, is_other))
+        return ood_auroc(getattr(known, score), getattr(other, score))
 
-    confidence, answer = known.probs.max(-1)
-    ece = expected_calibration_error(equal_width_reliability(confidence.clamp_max(1), answer == labels))
+    ece = expected_calibration_error(known.probs, labels)
     nll = -known.log_prob(labels).mean()
     information = "" if draws == 1 else f"{auroc('mutual_information'):.4f}"
     return (

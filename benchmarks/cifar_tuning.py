@@ -20,13 +20,7 @@ from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar
 from batchbayes.data.folder import data_file
 from batchbayes.data.svhn import load_svhn
 from batchbayes.methods.batchnorm.tuning.family import LinearFamily, linear_family
-from batchbayes.metrics import (
-    accuracy,
-    area_under_roc,
-    count_by_score,
-    equal_width_reliability,
-    expected_calibration_error,
-)
+from batchbayes.metrics import accuracy, expected_calibration_error, ood_auroc
 from batchbayes.models.pretrained import cifar_resnet
 
 TRAINING_BATCH_SIZE, WEIGHT_DECAY, TRAINING_IMAGES = 128, 1e-4, 50_000
@@ -83,17 +77,14 @@ def jointly(family: LinearFamily) -> tuple[float, float]:
 def measures(known: LinearFamily, unseen: LinearFamily | None, batch_size: float, temperature: float) -> list[str]:
     """Accuracy, NLL, ECE, and AUROC of entropy and of mutual information."""
     seen = summary(known, batch_size, temperature)
-    confidence, answer = seen.probs.max(-1)
-    ece = expected_calibration_error(equal_width_reliability(confidence.clamp_max(1), answer == known.targets))
+    ece = expected_calibration_error(seen.probs, known.targets)
     cells = [f"{accuracy(seen.probs, known.targets):.4f}", f"{-float(seen.log_prob(known.targets).mean()):.4f}"]
     cells.append(f"{ece:.4f}")
     if unseen is not None:
         other = summary(unseen, batch_size, temperature)
-        is_other = torch.arange(len(seen.entropy) + len(other.entropy)) >= len(seen.entropy)
         for name in ("entropy", "mutual_information"):
-            scores = torch.cat([getattr(seen, name), getattr(other, name)])
             blank = name == "mutual_information" and batch_size == NO_NOISE
-            cells.append("" if blank else f"{area_under_roc(count_by_score(scores, is_other)):.4f}")
+            cells.append("" if blank else f"{ood_auroc(getattr(seen, name), getattr(other, name)):.4f}")
     return cells
 
 

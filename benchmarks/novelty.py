@@ -24,7 +24,7 @@ import batchbayes as bb
 from batchbayes._common.rng import generator
 from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
 from batchbayes.data.folder import data_file
-from batchbayes.metrics import area_under_roc, count_by_score, false_positive_rate_at_recall
+from batchbayes.metrics import count_by_score
 from batchbayes.models.pretrained import cifar_resnet
 
 TRAINING, CALIBRATION, TEST, CORRUPTED = 8000, slice(4000, 7000), slice(7000, 9000), slice(9000, 10000)
@@ -107,7 +107,7 @@ def rows(
         for other, images in unseen.items():
             both = torch.cat([ordinary, score(images)]).double()
             counts = count_by_score(both, torch.arange(len(both)) >= len(ordinary))
-            table[name][other] = area_under_roc(counts), false_positive_rate_at_recall(counts)
+            table[name][other] = counts.area_under_roc(), counts.false_positive_rate_at_recall()
     return table
 
 

@@ -24,7 +24,7 @@ from batchbayes.data.cifar10 import crop_and_flip, load_cifar10, standardise
 from batchbayes.data.folder import data_file
 from batchbayes.data.svhn import load_svhn
 from batchbayes.data.uci import load_regression, published_split
-from batchbayes.metrics import area_under_roc, count_by_score
+from batchbayes.metrics import ood_auroc
 from batchbayes.models.cifar_resnet import CifarResNet
 from batchbayes.models.mlp import MLP
 from batchbayes.models.pretrained import espnet_camvid, load_weights
@@ -41,11 +41,6 @@ TABLES = {
     "wine": None,
 }
 """Tables, and another one with as many columns, if there is one."""
-
-
-def auroc(ordinary: Tensor, strange: Tensor) -> float:
-    both = torch.cat([ordinary, strange]).double()
-    return area_under_roc(count_by_score(both, torch.arange(len(both)) >= len(ordinary)))
 
 
 def five_class_network(images: Tensor, labels: Tensor, path: Path) -> nn.Module:
@@ -81,15 +76,17 @@ def classes_left_out(network: nn.Module, images: Tensor, folder: str) -> None:
     right = float((outputs["k"].argmax(1) == labels[labels < KNOWN][2000:]).double().mean())
     ordinary = detector.report(known)
     print(f"Accuracy on the five known classes: {right:.3f}\n\n| score | AUROC, five other classes |\n|---|---|")
-    print(f"| novelty | {auroc(ordinary.score, detector.score(unknown)):.3f} |")
+    print(f"| novelty | {ood_auroc(ordinary.score, detector.score(unknown)):.3f} |")
     for name, score in (
         ("energy", lambda f: -f.logsumexp(1)),
         ("entropy", lambda f: torch.distributions.Categorical(logits=f).entropy()),
     ):
-        print(f"| {name} | {auroc(score(outputs['k']), score(outputs['u'])):.3f} |")
+        print(f"| {name} | {ood_auroc(score(outputs['k']), score(outputs['u'])):.3f} |")
     print(f"\nFlagged at 5 %: {(ordinary.p_value <= 0.05).double().mean():.3f} of the known classes, ", end="")
     print(f"{detector.flag(unknown, 0.05).double().mean():.3f} of the others. ", end="")
-    print(f"AUROC against SVHN: {auroc(ordinary.score, detector.score(standardise(load_svhn(folder, 2000)))):.3f}\n")
+    print(
+        f"AUROC against SVHN: {ood_auroc(ordinary.score, detector.score(standardise(load_svhn(folder, 2000)))):.3f}\n"
+    )
 
 
 def table_row(name: str, other: str | None, folder: str) -> str:
@@ -121,7 +118,7 @@ def table_row(name: str, other: str | None, folder: str) -> str:
         raw = torch.as_tensor(load_regression(other, folder).inputs).float()
         strange["other"] = (raw - inputs[train_rows].mean(0)) / scale
     cells = [
-        " / ".join(f"{auroc(score(test), score(strange[kind])):.3f}" for score in scores.values())
+        " / ".join(f"{ood_auroc(score(test), score(strange[kind])):.3f}" for score in scores.values())
         if kind in strange
         else ""
         for kind in ("shifted", "permuted", "other")
@@ -150,9 +147,8 @@ def segmentation(folder: str) -> None:
     print(f"| test scenes, unchanged | | {(ordinary.p_value <= 0.05).double().mean():.3f} |")
     for name, images in strange.items():
         report = detector.report(camvid_standardise(images.clamp(0, 255)))
-        print(
-            f"| {name} | {auroc(ordinary.score, report.score):.3f} | {(report.p_value <= 0.05).double().mean():.3f} |"
-        )
+        flagged = (report.p_value <= 0.05).double().mean()
+        print(f"| {name} | {ood_auroc(ordinary.score, report.score):.3f} | {flagged:.3f} |")
 
 
 def main() -> None:

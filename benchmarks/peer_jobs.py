@@ -13,7 +13,7 @@ import batchbayes as bb
 from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
 from batchbayes.data.folder import data_file
 from batchbayes.data.svhn import load_svhn
-from batchbayes.metrics import accuracy, equal_width_reliability, expected_calibration_error, ood_auroc
+from batchbayes.metrics import accuracy, expected_calibration_error, ood_auroc
 from batchbayes.models.pretrained import cifar_resnet
 
 TRAINING, CALIBRATION, TEST, UNSEEN = 3000, slice(0, 1000), slice(1000, 2500), 500
@@ -91,10 +91,8 @@ def judged(data: Images, probs: Probs) -> Row:
     """Score class probabilities. The score for unseen images is their entropy."""
     answers, seconds = timed(probs, data.test[0])
     known = answers.double()
-    confidence, answer = known.max(-1)
-    bins = equal_width_reliability(confidence, answer == data.test[1])
     auroc = ood_auroc(_entropy(known), _entropy(probs(data.unseen).double()))
-    loss, ece = float(nll(known, data.test[1])), expected_calibration_error(bins)
+    loss, ece = float(nll(known, data.test[1])), expected_calibration_error(known, data.test[1])
     return Row(accuracy(known, data.test[1]), loss, ece, auroc, seconds / data.pass_seconds)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 import batchbayes as bb
 from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
 from batchbayes.data.folder import data_file
-from batchbayes.metrics import accuracy, equal_width_reliability, expected_calibration_error
+from batchbayes.metrics import accuracy, expected_calibration_error
 from batchbayes.models.pretrained import cifar_resnet
 
 DRAWS, CALIBRATION, TEST, SHIFTED, SMALL_BATCH, AVERAGED = 16, 1000, 2000, 300, 24, 4
@@ -151,7 +151,7 @@ def clean_table(rows: list[Row], outputs: Outputs, name: str, labels: Tensor, sc
             compared(losses - scaled, scaled),
             f"{accuracy(found.probs, labels):.4f}",
         ]
-        print(f"| {row} | {' | '.join(cells)} | {error_of_calibration(found, labels):.4f} |", flush=True)
+        print(f"| {row} | {' | '.join(cells)} | {expected_calibration_error(found.probs, labels):.4f} |", flush=True)
 
 
 def compared(change: Tensor, base: Tensor) -> str:
@@ -164,14 +164,9 @@ def shift_cells(row: Row, outputs: dict[str, Tensor], labels: dict[str, Tensor],
     losses = {name: row.losses(outputs[name], labels[name]) for name in base}
     wins = sum(bool(losses[name].mean() < base[name].mean()) for name in base)
     mean, scaled = (torch.stack(list(each.values())).mean(0) for each in (losses, base))  # (N,): shifts share images
-    eces = [error_of_calibration(row.of(outputs[name]), labels[name]) for name in base]
+    eces = [expected_calibration_error(row.of(outputs[name]).probs, labels[name]) for name in base]
     cells = [f"{float(each.mean()):.3f}" for each in (*losses.values(), mean)]
     return " | ".join([*cells, compared(mean - scaled, scaled), f"{wins}", f"{sum(eces) / len(eces):.3f}"])
-
-
-def error_of_calibration(found: bb.CategoricalPredictive, labels: Tensor) -> float:
-    confidence, answer = found.probs.max(-1)
-    return float(expected_calibration_error(equal_width_reliability(confidence.clamp_max(1), answer == labels)))
 
 
 def main() -> None:

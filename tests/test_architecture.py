@@ -14,8 +14,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
 # From the inside out: a module may import those of its own layer and of the layers above it in this list.
 LAYERS = [
     {"errors", "_common"},
-    {"scores", "metrics"},
+    {"scores"},
     {
+        "metrics",
         "copying",
         "restoring",
         "stale",

@@ -317,7 +317,7 @@ def classified(random, tmp_path):
         probs, labels = torch.rand(6, 3).double().softmax(-1), torch.arange(6) % 3
         labels = random.choice([labels, labels.byte(), labels.numpy(), labels.int()])
     score = random.choice([scores.brier, scores.categorical_log_likelihood, scores.is_misclassified, metrics.accuracy,
-                           metrics.classwise_calibration_error])  # fmt: skip
+                           metrics.classwise_calibration_error, metrics.expected_calibration_error])  # fmt: skip
     is_log = (
         score is scores.categorical_log_likelihood and isinstance(probs, torch.Tensor) and probs.dtype == torch.float64
     )

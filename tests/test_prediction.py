@@ -278,7 +278,7 @@ def test_chunks_share_their_draws(counting, x, monkeypatch, most_outputs, times)
     alone = bb.predict(counting, x, bb.categorical(), num_samples=10, chunk_size=2)
     counting.calls.clear()
     monkeypatch.setattr(prediction, "CHUNK", 8)  # two examples
-    monkeypatch.setattr(prediction, "MOST_OUTPUTS", most_outputs)
+    monkeypatch.setattr(prediction, "SHARED_OUTPUTS", most_outputs)
     together = bb.predict(counting, x, bb.categorical(), num_samples=10)
     assert counting.calls == times * list(range(10))
     assert torch.equal(together.probs, alone.probs)

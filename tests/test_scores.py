@@ -100,7 +100,7 @@ def test_probabilities_of_exactly_zero_and_one():
     [
         (torch.tensor([[2.0, -1.0]]), torch.tensor([0]), "between 0 and 1"),
         (torch.tensor([[0.5, 0.1]]), torch.tensor([0]), "sum to one"),
-        (torch.tensor([[math.nan, 0.5]]), torch.tensor([0]), "between 0 and 1"),
+        (torch.tensor([[math.nan, 0.5]]), torch.tensor([0]), "1 NaN"),
         (torch.tensor([[1, 0]]), torch.tensor([0]), "floating-point"),
         (torch.tensor([[0.5, 0.5]]), torch.tensor([2]), "labels from 0 to 1; got 2 to 2"),
         (torch.tensor([[0.5, 0.5]]), torch.tensor([-1]), "drop examples that do not count"),

@@ -50,7 +50,8 @@ def input_gradient(
         with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has set
             leaf = inputs.clone().requires_grad_()
             outputs = posterior.draw(seed, index)(leaf.to(posterior.device))[None].cpu()
-            log_prob = likelihood(outputs).log_prob(likelihood.fitting(outputs, labels))[0]
+            fitting = likelihood.fitting(outputs, labels).clone()  # gradients keep it, so it must be an ordinary tensor
+            log_prob = likelihood(outputs).log_prob(fitting)[0]
             total_log_prob = log_prob.sum()
         if not log_prob.requires_grad:
             raise BatchbayesError(

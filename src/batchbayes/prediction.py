@@ -24,9 +24,8 @@ KEPT_DRAWS_LIMIT = 2**24
 """If a predictive needs its draws later, they are kept by default up to this many numbers (64 MiB)."""
 CHUNK = 2**20
 """Input numbers in one chunk. An engine may cut a chunk into several forward passes."""
-MOST_CHUNKS = 8
-MOST_OUTPUTS = 2**20
-"""Draws are made once for at most so many chunks, and for about so many outputs of the network."""
+SHARED_CHUNKS, SHARED_OUTPUTS = 8, 2**20
+"""At most so many chunks share each draw, and about so many outputs of the network in all."""
 TRIED = 4
 """When a posterior is first used, a draw is called several times on this many examples, to see that it is a function
 of each example alone."""
@@ -188,7 +187,7 @@ class _Pass:
         is_free = self._chunk_size is None and not self._keep_draws and not self._needs_draws
         if self._engine is None or not self._engine.shares_draws or not is_free:
             return 1
-        return max(1, min(MOST_CHUNKS, MOST_OUTPUTS // (chunk_size * self._num_outputs)))
+        return max(1, min(SHARED_CHUNKS, SHARED_OUTPUTS // (chunk_size * self._num_outputs)))
 
     def _predict(self, chunks: Sequence[Any], shown: Progress) -> Iterator[tuple[Any, ...]]:
         """Yield what each likelihood makes of the draws on each of several chunks, which share each draw."""

@@ -23,6 +23,7 @@ from batchbayes._common.checks import (
 )
 from batchbayes.engines.linear_draws import Kept, LinearDraws, LinearPieces, formed, join_draws
 from batchbayes.errors import BatchbayesError
+from batchbayes.scores import mixture_crps
 
 
 @dataclass(init=False, frozen=True, eq=False, repr=False, kw_only=True)
@@ -230,6 +231,16 @@ class GaussianPredictive(_Summary):
         values = as_tensor(values, "values")
         shaped = shaped_like(values, self.mean.shape).to(torch.float64)
         return self.components().cdf(shaped).mean(0).reshape(values.shape).to(self.mean.dtype)
+
+    def crps(self, targets: Tensor) -> Tensor:
+        """Return the exact CRPS of the mixture, in the shape and the unit of the targets. Lower is better.
+
+        It takes O(S^2) time for each example, as `scores.mixture_crps` does.
+        """
+        targets, mixture = as_tensor(targets, "targets"), self.components()
+        precision = mixture.variance.expand_as(mixture.loc).reciprocal()  # (S, N, ...)
+        found = mixture_crps(mixture.loc, precision, shaped_like(targets, self.mean.shape))
+        return found.reshape(targets.shape).to(self.mean.dtype)
 
     def quantile(self, probability: float) -> Tensor:
         """Return the exact quantile of the mixture, (N, ...), by bisection between the quantiles of the components."""

@@ -118,6 +118,8 @@ def test_the_posterior_file_is_the_recommended_one(assessed):
         posterior, inputs[kept], bb.categorical(), num_samples=12, engine=engine.split(",")[0].split(":")[0]
     )
     assert -float(seen.log_prob(labels[kept]).mean()) == pytest.approx(by_name(folder)[name]["nll"], abs=1e-5)
+    evaluated = bb.metrics.evaluate(seen, labels[kept])
+    assert evaluated == pytest.approx({key: by_name(folder)[name][key] for key in evaluated}, abs=1e-5)
     told = [float(row["mutual_information"]) for row in rows]
     np.testing.assert_allclose(told, seen.mutual_information.numpy(), atol=1e-5)
 
@@ -149,6 +151,9 @@ def test_the_pixels_of_a_segmentation_are_all_counted(assessed):
     assert own["nll"] == pytest.approx(float(loss), abs=1e-6)
     right = (log_probs.argmax(1) == labels[kept])[counted].double().mean()
     assert own["accuracy"] == pytest.approx(float(right))
+    seen = bb.predict(bb.deterministic(network), images[kept], bb.categorical(ignore_index=255))
+    evaluated = bb.metrics.evaluate(seen, labels[kept])
+    assert evaluated == pytest.approx({key: own[key] for key in evaluated}, abs=1e-4)  # an AUROC is of rounded scores
 
 
 def test_json_is_printed_and_can_be_read(assessed, tmp_path, capsys):

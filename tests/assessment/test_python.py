@@ -133,6 +133,17 @@ def test_networks_without_batch_norm_are_served(make):
     assert set(found.rows["novelty"]) == {""}
 
 
+def test_evaluate_has_the_numbers_of_a_regression():
+    regressor = assess_cases.regressor()
+    regressor.load_state_dict(assess_cases.trained("regression"))
+    train, test = (TensorDataset(*assess_cases.wave(count, seed)) for count, seed in ((300, 0), (240, 1)))
+    found = bb.assess(regressor, train, test, batch_size=16, draws=6, method=["mcbn"], task="regression")
+    assert any(contender.has_draws for contender in found.contenders)
+    for contender in found.contenders:
+        evaluated = bb.metrics.evaluate(contender.seen.test, found.case.test.targets())
+        assert evaluated == {key: contender.metrics[key] for key in evaluated}
+
+
 def test_large_targets_keep_their_digits():
     random = torch.Generator().manual_seed(0)
     x = torch.randn(200, 2, generator=random).double()

@@ -75,8 +75,10 @@ def test_reverse_mode_equals_a_dense_jacobian():
         return linear(torch.tanh((example - mean) / log_std.exp() * norm.weight + norm.bias))
 
     jacobian = torch.func.vmap(torch.func.jacrev(written_out), (None, 0))(posterior.center, x)  # (n, K, D)
-    _, tangents = posterior.tangents(x, torch.eye(6, dtype=torch.float64))
-    torch.testing.assert_close(tangents, jacobian.detach().permute(2, 0, 1))
+    without_noise = replace(posterior, deviations=torch.zeros_like(posterior.deviations))
+    for each in (posterior, without_noise):
+        _, tangents = each.tangents(x, torch.eye(6, dtype=torch.float64))
+        torch.testing.assert_close(tangents, jacobian.detach().permute(2, 0, 1))
 
 
 @pytest.mark.parametrize("sides", [1, 2])
@@ -317,3 +319,31 @@ def test_affine_batch_norm_is_batch_norm(affine, shape):
     with affine_batch_norm():  # training statistics are not ours to replace
         torch.testing.assert_close(layer(x), layer(x))
         assert "BatchNorm" in type(layer(x).grad_fn).__name__
+
+
+def fitted_to(function):
+    """A posterior of a network that is a function of normalised inputs, and inputs."""
+
+    class Applied(nn.BatchNorm1d):
+        def forward(self, input):
+            return function(super().forward(input))
+
+    torch.manual_seed(0)
+    network, x = Applied(3, momentum=1.0), torch.randn(64, 3)
+    network(x)
+    return bb.mcbn(network.eval(), x, batch_size=8, num_samples=6), x
+
+
+@pytest.mark.parametrize("noise", ["rows", "correlated"])
+def test_derivatives_that_do_not_exist_are_refused_in_words(noise):
+    posterior, x = fitted_to(lambda h: (h * (h > 0)).sqrt())
+    posterior = replace(posterior, noise=noise)
+    with pytest.raises(bb.BatchbayesError, match=r'finite derivatives.*got \d+ of \d+ that are NaN.*engine="sample"'):
+        linear_draws(posterior, x, plan_linear(posterior, 3, 20, seed=0))
+
+
+def test_large_outputs_whose_variance_overflows_are_no_error():
+    posterior, x = fitted_to(lambda h: 1e25 * h)
+    draws = linear_draws(posterior, x, plan_linear(posterior, 3, 6, seed=0))
+    assert draws.outputs().isfinite().all()
+    assert draws.moments()[1].isinf().any()

@@ -57,6 +57,13 @@ def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, sh
     assert join_draws([*parts, None]) is None
 
 
+@pytest.mark.parametrize("weights", [None, torch.eye(2)])
+def test_moments_of_float16_do_not_overflow(weights):
+    moves = torch.tensor([[[500.0]], [[-500.0]]])
+    draws = LinearDraws(torch.ones(1, 1).half(), moves.half(), weights, torch.tensor([0, 1]))
+    assert draws.moments() == (torch.tensor([[1.0]]), torch.tensor([[250_000.0]]))
+
+
 def test_the_density_of_many_linear_draws_needs_little_memory(monkeypatch):
     """Draws are formed in blocks, and no block holds all of them."""
     sizes = []

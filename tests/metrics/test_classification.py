@@ -23,6 +23,16 @@ def confidences(probs, labels):
     return scores.max_probability(probs), ~scores.is_misclassified(probs, labels)
 
 
+def naive_equal_width_error(probs, labels, num_bins):
+    """Loop over the bins, and over the examples in each."""
+    answers = [(max(row), row.index(max(row)) == label) for row, label in zip(probs, labels, strict=True)]
+    gap = 0.0
+    for b in range(num_bins):
+        inside = [answer for answer in answers if b / num_bins < answer[0] <= (b + 1) / num_bins]
+        gap += abs(sum(confidence - correct for confidence, correct in inside))
+    return gap / len(labels)
+
+
 def naive_equal_mass_error(confidence, correct, num_bins):
     """Sort and cut; only for confidences without ties."""
     order = np.argsort(confidence)
@@ -45,9 +55,22 @@ def test_a_truth_of_probability_zero_makes_the_loss_infinite():
 @pytest.mark.parametrize("num_bins", [1, 10, 15])
 def test_equal_width_error(num_bins):
     probs, labels = forecasts()
-    ours = metrics.equal_width_reliability(*confidences(probs, labels), num_bins=num_bins)
+    ours = metrics.expected_calibration_error(probs, labels, num_bins)
     expected = multiclass_calibration_error(probs, labels, probs.shape[-1], n_bins=num_bins, norm="l1")
-    assert metrics.expected_calibration_error(ours) == pytest.approx(float(expected), abs=1e-6)
+    assert ours == pytest.approx(float(expected), abs=1e-6)
+    assert ours == pytest.approx(naive_equal_width_error(probs.tolist(), labels.tolist(), num_bins), abs=1e-12)
+    bins = metrics.equal_width_reliability(*confidences(probs, labels), num_bins=num_bins)
+    assert bins.expected_calibration_error() == ours
+
+
+def test_ignored_labels_do_not_count_in_the_equal_width_error():
+    probs, labels = forecasts()
+    whole = metrics.expected_calibration_error(probs[:400], labels[:400])
+    labels[400:] = 255
+    pixels = probs.view(25, 20, 4), labels.view(25, 20)
+    assert metrics.expected_calibration_error(*pixels, ignore_index=255) == pytest.approx(whole, abs=1e-12)
+    arrays = probs[:400].numpy(), labels[:400].tolist()
+    assert metrics.expected_calibration_error(*arrays) == pytest.approx(whole, abs=1e-12)
 
 
 def test_equal_width_bins_hold_their_upper_edge_and_zero():
@@ -66,7 +89,7 @@ def test_equal_mass_error(num_bins):
     confidence, correct = confidences(probs, labels)
     ours = metrics.equal_mass_reliability(confidence, correct, num_bins)
     expected = naive_equal_mass_error(confidence.numpy(), correct.double().numpy(), num_bins)
-    assert metrics.expected_calibration_error(ours) == pytest.approx(expected, abs=1e-9)
+    assert ours.expected_calibration_error() == pytest.approx(expected, abs=1e-9)
     assert ours.counts.tolist() == pytest.approx([len(part) for part in np.array_split(np.arange(500), num_bins)])
 
 
@@ -95,7 +118,7 @@ def test_equal_mass_with_ties_does_not_depend_on_the_order(examples, num_bins, r
     assert first.counts.tolist() == pytest.approx([len(part) for part in np.array_split(ordered, num_bins)])
     assert first.confidence_sums.tolist() == pytest.approx([part.sum() for part in np.array_split(ordered, num_bins)])
     assert float(first.correct_sums.sum()) == pytest.approx(sum(correct for _, correct in examples))
-    assert 0 <= metrics.expected_calibration_error(first) <= 1 + 1e-12
+    assert 0 <= first.expected_calibration_error() <= 1 + 1e-12
 
 
 @settings(max_examples=40, deadline=None)
@@ -105,7 +128,7 @@ def test_with_equal_confidences_both_errors_are_the_plain_gap(confidence, correc
     gap = abs(confidence - sum(correct) / len(correct))
     for reliability in (metrics.equal_width_reliability, metrics.equal_mass_reliability):
         bins = reliability(values, torch.tensor(correct), num_bins)
-        assert metrics.expected_calibration_error(bins) == pytest.approx(gap, abs=1e-9)
+        assert bins.expected_calibration_error() == pytest.approx(gap, abs=1e-9)
 
 
 @pytest.mark.parametrize("reliability", [metrics.equal_width_reliability, metrics.equal_mass_reliability])
@@ -113,8 +136,8 @@ def test_with_equal_confidences_both_errors_are_the_plain_gap(confidence, correc
     ("confidence", "correct", "num_bins", "message"),
     [
         ([1.5], [True], 3, "between 0 and 1"),
-        ([math.nan], [True], 3, "between 0 and 1"),
-        ([0.5], [1], 3, "torch.bool"),
+        ([math.nan], [True], 3, "1 NaN"),
+        ([0.5], [1], 3, "torch.bool.*correct == 1"),
         ([0.5], [True, False], 3, "never broadcast"),
         ([0.5], [True], 0, "num_bins as a whole number of at least 1"),
         ([0.5], [True], 2.5, "num_bins as a whole number of at least 1"),
@@ -128,10 +151,50 @@ def test_bad_reliability_input_is_refused(reliability, confidence, correct, num_
 def test_no_examples_are_refused():
     nothing, truth = torch.zeros(0), torch.zeros(0, dtype=torch.bool)
     for call in (
-        lambda: metrics.expected_calibration_error(metrics.equal_width_reliability(nothing, truth)),
+        metrics.equal_width_reliability(nothing, truth).expected_calibration_error,
+        lambda: metrics.expected_calibration_error(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)),
         lambda: metrics.equal_mass_reliability(nothing, truth),
         lambda: metrics.accuracy(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)),
         lambda: metrics.mean_score(nothing),
     ):
         with pytest.raises(ValueError, match="at least one example"):
             call()
+
+
+PROBS, LABELS = torch.tensor([[0.25, 0.75], [0.5, 0.5]]), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize("metric", [metrics.expected_calibration_error, metrics.accuracy])
+@pytest.mark.parametrize(
+    ("probs", "labels", "message"),
+    [
+        (
+            LABELS,
+            PROBS,
+            r"floating-point probabilities of shape \(N, ..., K\); got torch.int64.*pass labels after them",
+        ),
+        (PROBS[:, 1], LABELS, r"got torch.float32 of shape \(2,\).*stack 1 - p and p"),
+        (4 * PROBS - 2, LABELS, "not logits"),
+        (PROBS * 0.5, LABELS, "sum to one"),
+        (PROBS * math.nan, LABELS, "4 NaN"),
+        (PROBS, LABELS + 1, "labels from 0 to 1; got 1 to 2"),
+        (PROBS, LABELS - 1, "labels from 0 to 1; got -1 to 0"),
+        (PROBS, LABELS[:1], r"labels of shape \(2,\); got shape \(1,\)"),
+        (PROBS, PROBS.round().long(), r"labels of shape \(2,\); got shape \(2, 2\)"),
+        (PROBS, LABELS.double(), "integer labels; got torch.float64"),
+    ],
+)
+def test_bad_probabilities_and_labels_are_refused(metric, probs, labels, message):
+    with pytest.raises(ValueError, match=message):
+        metric(probs, labels)
+
+
+def test_a_number_of_bins_is_a_whole_number():
+    with pytest.raises(ValueError, match="num_bins as a whole number"):
+        metrics.expected_calibration_error(PROBS, LABELS, num_bins=0)
+
+
+def test_probabilities_may_have_a_gradient():
+    probs = PROBS.clone().requires_grad_()
+    assert metrics.expected_calibration_error(probs, LABELS) == metrics.expected_calibration_error(PROBS, LABELS)
+    assert metrics.classwise_calibration_error(probs, LABELS) == metrics.classwise_calibration_error(PROBS, LABELS)

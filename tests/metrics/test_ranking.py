@@ -14,6 +14,14 @@ from torchmetrics.functional.classification import binary_auroc, binary_average_
 
 from batchbayes import metrics
 
+SUMMARIES = (
+    metrics.area_under_roc,
+    metrics.average_precision,
+    metrics.false_positive_rate_at_recall,
+    metrics.area_under_risk_coverage,
+    metrics.risk_coverage,
+)
+
 
 def data(ties: bool, num_examples: int = 400):
     generator = torch.Generator().manual_seed(7)
@@ -37,41 +45,39 @@ def naive_area_under_risk_coverage(score, wrong):
 @pytest.mark.parametrize("ties", [False, True])
 def test_ranking_against_scikit_learn_and_torchmetrics(ties):
     score, positive = data(ties)
-    counts = metrics.count_by_score(score, positive)
-    assert len(counts.scores) < 20 or not ties
-    assert metrics.area_under_roc(counts) == pytest.approx(roc_auc_score(positive, score), abs=1e-9)
-    assert metrics.average_precision(counts) == pytest.approx(average_precision_score(positive, score), abs=1e-9)
+    assert len(metrics.count_by_score(score, positive).scores) < 20 or not ties
+    auroc, precision = metrics.area_under_roc(score, positive), metrics.average_precision(score, positive)
+    assert auroc == pytest.approx(roc_auc_score(positive, score), abs=1e-9)
+    assert precision == pytest.approx(average_precision_score(positive, score), abs=1e-9)
     # torchmetrics squashes scores outside [0, 1] by a sigmoid, which may merge some, and computes in float32.
     squashed, label = score.sigmoid(), positive.long()
-    assert metrics.area_under_roc(counts) == pytest.approx(float(binary_auroc(squashed, label)), abs=1e-6)
-    assert metrics.average_precision(counts) == pytest.approx(
-        float(binary_average_precision(squashed, label)), abs=1e-6
-    )
+    assert auroc == pytest.approx(float(binary_auroc(squashed, label)), abs=1e-6)
+    assert precision == pytest.approx(float(binary_average_precision(squashed, label)), abs=1e-6)
 
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("recall", [0.5, 0.95, 1.0])
 def test_false_positive_rate_at_recall(ties, recall):
     score, positive = data(ties)
-    ours = metrics.false_positive_rate_at_recall(metrics.count_by_score(score, positive), recall)
+    ours = metrics.false_positive_rate_at_recall(score, positive, recall)
     assert ours == pytest.approx(naive_false_positive_rate(score, positive, recall), abs=1e-12)
 
 
 def test_a_recall_of_95_percent_is_reached_by_19_of_20():
     score = torch.cat([torch.arange(20.0), torch.tensor([0.5, 3.5])])
     positive = torch.arange(22) < 20
-    assert metrics.false_positive_rate_at_recall(metrics.count_by_score(score, positive)) == 0.5
+    assert metrics.false_positive_rate_at_recall(score, positive) == 0.5
 
 
 def test_area_under_risk_coverage_without_ties():
     score, wrong = data(ties=False)
-    ours = metrics.area_under_risk_coverage(metrics.count_by_score(score, wrong))
+    ours = metrics.area_under_risk_coverage(score, wrong)
     assert ours == pytest.approx(naive_area_under_risk_coverage(score.numpy(), wrong.numpy()), abs=1e-9)
 
 
 def test_risk_coverage_curve():
     score, wrong = data(ties=True)
-    curve = metrics.risk_coverage(metrics.count_by_score(score, wrong))
+    curve = metrics.risk_coverage(score, wrong)
     for threshold, coverage, risk in zip(curve.thresholds, curve.coverage, curve.risk, strict=True):
         kept = score <= threshold
         assert float(coverage) == pytest.approx(float(kept.double().mean()), abs=1e-12)
@@ -91,7 +97,7 @@ def test_area_under_risk_coverage_is_the_mean_over_all_orders_of_tied_examples(e
         wrong = np.cumsum([example[1] for example in ordered])
         areas.append(np.mean(wrong / np.arange(1, len(ordered) + 1)))
     score, wrong = (torch.tensor(column) for column in zip(*examples, strict=True))
-    ours = metrics.area_under_risk_coverage(metrics.count_by_score(score.double(), wrong))
+    ours = metrics.area_under_risk_coverage(score.double(), wrong)
     assert ours == pytest.approx(float(np.mean(areas)), abs=1e-12)
 
 
@@ -109,31 +115,27 @@ def test_ties_and_odd_scores_are_the_double_loop(examples):
     positive = torch.tensor([example[1] for example in examples])
     counts = metrics.count_by_score(score, positive)
     if all(positive) or not any(positive):
-        for summary in (
-            metrics.area_under_roc,
-            metrics.average_precision,
-            metrics.false_positive_rate_at_recall,
-        ):
+        for summary in SUMMARIES[:3]:
             with pytest.raises(ValueError, match="one class only"):
-                summary(counts)
-        assert metrics.area_under_risk_coverage(counts) == pytest.approx(float(positive[0]), abs=1e-12)
+                summary(score, positive)
+        assert metrics.area_under_risk_coverage(score, positive) == pytest.approx(float(positive[0]), abs=1e-12)
         return
     pairs = [(a > b) + 0.5 * (a == b) for a, good in examples if good for b, also_good in examples if not also_good]
-    assert metrics.area_under_roc(counts) == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+    assert metrics.area_under_roc(score, positive) == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
     good = [a for a, is_good in examples if is_good]
     precision = [sum(b >= a for b in good) / sum(b >= a for b, _ in examples) for a in good]
-    assert metrics.average_precision(counts) == pytest.approx(sum(precision) / len(good), abs=1e-12)
+    assert metrics.average_precision(score, positive) == pytest.approx(sum(precision) / len(good), abs=1e-12)
     assert int(counts.positives.sum() + counts.negatives.sum()) == len(examples)
     assert len(counts.scores) == len({value for value, _ in examples})
 
 
 def test_all_equal_scores_carry_no_information():
     positive = torch.tensor([True, False, False, False])
-    counts = metrics.count_by_score(torch.full((4,), 0.3), positive)
-    assert metrics.area_under_roc(counts) == 0.5
-    assert metrics.average_precision(counts) == 0.25
-    assert metrics.false_positive_rate_at_recall(counts) == 1
-    assert metrics.area_under_risk_coverage(counts) == pytest.approx(0.25, abs=1e-12)
+    score = torch.full((4,), 0.3)
+    assert metrics.area_under_roc(score, positive) == 0.5
+    assert metrics.average_precision(score, positive) == 0.25
+    assert metrics.false_positive_rate_at_recall(score, positive) == 1
+    assert metrics.area_under_risk_coverage(score, positive) == pytest.approx(0.25, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -142,17 +144,28 @@ def test_all_equal_scores_carry_no_information():
         (torch.zeros(0), torch.zeros(0, dtype=torch.bool), "at least one example"),
         (torch.tensor([math.nan]), torch.tensor([True]), "NaN"),
         (torch.zeros(2), torch.tensor([[True, False]]), "never broadcast"),
-        (torch.zeros(1), torch.tensor([1]), "torch.bool"),
+        (torch.zeros(1), torch.tensor([1]), "torch.bool; got torch.int64.* == 1"),
+        (torch.tensor([1]), torch.zeros(1), "torch.bool; got torch.float32.*pass scores first"),
     ],
 )
-def test_bad_scores_are_refused(score, positive, message):
+@pytest.mark.parametrize("summary", SUMMARIES)
+def test_bad_scores_are_refused(summary, score, positive, message):
     with pytest.raises(ValueError, match=message):
-        metrics.count_by_score(score, positive)
+        summary(score, positive)
+
+
+def test_values_of_scikit_learn():
+    """By `roc_auc_score`, `average_precision_score` and `roc_curve` of scikit-learn 1.9, for scores with ties."""
+    score, positive = [0.1, 0.4, 0.35, 0.8, 0.4, 0.9, 0.2], [False, False, True, True, True, False, False]
+    assert metrics.area_under_roc(score, positive) == pytest.approx(0.625, abs=1e-15)
+    assert metrics.average_precision(score, positive) == pytest.approx(8 / 15, abs=1e-15)
+    assert metrics.false_positive_rate_at_recall(score, positive) == 0.5
+    assert metrics.false_positive_rate_at_recall(score, positive, recall=np.float32(0.3)) == 0.25
 
 
 def test_a_recall_outside_its_range_is_refused():
     with pytest.raises(ValueError, match="recall above 0"):
-        metrics.false_positive_rate_at_recall(metrics.count_by_score(*data(ties=True)), recall=95)
+        metrics.false_positive_rate_at_recall(*data(ties=True), recall=95)
 
 
 @pytest.mark.parametrize("ties", [False, True])

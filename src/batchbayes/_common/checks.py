@@ -182,13 +182,14 @@ def check_bool(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
     """Check that a tensor is of type bool and has the shape of another one."""
     check_same_shape(name, tensor, like_name, like)
     if tensor.dtype != torch.bool:
-        fix = f"compare it with the value that counts as true, for example {name} == 1"
+        fix = f"pass {like_name} first, then {name}; compare numbers with the value that counts, as in {name} == 1"
         raise BatchbayesError(expected=f"{name} as torch.bool", got=f"{tensor.dtype}", fix=fix)
 
 
 def check_in_unit_interval(name: str, tensor: Tensor) -> None:
     """Check that all numbers are between 0 and 1, up to rounding."""
     if not bool(((tensor >= 0) & (tensor <= 1 + SUM_TOLERANCE)).all()):
+        check_no_nan(name, tensor)
         raise BatchbayesError(
             expected=f"{name} between 0 and 1",
             got=f"values from {tensor.min().item()} to {tensor.max().item()}",
@@ -202,7 +203,7 @@ def check_probabilities(probs: Tensor) -> None:
         raise BatchbayesError(
             expected="floating-point probabilities of shape (N, ..., K)",
             got=f"{probs.dtype} of shape {tuple(probs.shape)}",
-            fix="put examples first and classes last",
+            fix="put examples first and classes last, and pass labels after them; for yes or no, stack 1 - p and p",
         )
     check_in_unit_interval("probabilities", probs)
     worst = (probs.detach().sum(-1, dtype=torch.float64) - 1).abs()

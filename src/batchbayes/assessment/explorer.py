@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from batchbayes.metrics import ScoreCounts, risk_coverage
+from batchbayes.metrics import ScoreCounts
 
 STEPS = 200
 """Number of positions of the slider, at most."""
@@ -49,7 +49,7 @@ def image_explorer(counts: ScoreCounts) -> dict[str, object]:
 
     The slider starts where about 90 % of the pixels are kept.
     """
-    curve = risk_coverage(counts)
+    curve = counts.risk_coverage()
     wanted = torch.linspace(0.02, 1, STEPS, dtype=torch.float64)
     positions = torch.searchsorted(curve.coverage, wanted).clamp(max=len(curve.coverage) - 1).unique()
     return {

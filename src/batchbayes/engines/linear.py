@@ -12,6 +12,7 @@ these directions, (Q, n, ...), give every draw by a matrix product. There are th
   keep is known from training inputs, and dividing by its root restores the scale.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -124,8 +125,15 @@ def linear_draws(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> L
         moves = tangents_along(posterior, inputs, plan.directions, plan)
     outputs, tangents = (tensor.cpu() for tensor in moves)
     draws = LinearDraws(outputs, tangents, plan.weights, plan.index, basis, 2 - 2 * share**0.5)
-    for moment in draws.moments():  # they are fewer than the tangents, and finite only if all of these are
-        require_finite(moment, "the network's output")
+    # Moments are fewer than tangents. They are finite only if all tangents are, but they may also overflow.
+    if not all(math.isfinite(moment.sum().item()) for moment in draws.moments()):
+        require_finite(outputs, "the network's output")
+        if not tangents.isfinite().all():
+            raise BatchbayesError(
+                expected="finite derivatives of the network's output",
+                got=f"{int((~tangents.isfinite()).sum())} of {tangents.numel()} that are NaN or infinite",
+                fix='use engine="sample"',
+            )
     return draws
 
 

@@ -68,6 +68,7 @@ class LinearDraws:
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))  # squares of float16 overflow
         shares = self._counts() / len(self)
         if self.basis is not None:
             each = flat if self.weights is None else self.weights.to(flat) @ flat

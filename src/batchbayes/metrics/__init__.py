@@ -1,7 +1,8 @@
-"""Summaries of scores over examples. They are Python floats, and their sums are computed in float64.
+"""Summaries over examples. They are Python floats, and their sums are computed in float64.
 
-Some summaries need counts first. `count_by_score` and the reliability functions count tensors in memory. The classes in
-`batchbayes.metrics.streaming` count data that comes in pieces, and return the same objects for the summaries.
+`evaluate(predictive, targets)` has the usual ones of a prediction. The others take tensors, arrays or lists:
+predictions first, then the truth. `ConfusionMatrix`, `ReliabilityHistogram` and `ScoreHistogram` count data that comes
+in pieces. The bins and counts that they return have the summaries as methods.
 """
 
 from batchbayes.metrics.calibrated import (
@@ -16,6 +17,7 @@ from batchbayes.metrics.classification import (
     equal_width_reliability as equal_width_reliability,
     expected_calibration_error as expected_calibration_error,
 )
+from batchbayes.metrics.evaluation import evaluate as evaluate
 from batchbayes.metrics.ranking import (
     RiskCoverage as RiskCoverage,
     ScoreCounts as ScoreCounts,

@@ -16,7 +16,7 @@ from batchbayes._common.checks import (
     without_ignored,
 )
 from batchbayes.errors import BatchbayesError
-from batchbayes.scores import is_misclassified
+from batchbayes.scores import is_misclassified, max_probability
 
 NUM_BINS = 15
 """The number of bins in Guo et al., ICML 2017, and in most published values."""
@@ -43,6 +43,13 @@ class Reliability:
         """Share of right answers in each bin, (B,), NaN in an empty bin."""
         return self.correct_sums / self.counts
 
+    def expected_calibration_error(self) -> float:
+        """Return what the function `expected_calibration_error` returns, but for these bins, of equal width or not."""
+        total = float(self.counts.sum())
+        if total == 0:
+            raise BatchbayesError(expected="at least one example in the bins", got="none", fix="add examples first")
+        return float((self.correct_sums - self.confidence_sums).abs().sum()) / total
+
 
 @takes_arrays
 def accuracy(probs: Tensor, labels: Tensor, ignore_index: int | None = None) -> float:
@@ -62,7 +69,7 @@ def accuracy(probs: Tensor, labels: Tensor, ignore_index: int | None = None) -> 
 def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> Reliability:
     r"""Sort examples into bins $((b-1)/B, b/B]$ of confidence. A confidence of zero goes into the first bin.
 
-    For the usual ECE pass `max_probability(probs)` and `~is_misclassified(probs, labels)`.
+    For the answers of a classifier pass `max_probability(probs)` and `~is_misclassified(probs, labels)`.
     Shapes: confidence (N, ...), correct bool (N, ...) -> bins (B,).
 
     >>> confidence, correct = torch.tensor([0.2, 0.9, 1.0]), torch.tensor([False, True, True])
@@ -71,7 +78,7 @@ def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int =
     ([1.0, 2.0], [0.0, 2.0])
     """
     _check_bins(confidence, correct, num_bins)
-    confidence = confidence.double().flatten().contiguous()  # bucketize warns about other strides
+    confidence = confidence.detach().double().flatten().contiguous()  # bucketize warns about other strides
     edges = torch.arange(1, num_bins, dtype=torch.float64, device=confidence.device) / num_bins
     index = torch.bucketize(confidence, edges)
 
@@ -96,7 +103,9 @@ def equal_mass_reliability(confidence: Tensor, correct: Tensor, num_bins: int = 
     """
     _check_bins(confidence, correct, num_bins)
     check_not_empty("confidence", confidence)
-    values, inverse, sizes = torch.unique(confidence.double().flatten(), return_inverse=True, return_counts=True)
+    values, inverse, sizes = torch.unique(
+        confidence.detach().double().flatten(), return_inverse=True, return_counts=True
+    )
     hits = torch.bincount(inverse, correct.double().flatten(), minlength=len(values))
     last_rank = sizes.cumsum(0)  # (G,) rank of the last example of each group of equal confidences
     cuts = torch.arange(1, num_bins + 1, device=values.device)
@@ -111,20 +120,25 @@ def equal_mass_reliability(confidence: Tensor, correct: Tensor, num_bins: int = 
     return Reliability(sums(sizes.double()), sums(values * sizes), sums(hits))
 
 
-def expected_calibration_error(reliability: Reliability) -> float:
+@takes_arrays
+def expected_calibration_error(
+    probs: Tensor, labels: Tensor, num_bins: int = NUM_BINS, ignore_index: int | None = None
+) -> float:
     r"""Return the mean gap between confidence and accuracy (ECE), $\sum_b \frac{n_b}{N} |acc_b - conf_b|$.
 
-    It lies between 0 and 1. It is biased upwards for few examples or many bins, so state the bins beside the number.
-    Shapes: bins (B,) -> number. Reference: Guo et al., ICML 2017, equation 3.
+    The confidence is the probability of the most probable class, and its bins have equal width. The result lies between
+    0 and 1. It is biased upwards for few examples or many bins, so state the bins beside the number. Labels of
+    `ignore_index` do not count. For other bins see `equal_mass_reliability`, and for data that comes in pieces
+    `ReliabilityHistogram`.
+    Shapes: probs (N, ..., K), labels (N, ...) -> number. Reference: Guo et al., ICML 2017, equation 3.
 
-    >>> bins = equal_width_reliability(torch.tensor([0.25, 0.75]), torch.tensor([False, False]))
-    >>> expected_calibration_error(bins)
-    0.5
+    >>> expected_calibration_error(torch.tensor([[0.25, 0.75], [0.75, 0.25]]), torch.tensor([1, 1]))
+    0.25
     """
-    total = float(reliability.counts.sum())
-    if total == 0:
-        raise BatchbayesError(expected="at least one example in the bins", got="none", fix="add examples first")
-    return float((reliability.correct_sums - reliability.confidence_sums).abs().sum()) / total
+    probs, labels = without_ignored(probs, labels, ignore_index)
+    check_not_empty("labels", labels)
+    right = ~is_misclassified(probs, labels)
+    return equal_width_reliability(max_probability(probs), right, num_bins).expected_calibration_error()
 
 
 @takes_arrays
@@ -144,7 +158,7 @@ def classwise_calibration_error(
     num_classes = probs.shape[-1]
     check_labels(labels, probs.shape[:-1], num_classes)
     errors = [
-        expected_calibration_error(equal_width_reliability(probs[..., k], labels == k, num_bins))
+        equal_width_reliability(probs[..., k], labels == k, num_bins).expected_calibration_error()
         for k in range(num_classes)
     ]
     return sum(errors) / num_classes

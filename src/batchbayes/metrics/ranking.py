@@ -1,25 +1,21 @@
 """How well a score ranks examples: positives above negatives, wrong answers above right ones.
 
-The summaries need only the numbers of positives and negatives at each distinct score, so these are counted once. Equal
-scores are treated exactly: as the mean over all orders of the tied examples, or as one step.
+Positive examples are those that should have a high score. For an uncertainty they are the examples out of
+distribution, or the wrong answers. Equal scores are treated exactly: as the mean over all orders of the tied examples,
+or as one step. Infinite scores are allowed.
+
+The summaries need only the numbers of positives and negatives at each distinct score. `ScoreCounts` holds these, for
+several summaries of the same examples, and for data that comes in pieces.
 """
 
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from batchbayes._common.checks import check_bool, check_no_nan, check_not_empty, check_same_shape, takes_arrays
 from batchbayes.errors import BatchbayesError
-
-
-@dataclass(frozen=True, eq=False)
-class ScoreCounts:
-    """Numbers of positives and negatives at each of G distinct scores, the highest score first. All are (G,)."""
-
-    scores: Tensor
-    positives: Tensor
-    negatives: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,38 +27,85 @@ class RiskCoverage:
     risk: Tensor
 
 
-@takes_arrays
-def count_by_score(score: Tensor, positive: Tensor) -> ScoreCounts:
-    """Count positives and negatives at each distinct score, for the summaries below.
+@dataclass(frozen=True, eq=False)
+class ScoreCounts:
+    """Numbers of positives and negatives at each of G distinct scores, the highest score first. All are (G,).
 
-    Positive examples are those that should have a high score. For an uncertainty they are the examples out of
-    distribution, or the wrong answers. Infinite scores are allowed.
-    Shapes: score (N, ...), positive bool (N, ...) -> (G,).
+    Its methods return what the functions of the same names return for the examples that were counted.
+    """
+
+    scores: Tensor
+    positives: Tensor
+    negatives: Tensor
+
+    def area_under_roc(self) -> float:
+        """Return the area under the ROC curve (AUROC)."""
+        positives, negatives = both_classes(self)
+        negatives_below = negatives.sum() - negatives.cumsum(0)
+        won = (positives * (negatives_below + 0.5 * negatives)).sum()
+        return float(won / (positives.sum() * negatives.sum()))
+
+    def average_precision(self) -> float:
+        """Return the area under the precision-recall curve (AUPR)."""
+        positives, negatives = both_classes(self)
+        true_positives = positives.cumsum(0)
+        precision = true_positives / (true_positives + negatives.cumsum(0))
+        return float((positives * precision).sum() / positives.sum())
+
+    def false_positive_rate_at_recall(self, recall: float = 0.95) -> float:
+        """Return the share of negatives that are found together with a given share of the positives (FPR95)."""
+        if not isinstance(recall, Real) or not 0 < recall <= 1:
+            raise BatchbayesError(
+                expected="recall above 0 and at most 1", got=f"{recall}", fix="use 0.95, the usual choice"
+            )
+        positives, negatives = both_classes(self)
+        reached = positives.cumsum(0) / positives.sum() >= float(recall)
+        first = int(reached.int().argmax())
+        return float(negatives.cumsum(0)[first] / negatives.sum())
+
+    def risk_coverage(self) -> RiskCoverage:
+        """Return the curve of risk and coverage, where positive means wrong."""
+        sizes, errors = _kept_first(self)
+        kept = sizes.cumsum(0)
+        return RiskCoverage(self.scores.flip(0), kept / kept[-1], errors.cumsum(0) / kept)
+
+    def area_under_risk_coverage(self) -> float:
+        """Return the area under the curve of risk and coverage (AURC), where positive means wrong."""
+        sizes, errors = _kept_first(self)
+        before, errors_before = sizes.cumsum(0) - sizes, errors.cumsum(0) - errors
+        harmonic = torch.digamma(before + sizes + 1) - torch.digamma(before + 1)
+        summed = errors + (errors_before - before * errors / sizes) * harmonic
+        return float(summed.sum() / sizes.sum())
+
+
+@takes_arrays
+def count_by_score(scores: Tensor, positive: Tensor) -> ScoreCounts:
+    """Count positives and negatives at each distinct score, for several summaries of the same examples.
+
+    Shapes: scores (N, ...), positive bool (N, ...) -> (G,).
 
     >>> counts = count_by_score(torch.tensor([0.5, 0.1, 0.5]), torch.tensor([True, False, False]))
     >>> counts.positives.tolist(), counts.negatives.tolist()
     ([1, 0], [1, 1])
     """
-    check_bool("positive", positive, "score", score)
-    check_not_empty("score", score)
-    check_no_nan("score", score)
-    values, inverse, sizes = _groups(score)
+    check_bool("positive", positive, "scores", scores)
+    check_not_empty("scores", scores)
+    check_no_nan("scores", scores)
+    values, inverse, sizes = _groups(scores)
     positives = torch.bincount(inverse[positive.flatten()], minlength=len(values))
     return ScoreCounts(values.flip(0), positives.flip(0), (sizes - positives).flip(0))
 
 
-def area_under_roc(counts: ScoreCounts) -> float:
+@takes_arrays
+def area_under_roc(scores: Tensor, positive: Tensor) -> float:
     r"""Return the probability that a positive scores above a negative, $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ (AUROC).
 
-    Shapes: counts (G,) -> number. Reference: Hanley & McNeil, Radiology 143 (1982).
+    Shapes: scores (N, ...), positive bool (N, ...) -> number. Reference: Hanley & McNeil, Radiology 143 (1982).
 
-    >>> area_under_roc(count_by_score(torch.tensor([0.5, 0.1, 0.5]), torch.tensor([True, False, False])))
+    >>> area_under_roc(torch.tensor([0.5, 0.1, 0.5]), torch.tensor([True, False, False]))
     0.75
     """
-    positives, negatives = both_classes(counts)
-    negatives_below = negatives.sum() - negatives.cumsum(0)
-    won = (positives * (negatives_below + 0.5 * negatives)).sum()
-    return float(won / (positives.sum() * negatives.sum()))
+    return count_by_score(scores, positive).area_under_roc()
 
 
 @takes_arrays
@@ -75,76 +118,65 @@ def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
     0.75
     """
     both = torch.cat([familiar.flatten(), strange.flatten()])
-    return area_under_roc(count_by_score(both, torch.arange(len(both), device=both.device) >= familiar.numel()))
+    return area_under_roc(both, torch.arange(len(both), device=both.device) >= familiar.numel())
 
 
-def average_precision(counts: ScoreCounts) -> float:
+@takes_arrays
+def average_precision(scores: Tensor, positive: Tensor) -> float:
     r"""Return the area under the precision-recall curve (AUPR) as a sum of steps, $\sum_g (R_g - R_{g-1}) P_g$.
 
     Straight lines between the points would be too optimistic. A score without information gets the share of positives,
-    not 1/2. Shapes: counts (G,) -> number. Reference: Davis & Goadrich, ICML 2006.
+    not 1/2. Shapes: scores (N, ...), positive bool (N, ...) -> number. Reference: Davis & Goadrich, ICML 2006.
 
-    >>> average_precision(count_by_score(torch.tensor([0.5, 0.1, 0.5]), torch.tensor([True, False, False])))
+    >>> average_precision(torch.tensor([0.5, 0.1, 0.5]), torch.tensor([True, False, False]))
     0.5
     """
-    positives, negatives = both_classes(counts)
-    true_positives = positives.cumsum(0)
-    precision = true_positives / (true_positives + negatives.cumsum(0))
-    return float((positives * precision).sum() / positives.sum())
+    return count_by_score(scores, positive).average_precision()
 
 
-def false_positive_rate_at_recall(counts: ScoreCounts, recall: float = 0.95) -> float:
+@takes_arrays
+def false_positive_rate_at_recall(scores: Tensor, positive: Tensor, recall: float = 0.95) -> float:
     r"""Return the share of negatives that are found together with a given share of the positives (FPR95).
 
-    It is $P(s_- \geq t)$ for the highest threshold t with $P(s_+ \geq t) \geq recall$. Shapes: counts (G,) -> number.
-    Reference: Liang, Li & Srikant, ICLR 2018.
+    It is $P(s_- \geq t)$ for the highest threshold t with $P(s_+ \geq t) \geq recall$.
+    Shapes: scores (N, ...), positive bool (N, ...) -> number. Reference: Liang, Li & Srikant, ICLR 2018.
 
-    >>> counts = count_by_score(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([False, True, False]))
-    >>> false_positive_rate_at_recall(counts)
+    >>> false_positive_rate_at_recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([False, True, False]))
     0.5
     """
-    if not isinstance(recall, int | float) or not 0 < recall <= 1:
-        raise BatchbayesError(
-            expected="recall above 0 and at most 1", got=f"{recall}", fix="use 0.95, the usual choice"
-        )
-    positives, negatives = both_classes(counts)
-    reached = positives.cumsum(0) / positives.sum() >= recall
-    first = int(reached.int().argmax())
-    return float(negatives.cumsum(0)[first] / negatives.sum())
+    return count_by_score(scores, positive).false_positive_rate_at_recall(recall)
 
 
-def risk_coverage(counts: ScoreCounts) -> RiskCoverage:
+@takes_arrays
+def risk_coverage(scores: Tensor, wrong: Tensor) -> RiskCoverage:
     r"""Return the error rate among the kept examples and the share of kept examples, for each threshold.
 
-    An example is kept if its score, an uncertainty, is at most the threshold; positive means wrong. At threshold t the
-    coverage is $P(s \leq t)$ and the risk is $P(wrong \mid s \leq t)$. The curve has one point for each distinct score.
-    Shapes: counts (G,) -> curve (G,). Reference: El-Yaniv & Wiener, JMLR 11 (2010).
+    An example is kept if its score, an uncertainty, is at most the threshold. At threshold t the coverage is
+    $P(s \leq t)$ and the risk is $P(wrong \mid s \leq t)$. The curve has one point for each distinct score.
+    Shapes: scores (N, ...), wrong bool (N, ...) -> curve (G,). Reference: El-Yaniv & Wiener, JMLR 11 (2010).
 
-    >>> curve = risk_coverage(count_by_score(torch.tensor([0.2, 0.9]), torch.tensor([False, True])))
+    >>> curve = risk_coverage(torch.tensor([0.2, 0.9]), torch.tensor([False, True]))
     >>> curve.coverage.tolist(), curve.risk.tolist()
     ([0.5, 1.0], [0.0, 0.5])
     """
-    sizes, errors = _kept_first(counts)
-    kept = sizes.cumsum(0)
-    return RiskCoverage(counts.scores.flip(0), kept / kept[-1], errors.cumsum(0) / kept)
+    check_bool("wrong", wrong, "scores", scores)
+    return count_by_score(scores, wrong).risk_coverage()
 
 
-def area_under_risk_coverage(counts: ScoreCounts) -> float:
+@takes_arrays
+def area_under_risk_coverage(scores: Tensor, wrong: Tensor) -> float:
     r"""Return the mean error rate over all numbers of kept examples (AURC), $\frac1N \sum_{k=1}^N risk(k)$.
 
     Lower is better. For equal scores it is the mean over all orders. Consider a group of n examples with e errors that
     comes after B examples with E errors. The expected risk at B + j is $(E + j e/n) / (B + j)$. The sum of these is
-    $e + (E - B e/n) (H_{B+n} - H_B)$ with harmonic numbers H. Shapes: counts (G,) -> number.
+    $e + (E - B e/n) (H_{B+n} - H_B)$ with harmonic numbers H. Shapes: scores (N, ...), wrong bool (N, ...) -> number.
     Reference: Geifman, Uziel & El-Yaniv, ICLR 2019.
 
-    >>> area_under_risk_coverage(count_by_score(torch.tensor([0.2, 0.9]), torch.tensor([False, True])))
+    >>> area_under_risk_coverage(torch.tensor([0.2, 0.9]), torch.tensor([False, True]))
     0.25
     """
-    sizes, errors = _kept_first(counts)
-    before, errors_before = sizes.cumsum(0) - sizes, errors.cumsum(0) - errors
-    harmonic = torch.digamma(before + sizes + 1) - torch.digamma(before + 1)
-    summed = errors + (errors_before - before * errors / sizes) * harmonic
-    return float(summed.sum() / sizes.sum())
+    check_bool("wrong", wrong, "scores", scores)
+    return count_by_score(scores, wrong).area_under_risk_coverage()
 
 
 @takes_arrays

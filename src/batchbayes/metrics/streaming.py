@@ -1,7 +1,7 @@
 """Counters for data that comes in pieces, such as all pixels of all images. Their memory does not grow.
 
-Each counter has a method `add` for a piece of any shape, which may be empty. It returns the objects that the rest of
-`batchbayes.metrics` summarises. One counter is for one thread.
+Each counter has a method `add` for a piece of any shape, which may be empty. The `Reliability` and `ScoreCounts` that
+it returns have the summaries as methods. One counter is for one thread.
 """
 
 import torch
@@ -70,11 +70,10 @@ class ConfusionMatrix:
 class ReliabilityHistogram:
     """The bins of `equal_width_reliability` over all pieces, without any approximation.
 
-    >>> from batchbayes.metrics.classification import expected_calibration_error
     >>> histogram = ReliabilityHistogram()
     >>> histogram.add(torch.tensor([0.25]), torch.tensor([False]))
     >>> histogram.add(torch.tensor([0.75]), torch.tensor([False]))
-    >>> expected_calibration_error(histogram.reliability())
+    >>> histogram.reliability().expected_calibration_error()
     0.5
     """
 
@@ -87,7 +86,7 @@ class ReliabilityHistogram:
         self._sums += torch.stack((piece.counts, piece.confidence_sums, piece.correct_sums)).cpu()
 
     def reliability(self) -> Reliability:
-        """Return the bins so far, for `expected_calibration_error` and the reliability diagram."""
+        """Return the bins so far."""
         counts, confidence_sums, correct_sums = self._sums.clone()
         return Reliability(counts, confidence_sums, correct_sums)
 
@@ -99,10 +98,9 @@ class ScoreHistogram:
     never puts a lower score above a higher one. `roc_resolution` says how much that can change the area under the ROC
     curve.
 
-    >>> from batchbayes.metrics.ranking import area_under_roc
     >>> histogram = ScoreHistogram(0.0, 1.0, num_values=11)
     >>> histogram.add(torch.tensor([0.5, 0.1, 0.5]), torch.tensor([True, False, False]))
-    >>> area_under_roc(histogram.counts()), histogram.roc_resolution()
+    >>> histogram.counts().area_under_roc(), histogram.roc_resolution()
     (0.75, 0.25)
     """
 
@@ -117,24 +115,24 @@ class ScoreHistogram:
         self._counts = torch.zeros(2, num_values, dtype=torch.int64)
 
     @takes_arrays
-    def add(self, score: Tensor, positive: Tensor) -> None:
-        """Count a piece. Shapes: score (N, ...), positive bool (N, ...)."""
-        check_bool("positive", positive, "score", score)
-        check_finite("score", score)
+    def add(self, scores: Tensor, positive: Tensor) -> None:
+        """Count a piece. Shapes: scores (N, ...), positive bool (N, ...)."""
+        check_bool("positive", positive, "scores", scores)
+        check_finite("scores", scores)
         num_values = self._counts.shape[1]
         step = (self.highest - self.lowest) / (num_values - 1)
-        index = ((score.double().flatten() - self.lowest) / step).round().long()
+        index = ((scores.double().flatten() - self.lowest) / step).round().long()
         if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < num_values):
             raise BatchbayesError(
                 expected=f"scores from {self.lowest} to {self.highest}",
-                got=f"{float(score.min())} to {float(score.max())}",
+                got=f"{float(scores.min())} to {float(scores.max())}",
                 fix="make the histogram with a wider range",
             )
         cell = index + num_values * (~positive.flatten()).long()
         self._counts += torch.bincount(cell, minlength=2 * num_values).view_as(self._counts).cpu()
 
     def counts(self) -> ScoreCounts:
-        """Return the counts so far, for the functions of `batchbayes.metrics.ranking`."""
+        """Return the counts so far."""
         grid = torch.linspace(self.lowest, self.highest, self._counts.shape[1], dtype=torch.float64)
         seen = self._counts.sum(0) > 0
         positives, negatives = self._counts[:, seen].flip(1)

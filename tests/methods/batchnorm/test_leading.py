@@ -116,6 +116,34 @@ def test_examples_that_are_all_alike_do_no_harm():
         assert all(part.isfinite().all() for part in leading_coordinates(torch.randn(3, 3), given, 1))
 
 
+def test_logits_so_large_that_their_squares_overflow_take_the_covariance_of_all_examples():
+    axes = torch.tensor([[1.0, -1.0, 0.0], [0.2, 0.2, -0.4]])
+    covariances = torch.stack([2 * torch.eye(2), torch.zeros(2, 2)])
+    roots = OutputAxes(axes, torch.eye(2), covariances).roots(torch.tensor([[1e25, -1e25, 0.0]]))
+    torch.testing.assert_close(roots, torch.eye(2)[None])
+
+
+@pytest.mark.parametrize("likelihood", [bb.categorical(), bb.gaussian(1.0)])
+def test_outputs_that_do_not_move(likelihood):
+    network = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 20)).eval()
+    nn.init.zeros_(network[1].weight)
+    nn.init.zeros_(network[1].bias)
+    posterior = bb.mcbn(network, torch.randn(64, 5), batch_size=8, num_samples=8)
+    assert posterior.output_axes is None
+    found = bb.predict(posterior, torch.randn(4, 5), likelihood, engine="linear")
+    assert found.epistemic_variance.max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_covariances_of_few_digits_are_computed_with_more(dtype):
+    """Movements of 1e-3 have squares that float16 cannot hold."""
+    torch.manual_seed(0)
+    logits = 1e-3 * torch.randn(16, 6, 20).to(dtype)
+    both_found = (find_output_axes(each).tensors() for each in (logits, logits.double()))
+    for found, wanted in zip(*both_found, strict=True):
+        torch.testing.assert_close(found.double().abs(), wanted.abs(), rtol=1e-3, atol=1e-5)
+
+
 def test_axes_are_kept_in_the_file_and_belong_to_many_classes_only(tmp_path):
     posterior, x = fitted()
     assert posterior.output_axes.axes.shape[1] == 30

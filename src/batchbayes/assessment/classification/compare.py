@@ -1,5 +1,6 @@
 """Assessment of a classifier."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,7 @@ from batchbayes.data.examples import Examples
 from batchbayes.prediction import predict_stream
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.running_sums import summarised
-from batchbayes.scores import brier, is_misclassified, max_probability
+from batchbayes.scores import is_misclassified, max_probability
 
 COLUMNS = (
     MetricColumn("accuracy", "Accuracy", "higher", 1, "share of right answers", percent=True),
@@ -189,22 +190,17 @@ def _predict_each(case: Case, entry: Entry, data: Examples, trials: Sequence[Tri
 def _metrics(seen: Seen[CategoricalPredictive], labels: Tensor, held_out: Tensor) -> dict[str, float]:
     test, has_draws = seen.test, seen.test.num_samples > 1
     wrong, confidence = is_misclassified(test.probs, labels), max_probability(test.probs)
-    found = {
-        "accuracy": metrics.accuracy(test.probs, labels),
-        "nll": metrics.mean_score(-test.log_prob(labels)),
-        "brier": metrics.mean_score(brier(test.probs, labels)),
-        "ece": metrics.expected_calibration_error(metrics.equal_width_reliability(confidence, ~wrong)),
-        "ece_equal_mass": metrics.expected_calibration_error(metrics.equal_mass_reliability(confidence, ~wrong)),
+    found = {name: value for name, value in metrics.evaluate(test, labels).items() if not math.isnan(value)}
+    found |= {
+        "ece_equal_mass": metrics.equal_mass_reliability(confidence, ~wrong).expected_calibration_error(),
         "ece_classwise": metrics.classwise_calibration_error(test.probs, labels),
         "mean_confidence": metrics.mean_score(confidence),
-        "aurc": metrics.area_under_risk_coverage(metrics.count_by_score(test.entropy, wrong)),
+        "aurc": metrics.area_under_risk_coverage(test.entropy, wrong),
     }
     if len(labels) > 1:
         found["cll"] = metrics.calibrated_log_likelihood(test.log_probs, labels)
-    if 0 < int(wrong.sum()) < len(wrong):
-        found["error_auroc"] = metrics.area_under_roc(metrics.count_by_score(test.entropy, wrong))
-        if has_draws:
-            found["error_auroc_mi"] = metrics.area_under_roc(metrics.count_by_score(test.mutual_information, wrong))
+    if "error_auroc" in found and has_draws:
+        found["error_auroc_mi"] = metrics.area_under_roc(test.mutual_information, wrong)
     sets = conformal_sets(seen.calibration, held_out)(test)
     found["set_size"] = metrics.mean_score(sets.sum(-1).double())
     found["set_coverage"] = metrics.mean_score(sets.gather(-1, labels.unsqueeze(-1)).double())
@@ -217,9 +213,9 @@ def _strange_metrics(seen: CategoricalPredictive, strange: CategoricalPredictive
     is_strange = torch.arange(len(seen.entropy) + len(strange.entropy)) >= len(seen.entropy)
     counts = metrics.count_by_score(torch.cat([seen.entropy, strange.entropy]), is_strange)
     found = {
-        "ood_auroc": metrics.area_under_roc(counts),
-        "ood_aupr": metrics.average_precision(counts),
-        "ood_fpr95": metrics.false_positive_rate_at_recall(counts),
+        "ood_auroc": counts.area_under_roc(),
+        "ood_aupr": counts.average_precision(),
+        "ood_fpr95": counts.false_positive_rate_at_recall(),
     }
     if has_draws:
         found["ood_auroc_mi"] = metrics.ood_auroc(seen.mutual_information, strange.mutual_information)

@@ -11,7 +11,7 @@ from batchbayes.assessment.figures import most_telling
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.thumbnails import displayable
-from batchbayes.metrics import count_by_score, equal_width_reliability, risk_coverage
+from batchbayes.metrics import equal_width_reliability, risk_coverage
 from batchbayes.plots.style import Figure
 from batchbayes.scores import is_misclassified, max_probability
 
@@ -23,7 +23,7 @@ def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: Clas
         test = contender.seen.test
         wrong = is_misclassified(test.probs, labels)
         bins[contender.name] = equal_width_reliability(max_probability(test.probs), ~wrong)
-        curve = risk_coverage(count_by_score(test.entropy, wrong))
+        curve = risk_coverage(test.entropy, wrong)
         curves[contender.name] = curve.coverage, curve.risk
     figures = {
         "reliability": (

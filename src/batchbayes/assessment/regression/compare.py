@@ -26,7 +26,7 @@ from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
 from batchbayes.assessment.recommend import as_choice, recommend
-from batchbayes.assessment.regression.figures import LEVELS, central, value_figures
+from batchbayes.assessment.regression.figures import LEVELS, value_figures
 from batchbayes.assessment.regression.quantities import quantities
 from batchbayes.assessment.regression.verdict import Findings, value_terms, value_verdict
 from batchbayes.assessment.result import PASSES, STRANGE, Assessment, MetricColumn, flag_threshold, scores_for_limit
@@ -47,7 +47,7 @@ from batchbayes.methods.candidates import Candidate
 from batchbayes.prediction import predict
 from batchbayes.predictive import GaussianPredictive
 from batchbayes.running_sums import at_least_single, summarised
-from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum, mixture_crps
+from batchbayes.scores import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum
 
 INTERVALS = "Do intervals hold the target?"
 COLUMNS = (
@@ -218,7 +218,7 @@ def _test(case: Case, entry: Entry, trial: Trial, draws: Tensor, held_out: Tenso
 def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) -> dict[str, float]:
     test, held_out = seen.test, held_out.reshape(seen.calibration.mean.shape)
     losses = -test.log_prob(targets)
-    crps = mixture_crps(test.draws, test.noise_variance.reciprocal(), targets)
+    crps = test.crps(targets)
     found = {
         "rmse": metrics.root_mean_squared_error(test.mean, targets),
         "nll": metrics.mean_score(losses),
@@ -227,7 +227,7 @@ def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) 
         **_normalised(seen, crps, -losses, targets, held_out),
     }
     for level in LEVELS:
-        summary = metrics.interval_summary(*central(test, level), targets)
+        summary = metrics.interval_summary(*test.interval(level), targets)
         found[f"coverage_{level * 100:.0f}"] = summary.coverage
         found[f"width_{level * 100:.0f}"] = summary.mean_width
     widths = conformal_widths(seen.calibration, held_out)

@@ -10,14 +10,8 @@ from batchbayes.assessment.figures import most_telling
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.rows import first_output
 from batchbayes.metrics import best_constant_precision, interval_summary
-from batchbayes.predictive import GaussianPredictive
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-
-
-def central(predictive: GaussianPredictive, level: float) -> tuple[Tensor, Tensor]:
-    """Return the ends of the central interval of the mixture."""
-    return predictive.quantile((1 - level) / 2), predictive.quantile((1 + level) / 2)
 
 
 def value_figures(
@@ -31,7 +25,7 @@ def value_figures(
     shaped = targets.reshape(chosen.seen.test.mean.shape)
     coverages = {}
     for contender in most_telling(contenders, chosen):
-        ends = [central(contender.seen.test, level) for level in LEVELS]
+        ends = [contender.seen.test.interval(level) for level in LEVELS]
         coverages[contender.name] = [interval_summary(low, high, shaped).coverage for low, high in ends]
     figures: Figures = {
         "interval-coverage": (

@@ -13,7 +13,6 @@ from batchbayes.assessment.rows import single_images
 from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels
 from batchbayes.assessment.thumbnails import displayable
 from batchbayes.data.examples import Examples
-from batchbayes.metrics import risk_coverage
 from batchbayes.plots.style import Figure
 from batchbayes.prediction import predict_stream
 
@@ -22,7 +21,7 @@ def image_figures(case: Case, contenders: Sequence[Contender[PixelSums]], chosen
     """Draw the figures of a segmentation. Those of one method show the recommended one."""
     curves, shown = {}, most_telling(contenders, chosen)
     for contender in shown:
-        curve = risk_coverage(contender.seen.entropy.counts())
+        curve = contender.seen.entropy.counts().risk_coverage()
         curves[contender.name] = curve.coverage, curve.risk
     return {
         "segmentation": (

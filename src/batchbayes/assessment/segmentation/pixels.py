@@ -17,6 +17,8 @@ from batchbayes.likelihoods import Categorical
 from batchbayes.prediction import predict_stream
 from batchbayes.predictive import CategoricalPredictive
 
+KEYS = ("loss", "brier", "wrong", "confidence", "entropy", "information")
+
 
 class PixelSums:
     """What a method predicted for images: exact sums over all pixels but those of the ignored label."""
@@ -27,7 +29,7 @@ class PixelSums:
         self.reliability = metrics.ReliabilityHistogram()
         self.entropy = metrics.ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
         self.information = metrics.ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
-        self.images: dict[str, list[float]] = {key: [] for key in ("loss", "brier", "wrong", "confidence")}
+        self.images: dict[str, list[float]] = {key: [] for key in KEYS}
         """Means over the counted pixels of each image."""
         self.cells: list[dict[str, Any]] = []
         """What predictions.csv says about each image."""
@@ -43,12 +45,13 @@ class PixelSums:
         log_probs, labels = seen.log_probs[keep], labels[keep]  # (pixels, K), (pixels,)
         probs, wrong = log_probs.exp(), log_probs.argmax(-1) != labels
         self.reliability.add(probs.amax(-1), ~wrong)
-        self.entropy.add(seen.entropy[keep], wrong)
-        self.information.add(seen.mutual_information[keep], wrong)
+        entropy, information = seen.entropy[keep], seen.mutual_information[keep]
+        self.entropy.add(entropy, wrong)
+        self.information.add(information, wrong)
         truth = log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         brier = probs.square().sum(-1) - 2 * truth.exp() + 1
         self._pixels.append(len(labels))
-        for key, values in zip(self.images, (-truth, brier, wrong, probs.amax(-1)), strict=True):
+        for key, values in zip(KEYS, (-truth, brier, wrong, probs.amax(-1), entropy, information), strict=True):
             self.images[key].append(float(values.double().mean()))
 
     @property
@@ -77,14 +80,16 @@ class PixelSums:
             "mean_iou": self.confusion.mean_intersection_over_union(),
             "nll": self.mean("loss"),
             "brier": self.mean("brier"),
-            "ece": metrics.expected_calibration_error(bins),
+            "ece": bins.expected_calibration_error(),
             "mean_confidence": float(bins.confidence_sums.sum() / bins.counts.sum()),
-            "aurc": metrics.area_under_risk_coverage(counts),
+            "mean_entropy": self.mean("entropy"),
+            "mean_mutual_information": self.mean("information"),
+            "aurc": counts.area_under_risk_coverage(),
         }
         if 0 < self.mean("wrong") < 1:
-            found["error_auroc"] = metrics.area_under_roc(counts)
+            found["error_auroc"] = counts.area_under_roc()
             if self.num_samples > 1:
-                found["error_auroc_mi"] = metrics.area_under_roc(self.information.counts())
+                found["error_auroc_mi"] = self.information.counts().area_under_roc()
         return found
 
 

@@ -18,7 +18,7 @@ from batchbayes.assessment.result import FEWEST
 from batchbayes.assessment.rows import Rows
 from batchbayes.assessment.segmentation.pixels import PixelSums
 from batchbayes.assessment.words import ASIDE, DOUBT, UNKNOWN, VAGUE, few_errors, honesty, numbers, of_100, too_few
-from batchbayes.metrics import RiskCoverage, risk_coverage
+from batchbayes.metrics import RiskCoverage
 
 
 def image_verdict(
@@ -50,7 +50,7 @@ def image_verdict(
     return {
         **good,
         "Can its percentages be believed?": text + told_alone(choice, own.metrics, word, alone),
-        "When to look twice": _marked(rows, limit_count) + pixel_sentence(risk_coverage(chosen.seen.entropy.counts())),
+        "When to look twice": _marked(rows, limit_count) + pixel_sentence(chosen.seen.entropy.counts().risk_coverage()),
     }
 
 
@@ -87,7 +87,7 @@ def pixel_sentence(curve: RiskCoverage) -> str:
 
 def image_terms(contenders: Sequence[Contender[Any]], choice: Choice) -> dict[str, str]:
     """Return the verdict in the terms of statistics."""
-    curve = risk_coverage(choice.recommended.seen.entropy.counts())
+    curve = choice.recommended.seen.entropy.counts().risk_coverage()
     position = int((curve.coverage <= 1 - ASIDE).sum().clamp(min=1)) - 1
     limit, before, after = (
         float(values[i]) for values, i in ((curve.thresholds, position), (curve.risk, -1), (curve.risk, position))

@@ -110,7 +110,7 @@ def measures(total: Mapping[str, Tensor], ignored: int) -> dict[str, float]:
         "iou": float(overlap[own].nanmean()),
         "accuracy": float(hits.sum() / counts.sum()),
         "nll": float(total["loss"][0] / total["loss"][1]),
-        "ece": bb.metrics.expected_calibration_error(bb.metrics.Reliability(*total["reliability"])),
+        "ece": bb.metrics.Reliability(*total["reliability"]).expected_calibration_error(),
         "pavpu": patch_accuracy_against_uncertainty(total["patches"]),
         "auroc": ranked(entropy.sum(0)),
         "auroc_inside": ranked(entropy[1]),
@@ -129,7 +129,7 @@ def ranked(counts: Tensor) -> float:
     wrong, right = counts.flip(1).long()
     if not (wrong.any() and right.any()) or int((counts.sum(0) > 0).sum()) < 2:
         return float("nan")
-    return bb.metrics.area_under_roc(bb.metrics.ScoreCounts(torch.arange(BINS).flip(0), wrong, right))
+    return bb.metrics.ScoreCounts(torch.arange(BINS).flip(0), wrong, right).area_under_roc()
 
 
 def most_uncertain(counts: Tensor, share: float = MOST_UNCERTAIN) -> tuple[float, float]:

@@ -159,7 +159,8 @@ def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, metho
         from batchbayes.methods.batchnorm.leading import find_output_axes
 
         drawn, _ = _draw_outputs(posterior, prepared.first[:AXIS_EXAMPLES], min(AXIS_DRAWS, len(rows)))
-        posterior = replace(posterior, output_axes=find_output_axes(drawn).to(rows))
+        axes = find_output_axes(drawn)
+        posterior = replace(posterior, output_axes=axes and axes.to(rows))
     if count < SAMPLE_OUTPUTS:
         kinds = {False: count <= FEW_OUTPUTS, True: count > 1}  # without and with contrasts
         keep_examples(posterior, prepared.first, [kind for kind, is_wanted in kinds.items() if is_wanted])

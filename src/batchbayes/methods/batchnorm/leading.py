@@ -66,14 +66,15 @@ class OutputAxes:
         squared = torch.cdist(places, self.positions).square()
         scale = (NEAR * torch.cdist(self.positions, self.positions).median()).square()
         further = squared - squared.amin(1, keepdim=True)  # than the nearest, whose weight is not zero
+        further = further.nan_to_num()  # squares of very large logits overflow: then no example is nearer than others
         near = (-further / scale.clamp_min(torch.finfo(scale.dtype).tiny)).softmax(1)
         covariances = (1 - OF_ALL) * torch.tensordot(near, self.covariances, 1)
         covariances.diagonal(dim1=1, dim2=2).add_(OF_ALL)
         return torch.linalg.cholesky(covariances)
 
 
-def find_output_axes(logits: Tensor) -> OutputAxes:
-    """Return the axes along which logits move most.
+def find_output_axes(logits: Tensor) -> OutputAxes | None:
+    """Return the axes along which logits move most, or None if they do not move.
 
     Args:
         logits: those of n training examples in each draw, (S, n, K).
@@ -83,12 +84,15 @@ def find_output_axes(logits: Tensor) -> OutputAxes:
     tensor([[2.1200, 2.1200, 0.0000],
             [0.7100, 0.7100, 1.4100]])
     """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits - logits.mean(-1, keepdim=True)  # a shift of all logits changes nothing
     middle = logits.mean(0)
     moved = logits.sub_(middle)
     gram = sum(one.double().T @ one.double() for one in moved) / moved[..., 0].numel()
     values, vectors = torch.linalg.eigh(gram)
     kept = (values > 1e-9 * values[-1]).nonzero()[:, 0].flip(0)[:MOST_AXES]  # the largest first
+    if not len(kept):
+        return None
     lengths, vectors = values[kept].sqrt(), vectors[:, kept]
     along = (moved @ (vectors / lengths).to(moved)).transpose(0, 1)  # (n, S, r)
     return OutputAxes((vectors * lengths).T.contiguous(), middle.double() @ vectors, along.mT @ along / len(moved))

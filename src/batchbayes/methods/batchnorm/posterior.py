@@ -41,7 +41,10 @@ OUTPUT_AXES = ("output_axes", "output_positions", "output_covariances")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchNormPosterior(Posterior):
-    """Functions that differ in the statistics by which the batch-norm sites normalise: a draw is centre + deviation."""
+    """Functions that differ in the statistics by which the batch-norm sites normalise: a draw is centre + deviation.
+
+    To change a tensor, make a new posterior with `dataclasses.replace`: what is computed from the tensors is kept.
+    """
 
     kind: ClassVar[str] = "batchnorm"
 
@@ -226,8 +229,8 @@ class BatchNormPosterior(Posterior):
                 fix='use engine="sample"',
             )
         values, vectors = torch.linalg.eigh(self.influence.double())
-        share = values.clamp_min(0)[-rank:].sum() / values.clamp_min(0).sum()
-        return vectors[:, -rank:].flip(1).to(self.center.dtype), float(share)
+        total, kept = float(values.clamp_min(0).sum()), float(values.clamp_min(0)[-rank:].sum())
+        return vectors[:, -rank:].flip(1).to(self.center.dtype), kept / total if total else 1.0
 
     def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
         """Return outputs at the centre (n, ...), and their exact derivatives along directions of omega, (Q, n, ...).
@@ -237,7 +240,7 @@ class BatchNormPosterior(Posterior):
         """
         from batchbayes.methods.batchnorm.jacobian import tangents_by_reverse_mode
 
-        if not self.is_point:
+        if not self.is_point or directions.any():
             with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
                 return tangents_by_reverse_mode(*self._at_center(inputs), directions, contrasts)
         with torch.no_grad():
