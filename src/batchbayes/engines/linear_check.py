@@ -37,7 +37,7 @@ class Linearity:
     unexplained: float
     """Share of the exact deviations, draw by draw, that the linear ones miss."""
     left_out: float = 0.0
-    """The part of `unexplained` that is expected because forward mode leaves directions out."""
+    """The part of `unexplained` that is expected because directions are left out."""
     largest_spread: float = float("inf")
     """Largest linear variance, mean over outputs, of an example of the sample. Beyond it nothing is known."""
 

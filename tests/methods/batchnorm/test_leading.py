@@ -123,6 +123,15 @@ def test_logits_so_large_that_their_squares_overflow_take_the_covariance_of_all_
     torch.testing.assert_close(roots, torch.eye(2)[None])
 
 
+def test_covariances_have_enough_digits_where_all_logits_are_far_from_zero():
+    torch.manual_seed(0)
+    axes, numbers = torch.linalg.qr(torch.randn(12, 4).double()).Q.T, torch.randn(200, 4).double()
+    given = OutputAxes(axes, 1e3 + 0.3 * numbers[:150], torch.diag_embed(numbers[:150].square()))
+    logits = (1e3 + 0.3 * numbers[150:]) @ axes
+    rounded = given.to(torch.empty(0)).roots(logits.float())
+    torch.testing.assert_close(rounded.double(), given.roots(logits), rtol=0, atol=0.01)
+
+
 @pytest.mark.parametrize("likelihood", [bb.categorical(), bb.gaussian(1.0)])
 def test_outputs_that_do_not_move(likelihood):
     network = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 20)).eval()

@@ -62,9 +62,10 @@ class OutputAxes:
 
     def roots(self, logits: Tensor) -> Tensor:
         """Return L for logits (n, K): a triangular root of the covariance along the axes, (n, r, r)."""
-        places = logits @ (self.axes / self.axes.norm(dim=1, keepdim=True)).T
-        squared = torch.cdist(places, self.positions).square()
-        scale = (NEAR * torch.cdist(self.positions, self.positions).median()).square()
+        middle = self.positions.mean(0)  # distances from it have more digits than those from the origin
+        known, places = self.positions - middle, logits @ (self.axes / self.axes.norm(dim=1, keepdim=True)).T - middle
+        squared = torch.cdist(places, known).square()
+        scale = (NEAR * torch.cdist(known, known).median()).square()
         further = squared - squared.amin(1, keepdim=True)  # than the nearest, whose weight is not zero
         further = further.nan_to_num()  # squares of very large logits overflow: then no example is nearer than others
         near = (-further / scale.clamp_min(torch.finfo(scale.dtype).tiny)).softmax(1)
