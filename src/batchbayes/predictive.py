@@ -69,11 +69,11 @@ class _Summary(ABC):
         first: Any = pieces[0]
         names = [field.name for field in fields(first) if field.name != "_draws"]
         tensors = [name for name in names if isinstance(getattr(first, name), Tensor)]
-        shapes = {tuple(getattr(piece, tensors[0]).shape[1:]): None for piece in pieces}
+        shapes = {", ".join(["N", *map(str, getattr(piece, tensors[0]).shape[1:])]): None for piece in pieces}
         if len(shapes) > 1:
             raise BatchbayesError(
                 expected="outputs of one shape for all examples, so that they fit into one tensor",
-                got=f"shapes {' and '.join(f'(N, {str(shape)[1:]}' for shape in list(shapes)[:3])}",
+                got=f"shapes {' and '.join(f'({shape})' for shape in list(shapes)[:3])}",
                 fix="use predict_stream, which gives each batch by itself",
             )
         joined = {name: torch.cat([getattr(piece, name) for piece in pieces]) for name in tensors}

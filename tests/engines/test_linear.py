@@ -347,3 +347,15 @@ def test_large_outputs_whose_variance_overflows_are_no_error():
     draws = linear_draws(posterior, x, plan_linear(posterior, 3, 6, seed=0))
     assert draws.outputs().isfinite().all()
     assert draws.moments()[1].isinf().any()
+
+
+def test_auto_makes_exact_draws_where_there_are_no_derivatives():
+    posterior, x = fitted_to(lambda h: h + (1e-3 * (h + 30) * (h > -30)).sqrt())
+    x = torch.cat([x, x - 1000])
+    exact, found = (
+        bb.predict(posterior, x, bb.categorical(), num_samples=6, engine=engine, chunk_size=len(x) // 2)
+        for engine in ("sample", "auto")
+    )
+    assert found.engine.startswith("linear, ")
+    assert found.engine.endswith("exact draws of chunks that are not linear enough")
+    assert torch.equal(found.probs[len(x) // 2 :], exact.probs[len(x) // 2 :])

@@ -102,13 +102,23 @@ class _Checked:
 
     def blocks(self, chunks: Sequence[Tensor]) -> Iterator[tuple[int, Block]]:
         for number, inputs in enumerate(chunks):
-            draws = linear_draws(self._posterior, inputs, self._plan)
-            if self._is_trusted(inputs, draws) or self._fallback is None:
+            draws = self._draws(inputs)
+            if draws is not None:
                 yield number, draws
-            else:
+            elif self._fallback:
                 if self.engine and EXACT_TOO not in self.engine.name:
                     self.engine.name += EXACT_TOO
                 yield from ((number, block) for _, block in self._fallback.blocks([inputs]))
+
+    def _draws(self, inputs: Tensor) -> LinearDraws | None:
+        """Return the draws, or None if those of the fallback are to be used."""
+        try:
+            draws = linear_draws(self._posterior, inputs, self._plan)
+            return draws if self._is_trusted(inputs, draws) or self._fallback is None else None
+        except BatchbayesError:  # for example, because derivatives do not exist at these inputs
+            if self._fallback is None:
+                raise
+            return None
 
     def _is_trusted(self, inputs: Tensor, draws: LinearDraws) -> bool:
         spread = draws.moments()[1].reshape(len(inputs), -1).mean(1)  # (n,)
