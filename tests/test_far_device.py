@@ -14,11 +14,11 @@ INPUTS = torch.randn(64, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 VIEWS = bb.Compose(bb.RandomCrop(1), bb.RandomFlip())
 
 
-def network() -> nn.Module:
+def network(classes: int = 3) -> nn.Module:
     torch.manual_seed(0)
     made = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.3),
-        nn.Flatten(), nn.Linear(64, 3),
+        nn.Flatten(), nn.Linear(64, classes),
     ).train()  # fmt: skip
     for batch in INPUTS.split(16):
         made(batch)
@@ -58,13 +58,16 @@ def test_each_draw_costs_one_copy_of_its_outputs(name: str) -> None:
     assert counted == {"to the CPU": draws, "to the device": 1 + draws * TO_DEVICE.get(name, 1)}
 
 
-def test_the_linear_engine_copies_as_much_for_many_draws_as_for_few() -> None:
-    near, _ = predicted(FITS["mcbn"](network()), "linear", 64)
+@pytest.mark.filterwarnings("ignore:the network is not linear enough")
+@pytest.mark.parametrize(("classes", "counted"), [(3, (11, 6, 6)), (20, (17, 10, 2))])
+def test_the_linear_engine_copies_as_much_for_many_draws_as_for_few(classes: int, counted: tuple[int, ...]) -> None:
+    near, _ = predicted(FITS["mcbn"](network(classes)), "linear", 64)
     with FarDevice():
-        posterior = FITS["mcbn"](moved(network()))
+        posterior = FITS["mcbn"](moved(network(classes)))
         (_, few), (far, many) = (predicted(posterior, "linear", count) for count in (8, 64))
     torch.testing.assert_close(far, near, rtol=0, atol=1e-6)
-    assert few == many == {"to the device": 11, "to the CPU": 6, "numbers asked for": 6}
+    names = ("to the device", "to the CPU", "numbers asked for")
+    assert few == many == dict(zip(names, counted, strict=True))
 
 
 def test_the_far_device_tells_mistakes() -> None:

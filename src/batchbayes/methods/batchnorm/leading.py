@@ -153,5 +153,5 @@ def leading_tangents(
             bases.append(basis)
             matter.append(parts)
             start += len(part)
-    total, kept = torch.cat(matter, 1).sum(1).tolist()
+    total, kept = torch.cat(matter, 1).sum(1).cpu().tolist()
     return torch.cat(outputs), slopes.permute(2, 1, 0), torch.cat(bases), kept / total if total else 1.0
