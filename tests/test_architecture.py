@@ -19,6 +19,7 @@ LAYERS = [
         "metrics",
         "copying",
         "restoring",
+        "stale",
         "shadow",
         "network",
         "batches",

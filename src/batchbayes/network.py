@@ -20,6 +20,7 @@ from batchbayes.copying import is_wrapper, plain_name
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.inputs import Inputs, each_tensor, tensors_of
 from batchbayes.shadow import Changes, input_of, why_in_place, workplace
+from batchbayes.stale import WeightsThen
 
 Function = Callable[[Any], Tensor]
 """One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor, or
@@ -35,6 +36,16 @@ class Network:
 
     module: nn.Module
     output: Output = None
+    then: WeightsThen | None = None
+    """The weights when something was fitted to the network."""
+
+    def warn_if_changed(self) -> None:
+        """Warn if the weights have changed since something was fitted to the network. Each change is told once."""
+        if self.then is not None and self.then.have_changed():
+            warn(
+                f"the weights of {type(self.module).__name__} have changed since the fit, and what was fitted belongs "
+                "to the old ones: the spread and the scores may be wrong. Fit again, or load the old weights."
+            )
 
     def __call__(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Tensor:
         """Run the network on inputs (N, ...), and return its outputs (N, ...). `Changes` lists the options."""
@@ -167,7 +178,7 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
             f"{type(model).__name__} cannot be copied: {why}. Passes therefore run inside the network itself, one "
             "thread at a time, and put everything back. Do not call the network from other threads meanwhile."
         )
-    return Network(model, output)
+    return Network(model, output, WeightsThen(model))
 
 
 def reference_tensor(module: nn.Module) -> Tensor:

@@ -23,7 +23,6 @@ from batchbayes._common.checks import (
 )
 from batchbayes.engines.linear_draws import Kept, LinearDraws, LinearPieces, formed, join_draws
 from batchbayes.errors import BatchbayesError
-from batchbayes.scores import mixture_crps
 
 
 @dataclass(init=False, frozen=True, eq=False, repr=False, kw_only=True)
@@ -237,6 +236,8 @@ class GaussianPredictive(_Summary):
 
         It takes O(S^2) time for each example, as `scores.mixture_crps` does.
         """
+        from batchbayes.scores import mixture_crps
+
         targets, mixture = as_tensor(targets, "targets"), self.components()
         precision = mixture.variance.expand_as(mixture.loc).reciprocal()  # (S, N, ...)
         found = mixture_crps(mixture.loc, precision, shaped_like(targets, self.mean.shape))

@@ -55,7 +55,7 @@ class Part:
             copied = {n: b.clone() for n, b in own.items() if first or b.numel() <= _SMALL or n in self._changing}
             buffers.update(copied)
             self._copied = copied if first else None
-            self._shared = tuple((n, b, _version(b)) for n, b in own.items() if n not in copied)
+            self._shared = tuple((n, b, version_of(b)) for n, b in own.items() if n not in copied)
         ours.pop("_compiled_call_impl", None)  # set by module.compile(); it would run the user's module
         ours["training"], ours["_parameters"], ours["_buffers"] = False, self._theirs["_parameters"].copy(), buffers
 
@@ -94,7 +94,7 @@ class Part:
             return []
         theirs = self._theirs["_buffers"]
         found = [n for n, copied in (self._copied or {}).items() if _is_changed(theirs.get(n), copied)]
-        late = [name for name, buffer, version in self._shared if _version(buffer) != version]
+        late = [name for name, buffer, version in self._shared if version_of(buffer) != version]
         self._changing, self._copied, self._shared = self._changing.union(found, late), None, ()
         return late
 
@@ -144,9 +144,9 @@ def _is_changed(before: Tensor | None, after: Tensor | None) -> bool:
     return before is not None and after is not None and not torch.equal(before, after)
 
 
-def _version(buffer: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
     """Return the number of in-place changes of a tensor so far. Tensors of inference mode do not count them."""
-    return 0 if buffer.is_inference() else buffer._version
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _content(value: Any) -> tuple[Any, ...]:

@@ -263,10 +263,19 @@ def test_empty_batches_are_passed_over():
         bb.predict(posterior, X[:0], bb.gaussian(1.0), engine="linear")
 
 
-@pytest.mark.parametrize(("inputs", "options"), [([X], {}), (X, {"num_draws": 1}), (X, {"max_examples": 0})])
-def test_check_linearity_says_what_it_needs(inputs, options):
+@pytest.mark.parametrize(
+    ("inputs", "options", "words"),
+    [
+        ([X], {}, "a tensor of inputs"),
+        (X[:0], {}, "a tensor of inputs"),
+        (X, {"num_draws": 1}, "num_draws as a whole number of at least 2"),
+        (X, {"num_draws": "a"}, "num_draws as a whole number of at least 2"),
+        (X, {"max_examples": 0}, "max_examples as a whole number of at least 1"),
+    ],
+)
+def test_check_linearity_says_what_it_needs(inputs, options, words):
     network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
-    with pytest.raises(bb.BatchbayesError, match="at least two draws"):
+    with pytest.raises(bb.BatchbayesError, match=words):
         bb.check_linearity(bb.mcbn(network, X, batch_size=200), inputs, **options)
 
 

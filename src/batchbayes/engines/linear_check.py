@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
+from batchbayes._common.checks import whole_number
 from batchbayes.batches import spread_evenly
 from batchbayes.engines.linear import linear_draws, plan_linear, require_linearisable
 from batchbayes.engines.linear_draws import LinearPieces
@@ -66,12 +67,12 @@ def check_linearity(
     >>> bb.check_linearity(posterior, torch.randn(50, 3).double()).trusted
     True
     """
-    if not isinstance(inputs, Tensor) or not len(inputs) or num_draws < 2 or max_examples < 1:
-        raise BatchbayesError(
-            expected="a tensor of inputs (N, ...), at least two draws and at least one example",
-            got=f"{type(inputs).__name__}, num_draws={num_draws}, max_examples={max_examples}",
-            fix="pass some inputs, as in check_linearity(posterior, images[:100])",
-        )
+    whole_number("num_draws", num_draws, least=2)
+    whole_number("max_examples", max_examples)
+    if not isinstance(inputs, Tensor) or not len(inputs):
+        got = "no inputs" if isinstance(inputs, Tensor) else type(inputs).__name__
+        fix = "pass some inputs, as in check_linearity(posterior, images[:100])"
+        raise BatchbayesError(expected="a tensor of inputs (N, ...)", got=got, fix=fix)
     found = measure_linearity(require_linearisable(posterior), inputs, num_draws, max_examples, seed)
     warn_unless_trusted(found)
     return found

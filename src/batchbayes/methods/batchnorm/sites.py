@@ -153,7 +153,8 @@ def refusing(idle: Iterable[str]) -> dict[str, Callable[[Tensor], None]]:
 
 
 def require_present(network: Network, sites: Sequence[Site]) -> None:
-    """Raise an error if a layer has been replaced since the posterior was fitted."""
+    """Raise an error if a layer has been replaced since the posterior was fitted, and warn if weights have changed."""
+    network.warn_if_changed()
     for site in sites:
         found: Any = network.module
         for part in site.name.split("."):

@@ -32,6 +32,7 @@ class LastLayer:
 
     def with_weights(self, weights: Tensor) -> Function:
         """Return the network with other weights (K, P) in this layer alone, also if an embedding shares its weights."""
+        self.network.warn_if_changed()
         weight, bias = weights.to(self.module.weight), None
         if self.module.bias is not None:
             weight, bias = weight[:, :-1].contiguous(), weight[:, -1].contiguous()
@@ -40,6 +41,7 @@ class LastLayer:
     @torch.no_grad()
     def run(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return features (n, P), with a one for the bias, in float64, and the outputs of the network (n, K)."""
+        self.network.warn_if_changed()
         seen: list[Tensor] = []
         outputs = self.network(inputs, before={self.name: seen.append})
         if len(seen) != 1 or seen[0].ndim != 2:

@@ -1,0 +1,114 @@
+"""Weights that change after a fit: told once for each change, and only if the numbers are others."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import batchbayes as bb
+
+X = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+CHANGED = "have changed since the fit"
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+def laplace(model):
+    return bb.last_layer_laplace(model, [(X, (X[:, 0] > 0).long())], bb.categorical())
+
+
+FITS = {
+    "mcbn": lambda model: bb.mcbn(model, X, batch_size=8),
+    "with views": lambda model: bb.with_views(bb.mcbn(model, X, batch_size=8), bb.TableJitter.of(X, 0.1)),
+    "with the query inside": lambda model: bb.mcbn(model, X, batch_size=8, include_query=True),
+    "laplace": laplace,
+}
+
+
+def train_on(model):
+    model.train()
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    model(X).square().mean().backward()
+    optimiser.step()
+    model.eval()
+
+
+def use(posterior, model=None):
+    return bb.predict(posterior, X[:5].to(next((model or posterior.network.module).parameters())), bb.categorical())
+
+
+@pytest.fixture(autouse=True)
+def _no_warning_but():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the batch-norm layers have never been trained")
+        yield
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_training_on_is_told_once_for_each_change(fit):
+    model = network()
+    posterior = fit(model)
+    use(posterior, model)
+    for _ in range(2):
+        train_on(model)
+        with pytest.warns(bb.BatchbayesWarning, match=CHANGED) as found:
+            use(posterior, model)
+        assert sum(CHANGED in str(each.message) for each in found) == 1
+        use(posterior, model)
+
+
+def test_linear_engine_and_novelty_tell_it_too():
+    model = network()
+    posterior, detector = bb.mcbn(model, X, batch_size=8), bb.novelty(model, X, calibration=X[:40])
+    train_on(model)
+    with pytest.warns(bb.BatchbayesWarning, match=CHANGED):
+        bb.predict(posterior, X[:5], bb.categorical(), engine="linear")
+    with pytest.warns(bb.BatchbayesWarning, match=CHANGED):
+        detector.p_value(X[:5])
+
+
+def test_other_weights_are_told_however_they_come():
+    model = network()
+    posterior = bb.mcbn(model, X, batch_size=8)
+    others = {name: value + 0.5 for name, value in network().state_dict().items()}
+    model.load_state_dict(others, assign=True)
+    with pytest.warns(bb.BatchbayesWarning, match=CHANGED):
+        use(posterior)
+
+
+def test_the_same_weights_are_no_change():
+    model = network()
+    posterior = bb.mcbn(model, X, batch_size=8)
+    model.load_state_dict(network().state_dict())
+    use(posterior)
+    model.load_state_dict(network().state_dict(), assign=True)
+    use(posterior)
+    model.double()
+    use(posterior)
+    model.bfloat16()
+    use(posterior)
+    model.float().load_state_dict(network().state_dict())
+    use(posterior)
+    model(X).sum().backward()
+    use(posterior)
+    for same in (copy.deepcopy(posterior), pickle.loads(pickle.dumps(posterior))):
+        use(same)
+        train_on(same.network.module)
+        with pytest.warns(bb.BatchbayesWarning, match=CHANGED):
+            use(same)
+    use(posterior)
+
+
+def test_methods_without_statistics_follow_the_weights():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    posteriors = [bb.deterministic(model), bb.mc_dropout(model)]
+    train_on(model)
+    found = bb.predict(posteriors[0], X, bb.categorical()).probs
+    torch.testing.assert_close(found, model(X).detach().softmax(1))
+    use(posteriors[1])
