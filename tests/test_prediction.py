@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributions import Normal
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import batchbayes as bb
 from batchbayes import prediction
@@ -111,24 +110,6 @@ def test_segmentation_puts_the_classes_last():
     assert predictive.log_prob(torch.zeros(2, 6, 5, dtype=torch.long)).shape == (2, 6, 5)
     last = Categorical(class_axis=-1).logits(torch.zeros(1, 2, 6, 7))
     assert last.shape == (1, 2, 6, 7)
-
-
-@pytest.mark.parametrize("kind", ["tensor", "list", "pairs", "dicts", "loader", "loader without targets", "function"])
-def test_data_of_every_kind(posterior, x, kind):
-    y = torch.zeros(11)
-    data, inputs = {
-        "tensor": (x, None),
-        "list": ([x[:4], x[4:]], None),
-        "pairs": ([(x[:4], y[:4]), (x[4:], y[4:])], None),
-        "dicts": ([{"label": y[:4], "image": x[:4]}, {"label": y[4:], "image": x[4:]}], "image"),
-        "loader": (DataLoader(TensorDataset(x, y), batch_size=3), None),
-        "loader without targets": (DataLoader(x, batch_size=3), None),  # type: ignore[arg-type]
-        "function": ([(y[:4], [x[:4]]), (y[4:], [x[4:]])], lambda batch: batch[1][0]),
-    }[kind]
-    expected = bb.predict(posterior, x, bb.categorical(), num_samples=3).probs
-    torch.testing.assert_close(
-        bb.predict(posterior, data, bb.categorical(), num_samples=3, inputs=inputs).probs, expected
-    )
 
 
 def test_draws_are_kept_only_where_needed_and_small(posterior, x, monkeypatch):
@@ -285,81 +266,6 @@ def test_chunks_share_their_draws(counting, x, monkeypatch, most_outputs, times)
     assert torch.equal(together.mutual_information, alone.mutual_information)
 
 
-# Order and kinds of data
-
-
-def test_a_loader_that_shuffles_is_told(posterior, x):
-    data = TensorDataset(x, torch.zeros(11))
-    with pytest.warns(bb.BatchbayesWarning, match=r"RandomSampler.*another order"):
-        bb.predict(posterior, DataLoader(data, batch_size=4, shuffle=True), bb.categorical(), num_samples=2)
-    bb.predict(posterior, DataLoader(data, batch_size=4), bb.categorical(), num_samples=2)
-    list(bb.predict_stream(posterior, DataLoader(data, 4, shuffle=True), [bb.categorical()], num_samples=2))
-
-
-class Stream(IterableDataset):
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __iter__(self):
-        return iter(self.rows)
-
-
-def test_a_loader_that_leaves_examples_out_is_told(posterior, x):
-    loader = DataLoader(TensorDataset(x, torch.zeros(11)), batch_size=4, drop_last=True)
-    with pytest.warns(bb.BatchbayesWarning, match=r"drop_last=True, so the last 3 of 11 examples get no prediction"):
-        assert len(bb.predict(posterior, loader, bb.categorical(), num_samples=2).probs) == 8
-    with pytest.warns(bb.BatchbayesWarning, match=r"drop_last=True, so the last examples get no prediction"):
-        bb.predict(posterior, DataLoader(Stream(x), 4, drop_last=True), bb.categorical(), num_samples=2)
-    whole = DataLoader(TensorDataset(x[:8]), batch_size=4, drop_last=True)  # nothing is left out
-    assert len(bb.predict(posterior, whole, bb.categorical(), num_samples=2).probs) == 8
-
-
-@pytest.mark.parametrize("kind", ["array", "pair", "list pair", "TensorDataset", "Dataset", "arrays"])
-def test_arrays_pairs_and_data_sets(posterior, x, kind):
-    y = torch.zeros(11, dtype=torch.long)
-    data = {
-        "array": x.numpy(),
-        "pair": (x, y),
-        "list pair": [x.numpy(), y.numpy()],
-        "TensorDataset": TensorDataset(x, y),
-        "Dataset": [(row, 0) for row in x],
-        "arrays": [(x[:4].numpy(), y[:4].numpy()), (x[4:].numpy(), y[4:])],
-    }[kind]
-    if kind == "Dataset":
-        data = ListOf(data)
-    expected = bb.predict(posterior, x, bb.categorical(), num_samples=3).probs
-    torch.testing.assert_close(bb.predict(posterior, data, bb.categorical(), num_samples=3).probs, expected)
-    pieces = bb.predict_stream(posterior, data, [bb.categorical()], num_samples=3, chunk_size=4)
-    torch.testing.assert_close(torch.cat([piece.predictives[0].probs for piece in pieces]), expected)
-
-
-class ListOf(Dataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        return self.items[index]
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda x: x[0, 0], "a batch that is a tensor"),
-        (lambda x: x.to_sparse(), "the inputs as a plain tensor"),
-        (lambda x: x.to("meta"), "the inputs as a plain tensor"),
-        (lambda x: torch.nested.nested_tensor([x[:2], x[:3]]), "the inputs as a plain tensor; got a nested one"),
-    ],
-)
-def test_tensors_of_an_unusual_kind_are_refused_in_words(make, message):
-    posterior = bb.deterministic(torch.nn.Linear(4, 3))
-    with pytest.raises(bb.BatchbayesError, match=message):
-        bb.predict(posterior, make(torch.randn(6, 4)), bb.categorical())
-
-
 def test_a_posterior_of_ones_own_needs_no_hash():
     @dataclasses.dataclass
     class Shifted(bb.Posterior):
@@ -384,21 +290,3 @@ def test_a_posterior_of_ones_own_needs_no_hash():
     x = torch.randn(5, 3)
     found = bb.predict(Shifted(1.0), x, bb.gaussian(1.0), num_samples=3)
     torch.testing.assert_close(found.mean, x + 1)
-
-
-def test_the_global_generator_is_left_as_it_was(posterior, x):
-    """A DataLoader without a generator of its own draws a number for each pass."""
-    before = torch.get_rng_state()
-    bb.predict(posterior, TensorDataset(x), bb.categorical(), num_samples=2)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_outputs_of_different_sizes_come_batch_by_batch():
-    network = nn.Conv2d(1, 3, 1)
-    batches = [torch.zeros(2, 1, 4, 4), torch.zeros(2, 1, 3, 5)]
-    with pytest.raises(bb.BatchbayesError, match=r"shapes \(N, 4, 4\) and \(N, 3, 5\).*use predict_stream"):
-        bb.predict(bb.deterministic(network), batches, bb.categorical())
-    with pytest.raises(bb.BatchbayesError, match=r"shapes \(N\) and \(N, 3\)"):
-        bb.predict(bb.deterministic(nn.Identity()), iter([torch.zeros(2), torch.zeros(2, 3)]), bb.gaussian(1.0))
-    found = bb.predict_stream(bb.deterministic(network), batches, [bb.categorical()])
-    assert [tuple(each.predictives[0].probs.shape) for each in found] == [(2, 4, 4, 3), (2, 3, 5, 3)]
