@@ -223,28 +223,26 @@ class Gaussian(TargetLikelihood[GaussianPredictive]):
     precision: float | tuple[float, ...]
 
     def __call__(self, outputs: Tensor) -> distributions.Normal:
-        if isinstance(self.precision, tuple):
-            scale = self._scale_of_each(self.precision, outputs)
-        else:
-            scale = torch.as_tensor(self.precision**-0.5, dtype=outputs.dtype, device=outputs.device)
-        return distributions.Normal(outputs, scale, validate_args=False)
+        return distributions.Normal(outputs, self.noise_std(outputs), validate_args=False)
 
-    @staticmethod
-    def _scale_of_each(precisions: tuple[float, ...], outputs: Tensor) -> Tensor:
-        if outputs.ndim < 3 or outputs.shape[2] != len(precisions):
+    def noise_std(self, outputs: Tensor) -> Tensor:
+        """Return the standard deviation of the noise of outputs (S, N, ...): one number, or (D, 1, ...)."""
+        if not isinstance(self.precision, tuple):
+            return torch.as_tensor(self.precision**-0.5, dtype=outputs.dtype, device=outputs.device)
+        if outputs.ndim < 3 or outputs.shape[2] != len(self.precision):
             raise BatchbayesError(
-                expected=f"{len(precisions)} outputs for each example, one for each precision",
+                expected=f"{len(self.precision)} outputs for each example, one for each precision",
                 got=f"an output of shape {tuple(outputs.shape[1:])}",
                 fix="pass one precision for each output (N, D, ...), or one number for all",
             )
-        scale = torch.tensor([precision**-0.5 for precision in precisions]).to(outputs)
-        return scale.view(-1, *[1] * (outputs.ndim - 3))  # (D, 1, ...)
+        each = torch.tensor([precision**-0.5 for precision in self.precision]).to(outputs)
+        return each.view(-1, *[1] * (outputs.ndim - 3))
 
     def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return shaped_like(targets, outputs.shape[1:]).to(outputs.dtype)
 
     def summary(self) -> RunningGaussian:
-        return RunningGaussian(self, same_noise=True)
+        return RunningGaussian(self, self.noise_std)
 
 
 @dataclass(frozen=True)
@@ -271,7 +269,7 @@ class HeteroscedasticGaussian(TargetLikelihood[GaussianPredictive]):
         return shaped_like(targets, self(outputs).mean.shape[1:]).to(outputs.dtype)
 
     def summary(self) -> RunningGaussian:
-        return RunningGaussian(self, same_noise=False)
+        return RunningGaussian(self)
 
 
 def categorical(

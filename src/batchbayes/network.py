@@ -183,7 +183,8 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
 
 def reference_tensor(module: nn.Module) -> Tensor:
     """Return the first floating-point parameter or buffer: it tells the module's dtype and device."""
-    for tensor in chain(module._parameters.values(), module.parameters(), module.buffers()):  # its own ones are quick
+    parameters = (tensor for m in module.modules() for tensor in m._parameters.values())  # quicker than parameters()
+    for tensor in chain(parameters, module.buffers()):
         if tensor is not None and tensor.is_floating_point():
             return tensor
     return torch.empty(0)

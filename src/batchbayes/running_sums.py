@@ -92,16 +92,21 @@ class RunningGaussian:
 
     needs_draws = True  # the density and the quantiles of the mixture need them
 
-    def __init__(self, likelihood: Callable[[Tensor], distributions.Normal], *, same_noise: bool) -> None:
-        """`same_noise` means p(y | f) = N(f, noise) with one noise. Then linear draws have moments in closed form."""
-        self._likelihood, self._same_noise, self._count, self._dtype = likelihood, same_noise, 0, torch.float32
+    def __init__(
+        self, likelihood: Callable[[Tensor], distributions.Normal], noise_std: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """`noise_std` gives the noise of outputs (S, N, ...), if that is the same for all draws.
+
+        Then linear draws have moments in closed form.
+        """
+        self._likelihood, self._noise_std, self._count, self._dtype = likelihood, noise_std, 0, torch.float32
         self._mean = self._deviation = self._noise = torch.zeros((), dtype=torch.float64)
 
     def add(self, block: Block) -> None:
         self._dtype = block.middle.dtype if isinstance(block, LinearDraws) else block.dtype
-        if isinstance(block, LinearDraws) and self._same_noise:
+        if isinstance(block, LinearDraws) and self._noise_std:
             mean, variance = (moment.double() for moment in block.moments())
-            self._merge(len(block), mean, variance, self._likelihood(mean[None]).variance[0])
+            self._merge(len(block), mean, variance, self._noise_std(mean[None]).square().expand_as(mean))
             return
         for outputs, counts in distinct_draws(block):
             components, shares = self._likelihood(outputs.double()), counts / counts.sum()

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import batchbayes as bb
 from batchbayes.engines import linear_draws
-from batchbayes.engines.linear_draws import LinearDraws, formed, join_draws
+from batchbayes.engines.linear_draws import Combinations, LinearDraws, formed, join_draws
 
 
 def naive_moments(draws):
@@ -32,7 +32,8 @@ def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, sh
     moves = torch.randn(tangents if combined else distinct, 4, 3, generator=random, dtype=torch.float64)
     weights = torch.randn(distinct, tangents, generator=random, dtype=torch.float64) + 0.5 if combined else None
     index = torch.randint(0, distinct, (count,), generator=random)
-    draws = LinearDraws(middle, moves, weights, index)
+    combinations = Combinations.of(weights, index, len(moves))
+    draws = LinearDraws(middle, moves, combinations)
     mixing = torch.eye(distinct, dtype=torch.float64) if weights is None else weights
     naive = torch.stack([middle + sum(w * t for w, t in zip(mixing[i], moves, strict=True)) for i in index])
     torch.testing.assert_close(draws.outputs(), naive)
@@ -49,7 +50,7 @@ def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, sh
     summary.add(draws)
     expected = summary.finish(naive).log_prob(targets)
     torch.testing.assert_close(summary.finish(draws).log_prob(targets), expected)
-    parts = [LinearDraws(middle[some], moves[:, some], weights, index) for some in (slice(0, 1), slice(1, 4))]
+    parts = [LinearDraws(middle[some], moves[:, some], combinations) for some in (slice(0, 1), slice(1, 4))]
     torch.testing.assert_close(summary.finish(join_draws(parts)).log_prob(targets), expected)
     torch.testing.assert_close(formed(join_draws(parts)), naive)
     torch.testing.assert_close(formed(join_draws([parts[0], naive[:, 1:]])), naive)
@@ -60,7 +61,7 @@ def test_linear_draws_equal_a_naive_loop(tangents, distinct, count, combined, sh
 @pytest.mark.parametrize("weights", [None, torch.eye(2)])
 def test_moments_of_float16_do_not_overflow(weights):
     moves = torch.tensor([[[500.0]], [[-500.0]]])
-    draws = LinearDraws(torch.ones(1, 1).half(), moves.half(), weights, torch.tensor([0, 1]))
+    draws = LinearDraws(torch.ones(1, 1).half(), moves.half(), Combinations.of(weights, torch.tensor([0, 1]), 2))
     assert draws.moments() == (torch.tensor([[1.0]]), torch.tensor([[250_000.0]]))
 
 
@@ -76,7 +77,8 @@ def test_the_density_of_many_linear_draws_needs_little_memory(monkeypatch):
 
     monkeypatch.setattr(LinearDraws, "blocks", watched)
     monkeypatch.setattr(linear_draws, "BLOCK", 100)
-    draws = LinearDraws(torch.zeros(10, 1), torch.randn(2, 10, 1), torch.randn(500, 2), torch.arange(500))
+    combinations = Combinations.of(torch.randn(500, 2), torch.arange(500), 2)
+    draws = LinearDraws(torch.zeros(10, 1), torch.randn(2, 10, 1), combinations)
     summary = bb.gaussian(1.0).summary()
     summary.add(draws)
     summary.finish(draws).log_prob(torch.zeros(10))
@@ -122,8 +124,7 @@ def test_predicted_noise_is_averaged_over_linear_draws():
     draws = LinearDraws(
         torch.zeros(1, 2, dtype=torch.float64),
         torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]], dtype=torch.float64),
-        None,
-        torch.tensor([0, 1, 1]),
+        Combinations.of(None, torch.tensor([0, 1, 1]), 2),
     )
     summary = bb.heteroscedastic_gaussian().summary()
     summary.add(draws)

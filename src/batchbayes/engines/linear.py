@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from batchbayes.batches import require_finite
-from batchbayes.engines.linear_draws import LinearDraws
+from batchbayes.engines.linear_draws import Combinations, LinearDraws
 from batchbayes.errors import BatchbayesError
 from batchbayes.posterior import Linearisable, Posterior
 
@@ -49,10 +49,7 @@ class LinearPlan:
     mode: Mode
     directions: Tensor
     """(Q, D)"""
-    weights: Tensor | None
-    """How the U distinct draws combine the tangents, (U, Q); None if each distinct draw is one tangent."""
-    index: Tensor
-    """Which of the distinct draws draw s is, (S,)."""
+    combinations: Combinations
     share: float = 1.0
     """Share of the variance of the outputs that the directions keep."""
     contrasts: bool = False
@@ -98,7 +95,7 @@ def plan_linear(
         )
     if len(weights) <= len(directions):
         directions, weights = weights @ directions, None
-    return LinearPlan(mode, directions, weights, index, contrasts=contrasts)
+    return LinearPlan(mode, directions, Combinations.of(weights, index, len(directions)), contrasts=contrasts)
 
 
 def forward_plan(posterior: Linearisable, rank: int, num_samples: int, seed: int, *, sides: int = 2) -> LinearPlan:
@@ -107,7 +104,7 @@ def forward_plan(posterior: Linearisable, rank: int, num_samples: int, seed: int
     axes, share = posterior.leading_axes(rank)  # (Q, r)
     scale = len(directions) ** 0.5
     along, combined = axes.T @ directions / scale, weights @ axes * (scale / share**0.5)
-    return LinearPlan("forward", along, combined, index, share, sides=sides)
+    return LinearPlan("forward", along, Combinations.of(combined, index, rank), share, sides=sides)
 
 
 def _rank(posterior: Linearisable, most: int) -> int:
@@ -124,7 +121,7 @@ def linear_draws(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> L
     else:
         moves = tangents_along(posterior, inputs, plan.directions, plan)
     outputs, tangents = (tensor.cpu() for tensor in moves)
-    draws = LinearDraws(outputs, tangents, plan.weights, plan.index, basis, 2 - 2 * share**0.5)
+    draws = LinearDraws(outputs, tangents, plan.combinations, basis, 2 - 2 * share**0.5)
     # Moments are fewer than tangents. They are finite only if all tangents are, but they may also overflow.
     if not all(math.isfinite(moment.sum().item()) for moment in draws.moments()):
         require_finite(outputs, "the network's output")

@@ -7,6 +7,7 @@ are formed only when they are asked for.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,10 +19,29 @@ CACHED = 2**18
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Combinations:
+    """How S draws combine tangents. Several draws may be the same combination."""
+
+    weights: Tensor | None
+    """How the U distinct draws combine Q tangents, (U, Q); None if distinct draw u moves by tangent u."""
+    index: Tensor
+    """Which of the distinct draws draw s is, (S,)."""
+    counts: Tensor
+    """How many of the S draws each distinct draw stands for, (U,), in float64."""
+
+    @classmethod
+    def of(cls, weights: Tensor | None, index: Tensor, num_tangents: int) -> Self:
+        """Count the draws that are the same."""
+        distinct = num_tangents if weights is None else len(weights)
+        return cls(weights, index, torch.bincount(index, minlength=distinct).double())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearDraws:
     """S draws of n examples: an output, how it moves along Q tangents, and how each draw combines these.
 
-    >>> draws = LinearDraws(torch.zeros(1), torch.tensor([[1.0], [3.0]]), None, torch.tensor([0, 1, 1]))
+    >>> combinations = Combinations.of(None, torch.tensor([0, 1, 1]), num_tangents=2)
+    >>> draws = LinearDraws(torch.zeros(1), torch.tensor([[1.0], [3.0]]), combinations)
     >>> draws.outputs().T, draws.moments()[0]
     (tensor([[1., 3., 3.]]), tensor([2.3333]))
     """
@@ -30,17 +50,14 @@ class LinearDraws:
     """Outputs at the centre, (n, ...)."""
     tangents: Tensor
     """(Q, n, ...), or (Q, n, k) if there is a basis"""
-    weights: Tensor | None
-    """How the U distinct draws combine the tangents, (U, Q); None if distinct draw u moves by tangent u."""
-    index: Tensor
-    """Which of the distinct draws draw s is, (S,)."""
+    combinations: Combinations
     basis: Tensor | None = None
     """What each of k coordinates does to the outputs (n, K), (n, k, K); None if tangents are those of the outputs."""
     left_out: float = 0.0
     """Share of the deviations of a linear network that these draws are expected to miss."""
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.combinations.index)
 
     def numel(self) -> int:
         """Return how many numbers are kept."""
@@ -49,17 +66,17 @@ class LinearDraws:
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield blocks of distinct draws, (u, n, ...), with how many of the S draws each of them stands for, (u,)."""
         flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
-        combinations = flat if self.weights is None else self.weights.to(flat)
-        size = max(1, BLOCK // max(1, self.middle.numel()))
-        for part, counts in zip(combinations.split(size), self._counts().split(size), strict=True):
-            moved = part if self.weights is None else part @ flat  # (u, n * K), or (u, n * k)
+        weights, size = self.combinations.weights, max(1, BLOCK // max(1, self.middle.numel()))
+        each = flat if weights is None else weights.to(flat)
+        for part, counts in zip(each.split(size), self.combinations.counts.split(size), strict=True):
+            moved = part if weights is None else part @ flat  # (u, n * K), or (u, n * k)
             if self.basis is not None:
                 moved = torch.einsum("unk,nkc->unc", moved.view(len(part), len(self.basis), -1), self.basis)
             yield self.middle + moved.reshape(len(part), *self.middle.shape), counts
 
     def outputs(self) -> Tensor:
         """Form every draw, (S, n, ...)."""
-        return torch.cat([block for block, _ in self.blocks()])[self.index]
+        return torch.cat([block for block, _ in self.blocks()])[self.combinations.index]
 
     def moments(self) -> tuple[Tensor, Tensor]:
         r"""Return mean and variance over draws, (n, ...) each: $f + \bar w T$ and $T^\top \mathrm{Cov}(w)\, T$."""
@@ -69,31 +86,26 @@ class LinearDraws:
     def _moments(self) -> tuple[Tensor, Tensor]:
         flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
         flat = flat.to(torch.promote_types(flat.dtype, torch.float32))  # squares of float16 overflow
-        shares = self._counts() / len(self)
+        weights, shares = self.combinations.weights, self.combinations.counts / len(self)
         if self.basis is not None:
-            each = flat if self.weights is None else self.weights.to(flat) @ flat
+            each = flat if weights is None else weights.to(flat) @ flat
             each = each.view(len(each), len(self.basis), -1)  # (U, n, k)
             mean = torch.einsum("u,unk->nk", shares.to(flat), each)
             covariance = torch.einsum("u,unk,unl->nkl", shares.to(flat), each - mean, each - mean)
             shift = torch.einsum("nk,nkc->nc", mean, self.basis)
             variance = (covariance @ self.basis).mul_(self.basis).sum(1).clamp_min_(0)
-        elif self.weights is None:
+        elif weights is None:
             shares = shares.to(flat)
             shift = torch.mv(flat.T, shares)
             squares = [torch.mv(part.square(), shares) for part in flat.T.split(max(1, CACHED // len(flat)))]
             variance = (torch.cat(squares) - shift.square()).clamp_min_(0)
         else:
-            weights = self.weights.double()
+            weights = weights.double()
             mean = shares @ weights  # (Q,)
             covariance = (shares[:, None] * (weights - mean)).T @ (weights - mean)
             shift = mean.to(flat) @ flat
             variance = (covariance.to(flat) @ flat).mul_(flat).sum(0).clamp_min_(0)
         return self.middle + shift.view_as(self.middle), variance.view_as(self.middle)
-
-    def _counts(self) -> Tensor:
-        """Return how many of the S draws each distinct draw stands for, (U,), in float64."""
-        distinct = self.tangents if self.weights is None else self.weights
-        return torch.bincount(self.index, minlength=len(distinct)).double()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -82,10 +82,8 @@ def graph_size(inputs: Tensor) -> int:
 
 def _units(flat: Tensor) -> Iterator[Tensor]:
     """Yield weights (n, K) that pick one output after the other."""
-    for k in range(flat.shape[1]):
-        unit = torch.zeros_like(flat)
-        unit[:, k] = 1.0
-        yield unit
+    for unit in torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device):
+        yield unit.expand_as(flat)
 
 
 def _first_contrasts(logits: Tensor) -> list[Tensor]:

@@ -112,9 +112,10 @@ def linear_family(
     tangents, cut = torch.cat(rows, dim=1), count * len(plan.directions)  # (G * Q + G * J, n, ...)
     shape = tangents.shape[1:]
     spread = tangents[:cut].view(count, -1, *shape)  # (G, Q, n, ...)
-    if plan.weights is not None:
-        spread = torch.einsum("uq,gq...->gu...", plan.weights.to(tangents), spread)
-    spread = spread[:, plan.index]  # (G, S, n, ...)
+    weights, index = plan.combinations.weights, plan.combinations.index
+    if weights is not None:
+        spread = torch.einsum("uq,gq...->gu...", weights.to(tangents), spread)
+    spread = spread[:, index]  # (G, S, n, ...)
     shifts = tangents[cut:].view(count, KNOTS, *shape) if len(parts) > 1 else None
     log_size = math.log(posterior.batch_size)
     return LinearFamily(log_size, torch.cat(middle), spread, knots, shifts, x, y.cpu(), total)
