@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import batchbayes
 from batchbayes.methods.table import METHODS, resolve
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
@@ -115,6 +116,10 @@ def test_help_does_not_wait_for_torch():
     script = "import sys, batchbayes.cli as cli; cli.build_parser().format_help(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+def test_a_look_at_the_package_shows_public_names_only():
+    assert [name for name in dir(batchbayes) if not name.startswith("__")] == batchbayes.__all__
 
 
 def test_public_names_are_all_there_whatever_was_imported_before():

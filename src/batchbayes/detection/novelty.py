@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common import text
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
 from batchbayes.batches import Batches, chunks, cut, evenly, first_of, input_stream
@@ -157,8 +158,8 @@ class Novelty:
     def __repr__(self) -> str:
         source = "held-out" if self.held_out else "training"
         return (
-            f"Novelty({self.sight.network}: {len(self.sight.places)} sites, {self.sight.size} statistics, "
-            f"calibrated on {len(self.calibration_scores)} {source} examples)"
+            f"Novelty({self.sight.network}: {text.count(len(self.sight.places), 'site')}, "
+            f"{self.sight.size} statistics, calibrated on {len(self.calibration_scores)} {source} examples)"
         )
 
 
