@@ -15,6 +15,9 @@ from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, Ga
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 
+NOTHING = torch.zeros((), dtype=torch.float64)
+"""What sums begin with. It is never changed in place."""
+
 
 class RunningSummary(Protocol[P_co]):
     """A running summary takes blocks of draws for one chunk of examples and builds their predictive."""
@@ -45,7 +48,7 @@ class _RunningClasses:
     def __init__(self, likelihood: Any) -> None:
         """The likelihood has `logits`, which puts classes last, and `check_outputs` for the first block."""
         self._likelihood, self._count, self._dtype = likelihood, 0, torch.float32
-        self._probs = self._squares = self._entropy = torch.zeros((), dtype=torch.float64)
+        self._probs = self._squares = self._entropy = NOTHING
 
     def add(self, block: Block) -> None:
         if not self._count:
@@ -88,7 +91,7 @@ class RunningBernoulli(_RunningClasses):
 
 
 class RunningGaussian:
-    """Mean and sum of squared deviations over draws, merged block by block (Chan's update), and sum of the noise."""
+    """Mean and variance over draws, merged block by block (Chan's update), and the mean of the noise variance."""
 
     needs_draws = True  # the density and the quantiles of the mixture need them
 
@@ -100,13 +103,13 @@ class RunningGaussian:
         Then linear draws have moments in closed form.
         """
         self._likelihood, self._noise_std, self._count, self._dtype = likelihood, noise_std, 0, torch.float32
-        self._mean = self._deviation = self._noise = torch.zeros((), dtype=torch.float64)
+        self._mean = self._variance = self._noise = NOTHING
 
     def add(self, block: Block) -> None:
         self._dtype = block.middle.dtype if isinstance(block, LinearDraws) else block.dtype
         if isinstance(block, LinearDraws) and self._noise_std:
             mean, variance = (moment.double() for moment in block.moments())
-            self._merge(len(block), mean, variance, self._noise_std(mean[None]).square().expand_as(mean))
+            self._merge(len(block), mean, variance, self._noise_std(mean[None]).square().expand_as(mean).contiguous())
             return
         for outputs, counts in distinct_draws(block):
             components, shares = self._likelihood(outputs.double()), counts / counts.sum()
@@ -117,19 +120,19 @@ class RunningGaussian:
 
     def _merge(self, count: int, mean: Tensor, variance: Tensor, noise: Tensor) -> None:
         """Add the moments of `count` more draws."""
-        if not self._count:
-            self._count, self._mean, self._deviation, self._noise = count, mean, variance * count, noise * count
+        before, self._count = self._count, self._count + count
+        if not before:
+            self._mean, self._variance, self._noise = mean, variance, noise
             return
-        total = self._count + count
-        shift, share = mean - self._mean, count / total
-        self._deviation = self._deviation + variance * count + shift.square() * (self._count * share)
+        shift, share = mean - self._mean, count / self._count
+        spread = shift.square() * (share * (1 - share))
         self._mean = self._mean + shift * share
-        self._noise = self._noise + noise * count
-        self._count = total
+        self._variance = torch.lerp(self._variance, variance, share) + spread
+        self._noise = torch.lerp(self._noise, noise, share)
 
     def finish(self, draws: Kept | None) -> GaussianPredictive:
-        moments = (self._mean, self._deviation / self._count, self._noise / self._count)
         origin: Any = {"num_samples": self._count, "likelihood": self._likelihood, "_draws": draws}
+        moments = (self._mean, self._variance, self._noise)
         return GaussianPredictive(*(moment.to(at_least_single(self._dtype)) for moment in moments), **origin)
 
 

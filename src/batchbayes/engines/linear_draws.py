@@ -35,6 +35,11 @@ class Combinations:
         distinct = num_tangents if weights is None else len(weights)
         return cls(weights, index, torch.bincount(index, minlength=distinct).double())
 
+    @cached_property
+    def shares(self) -> Tensor:
+        """What share of the draws each distinct draw stands for, (U,), in float64."""
+        return self.counts / len(self.index)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearDraws:
@@ -86,7 +91,7 @@ class LinearDraws:
     def _moments(self) -> tuple[Tensor, Tensor]:
         flat = self.tangents.reshape(len(self.tangents), -1)  # (Q, n * K)
         flat = flat.to(torch.promote_types(flat.dtype, torch.float32))  # squares of float16 overflow
-        weights, shares = self.combinations.weights, self.combinations.counts / len(self)
+        weights, shares = self.combinations.weights, self.combinations.shares
         if self.basis is not None:
             each = flat if weights is None else weights.to(flat) @ flat
             each = each.view(len(each), len(self.basis), -1)  # (U, n, k)

@@ -47,32 +47,33 @@ def tangents_by_reverse_mode(
     sites: Sequence[Site],
     statistics: Sequence[tuple[Tensor, Tensor]],
     inputs: Tensor,
-    directions: Tensor,
+    along: Sequence[tuple[Tensor, Tensor]],
     contrasts: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs at `statistics` (n, ...), and their derivatives along Q directions of omega, (Q, n, ...).
 
-    With `contrasts`, outputs (n, K) are logits, and only differences between the logits of an example have a meaning.
+    `along` is what `along_directions` returns for these directions and statistics. With `contrasts`, outputs (n, K) are
+    logits, and only differences between the logits of an example have a meaning.
     """
-    size = graph_size(inputs)
-    outputs, along, slopes, start = [], [], torch.empty(0), 0
+    size, num_directions = graph_size(inputs), along[0][0].shape[1]
+    outputs, slopes, start = [], torch.empty(0), 0
     with watched(network, sites, statistics) as build:
         for part in inputs.split(size):
             graph = build(part)
             contrasts = contrasts and graph.outputs.ndim == 2 and graph.flat.shape[1] > 1
             passes = _first_contrasts(graph.flat) if contrasts else _units(graph.flat)
             if not outputs:
-                along = along_directions(sites, statistics, directions.to(graph.flat))
+                along = [(mean.to(graph.flat), log_std.to(graph.flat)) for mean, log_std in along]
                 count = 1 if contrasts else graph.flat.shape[1]
-                slopes = graph.flat.new_empty(count, len(inputs), len(directions))  # (1 or K, n, Q)
+                slopes = graph.flat.new_empty(count, len(inputs), num_directions)  # (1 or K, n, Q)
             for found, weights in zip(slopes[:, start : start + len(part)], passes, strict=True):
                 graph.slopes(weights, along, out=found)
             outputs.append(graph.outputs)
             start += len(part)
-        middle = torch.cat(outputs)
+        middle = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         if contrasts:
             slopes = _all_contrasts(build, inputs, middle.to(slopes.dtype), slopes[0], along, size)
-    return middle, slopes.permute(2, 1, 0).reshape(len(directions), *middle.shape)
+    return middle, slopes.permute(2, 1, 0).reshape(num_directions, *middle.shape)
 
 
 def graph_size(inputs: Tensor) -> int:

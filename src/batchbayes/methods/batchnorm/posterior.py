@@ -242,10 +242,24 @@ class BatchNormPosterior(Posterior):
 
         if not self.is_point or directions.any():
             with torch.inference_mode(False):  # no gradient can pass through tensors of inference mode
-                return tangents_by_reverse_mode(*self._at_center(inputs), directions, contrasts)
+                given = self._at_center(inputs)
+                return tangents_by_reverse_mode(*given, self._along(directions, given[2]), contrasts)
         with torch.no_grad():
             outputs = self.function(self.center)(inputs)
         return outputs, outputs.new_zeros(len(directions), *outputs.shape)
+
+    def _along(
+        self, directions: Tensor, statistics: Sequence[tuple[Tensor, Tensor]]
+    ) -> Sequence[tuple[Tensor, Tensor]]:
+        """Return what `along_directions` returns at the centre. It is kept for the latest directions."""
+        from batchbayes.methods.batchnorm.jacobian import along_directions
+
+        device = statistics[0][0].device
+        latest, found = vars(self).get("_latest_along", (None, ()))
+        if latest is not directions or found[0][0].device != device:
+            found = along_directions(self.sites, statistics, directions.to(device))
+            vars(self)["_latest_along"] = directions, found
+        return found
 
     @property
     def knows_classes(self) -> bool:
