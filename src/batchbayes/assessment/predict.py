@@ -17,9 +17,10 @@ from batchbayes.assessment.notes import checked_notes, require_outputs
 from batchbayes.assessment.options import PredictOptions
 from batchbayes.assessment.rows import Rows, predict_rows
 from batchbayes.assessment.run import noted_warnings, running
-from batchbayes.assessment.sources import Reading
+from batchbayes.assessment.sources import read_source
 from batchbayes.assessment.write import NOVELTY, print_rows, require_new_file, write_rows
 from batchbayes.data.examples import Examples
+from batchbayes.data.reading import Reading
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.table import resolve
@@ -51,7 +52,7 @@ class Predictor:
 
     def read(self, source: str, rows: range | None = None) -> Examples:
         """Read inputs as those of the training data were read."""
-        return self.reading.read(source, "the inputs", inputs_only=True, rows=rows)
+        return read_source(source, self.reading, "the inputs", inputs_only=True, rows=rows)
 
     def rows(self, data: Examples, source: str, maps: Path | None = None) -> Rows:
         """Return the rows of predictions.csv for new inputs. Warn if they are unlike the training data."""

@@ -23,9 +23,10 @@ from batchbayes.assessment.maps import map_writer
 from batchbayes.assessment.options import AssessOptions, CommonOptions, Settings, names, positive, whole
 from batchbayes.assessment.result import Assessment
 from batchbayes.assessment.rows import Show
-from batchbayes.assessment.sources import Reading, Training, training_of
+from batchbayes.assessment.sources import Training, training_of
 from batchbayes.assessment.write import require_extras, require_place
 from batchbayes.data.examples import from_object
+from batchbayes.data.reading import Reading
 from batchbayes.errors import BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
 from batchbayes.methods.table import resolve
