@@ -1,4 +1,4 @@
-"""How all entries do on the calibration data, compared with one engine, and what they cost.
+"""How all entries do on the calibration data, compared with one engine, what they cost, and which one is chosen.
 
 The linear engine is cheap, and almost right. Exact draws of some examples measure how wrong its scores are. If that
 could change the choice of a method, exact draws of all examples are compared, so that the choice does not depend on the
@@ -7,7 +7,7 @@ engine.
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.progress import hidden_progress
-from batchbayes.assessment.contenders import Trial, is_linear, with_exact_draws
+from batchbayes.assessment.contenders import Contender, Trial, is_linear
 from batchbayes.assessment.entries import EXACT_DRAWS, Entry
 from batchbayes.assessment.load import Case
-from batchbayes.assessment.recommend import DOUBT, recommend
+from batchbayes.assessment.recommend import DOUBT, Choice, recommend
 from batchbayes.assessment.views import some_inputs
 from batchbayes.batches import spread_evenly
+from batchbayes.engines.choose import EXACT_TOO
 from batchbayes.errors import BatchbayesWarning, warn
 from batchbayes.methods.point import deterministic
 from batchbayes.posterior import Posterior
@@ -33,6 +34,45 @@ CHECKED = 256
 Attempt = Callable[[Case, Entry], tuple[list[Trial], Any]]
 """Predicts the calibration data for an entry. Returns its trials, and what else the caller needs."""
 Tried = list[tuple[Entry, list[Trial], Any]]
+Test = Callable[[Case, Entry, Sequence[Trial], Any, Trial], Iterable[Contender[Any]]]
+"""Predicts the test data for the trials of an entry. It gets what the attempt returned, and the recommended trial."""
+MOST_SHOWN = 6
+"""So many posteriors are predicted on the test data: the best on calibration data, beside the network."""
+
+
+def compare(
+    case: Case, fit: Callable[[Case], Sequence[Entry]], attempt: Attempt, test: Test, checked: int = CHECKED
+) -> tuple[Case, list[Contender[Any]], Choice[Contender[Any]]]:
+    """Choose a method on the calibration data, and see how it and others do on the test data, the simplest first.
+
+    If the linear engine could be trusted on the calibration data but not on other data, all is done again with exact
+    draws, which the returned case then asks for.
+    """
+    tried = try_all(case, fit(case), attempt, checked)
+    picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
+    contenders = [each for shown in _shown(tried, picked) for each in test(case, *shown, picked.recommended)]
+    engines = [engine for contender in contenders for engine in contender.seen.engines]
+    if case.settings.engine == "auto" and any(EXACT_TOO in engine for engine in engines):
+        return compare(_with_exact_draws(case), fit, attempt, test, checked)
+    contenders.sort(key=lambda contender: contender.trial.simplicity)
+    of = {contender.trial: contender for contender in contenders}
+    return case, contenders, Choice(of[picked.recommended], of[picked.best], picked.beyond, picked.is_network)
+
+
+def _shown(tried: Tried, picked: Choice[Trial]) -> Tried:
+    """Return the entries that the tables show: the network, those of the choice, and the best of the others."""
+    first, *others = tried
+
+    def place(each: tuple[Entry, list[Trial], Any]) -> tuple[bool, float]:
+        trials = each[1]
+        return not (picked.recommended in trials or picked.best in trials), min(trial.mean_loss for trial in trials)
+
+    kept = [first, *sorted(others, key=place)[:MOST_SHOWN]]
+    return [each for each in tried if each in kept]
+
+
+def _with_exact_draws(case: Case) -> Case:
+    return replace(case, settings=replace(case.settings, engine="sample"))
 
 
 def try_all(case: Case, entries: Sequence[Entry], attempt: Attempt, checked: int = CHECKED) -> Tried:
@@ -44,7 +84,7 @@ def try_all(case: Case, entries: Sequence[Entry], attempt: Attempt, checked: int
     drawn = {entry: is_linear(trials[0].engine) for entry, trials, _ in found if _may_be_linear(entry)}
     if not any(drawn.values()) or (all(drawn.values()) and _is_safe(case, found, drawn, attempt, checked)):
         return found
-    exact = with_exact_draws(case)
+    exact = _with_exact_draws(case)
     again = {entry: _priced(exact, entry, *attempt(exact, entry)) for entry, _, _ in found if drawn.get(entry)}
     if case.settings.engine != "linear":
         return [again.get(each[0], each) for each in found]
@@ -69,7 +109,7 @@ def _is_safe(case: Case, found: Tried, drawn: dict[Entry, bool], attempt: Attemp
     total = len(found[0][1][0].losses)
     rows, is_whole = spread_evenly(total, checked), total <= checked
     few = replace(case, calibration=case.calibration.some(rows.tolist()), settings=replace(case.settings, budget=None))
-    exact = with_exact_draws(few)
+    exact = _with_exact_draws(few)
     errors: dict[Trial, Tensor] = {}
     for entry, trials, _ in found:
         if entry in drawn:

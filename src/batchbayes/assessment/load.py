@@ -20,7 +20,7 @@ from batchbayes.batches import ordered_loader, pick_inputs
 from batchbayes.data.examples import Examples
 from batchbayes.data.reading import INPUT_DTYPES, Reading
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.likelihoods import Gaussian
+from batchbayes.likelihoods import Categorical, Gaussian
 from batchbayes.methods.batchnorm.candidates import has_batch_norm
 from batchbayes.methods.dropout import has_dropout
 from batchbayes.methods.table import Method
@@ -66,6 +66,11 @@ class Case:
     """Whether the calibration data is a part of the test data."""
     reading: Reading
     """How the data was read."""
+
+    def at(self, temperature: float) -> Any:
+        """Return the likelihood of classes at a temperature, for all pixels: some are left out of sums later."""
+        plain = replace(self.likelihood, temperature=temperature)
+        return replace(plain, ignore_index=None) if isinstance(plain, Categorical) else plain
 
 
 def load_case(options: AssessOptions) -> Case:
