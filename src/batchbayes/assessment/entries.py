@@ -60,7 +60,7 @@ def compared_entries(
     some = case.calibration if len(rows) == total else case.calibration.some(rows.tolist())
     setting = Setting(
         model=case.network,
-        train=case.train,
+        train=case.train.batches,
         calibration=[(inputs, targets) for inputs, targets in some if targets is not None],
         likelihood=likelihood,
         num_samples=settings.draws or DRAWS,

@@ -47,11 +47,7 @@ class Case:
     task: Task
     likelihood: Any
     """Of the task, at a temperature or precision of 1."""
-    train_name: str
-    train: Any
-    """What methods read training batches from."""
-    reference: Any
-    """Training data as it looks at prediction time."""
+    train: Training
     calibration: Examples
     test: Examples
     ood: Examples | None
@@ -146,9 +142,7 @@ def make_case(
         methods=named_methods(settings.method, network),
         task=task,
         likelihood=likelihood,
-        train_name=train.name,
-        train=train.batches,
-        reference=train.plain,
+        train=train,
         calibration=calibration,
         test=test,
         ood=ood,

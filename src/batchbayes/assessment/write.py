@@ -148,7 +148,7 @@ def document(found: Assessment) -> dict[str, Any]:
         "explorer": found.explorer,
         "data": {
             "test": case.test.name,
-            "train": case.train_name,
+            "train": case.train.name,
             "ood": case.ood.name if case.ood else None,
             "calibration": "a random third of the test data" if case.split_off else case.calibration.name,
             "split_off": case.split_off,

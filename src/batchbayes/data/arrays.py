@@ -10,9 +10,8 @@ from torch import Tensor
 
 from batchbayes._common.text import count
 from batchbayes.data.array_file import StoredArray, open_arrays
-from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_tensors
-from batchbayes.data.reading import Reading
+from batchbayes.data.reading import Reading, class_numbers
 from batchbayes.data.schema import Column, Schema, dtype_of, require_distinct
 from batchbayes.errors import BatchbayesError, warn
 

@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_dataset
 from batchbayes.data.images import IMAGES, read_image
 from batchbayes.data.preprocess import resized
-from batchbayes.data.reading import Reading
+from batchbayes.data.reading import Reading, class_numbers
 from batchbayes.errors import BatchbayesError
 
 

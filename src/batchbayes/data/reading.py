@@ -1,6 +1,6 @@
 """How examples are read: as those of training were, so that columns, classes and numbers mean the same."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from batchbayes.data.examples import Examples
 from batchbayes.data.preprocess import Preprocessing
 from batchbayes.data.schema import Schema
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
 
 INPUT_DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64")}
 """Types of inputs that a network may need, by their names in files of posteriors."""
@@ -98,3 +98,23 @@ class Reading:
             preprocessing=None if preprocessing is None else Preprocessing.from_json(preprocessing),
             input_dtype=dtype,
         )
+
+
+def class_numbers(found: Iterable[str], class_names: Sequence[str], where: str) -> list[int]:
+    """Return the number of each name. Names that training did not have are refused.
+
+    >>> class_numbers(["dog", "cat", "dog"], ("cat", "dog"), "t.csv")
+    [1, 0, 1]
+    """
+    number = {name: label for label, name in enumerate(class_names)}
+    if len(number) < len(class_names):
+        twice = next(name for label, name in enumerate(class_names) if number[name] != label)
+        raise BatchbayesError(
+            expected=f"different names of classes for {where}", got=f"{twice} more than once", fix="rename one class"
+        )
+    labels = []
+    for name in found:
+        if name not in number:
+            raise unknown_name(f"classes of training in {where}", name, class_names)
+        labels.append(number[name])
+    return labels
