@@ -27,7 +27,7 @@ from batchbayes.assessment.sources import Training, training_of
 from batchbayes.assessment.write import require_extras, require_place
 from batchbayes.data.examples import from_object
 from batchbayes.data.reading import Reading
-from batchbayes.errors import BatchbayesWarning, unknown_name, warn
+from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
 from batchbayes.methods.table import resolve
 from batchbayes.network import as_network
@@ -121,9 +121,8 @@ def _training(train: Any, reference: Any, batch_size: int | None) -> Training:
 
 
 def _settings(given: Mapping[str, Any]) -> Settings:
-    """Return the settings that were passed by name, checked as those of the command line are."""
-    known = {field.name: field.metadata for field in fields(Settings)}
-    plain = dict(given)
+    """Return the settings that were passed by name, checked as those of the command line are. None is the default."""
+    known, plain = {field.name: field.metadata for field in fields(Settings)}, {}
     for name, value in given.items():
         if name not in known:
             raise unknown_name("an option of assess", name, sorted(known))
@@ -133,10 +132,14 @@ def _settings(given: Mapping[str, Any]) -> Settings:
         if choices and value not in choices:
             raise unknown_name(name, str(value), choices)
         if kind in (positive, whole):
-            plain[name] = whole_number(name, value, least=1 if kind is positive else None)
+            value = whole_number(name, value, least=1 if kind is positive else None)
         elif kind is names:
             several = isinstance(value, Iterable) and not isinstance(value, str)
-            plain[name] = tuple(map(str, value if several else [value]))
+            value = tuple(map(str, value if several else [value]))
+        elif not isinstance(value, str):
+            fix = f"write it as on the command line, where --help explains --{name}"
+            raise BatchbayesError(expected=f"{name} as a text", got=f"{value!r}"[:200], fix=fix)
+        plain[name] = value
     return Settings(**plain)
 
 
