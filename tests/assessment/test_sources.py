@@ -226,6 +226,16 @@ def test_equal_targets_have_no_variance(tmp_path):
     assert "All test targets are equal" in metrics["verdict"]["How good is it?"]
 
 
+def test_printed_json_says_null_where_an_interval_has_no_end(tmp_path, table_case, capsys):
+    given, options = table_case
+    few = {name: column[:6] for name, column in waves(2).items()}
+    assess(given, options, "--method", "none", "--calibration", write_table(tmp_path / "few.csv", few))
+    capsys.readouterr()
+    assert len(predict(tmp_path, given, tmp_path / "test.csv", "--json")) == 240
+    first = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)[0]
+    assert (first["lower"], first["upper"]) == (None, None)
+
+
 def test_formulas_are_written_as_text(tmp_path, capsys):
     evil = ("=1+1", "@x", "-2+3")
     for name, seed in (("train", 0), ("test", 1)):

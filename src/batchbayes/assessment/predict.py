@@ -1,6 +1,5 @@
 """Predictions for new data, from the posterior file of an assessment and the network. No training data is needed."""
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from batchbayes.assessment.options import PredictOptions
 from batchbayes.assessment.rows import Rows, predict_rows
 from batchbayes.assessment.run import noted_warnings, running
 from batchbayes.assessment.sources import read_source
-from batchbayes.assessment.write import NOVELTY, print_rows, require_new_file, write_rows
+from batchbayes.assessment.write import NOVELTY, print_rows, require_new_file, strict_json, write_rows
 from batchbayes.data.examples import Examples
 from batchbayes.data.reading import Reading
 from batchbayes.detection.novelty import Novelty
@@ -100,7 +99,7 @@ def predict_command(options: PredictOptions) -> None:
     if options.out is not None:
         write_rows(options.out, rows)
     if options.json:
-        print(json.dumps([dict(zip(rows, each, strict=True)) for each in cells]))
+        print(strict_json([dict(zip(rows, each, strict=True)) for each in cells]))
     elif options.out is None:
         print_rows(sys.stdout, rows)
     elif not options.quiet:
