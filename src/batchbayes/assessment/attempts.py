@@ -142,7 +142,7 @@ def _corrected(losses: Tensor, rows: Tensor, errors: Tensor, doubt: float) -> Te
 def calibration_draws(case: Case, entry: Entry) -> tuple[Tensor, Tensor, str]:
     """Return the draws of an entry on the calibration data, (S, N, ...), the targets, and the engine that made them."""
     found, engine = [], ""
-    for predicted in _predicted(case, entry, entry.sizes[-1], case.settings.engine):
+    for predicted in _predicted(case, entry, entry.sizes[-1], wanted_engine(case, entry)):
         engine = predicted.predictives[0].engine
         if too_dear(case, entry, engine):
             found, engine = list(_predicted(case, entry, EXACT_DRAWS, "sample")), FEW_EXACT
@@ -155,6 +155,12 @@ def calibration_draws(case: Case, entry: Entry) -> tuple[Tensor, Tensor, str]:
 def _predicted(case: Case, entry: Entry, size: int, engine: Any) -> Iterator[Predicted]:
     options: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
     return predict_stream(entry.posterior, case.calibration, [case.likelihood], keep_draws=True, **options)
+
+
+def wanted_engine(case: Case, entry: Entry) -> Any:
+    """Return the engine that was asked for, but exact draws of what the linear engine cannot draw, such as views."""
+    is_exact = entry.posterior.linear is None and not entry.posterior.is_point
+    return "sample" if is_exact and case.settings.engine == "linear" else case.settings.engine
 
 
 def too_dear(case: Case, entry: Entry, engine: str) -> bool:

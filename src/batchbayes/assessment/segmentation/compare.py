@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.assessment.attempts import affordable, compare, too_dear
+from batchbayes.assessment.attempts import affordable, compare, too_dear, wanted_engine
 from batchbayes.assessment.contenders import Contender, Trial, notes_for_prediction
 from batchbayes.assessment.entries import EXACT_DRAWS, Entry, compared_entries, trial_of
 from batchbayes.assessment.explorer import image_explorer
@@ -101,7 +101,7 @@ def _fit(case: Case) -> list[Entry]:
 def _try(case: Case, entry: Entry) -> tuple[list[Trial], None]:
     """Predict the calibration images at each temperature of a grid, and find the best one between them."""
     size = affordable(entry, entry.sizes[-1], "sample", case.settings.budget)[-1]
-    tried = _losses(case, entry, size, case.settings.engine)
+    tried = _losses(case, entry, size, wanted_engine(case, entry))
     if tried is None:
         size = min(size, EXACT_DRAWS)
         tried = _losses(case, entry, size, "sample")
