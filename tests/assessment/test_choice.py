@@ -289,8 +289,7 @@ def test_what_the_linear_engine_cannot_draw_is_drawn_exactly():
 def test_a_segmentation_by_the_linear_engine_has_views(monkeypatch):
     assess_cases.leave_figures_out(monkeypatch)
     data = assess_cases.scene_training(), assess_cases.scene_test()
+    options = {"ignore_label": 255, "draws": 4, "views": "flip", "engine": "linear"}
     with pytest.warns(bb.BatchbayesWarning, match="not linear enough"):
-        found = bb.assess(
-            assess_cases.trained_network("segmentation"), *data, ignore_label=255, draws=4, views="flip", engine="linear"
-        )
+        found = bb.assess(assess_cases.trained_network("segmentation"), *data, **options)
     assert any("views" in contender.name for contender in found.contenders)
