@@ -7,9 +7,9 @@ engine.
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from batchbayes.methods.point import deterministic
 from batchbayes.posterior import Posterior
 from batchbayes.prediction import Predicted, predict, predict_stream
 
+T = TypeVar("T")
 FEW_EXACT = f"sample: {EXACT_DRAWS} exact draws"
 CHECKED = 256
 """So many calibration examples tell how wrong the scores of the linear engine are."""
@@ -141,32 +142,43 @@ def _corrected(losses: Tensor, rows: Tensor, errors: Tensor, doubt: float) -> Te
 
 def calibration_draws(case: Case, entry: Entry) -> tuple[Tensor, Tensor, str]:
     """Return the draws of an entry on the calibration data, (S, N, ...), the targets, and the engine that made them."""
-    found, engine = [], ""
-    for predicted in _predicted(case, entry, entry.sizes[-1], wanted_engine(case, entry)):
-        engine = predicted.predictives[0].engine
-        if too_dear(case, entry, engine):
-            found, engine = list(_predicted(case, entry, EXACT_DRAWS, "sample")), FEW_EXACT
-            break
-        found.append(predicted)
-    targets = torch.cat([predicted.batch[1] for predicted in found])
-    return torch.cat([predicted.predictives[0].draws for predicted in found], 1), targets, engine
+
+    def keep(predicted: Predicted) -> tuple[Tensor, Tensor]:
+        return predicted.predictives[0].draws, predicted.batch[1]
+
+    most, batches = entry.sizes[-1], lambda: case.calibration
+    found, size, engine = predict_calibration(case, entry, most, batches, [case.likelihood], keep, keep_draws=True)
+    draws, targets = zip(*found, strict=True)
+    return torch.cat(draws, 1), torch.cat(targets), engine if size == most else FEW_EXACT
 
 
-def _predicted(case: Case, entry: Entry, size: int, engine: Any) -> Iterator[Predicted]:
-    options: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
-    return predict_stream(entry.posterior, case.calibration, [case.likelihood], keep_draws=True, **options)
+def predict_calibration(
+    case: Case,
+    entry: Entry,
+    size: int,
+    batches: Callable[[], Iterable[Any]],
+    likelihoods: Sequence[Any],
+    keep: Callable[[Predicted], T],
+    **options: Any,
+) -> tuple[list[T], int, str]:
+    """Predict batches of calibration data. Return what is kept of each, the number of draws, and the engine.
 
-
-def wanted_engine(case: Case, entry: Entry) -> Any:
-    """Return the engine that was asked for, but exact draws of what the linear engine cannot draw, such as views."""
-    is_exact = entry.posterior.linear is None and not entry.posterior.is_point
-    return "sample" if is_exact and case.settings.engine == "linear" else case.settings.engine
-
-
-def too_dear(case: Case, entry: Entry, engine: str) -> bool:
-    """Return whether so many draws are meant for the linear approximation, but it does not hold."""
-    fixed = entry.views or entry.posterior.is_point or entry.posterior.num_functions or case.settings.draws
-    return not fixed and not is_linear(engine) and entry.sizes[-1] > EXACT_DRAWS
+    There are `size` draws; but if so many are meant for the linear approximation, and it does not hold, a few exact
+    ones. What the linear engine cannot draw, such as views, is always drawn exactly.
+    """
+    posterior, engine = entry.posterior, case.settings.engine
+    is_fixed = entry.views or posterior.is_point or posterior.num_functions or case.settings.draws
+    if engine == "linear" and posterior.linear is None and not posterior.is_point:
+        engine = "sample"
+    drawing: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
+    found, name = [], ""
+    for predicted in predict_stream(posterior, batches(), likelihoods, **drawing, **options):
+        name = predicted.predictives[0].engine
+        if size > EXACT_DRAWS and not (is_fixed or is_linear(name)):
+            exact = _with_exact_draws(case)
+            return predict_calibration(exact, entry, EXACT_DRAWS, batches, likelihoods, keep, **options)
+        found.append(keep(predicted))
+    return found, size, name
 
 
 def affordable(entry: Entry, count: int, engine: str, budget: int | None) -> list[int]:

@@ -33,7 +33,7 @@ class Choice(Generic[T]):
     beyond: Trial | None
     """The best one that the budget does not pay for, if it is clearly better than the recommended one."""
     is_network: bool
-    """Whether the network as it is is recommended."""
+    """Whether it is best to use the network as it is."""
 
     @property
     def name(self) -> str:

@@ -22,15 +22,7 @@ from batchbayes.assessment.regression.figures import LEVELS, value_figures
 from batchbayes.assessment.regression.quantities import quantities
 from batchbayes.assessment.regression.verdict import Findings, value_terms, value_verdict
 from batchbayes.assessment.result import PASSES, STRANGE, Assessment, MetricColumn, flag_threshold, scores_for_limit
-from batchbayes.assessment.rows import (
-    CONFORMAL_LEVEL,
-    assessed_rows,
-    first_output,
-    outputs_of,
-    rounded,
-    spread_of_draws,
-    suffix,
-)
+from batchbayes.assessment.rows import CONFORMAL_LEVEL, assessed_rows, first_output, outputs_of, rounded, suffix
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import cross_fitted
 from batchbayes.calibrate import conformal_quantile, tune_precision
@@ -79,15 +71,15 @@ def assess_regression(case: Case) -> Assessment:
     held, test = chosen.seen.calibration, chosen.seen.test
     widths = conformal_widths(held, held_out)
     novelty, why_not = fit_novelty(case)
-    spreads = (outputs_of(part.epistemic_variance.sqrt()) for part in (held, test))
-    thresholds = _thresholds(scores_for_limit(*spreads))
+    held_spread, test_spread = (outputs_of(part.epistemic_variance.sqrt()) for part in (held, test))  # (N, D)
+    thresholds = _thresholds(scores_for_limit(held_spread, test_spread))
     notes = notes_for_prediction(case, chosen, thresholds, novelty, conformal_width=widths, outputs=len(widths))
     truth = outputs_of(targets.reshape(test.mean.shape))  # (N, D)
     predicted = quantities(case.test.target_name, case.settings.unit, truth.shape[1])
     columns = {f"target{suffix(i)}": rounded(column) for i, column in enumerate(truth.T)}
     rows = assessed_rows(chosen.posterior, case, notes, columns, novelty)
-    errors, spread = outputs_of(test.mean) - truth, spread_of_draws(test) if chosen.has_draws else None
     mean, half = outputs_of(test.mean), outputs_of(test.std) * torch.tensor(widths)
+    errors, spread = mean - truth, test_spread[:, 0] if chosen.has_draws else None
     findings = Findings(
         rows=rows,
         contenders=contenders,

@@ -1,14 +1,13 @@
 """Assessment of a segmentation. Images are predicted one at a time, and only sums over their pixels are kept."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from batchbayes.assessment.attempts import affordable, compare, too_dear, wanted_engine
+from batchbayes.assessment.attempts import affordable, compare, predict_calibration
 from batchbayes.assessment.contenders import Contender, Trial, notes_for_prediction
-from batchbayes.assessment.entries import EXACT_DRAWS, Entry, compared_entries, trial_of
+from batchbayes.assessment.entries import Entry, compared_entries, trial_of
 from batchbayes.assessment.explorer import image_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
@@ -32,7 +31,7 @@ from batchbayes.assessment.segmentation.pixels import PixelSums, kept_pixels, su
 from batchbayes.assessment.segmentation.verdict import image_terms, image_verdict
 from batchbayes.assessment.thumbnails import pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
-from batchbayes.prediction import predict_stream
+from batchbayes.prediction import Predicted
 
 COLUMNS = (
     MetricColumn("accuracy", "Pixel accuracy", "higher", 1, "share of pixels with the right class", percent=True),
@@ -100,13 +99,16 @@ def _fit(case: Case) -> list[Entry]:
 
 def _try(case: Case, entry: Entry) -> tuple[list[Trial], None]:
     """Predict the calibration images at each temperature of a grid, and find the best one between them."""
-    size = affordable(entry, entry.sizes[-1], "sample", case.settings.budget)[-1]
-    tried = _losses(case, entry, size, wanted_engine(case, entry))
-    if tried is None:
-        size = min(size, EXACT_DRAWS)
-        tried = _losses(case, entry, size, "sample")
-    assert tried is not None, "exact draws are never too dear"
-    (plain, *others), engine = tried
+    likelihoods = [case.at(temperature) for temperature in (1.0, *TEMPERATURES)]
+
+    def losses(predicted: Predicted) -> Tensor:
+        return torch.stack([_loss(case, seen.log_probs, predicted.batch[1]) for seen in predicted.predictives])
+
+    most = affordable(entry, entry.sizes[-1], "sample", case.settings.budget)[-1]
+    found, size, engine = predict_calibration(
+        case, entry, most, lambda: single_images(case.calibration), likelihoods, losses
+    )
+    plain, *others = torch.stack(found, 1)  # (G + 1, N)
     curve = TemperatureCurve(TEMPERATURES, torch.stack(others))
     best = curve.best(torch.arange(len(plain)))
     trials = [
@@ -114,22 +116,6 @@ def _try(case: Case, entry: Entry) -> tuple[list[Trial], None]:
         for t, of_images in ((1.0, plain), (best, curve.cross_fitted(case.settings.seed)))
     ]
     return trials, None
-
-
-def _losses(case: Case, entry: Entry, size: int, engine: Any) -> tuple[Tensor, str] | None:
-    """Return the loss of each calibration image at temperature 1 and at those of the grid, (G, N), and the engine.
-
-    Return None as soon as so many draws turn out to be exact, if they were meant for the linear approximation.
-    """
-    likelihoods = [case.at(temperature) for temperature in (1.0, *TEMPERATURES)]
-    options: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
-    losses, name = [], ""
-    for predicted in predict_stream(entry.posterior, single_images(case.calibration), likelihoods, **options):
-        labels, name = predicted.batch[1], predicted.predictives[0].engine
-        if size > EXACT_DRAWS and too_dear(case, entry, name):
-            return None
-        losses.append(torch.stack([_loss(case, seen.log_probs, labels) for seen in predicted.predictives]))
-    return torch.stack(losses, 1), name
 
 
 def _loss(case: Case, log_probs: Tensor, labels: Tensor) -> Tensor:
