@@ -154,6 +154,20 @@ def test_classes_may_be_words_and_rows_have_ids(order, tmp_path):
     assert {row: told(new, "prediction")[row] for row in told(tested, "prediction")} == told(tested, "prediction")
 
 
+def test_parts_of_a_table_with_words_ids_and_a_scale_are_read_as_in_training(tmp_path, capsys):
+    files = {name: write_table(tmp_path / f"{name}.csv", words(seed)) for name, seed in (("train", 0), ("test", 1))}
+    more = write_table(tmp_path / "more.csv", words(1) | {"colour": ["red"] * 240})
+    named = {"target": "kind", "id": "code", "method": "none"}
+    given, options = arguments_for(tmp_path, "classification", **files, **named)
+    assess(given, options, "--standardise", "--class-names", ",".join(WORDS))
+    rows = predict(tmp_path, given, more)
+    posterior = ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--input", more]
+    capsys.readouterr()
+    assert cli.main(["predict", *given, *posterior, "--parts", str(tmp_path / "parts")]) == 0
+    assert capsys.readouterr().err.count("columns that the training table did not have") == 1
+    assert [row | {"source": "new"} for row in assess_cases.rows_in(tmp_path / "parts" / "part-00000.csv")] == rows
+
+
 def test_the_scale_of_columns_is_learnt_and_kept(tmp_path):
     train, test = (write_table(tmp_path / f"{n}.csv", waves(s, 1000.0)) for n, s in (("train", 0), ("test", 1)))
     given, options = arguments_for(tmp_path, "regression", train=train, test=test, target="height")

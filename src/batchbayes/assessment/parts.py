@@ -105,7 +105,8 @@ def cut_into_parts(sources: Sequence[Path], predictor: Predictor) -> list[Part]:
     """Return the parts of all sources. The batches inside of them are those in which a whole file is read."""
     ranges: list[tuple[Path, range]] = []
     for source in sources:
-        size, *shape = example_shape(source, predictor.reading.preprocessing)
+        with noted_warnings(quiet=True):  # they come again when the parts are read
+            size, *shape = example_shape(source, predictor.reading)
         rows = min(MOST_ROWS, PART_NUMBERS // max(1, math.prod(shape)))
         rows = max(1, rows // READ_SIZE) * READ_SIZE
         ranges += [(source, range(start, min(start + rows, size))) for start in range(0, size, rows)]

@@ -65,7 +65,7 @@ def read_examples(
     return replace(examples, preprocessing=reading.preprocessing, input_dtype=reading.dtype)
 
 
-def example_shape(path: str | os.PathLike[str], preprocessing: Preprocessing | None = None) -> tuple[int, ...]:
+def example_shape(path: str | os.PathLike[str], reading: Reading | None = None) -> tuple[int, ...]:
     """Return the number of examples in a file or folder, and the shape of one of them or the number of its columns.
 
     Files that can be read in part are not read here.
@@ -76,7 +76,7 @@ def example_shape(path: str | os.PathLike[str], preprocessing: Preprocessing | N
         return input_shape(path)
     if suffix == ".parquet" and path.is_file():
         return parquet_shape(path)
-    examples = read_examples(path, Reading(preprocessing=preprocessing), inputs_only=True)
+    examples = read_examples(path, reading, inputs_only=True)
     return len(examples.rows()), *next(iter(examples))[0].shape[1:]
 
 
