@@ -263,6 +263,12 @@ def test_views_by_name(text, shape, task, expected):
     assert repr(named_views(text, inputs, task)) == expected
 
 
+@pytest.mark.parametrize("text", ["crop:inf", "crop:nan", "crop:four"])
+def test_views_with_an_odd_number_are_refused(text):
+    with pytest.raises(bb.BatchbayesError, match="a number after crop:; got"):
+        named_views(text, torch.zeros(4, 3, 32, 32), "classification")
+
+
 def test_the_tuned_batch_size_is_charged_for_its_tuning():
     """The scores of examples at each batch size are those of the linear family, and their mean is the curve."""
     random = torch.Generator().manual_seed(0)
