@@ -263,6 +263,12 @@ def test_views_by_name(text, shape, task, expected):
     assert repr(named_views(text, inputs, task)) == expected
 
 
+@pytest.mark.parametrize("text", ["crop:inf", "crop:nan", "crop:four"])
+def test_views_with_an_odd_number_are_refused(text):
+    with pytest.raises(bb.BatchbayesError, match="a number after crop:; got"):
+        named_views(text, torch.zeros(4, 3, 32, 32), "classification")
+
+
 def test_the_tuned_batch_size_is_charged_for_its_tuning():
     """The scores of examples at each batch size are those of the linear family, and their mean is the curve."""
     random = torch.Generator().manual_seed(0)
@@ -274,3 +280,22 @@ def test_the_tuned_batch_size_is_charged_for_its_tuning():
     gain = cross_fitted_gain(tuned.curve.examples, 5, 0)
     assert gain.shape == (60,)
     assert math.isfinite(float(gain.sum()))
+
+
+@pytest.mark.filterwarnings("ignore:.*not linear enough", "ignore:the scores of the linear engine")
+def test_what_the_linear_engine_cannot_draw_is_drawn_exactly():
+    data = assess_cases.blobs(300, 0)[0], assess_cases.blobs(120, 1)
+    options = {"batch_size": 16, "draws": 12, "views": "jitter:0.05", "engine": "linear"}
+    found = bb.assess(assess_cases.trained_network(), *data, **options)
+    engines = {contender.name: contender.trial.engine for contender in found.contenders}
+    assert engines["16 views"] == "sample"
+    assert engines["MCBN, M = 16"].startswith("linear")
+
+
+def test_a_segmentation_by_the_linear_engine_has_views(monkeypatch):
+    assess_cases.leave_figures_out(monkeypatch)
+    data = assess_cases.scene_training(), assess_cases.scene_test()
+    options = {"ignore_label": 255, "draws": 4, "views": "flip", "engine": "linear"}
+    with pytest.warns(bb.BatchbayesWarning, match="not linear enough"):
+        found = bb.assess(assess_cases.trained_network("segmentation"), *data, **options)
+    assert any("views" in contender.name for contender in found.contenders)

@@ -36,11 +36,18 @@ def no_figures(monkeypatch):
         ({"likelihood": bb.heteroscedastic_gaussian()}, "bb.gaussian"),
         ({"method": "magic"}, "a method, one of"),
         ({"batch_size": None, "method": "mcbn"}, "batch_size="),
+        ({"views": ["flip"]}, "views as a text"),
     ],
 )
 def test_bad_options_say_what_to_do(options, message):
     with pytest.raises(bb.BatchbayesError, match=message):
         bb.assess(network(), assess_cases.blobs(300, 0)[0], assess_cases.blobs(240, 1), **{**FEW, **options})
+
+
+def test_an_option_that_is_none_has_its_default():
+    data, nothing = (assess_cases.blobs(300, 0)[0], assess_cases.blobs(120, 1)), ("views", "seed", "engine", "center")
+    found = bb.assess(network(), *data, **FEW, **dict.fromkeys(nothing))
+    assert found.metrics == bb.assess(network(), *data, **FEW).metrics
 
 
 def unclear():

@@ -154,6 +154,20 @@ def test_classes_may_be_words_and_rows_have_ids(order, tmp_path):
     assert {row: told(new, "prediction")[row] for row in told(tested, "prediction")} == told(tested, "prediction")
 
 
+def test_parts_of_a_table_with_words_ids_and_a_scale_are_read_as_in_training(tmp_path, capsys):
+    files = {name: write_table(tmp_path / f"{name}.csv", words(seed)) for name, seed in (("train", 0), ("test", 1))}
+    more = write_table(tmp_path / "more.csv", words(1) | {"colour": ["red"] * 240})
+    named = {"target": "kind", "id": "code", "method": "none"}
+    given, options = arguments_for(tmp_path, "classification", **files, **named)
+    assess(given, options, "--standardise", "--class-names", ",".join(WORDS))
+    rows = predict(tmp_path, given, more)
+    posterior = ["--posterior", str(tmp_path / "out" / "posterior.safetensors"), "--input", more]
+    capsys.readouterr()
+    assert cli.main(["predict", *given, *posterior, "--parts", str(tmp_path / "parts")]) == 0
+    assert capsys.readouterr().err.count("columns that the training table did not have") == 1
+    assert [row | {"source": "new"} for row in assess_cases.rows_in(tmp_path / "parts" / "part-00000.csv")] == rows
+
+
 def test_the_scale_of_columns_is_learnt_and_kept(tmp_path):
     train, test = (write_table(tmp_path / f"{n}.csv", waves(s, 1000.0)) for n, s in (("train", 0), ("test", 1)))
     given, options = arguments_for(tmp_path, "regression", train=train, test=test, target="height")
@@ -224,6 +238,16 @@ def test_equal_targets_have_no_variance(tmp_path):
     given, options = arguments_for(tmp_path, "regression", **files, target="height")
     metrics, _ = assess(given, options)
     assert "All test targets are equal" in metrics["verdict"]["How good is it?"]
+
+
+def test_printed_json_says_null_where_an_interval_has_no_end(tmp_path, table_case, capsys):
+    given, options = table_case
+    few = {name: column[:6] for name, column in waves(2).items()}
+    assess(given, options, "--method", "none", "--calibration", write_table(tmp_path / "few.csv", few))
+    capsys.readouterr()
+    assert len(predict(tmp_path, given, tmp_path / "test.csv", "--json")) == 240
+    first = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)[0]
+    assert (first["lower"], first["upper"]) == (None, None)
 
 
 def test_formulas_are_written_as_text(tmp_path, capsys):

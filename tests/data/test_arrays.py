@@ -4,6 +4,7 @@ import torch
 
 from batchbayes import BatchbayesError, BatchbayesWarning
 from batchbayes.data.files import read_examples
+from batchbayes.data.reading import Reading
 from batchbayes.data.schema import Column, Schema
 
 X = np.arange(12.0).reshape(6, 2)
@@ -16,7 +17,7 @@ def arrays(tmp_path):
 
     def read(named, target=None, **known):
         np.savez(tmp_path / "d.npz", **named)
-        return read_examples(tmp_path / "d.npz", target, **known)
+        return read_examples(tmp_path / "d.npz", Reading(target, **known))
 
     return read
 

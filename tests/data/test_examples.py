@@ -138,6 +138,7 @@ def test_batches_that_cannot_be_used_are_refused(batch, message):
 
 
 def test_examples_can_be_shown_as_they_were():
-    examples = from_tensors("x", torch.ones(2, 1)).prepared(Preprocessing(standardise=Standardise((1.0,), (2.0,))))
+    prepared = Preprocessing(standardise=Standardise((1.0,), (2.0,)))
+    examples = from_tensors("x", torch.ones(2, 1), preprocessing=prepared)
     assert examples.take([0]).tolist() == [[0]]
     assert examples.raw().take([0]).tolist() == [[1]]

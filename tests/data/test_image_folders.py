@@ -7,6 +7,7 @@ from PIL import Image
 from batchbayes import BatchbayesError
 from batchbayes.data.files import read_examples
 from batchbayes.data.preprocess import Preprocessing
+from batchbayes.data.reading import Reading
 
 
 def paint(path, colour=(0, 0, 0), size=(4, 3)):
@@ -39,7 +40,7 @@ def test_a_folder_that_lacks_a_class_keeps_the_numbers_of_training(tmp_path):
         paint(tmp_path / "test" / name / "1.png")
     (tmp_path / "test" / "bee").mkdir()
     classes = read_examples(tmp_path / "train").class_names
-    test = read_examples(tmp_path / "test", class_names=classes)
+    test = read_examples(tmp_path / "test", Reading(class_names=classes))
     assert (test.ids(), test.targets().tolist()) == (("ant/1.png", "cat/1.png"), [0, 2])
     assert test.class_names == ("ant", "bee", "cat")
     with pytest.raises(BatchbayesError, match=r"images in each sub-folder of .*; got none in bee"):
@@ -51,14 +52,14 @@ def test_an_unknown_class_is_refused(tmp_path):
     with pytest.raises(
         BatchbayesError, match=r"classes of training in .*, one of: ant, bee; got 'bea'.*did you mean bee"
     ):
-        read_examples(tmp_path / "test", class_names=("ant", "bee"))
+        read_examples(tmp_path / "test", Reading(class_names=("ant", "bee")))
 
 
 def test_images_without_classes_have_no_targets(tmp_path):
     paint(tmp_path / "1.png")
     paint(tmp_path / ".hidden" / "1.png")
     paint(tmp_path / "._1.png")
-    examples = read_examples(tmp_path, class_names=("a", "b"))
+    examples = read_examples(tmp_path, Reading(class_names=("a", "b")))
     assert [targets for _, targets in examples] == [None]
     assert examples.class_names == ("a", "b")
     assert examples.ids() == ("1.png",)
@@ -84,7 +85,7 @@ def test_images_of_another_size_are_refused_or_resized(tmp_path):
     paint(tmp_path / "2.png", size=(9, 8))
     with pytest.raises(BatchbayesError, match=r"images of one size, 4 x 3; got 9 x 8 in 2.png"):
         list(read_examples(tmp_path))
-    ((inputs, _),) = read_examples(tmp_path, preprocessing=Preprocessing(resize=(5, 6)))
+    ((inputs, _),) = read_examples(tmp_path, Reading(preprocessing=Preprocessing(resize=(5, 6))))
     assert inputs.shape == (2, 3, 5, 6)
 
 

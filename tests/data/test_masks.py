@@ -7,6 +7,7 @@ from batchbayes import BatchbayesError
 from batchbayes.data.files import read_examples
 from batchbayes.data.masks import read_masked_images
 from batchbayes.data.preprocess import Preprocessing
+from batchbayes.data.reading import Reading
 
 NUMBERS = np.array([[0, 1, 2], [2, 1, 255]])
 
@@ -38,7 +39,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("mask", [grey(), grey(kind=np.uint16), palette()], ids=["grey", "16 bits", "palette"])
 def test_masks_are_class_numbers(folder, mask):
     save(folder / "masks" / "b.png", mask)
-    examples = read_examples(folder, class_names=("x", "y", "z"), ignored_label=255)
+    examples = read_examples(folder, Reading(class_names=("x", "y", "z"), ignored_label=255))
     ((inputs, targets),) = examples
     assert inputs.shape == (2, 3, 2, 3)
     assert targets.dtype == torch.int64
@@ -53,19 +54,19 @@ def test_one_bit_masks(folder):
 
 def test_a_pair_of_folders(folder, tmp_path):
     (folder / "masks").rename(folder / "answers")
-    examples = read_masked_images(folder / "images", folder / "answers")
+    examples = read_masked_images(folder / "images", folder / "answers", Reading())
     assert examples.targets().shape == (2, 2, 3)
 
 
 def test_new_images_have_no_masks(folder, tmp_path):
     (folder / "masks").rename(folder / "images" / "sub" / ".masks")
     (folder / "images" / "sub" / "a.jpg").unlink()
-    examples = read_examples(folder, class_names=("x", "y"))
+    examples = read_examples(folder, Reading(class_names=("x", "y")))
     assert ([targets for _, targets in examples], examples.ids()) == ([None], ("b.jpg",))
 
 
 def test_masks_are_resized_without_new_classes(folder):
-    ((inputs, targets),) = read_examples(folder, preprocessing=Preprocessing(resize=(4, 6)))
+    ((inputs, targets),) = read_examples(folder, Reading(preprocessing=Preprocessing(resize=(4, 6))))
     assert inputs.shape == (2, 3, 4, 6)
     assert targets[0].tolist() == NUMBERS.repeat(2, 0).repeat(2, 1).tolist()
 
@@ -107,9 +108,9 @@ def test_masks_that_do_not_fit_are_refused(folder, name):
     change, message = REFUSED[name]
     change(folder)
     with pytest.raises(BatchbayesError, match=message):
-        list(read_examples(folder, class_names=("x", "y", "z"), ignored_label=255))
+        list(read_examples(folder, Reading(class_names=("x", "y", "z"), ignored_label=255)))
 
 
 def test_the_label_of_pixels_that_do_not_count_must_be_named(folder):
     with pytest.raises(BatchbayesError, match=r"class numbers from 0 to 2 .*; got 255"):
-        list(read_examples(folder, class_names=("x", "y", "z")))
+        list(read_examples(folder, Reading(class_names=("x", "y", "z"))))

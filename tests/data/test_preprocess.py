@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from batchbayes import BatchbayesError
 from batchbayes.data.examples import from_tensors
 from batchbayes.data.files import read_examples
 from batchbayes.data.preprocess import Preprocessing, Standardise, resized
+from batchbayes.data.reading import Reading
 
 
 @given(seed=st.integers(0, 999), rows=st.integers(1, 400), shape=st.sampled_from([(3,), (2, 5, 4)]))
@@ -40,21 +42,21 @@ def test_a_mean_far_above_the_spread_is_exact():
 def test_examples_are_preprocessed_when_they_are_read(tmp_path):
     (tmp_path / "train.csv").write_text("a,b,y\n0,100,1.5\n2,300,2.5\n")
     (tmp_path / "new.csv").write_text("b,a\n500,1\n")
-    train = read_examples(tmp_path / "train.csv", "y")
+    train = read_examples(tmp_path / "train.csv", Reading("y"))
     learnt = Preprocessing(standardise=Standardise.fit(train))
     kept = Preprocessing.from_json(json.loads(json.dumps(learnt.to_json())))
     assert kept == learnt
-    new = read_examples(tmp_path / "new.csv", schema=train.schema, preprocessing=kept)
+    new = read_examples(tmp_path / "new.csv", Reading(schema=train.schema, preprocessing=kept))
     assert [inputs.tolist() for inputs, _ in new] == [[[0, 3]]]
     assert new.take([0]).tolist() == [[0, 3]]
-    assert train.prepared(kept).targets().tolist() == [1.5, 2.5]
+    assert replace(train, preprocessing=kept).targets().tolist() == [1.5, 2.5]
 
 
 def test_images_are_resized_and_then_scaled(tmp_path):
     Image.new("RGB", (8, 6), (255, 0, 51)).save(tmp_path / "1.png")
     Image.new("RGB", (5, 5), (255, 0, 51)).save(tmp_path / "2.png")
     scale = Standardise((0.5, 0.5, 0.2), (0.5, 0.25, 1))
-    ((inputs, _),) = read_examples(tmp_path, preprocessing=Preprocessing((4, 3), scale))
+    ((inputs, _),) = read_examples(tmp_path, Reading(preprocessing=Preprocessing((4, 3), scale)))
     assert inputs.shape == (2, 3, 4, 3)
     torch.testing.assert_close(inputs, torch.tensor([1.0, -2.0, 0.0]).reshape(1, 3, 1, 1).expand(2, 3, 4, 3))
 
@@ -98,4 +100,4 @@ def test_a_mean_from_0_to_255_is_refused_for_images(tmp_path):
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "1.png")
     scale = Preprocessing(standardise=Standardise((123.7, 116.3, 103.5), (58.4, 57.1, 57.4)))
     with pytest.raises(BatchbayesError, match=r"images with values from 0 to 1; got a mean \(123.7.*divide .* by 255"):
-        read_examples(tmp_path, preprocessing=scale)
+        read_examples(tmp_path, Reading(preprocessing=scale))

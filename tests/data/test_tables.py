@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from batchbayes import BatchbayesError
 from batchbayes.data.files import read_examples
+from batchbayes.data.reading import Reading
 from batchbayes.data.schema import Column, Schema
 from batchbayes.errors import BatchbayesWarning
 
@@ -20,7 +21,7 @@ def table(tmp_path):
     def read(content, target=None, **known):
         path = tmp_path / "t.csv"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return read_examples(path, target, **known)
+        return read_examples(path, Reading(target, **known))
 
     return read
 
@@ -259,11 +260,11 @@ def test_parquet(tmp_path):
 
     columns = {"a": [1.0, 3.0], "k": [0.5, 2.5], "n": [7, 1], "id": ["p", "q"]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
-    examples = read_examples(tmp_path / "t.parquet", "k", id_column="id")
+    examples = read_examples(tmp_path / "t.parquet", Reading("k", "id"))
     assert (inputs_of(examples), examples.targets().tolist()) == ([[1, 7], [3, 1]], [0.5, 2.5])
     assert examples.schema.columns[1] == Column("n", "integer", 1, 7)
     with pytest.raises(BatchbayesError, match=r"column 'id' of t.parquet; got 'p' in row 1"):
-        read_examples(tmp_path / "t.parquet", "k")
+        read_examples(tmp_path / "t.parquet", Reading("k"))
     parquet.write_table(pyarrow.table({"a": [1.0, None]}), tmp_path / "t.parquet")
     with pytest.raises(BatchbayesError, match="an empty cell in row 2"):
         read_examples(tmp_path / "t.parquet")
@@ -289,7 +290,7 @@ def test_order_and_delimiter_and_encoding_of_a_table_do_not_matter(data, tmp_pat
         cells = [[repr(row[i]) if kinds[i] is reals else str(int(row[i])) for i in order] for row in rows]
         path = tmp_path_factory.mktemp("tables") / "t.csv"
         path.write_text("\n".join(map(delimiter.join, [quoted, *cells])), encoding=encoding, newline="")
-        return read_examples(path, **known)
+        return read_examples(path, Reading(**known))
 
     first = read(range(len(columns)), ",", "utf-8")
     schema = Schema.from_json(json.loads(json.dumps(first.schema.to_json())))

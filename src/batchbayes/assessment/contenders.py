@@ -1,7 +1,6 @@
 """Contenders: a posterior with all that is tuned, and how it did on calibration data and on test data."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -110,17 +109,6 @@ def drawing(case: Case, trial: Trial) -> dict[str, Any]:
     """Return the arguments of `predict` that say how the draws of a contender are made."""
     engine = case.settings.engine if is_linear(trial.engine) else "sample"
     return {"num_samples": trial.num_samples, "seed": case.settings.seed, "engine": engine}
-
-
-def needs_exact_draws(case: Case, contenders: Sequence[Contender[Any]]) -> bool:
-    """Return whether the linear engine, which could be trusted on the calibration data, cannot on other data."""
-    engines = [engine for contender in contenders for engine in contender.seen.engines]
-    return case.settings.engine == "auto" and any(EXACT_TOO in engine for engine in engines)
-
-
-def with_exact_draws(case: Case) -> Case:
-    """Return the case with the engine that is always right."""
-    return replace(case, settings=replace(case.settings, engine="sample"))
 
 
 def is_linear(engine: str) -> bool:

@@ -1,6 +1,5 @@
 """What is compared: the network as it is and what each method offers, without and with views."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +25,6 @@ DRAWS, EXACT_DRAWS = 64, 16
 ones."""
 MOST_VIEWS, AVERAGED = 16, 4
 """So many views are as good as more, and a draw averages the logits of so many of them (docs/results/views.md)."""
-MOST_SHOWN = 6
-"""So many posteriors are predicted on the test data: the best on calibration data, beside the network."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +60,7 @@ def compared_entries(
     some = case.calibration if len(rows) == total else case.calibration.some(rows.tolist())
     setting = Setting(
         model=case.network,
-        train=case.train,
+        train=case.train.batches,
         calibration=[(inputs, targets) for inputs, targets in some if targets is not None],
         likelihood=likelihood,
         num_samples=settings.draws or DRAWS,
@@ -153,16 +150,3 @@ def _variant(entry: Entry, size: int, scaled: dict[str, Any] | None) -> Candidat
         about = f"{about}, with logits divided by one number tuned on calibration data"
         advice = f"{advice}, and divide the logits by {number(temperature)}"
     return replace(base, name=name, about=about, advice=advice, curve=None if scaled else base.curve)
-
-
-def pick_shown(
-    tried: Sequence[tuple[Entry, Sequence[Trial]]], wanted: Sequence[Trial]
-) -> list[tuple[Entry, Sequence[Trial]]]:
-    """Return the entries that the tables show: the network, those with a wanted trial, and the best of the others."""
-    first, *others = tried
-
-    def place(each: tuple[Entry, Sequence[Trial]]) -> tuple[bool, float]:
-        return not any(trial in wanted for trial in each[1]), min(trial.mean_loss for trial in each[1])
-
-    kept = sorted(others, key=place)[:MOST_SHOWN]
-    return [each for each in tried if each is first or each in kept]

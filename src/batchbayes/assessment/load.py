@@ -13,21 +13,14 @@ from batchbayes._common.text import percent
 from batchbayes.assessment.likelihood import OneLogit, class_likelihood
 from batchbayes.assessment.named import build_network, call_named, fitting_weights, named_methods
 from batchbayes.assessment.options import AssessOptions, Settings, Task
-from batchbayes.assessment.sources import (
-    INPUT_DTYPES,
-    Reading,
-    Training,
-    first_reading,
-    is_function,
-    read_training,
-    training_of,
-)
+from batchbayes.assessment.sources import Training, first_reading, is_function, read_source, read_training, training_of
 from batchbayes.assessment.task import guess_task, require_class_names, require_fitting
 from batchbayes.assessment.views import named_views, some_inputs, words
 from batchbayes.batches import ordered_loader, pick_inputs
 from batchbayes.data.examples import Examples
+from batchbayes.data.reading import INPUT_DTYPES, Reading
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.likelihoods import Gaussian
+from batchbayes.likelihoods import Categorical, Gaussian
 from batchbayes.methods.batchnorm.candidates import has_batch_norm
 from batchbayes.methods.dropout import has_dropout
 from batchbayes.methods.table import Method
@@ -54,11 +47,7 @@ class Case:
     task: Task
     likelihood: Any
     """Of the task, at a temperature or precision of 1."""
-    train_name: str
-    train: Any
-    """What methods read training batches from."""
-    reference: Any
-    """Training data as it looks at prediction time."""
+    train: Training
     calibration: Examples
     test: Examples
     ood: Examples | None
@@ -74,6 +63,11 @@ class Case:
     reading: Reading
     """How the data was read."""
 
+    def at(self, temperature: float) -> Any:
+        """Return the likelihood of classes at a temperature, for all pixels: some are left out of sums later."""
+        plain = replace(self.likelihood, temperature=temperature)
+        return replace(plain, ignore_index=None) if isinstance(plain, Categorical) else plain
+
 
 def load_case(options: AssessOptions) -> Case:
     """Read everything that the options name."""
@@ -85,8 +79,8 @@ def load_case(options: AssessOptions) -> Case:
         network,
         train if options.reference is None else replace(train, plain=_read_reference(options.reference, others)),
         test,
-        calibration=reading.read(options.calibration, "the calibration data") if options.calibration else None,
-        ood=others.read(options.ood, "the out-of-distribution data", inputs_only=True) if options.ood else None,
+        calibration=read_source(options.calibration, reading, "the calibration data") if options.calibration else None,
+        ood=read_source(options.ood, others, "the out-of-distribution data", inputs_only=True) if options.ood else None,
         settings=options,
         reading=reading,
         members=[fitting_weights(network, path) for path in (options.weights or ())[1:]],
@@ -148,9 +142,7 @@ def make_case(
         methods=named_methods(settings.method, network),
         task=task,
         likelihood=likelihood,
-        train_name=train.name,
-        train=train.batches,
-        reference=train.plain,
+        train=train,
         calibration=calibration,
         test=test,
         ood=ood,
@@ -215,15 +207,15 @@ def _read_reference(source: str, reading: Reading) -> Any:
     """Return training data without random transforms."""
     if is_function(source):
         return training_of(source, call_named(source, "the reference data"), None).plain
-    return reading.read(source, "the reference data", inputs_only=True)
+    return read_source(source, reading, "the reference data", inputs_only=True)
 
 
 def _read_test(options: AssessOptions, reading: Reading) -> tuple[Examples, Reading]:
     """Read the test data. If the training data said nothing about columns and classes, the test data does."""
-    test = reading.read(options.test, "the test data")
+    test = read_source(options.test, reading, "the test data")
     settled = reading.like(test, options.class_names)
     if test.class_names not in (None, settled.class_names):
-        test = settled.read(options.test, "the test data")
+        test = read_source(options.test, settled, "the test data")
     return test, settled
 
 

@@ -18,7 +18,7 @@ def fit_novelty(case: Case) -> tuple[Novelty | None, str]:
         with GlobalStream(case.settings.seed):  # data sets may draw random numbers
             found = novelty(
                 case.network,
-                case.reference,
+                case.train.plain,
                 calibration=case.calibration,
                 logits=False if case.task == "regression" else None,
                 seed=case.settings.seed,

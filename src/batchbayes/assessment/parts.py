@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,7 +35,7 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.reproduce.cluster import Cluster, ClusterWorkers, find_cluster
 from batchbayes.reproduce.run import RESTARTS
 
-PLAN = "parts.json"
+PLAN, POSTERIOR, WEIGHTS = "parts.json", "posterior.safetensors", "weights-"
 PART_NUMBERS, MOST_ROWS = 2**22, 2**16
 """A part has at most so many input numbers (16 MiB), or rows; but at least as many rows as are read together."""
 
@@ -104,7 +105,8 @@ def cut_into_parts(sources: Sequence[Path], predictor: Predictor) -> list[Part]:
     """Return the parts of all sources. The batches inside of them are those in which a whole file is read."""
     ranges: list[tuple[Path, range]] = []
     for source in sources:
-        size, *shape = example_shape(source, predictor.reading.preprocessing)
+        with noted_warnings(quiet=True):  # they come again when the parts are read
+            size, *shape = example_shape(source, predictor.reading)
         rows = min(MOST_ROWS, PART_NUMBERS // max(1, math.prod(shape)))
         rows = max(1, rows // READ_SIZE) * READ_SIZE
         ranges += [(source, range(start, min(start + rows, size))) for start in range(0, size, rows)]
@@ -174,7 +176,7 @@ def _made_here(predictor: Predictor, parts: Sequence[Part]) -> Made:
 
 def _made_there(options: PredictOptions, parts: Sequence[Part], cluster: Cluster) -> Made:
     """Yield parts as workers finish them. Each worker has one part in work and one that waits."""
-    left, kit = list(parts), Kit.pack(options)
+    left, kit = list(parts), _packed(options)
     for attempt in range(1 + RESTARTS):
         try:
             with ClusterWorkers(cluster, kit) as workers:
@@ -197,35 +199,30 @@ def _made_there(options: PredictOptions, parts: Sequence[Part], cluster: Cluster
                 ) from error
 
 
+@dataclass(frozen=True)
 class Kit:
-    """What a worker needs: the options and the files that they name. It is unpacked once in each worker process."""
+    """What a worker needs: the options, and the files that they name. It is unpacked once in each worker process."""
 
-    def __init__(self, options: PredictOptions, files: dict[str, bytes]) -> None:
-        self._options, self._files = options, files
-        self._maker: PartMaker | None = None
+    options: PredictOptions
+    files: Mapping[str, bytes]
 
-    @classmethod
-    def pack(cls, options: PredictOptions) -> "Kit":
-        """Read the posterior, the detector beside it, and the weights."""
-        weights = list(options.weights or ())
-        beside = options.posterior.with_name(NOVELTY)
-        named = {f"weights-{number}{path.suffix}": path for number, path in enumerate(weights)}
-        named |= {"posterior.safetensors": options.posterior, **({NOVELTY: beside} if beside.is_file() else {})}
-        plain = replace(options, weights=[Path(name) for name in named if name.startswith("weights-")] or None)
-        return cls(plain, {name: path.read_bytes() for name, path in named.items()})
-
-    @property
+    @cached_property
     def maker(self) -> PartMaker:
         """The predictor, which is loaded when it is first needed."""
-        if self._maker is None:
-            with TemporaryDirectory() as name:
-                folder = Path(name)
-                for file, content in self._files.items():
-                    (folder / file).write_bytes(content)
-                weights = None if not self._options.weights else [folder / path for path in self._options.weights]
-                here = replace(self._options, weights=weights, posterior=folder / "posterior.safetensors")
-                self._maker = PartMaker(Predictor.load(here))
-        return self._maker
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            for file, content in self.files.items():
+                (folder / file).write_bytes(content)
+            weights = [folder / file for file in self.files if file.startswith(WEIGHTS)] or None
+            here = replace(self.options, weights=weights, posterior=folder / POSTERIOR)
+            return PartMaker(Predictor.load(here))
+
+
+def _packed(options: PredictOptions) -> Kit:
+    """Read the posterior, the detector beside it, and the weights."""
+    named = {f"{WEIGHTS}{number}{path.suffix}": path for number, path in enumerate(options.weights or ())}
+    named |= {POSTERIOR: options.posterior, NOVELTY: options.posterior.with_name(NOVELTY)}
+    return Kit(options, {name: path.read_bytes() for name, path in named.items() if name != NOVELTY or path.is_file()})
 
 
 def make_part(kit: Kit, part: Part, path: str) -> tuple[str, list[str]]:

@@ -1,6 +1,5 @@
 """Predictions for new data, from the posterior file of an assessment and the network. No training data is needed."""
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from batchbayes.assessment.notes import checked_notes, require_outputs
 from batchbayes.assessment.options import PredictOptions
 from batchbayes.assessment.rows import Rows, predict_rows
 from batchbayes.assessment.run import noted_warnings, running
-from batchbayes.assessment.sources import Reading
-from batchbayes.assessment.write import NOVELTY, print_rows, require_new_file, write_rows
+from batchbayes.assessment.sources import read_source
+from batchbayes.assessment.write import NOVELTY, print_rows, require_new_file, strict_json, write_rows
 from batchbayes.data.examples import Examples
+from batchbayes.data.reading import Reading
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.table import resolve
@@ -51,7 +51,7 @@ class Predictor:
 
     def read(self, source: str, rows: range | None = None) -> Examples:
         """Read inputs as those of the training data were read."""
-        return self.reading.read(source, "the inputs", inputs_only=True, rows=rows)
+        return read_source(source, self.reading, "the inputs", inputs_only=True, rows=rows)
 
     def rows(self, data: Examples, source: str, maps: Path | None = None) -> Rows:
         """Return the rows of predictions.csv for new inputs. Warn if they are unlike the training data."""
@@ -99,7 +99,7 @@ def predict_command(options: PredictOptions) -> None:
     if options.out is not None:
         write_rows(options.out, rows)
     if options.json:
-        print(json.dumps([dict(zip(rows, each, strict=True)) for each in cells]))
+        print(strict_json([dict(zip(rows, each, strict=True)) for each in cells]))
     elif options.out is None:
         print_rows(sys.stdout, rows)
     elif not options.quiet:

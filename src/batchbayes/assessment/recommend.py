@@ -5,12 +5,14 @@ The test data takes no part in the choice, so what it says about the recommended
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from batchbayes._common.text import number
 from batchbayes.assessment.contenders import Contender, Trial
+
+T = TypeVar("T", Trial, Contender[Any])
 
 DOUBT = 2.0
 """Two methods count as equally good if their mean losses differ by at most this many standard errors."""
@@ -21,29 +23,17 @@ FEWEST = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Picked:
-    """What calibration data says: the trial to use, the best one that can be paid for, and the best one."""
+class Choice(Generic[T]):
+    """What calibration data says. It is about trials, or about contenders, which have seen the test data too."""
 
-    recommended: Trial
-    best: Trial
+    recommended: T
+    """The one to use."""
+    best: T
+    """The one with the lowest mean loss that can be paid for. It may be less simple."""
     beyond: Trial | None
     """The best one that the budget does not pay for, if it is clearly better than the recommended one."""
-
-    @property
-    def trials(self) -> list[Trial]:
-        return [self.recommended, self.best]
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """The contender to use, and the one with the lowest mean loss on calibration data, which may be less simple."""
-
-    recommended: Contender[Any]
-    best: Contender[Any]
-    beyond: Trial | None
-    """What is clearly better, but costs more than the budget."""
     is_network: bool
-    """Whether the network as it is is recommended."""
+    """Whether it is best to use the network as it is."""
 
     @property
     def name(self) -> str:
@@ -51,11 +41,11 @@ class Choice:
         return "the network as it is" if self.is_network else self.recommended.name
 
 
-def recommend(trials: Sequence[Trial], budget: int | None = None) -> Picked:
+def recommend(trials: Sequence[Trial], budget: int | None = None) -> Choice[Trial]:
     """Choose the simplest trial whose losses on calibration data leave a doubt that the best one is better.
 
     Args:
-        trials: all of them; the network as it is costs one forward pass.
+        trials: all of them. The simplest, which costs one forward pass, is the network as it is.
         budget: most forward passes that a prediction may cost; None for any number.
     """
     affordable = [trial for trial in trials if budget is None or trial.passes <= budget]
@@ -66,7 +56,8 @@ def recommend(trials: Sequence[Trial], budget: int | None = None) -> Picked:
         if _differs_in_temperature(chosen, other) and not _is_as_good(chosen, other):
             chosen = other
     overall = min(trials, key=lambda trial: trial.mean_loss)
-    return Picked(chosen, best, None if _is_as_good(chosen, overall) else overall if overall is not best else None)
+    beyond = None if _is_as_good(chosen, overall) or overall is best else overall
+    return Choice(chosen, best, beyond, is_network=chosen is ordered[0])
 
 
 def _is_as_good(trial: Trial, best: Trial) -> bool:
@@ -92,18 +83,7 @@ def paired_difference(losses: Tensor, others: Tensor) -> tuple[float, float]:
     return float(difference.mean()), float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5
 
 
-def as_choice(picked: Picked, contenders: list[Contender[Any]]) -> Choice:
-    """Sort the contenders, and return the choice with what the test data says about it.
-
-    The simplest contender, the network as it is, comes first.
-    """
-    contenders.sort(key=lambda contender: contender.trial.simplicity)
-    of = {contender.trial: contender for contender in contenders}
-    chosen = of[picked.recommended]
-    return Choice(chosen, of[picked.best], picked.beyond, is_network=chosen is contenders[0])
-
-
-def sentence_of_choice(choice: Choice) -> str:
+def sentence_of_choice(choice: Choice[Contender[Any]]) -> str:
     """Say which method to use, why, and how."""
     chosen, best = choice.recommended, choice.best
     low = number(best.trial.mean_loss)

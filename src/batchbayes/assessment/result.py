@@ -17,7 +17,6 @@ from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import Choice
 from batchbayes.assessment.rows import Rows
-from batchbayes.assessment.sources import INPUT_DTYPES
 from batchbayes.data.examples import as_input
 from batchbayes.detection.novelty import Novelty
 from batchbayes.inputs import each_tensor, pick_inputs
@@ -155,8 +154,7 @@ class Assessment:
 
         Inputs get the type that the network needs, as in the assessment.
         """
-        picker, name = options.pop("inputs", None), self.case.reading.input_dtype
-        converted = partial(as_input, dtype=INPUT_DTYPES[name] if name else None)
+        picker, converted = options.pop("inputs", None), partial(as_input, dtype=self.case.reading.dtype)
         options["inputs"] = lambda batch: each_tensor(pick_inputs(batch, picker), converted)
         drawing: Any = {"num_samples": self.notes["draws"], "seed": self.notes["seed"], "engine": self.notes["engine"]}
         return predict(self.posterior, data, self.likelihood, **drawing | options)

@@ -18,7 +18,6 @@ All columns come from the recommended method.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -78,7 +77,7 @@ def assessed_rows(
     in the batches of its source, even if a part of it was split off for calibration. Images are predicted one by one.
     """
     is_split = case.split_off and case.task != "segmentation"
-    data = replace(case.test, part=None) if is_split else case.test
+    data = case.test.whole() if is_split else case.test
     tested = predict_rows(posterior, data, notes, "test", novelty, show)
     kept = case.test.rows().tolist()
     if is_split:
@@ -194,11 +193,6 @@ def image_cells(seen: CategoricalPredictive) -> dict[str, Any]:
     entropy = float(seen.entropy.double().mean())
     confidence = float(seen.log_probs.amax(-1).exp().double().mean())
     return {"confidence": confidence, "entropy": entropy, "mutual_information": information}
-
-
-def spread_of_draws(seen: GaussianPredictive) -> Tensor:
-    """Return the standard deviation over draws of the first output, (N,)."""
-    return first_output(seen.epistemic_variance).sqrt()
 
 
 def outputs_of(values: Tensor) -> Tensor:

@@ -23,10 +23,11 @@ from batchbayes.assessment.maps import map_writer
 from batchbayes.assessment.options import AssessOptions, CommonOptions, Settings, names, positive, whole
 from batchbayes.assessment.result import Assessment
 from batchbayes.assessment.rows import Show
-from batchbayes.assessment.sources import Reading, Training, training_of
+from batchbayes.assessment.sources import Training, training_of
 from batchbayes.assessment.write import require_extras, require_place
 from batchbayes.data.examples import from_object
-from batchbayes.errors import BatchbayesWarning, unknown_name, warn
+from batchbayes.data.reading import Reading
+from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
 from batchbayes.methods.table import resolve
 from batchbayes.network import as_network
@@ -120,9 +121,8 @@ def _training(train: Any, reference: Any, batch_size: int | None) -> Training:
 
 
 def _settings(given: Mapping[str, Any]) -> Settings:
-    """Return the settings that were passed by name, checked as those of the command line are."""
-    known = {field.name: field.metadata for field in fields(Settings)}
-    plain = dict(given)
+    """Return the settings that were passed by name, checked as those of the command line are. None is the default."""
+    known, plain = {field.name: field.metadata for field in fields(Settings)}, {}
     for name, value in given.items():
         if name not in known:
             raise unknown_name("an option of assess", name, sorted(known))
@@ -132,10 +132,14 @@ def _settings(given: Mapping[str, Any]) -> Settings:
         if choices and value not in choices:
             raise unknown_name(name, str(value), choices)
         if kind in (positive, whole):
-            plain[name] = whole_number(name, value, least=1 if kind is positive else None)
+            value = whole_number(name, value, least=1 if kind is positive else None)
         elif kind is names:
             several = isinstance(value, Iterable) and not isinstance(value, str)
-            plain[name] = tuple(map(str, value if several else [value]))
+            value = tuple(map(str, value if several else [value]))
+        elif not isinstance(value, str):
+            fix = f"write it as on the command line, where --help explains --{name}"
+            raise BatchbayesError(expected=f"{name} as a text", got=f"{value!r}"[:200], fix=fix)
+        plain[name] = value
     return Settings(**plain)
 
 

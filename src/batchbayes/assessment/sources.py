@@ -1,6 +1,6 @@
 """Data sources: files, folders and data functions. All of them are read as the training data was."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,119 +15,30 @@ from batchbayes.assessment.options import AssessOptions
 from batchbayes.data.examples import Examples, as_batch, from_object
 from batchbayes.data.files import read_examples
 from batchbayes.data.preprocess import Preprocessing, Standardise
-from batchbayes.data.schema import Schema
+from batchbayes.data.reading import Reading
 from batchbayes.errors import BatchbayesError
-
-INPUT_DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64")}
-"""Types of inputs that a network may need, by their names in files of posteriors."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How files and folders are read. Data functions prepare their inputs themselves."""
-
-    target: str | None = None
-    id_column: str | None = None
-    ignored_label: int | None = None
-    schema: Schema | None = None
-    """The columns of the training table."""
-    class_names: tuple[str, ...] | None = None
-    """The names of the classes in the training data, in the order of the network's outputs."""
-    preprocessing: Preprocessing | None = None
-    input_dtype: str | None = None
-    """One of INPUT_DTYPES, if the network does not take inputs of the type that they have."""
-
-    def read(self, source: str, what: str, *, inputs_only: bool = False, rows: range | None = None) -> Examples:
-        """Read examples from a file, a folder or a data function.
-
-        With `inputs_only`, targets in files are ignored. With `rows`, only these examples of a file are read.
-        """
-        if is_function(source):
-            examples = from_object(source, call_named(source, what))
-            if not inputs_only:
-                self._require_class_names(examples)
-            return self._typed(examples)
-        examples = read_examples(
-            source,
-            self.target,
-            id_column=self.id_column,
-            schema=self.schema,
-            class_names=self.class_names,
-            ignored_label=self.ignored_label,
-            preprocessing=self.preprocessing,
-            inputs_only=inputs_only,
-            rows=rows,
-        )
-        return self._typed(examples)
-
-    def _typed(self, examples: Examples) -> Examples:
-        return replace(examples, input_dtype=INPUT_DTYPES[self.input_dtype]) if self.input_dtype else examples
-
-    def _require_class_names(self, examples: Examples) -> None:
-        names, found = self.class_names, examples.class_names
-        if names and found and names != found:
-            raise BatchbayesError(
-                expected=f"the class names of training in {examples.name}: {', '.join(names)}",
-                got=", ".join(found),
-                fix="number the classes as in training",
-            )
-
-    def like(self, examples: Examples, order: tuple[str, ...] | None) -> "Reading":
-        """Return how to read other sources, so that their columns and classes are those of these examples.
-
-        Args:
-            examples: what was read first. What is known already is not changed.
-            order: the names that the user gave. If they contain all names of classes in the data, they say which
-                output of the network belongs to which class. Otherwise they are other words for the same classes.
-        """
-        names = self.class_names or examples.class_names
-        if self.class_names is None and names and order and set(names) <= set(order):
-            names = order
-        schema = self.schema or examples.schema
-        if schema and schema.class_names:
-            schema = replace(schema, class_names=names)
-        return replace(self, schema=schema, class_names=names)
-
-    def optional_columns(self) -> "Reading":
-        """Return how to read a table that may lack the target and the ids. Without a schema, it has neither."""
-        return replace(self, target=None, id_column=None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `batchbayes predict` has to know, as values that `json` can write."""
-        return {
-            "schema": self.schema and self.schema.to_json(),
-            "class_names": self.class_names,
-            "preprocessing": self.preprocessing and self.preprocessing.to_json(),
-            **({"input_dtype": self.input_dtype} if self.input_dtype else {}),
-        }
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any], target: str | None, id_column: str | None) -> "Reading":
-        """Return the reading that `to_json` described, with the columns that the user names."""
-        schema, names, preprocessing = (fields.get(key) for key in ("schema", "class_names", "preprocessing"))
-        return cls(
-            target=target,
-            id_column=id_column,
-            schema=None if schema is None else Schema.from_json(schema),
-            class_names=None if names is None else tuple(map(str, names)),
-            preprocessing=None if preprocessing is None else Preprocessing.from_json(preprocessing),
-            input_dtype=_known_dtype(fields.get("input_dtype")),
-        )
-
-
-def _known_dtype(name: Any) -> str | None:
-    if name is not None and name not in INPUT_DTYPES:
-        raise BatchbayesError(
-            expected=f"inputs of {' or '.join(INPUT_DTYPES)} in the notes of the posterior",
-            got=repr(name),
-            fix="assess again: the file is damaged",
-        )
-    return name
 
 
 def is_function(source: str) -> bool:
     """Return whether a source is a data function."""
     return is_name(source) and not Path(source).exists()
+
+
+def read_source(
+    source: str, reading: Reading, what: str, *, inputs_only: bool = False, rows: range | None = None
+) -> Examples:
+    """Read examples from a data function, or from a file or a folder as `read_examples` does."""
+    if not is_function(source):
+        return read_examples(source, reading, inputs_only=inputs_only, rows=rows)
+    examples = from_object(source, call_named(source, what))
+    names, found = reading.class_names, examples.class_names
+    if not inputs_only and names and found and names != found:
+        raise BatchbayesError(
+            expected=f"the class names of training in {examples.name}: {', '.join(names)}",
+            got=", ".join(found),
+            fix="number the classes as in training",
+        )
+    return replace(examples, input_dtype=reading.dtype)
 
 
 def first_reading(options: AssessOptions) -> Reading:
@@ -196,10 +107,10 @@ def read_training(options: AssessOptions, reading: Reading) -> tuple[Training, R
     if is_function(options.train):
         found = training_of(options.train, call_named(options.train, "the training data"), options.batch_size)
         return found, reading.like(found.examples, options.class_names) if found.examples else reading
-    source = reading.read(options.train, "the training data")
+    source = read_source(options.train, reading, "the training data")
     if options.standardise:
         learnt = Preprocessing(options.resize, Standardise.fit(source))
-        source, reading = source.prepared(learnt), replace(reading, preprocessing=learnt)
+        source, reading = replace(source, preprocessing=learnt), replace(reading, preprocessing=learnt)
     return _in_batches(source, options.batch_size), reading.like(source, options.class_names)
 
 

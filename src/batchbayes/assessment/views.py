@@ -1,6 +1,8 @@
 """Random views that are named on the command line: crop:4,flip."""
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -70,10 +72,10 @@ EXAMPLES = {"crop": "crop:4", "shift": "shift:0.05", "jitter": "jitter:0.05"}
 
 
 def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _wrong(name, [text], f"a number after {name}:") from None
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise _wrong(name, [text], f"a number after {name}:")
 
 
 def _require_axes(name: str, inputs: Tensor, axes: int) -> None:

@@ -148,7 +148,7 @@ def document(found: Assessment) -> dict[str, Any]:
         "explorer": found.explorer,
         "data": {
             "test": case.test.name,
-            "train": case.train_name,
+            "train": case.train.name,
             "ood": case.ood.name if case.ood else None,
             "calibration": "a random third of the test data" if case.split_off else case.calibration.name,
             "split_off": case.split_off,
@@ -192,9 +192,14 @@ def _sprite_layout(thumbnails: Thumbnails) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write strict JSON: a number that is not finite becomes null."""
+    """Write a file of strict JSON."""
     with atomic_path(path) as partial:
-        partial.write_text(json.dumps(_plain(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        partial.write_text(strict_json(content, indent=1) + "\n", encoding="utf-8")
+
+
+def strict_json(content: Any, indent: int | None = None) -> str:
+    """Return JSON that all programs can read: a number that is not finite becomes null."""
+    return json.dumps(_plain(content), indent=indent, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

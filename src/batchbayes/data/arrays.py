@@ -10,8 +10,8 @@ from torch import Tensor
 
 from batchbayes._common.text import count
 from batchbayes.data.array_file import StoredArray, open_arrays
-from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_tensors
+from batchbayes.data.reading import Reading, class_numbers
 from batchbayes.data.schema import Column, Schema, dtype_of, require_distinct
 from batchbayes.errors import BatchbayesError, warn
 
@@ -20,22 +20,14 @@ A = TypeVar("A", np.ndarray, StoredArray)
 CLASS_KEYS, FEATURE_KEYS, ID_KEYS = ("class_names", "classes"), ("features", "feature_names"), ("ids", "id")
 
 
-def read_arrays(
-    path: Path,
-    target: str | None = None,
-    *,
-    id_array: str | None = None,
-    schema: Schema | None = None,
-    class_names: Sequence[str] | None = None,
-    inputs_only: bool = False,
-    rows: range | None = None,
-) -> Examples:
+def read_arrays(path: Path, reading: Reading, inputs_only: bool, rows: range | None) -> Examples:
     """Read the inputs and the targets of an .npz file or a .zarr folder.
 
     The inputs are an array `X` (or inputs, images, data), the targets an array `y` (or targets, labels, target). There
     may be texts beside them: `class_names`, `features` (the names of the columns of X) and `ids`. With `features`, the
-    columns are put in the order of the schema. `read_examples` explains the arguments.
+    columns are put in the order of the schema.
     """
+    target, schema, id_array = reading.target, reading.schema, reading.id_column
     arrays = _arrays(path, rows)
     inputs = _inputs(path, arrays)
     targets = None if inputs_only else _wanted(path, arrays, target, TARGET_KEYS, "an array of targets")
@@ -47,7 +39,7 @@ def read_arrays(
     if schema:
         inputs, features = _in_order(path, inputs, features, schema), schema.feature_names
     has_names = targets is not None and targets.dtype.kind == "U"
-    names = _class_names(path, arrays, has_names or inputs_only, (schema and schema.class_names) or class_names)
+    names = _class_names(path, arrays, has_names or inputs_only, reading.known_classes)
     if targets is not None and has_names:
         names = names or tuple(map(str, np.unique(targets)))
         targets = np.array(class_numbers(map(str, targets.flat), names, path.name)).reshape(targets.shape)
@@ -136,17 +128,17 @@ def _targets(path: Path, values: np.ndarray, schema: Schema | None) -> Tensor:
 
 
 def _class_names(
-    path: Path, arrays: Mapping[str, np.ndarray], has_names: bool, wanted: Sequence[str] | None
+    path: Path, arrays: Mapping[str, np.ndarray], has_names: bool, wanted: tuple[str, ...] | None
 ) -> tuple[str, ...] | None:
     """Return the names of training, or those in the file. If targets are numbers, both must be in the same order."""
     stored = _texts(path, arrays, CLASS_KEYS, None)
-    if wanted and stored and tuple(wanted) != stored and not has_names:
+    if wanted and stored and wanted != stored and not has_names:
         raise BatchbayesError(
             expected=f"the class names of training in {path.name}: {', '.join(wanted)}",
             got=", ".join(stored),
             fix="number the classes as in training",
         )
-    return tuple(wanted) if wanted else stored
+    return wanted or stored
 
 
 def _texts(

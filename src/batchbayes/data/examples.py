@@ -106,10 +106,6 @@ class Examples:
             return None
         return tuple(self.source_ids if self.part is None else (self.source_ids[int(row)] for row in self.rows()))
 
-    def prepared(self, preprocessing: Preprocessing) -> "Examples":
-        """Return the same examples with a preprocessing, which is applied each time that they are read."""
-        return replace(self, preprocessing=preprocessing)
-
     def between(self, rows: range) -> "Examples":
         """Return some consecutive examples of a data set."""
         assert isinstance(self.batches, DataLoader)

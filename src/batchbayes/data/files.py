@@ -1,9 +1,8 @@
 """Read examples from any file or folder that can be given by its path. No code in a file is executed."""
 
 import os
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from batchbayes.data.arrays import input_shape, read_arrays
 from batchbayes.data.examples import Examples
@@ -11,7 +10,7 @@ from batchbayes.data.image_folders import read_images, visible
 from batchbayes.data.images import IMAGES
 from batchbayes.data.masks import IMAGE_FOLDER, MASK_FOLDER, read_masked_images
 from batchbayes.data.preprocess import Preprocessing
-from batchbayes.data.schema import Schema
+from batchbayes.data.reading import Reading
 from batchbayes.data.tables import TABLES, parquet_shape, read_table
 from batchbayes.errors import BatchbayesError
 
@@ -21,13 +20,8 @@ READ_IN_PART = (*ARRAYS, ".parquet")
 
 def read_examples(
     path: str | os.PathLike[str],
-    target: str | None = None,
+    reading: Reading | None = None,
     *,
-    id_column: str | None = None,
-    schema: Schema | None = None,
-    class_names: Sequence[str] | None = None,
-    ignored_label: int | None = None,
-    preprocessing: Preprocessing | None = None,
     inputs_only: bool = False,
     rows: range | None = None,
 ) -> Examples:
@@ -36,36 +30,26 @@ def read_examples(
     Args:
         path: a table (.csv, .parquet), arrays (.npz, .zarr), an image, a folder of images, a folder with a sub-folder
             of images for each class, or a folder with the sub-folders `images` and `masks`.
-        target: the target column of a table, or the target array of an .npz file. Integers and names become class
-            numbers, other numbers become real targets.
-        id_column: the column or array with a name for each example. Images have their file names.
-        schema: `Examples.schema` of the training table. Columns are found by name.
-        class_names: `Examples.class_names` of the training data, so that classes keep their numbers.
-        ignored_label: the number of pixels in masks that do not count.
-        preprocessing: what is done to the inputs each time they are read.
+        reading: how to read it.
         inputs_only: whether targets are ignored, so that they may be of classes that training did not have.
         rows: only these examples. Of .npz, .zarr and .parquet no others are read; a .csv file is read whole.
     """
-    path = Path(path)
+    path, reading = Path(path), reading or Reading()
     if not path.exists():
         raise BatchbayesError(expected="a data file or folder", got=f"nothing at {path}", fix="check the path")
     suffix = path.suffix.lower()
-    known: dict[str, Any] = {"schema": schema, "class_names": class_names, "inputs_only": inputs_only}
     try:
         if suffix in ARRAYS:
-            examples = read_arrays(path, target, id_array=id_column, rows=rows, **known)
+            examples = read_arrays(path, reading, inputs_only, rows)
         elif path.is_dir() or (suffix in IMAGES and path.is_file()):
-            _require_unit_scale(preprocessing)
-            resize = preprocessing.resize if preprocessing else None
+            _require_unit_scale(reading.preprocessing)
             images, masks = _segmentation(path)
             if masks is not None and not inputs_only:
-                examples = read_masked_images(
-                    images, masks, class_names=class_names, ignored_label=ignored_label, resize=resize
-                )
+                examples = read_masked_images(images, masks, reading)
             else:
-                examples = read_images(images, class_names, resize, inputs_only=inputs_only)
+                examples = read_images(images, reading, inputs_only)
         elif suffix in TABLES and path.is_file():
-            examples = read_table(path, target, id_column=id_column, rows=rows, **known)
+            examples = read_table(path, reading, inputs_only, rows)
         else:
             raise BatchbayesError(
                 expected="a .npz, .zarr, .csv or .parquet file, an image, a folder of images, or pkg.module:function",
@@ -78,10 +62,10 @@ def read_examples(
         ) from error
     if rows is not None and suffix not in READ_IN_PART:
         examples = examples.between(rows)
-    return examples if preprocessing is None else examples.prepared(preprocessing)
+    return replace(examples, preprocessing=reading.preprocessing, input_dtype=reading.dtype)
 
 
-def example_shape(path: str | os.PathLike[str], preprocessing: Preprocessing | None = None) -> tuple[int, ...]:
+def example_shape(path: str | os.PathLike[str], reading: Reading | None = None) -> tuple[int, ...]:
     """Return the number of examples in a file or folder, and the shape of one of them or the number of its columns.
 
     Files that can be read in part are not read here.
@@ -92,7 +76,7 @@ def example_shape(path: str | os.PathLike[str], preprocessing: Preprocessing | N
         return input_shape(path)
     if suffix == ".parquet" and path.is_file():
         return parquet_shape(path)
-    examples = read_examples(path, preprocessing=preprocessing, inputs_only=True)
+    examples = read_examples(path, reading, inputs_only=True)
     return len(examples.rows()), *next(iter(examples))[0].shape[1:]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from batchbayes.data.classes import class_numbers
 from batchbayes.data.examples import Examples, from_dataset
 from batchbayes.data.images import IMAGES, read_image
 from batchbayes.data.preprocess import resized
+from batchbayes.data.reading import Reading, class_numbers
 from batchbayes.errors import BatchbayesError
 
 
@@ -50,20 +50,14 @@ class ImageFiles(Dataset[Any]):
         return (image,) if self.labels is None else (image, self.labels[index])
 
 
-def read_images(
-    path: Path,
-    class_names: Sequence[str] | None = None,
-    resize: tuple[int, int] | None = None,
-    *,
-    inputs_only: bool = False,
-) -> Examples:
+def read_images(path: Path, reading: Reading, inputs_only: bool) -> Examples:
     """Read one image, or the images in a folder. Sub-folders are classes, unless `inputs_only`.
 
-    A folder that lacks one of `class_names` keeps the numbers of the others. A folder with another class is refused.
-    Without `class_names`, the classes are the sub-folders in the order of their names, and each must have images.
-    Without `resize` (height and width), all images must have the same size.
+    A folder that lacks one of the classes of training keeps the numbers of the others. A folder with another class is
+    refused. If no classes are known, they are the sub-folders in the order of their names, and each must have images.
+    Unless they are resized, all images must have the same size.
     """
-    labels, names = None, None if class_names is None else tuple(class_names)
+    labels, names, resize = None, reading.class_names, reading.resize
     if path.is_file():
         return from_dataset(path.name, ImageFiles([path], None, resize), class_names=names, source_ids=(path.name,))
     folders = {child.name: image_files(child) for child in visible(path) if child.is_dir()}

@@ -12,6 +12,7 @@ from torch.nn.functional import interpolate
 from batchbayes.data.examples import Examples, from_dataset
 from batchbayes.data.image_folders import ImageFiles, image_files
 from batchbayes.data.images import decoded, read_image, refused
+from batchbayes.data.reading import Reading
 from batchbayes.errors import BatchbayesError
 
 IMAGE_FOLDER, MASK_FOLDER = "images", "masks"
@@ -22,17 +23,9 @@ GREY_OR_PALETTE = {"1", "L", "P", "I"}
 class MaskedImages(ImageFiles):
     """Images (3, H, W) from 0 to 1, and masks (H, W) of class numbers."""
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        masks: Sequence[Path],
-        *,
-        resize: tuple[int, int] | None,
-        num_classes: int | None,
-        ignored_label: int | None,
-    ) -> None:
-        super().__init__(paths, resize=resize)
-        self.masks, self.num_classes, self.ignored_label = list(masks), num_classes, ignored_label
+    def __init__(self, paths: Sequence[Path], masks: Sequence[Path], reading: Reading) -> None:
+        super().__init__(paths, resize=reading.resize)
+        self.masks, self.reading = list(masks), reading
 
     def __getitem__(self, index: int) -> Any:
         image, mask = read_image(self.paths[index], may_rotate=False), read_mask(self.masks[index])
@@ -48,30 +41,24 @@ class MaskedImages(ImageFiles):
         return self.sized(image, index), mask
 
     def _require_classes(self, mask: Tensor, path: Path) -> None:
-        if self.num_classes is None:
+        if self.reading.class_names is None:
             return
-        wrong = mask[(mask >= self.num_classes) & (mask != (-1 if self.ignored_label is None else self.ignored_label))]
+        most, ignored = len(self.reading.class_names), self.reading.ignored_label
+        wrong = mask[(mask >= most) & (mask != (-1 if ignored is None else ignored))]
         if wrong.numel():
             raise BatchbayesError(
-                expected=f"class numbers from 0 to {self.num_classes - 1} in {path}",
+                expected=f"class numbers from 0 to {most - 1} in {path}",
                 got=f"{int(wrong[0])}",
                 fix="renumber the masks, for example 255 as 1, or name the label of pixels that do not count",
             )
 
 
-def read_masked_images(
-    images: Path,
-    masks: Path,
-    *,
-    class_names: Sequence[str] | None = None,
-    ignored_label: int | None = None,
-    resize: tuple[int, int] | None = None,
-) -> Examples:
+def read_masked_images(images: Path, masks: Path, reading: Reading) -> Examples:
     """Read a folder of images, and a folder of masks with the same names (the suffixes may be different).
 
     Masks are lossless grey or palette images, whose numbers are classes. If the classes have names, larger numbers are
-    refused. `ignored_label`, the number of pixels that do not count, stays in the targets. If images are resized (to a
-    height and a width), masks take the nearest pixel.
+    refused. The label of pixels that do not count stays in the targets. If images are resized, masks take the nearest
+    pixel.
     """
     found, answers = _by_name(images), _by_name(masks)
     if found.keys() != answers.keys() or not found:
@@ -82,19 +69,13 @@ def read_masked_images(
             got=f"{what}{f' and {len(alone) - 1} more' if len(alone) > 1 else ''}",
             fix="add or remove files",
         )
-    dataset = MaskedImages(
-        list(found.values()),
-        [answers[name] for name in found],
-        resize=resize,
-        num_classes=None if class_names is None else len(class_names),
-        ignored_label=ignored_label,
-    )
+    dataset = MaskedImages(list(found.values()), [answers[name] for name in found], reading)
     return from_dataset(
         images.parent.name if images.name == IMAGE_FOLDER else images.name,
         dataset,
-        class_names=None if class_names is None else tuple(class_names),
+        class_names=reading.class_names,
         source_ids=tuple(path.relative_to(images).as_posix() for path in dataset.paths),
-        ignored_label=ignored_label,
+        ignored_label=reading.ignored_label,
     )
 
 

@@ -1,6 +1,6 @@
 """Examples from tables: .csv and .parquet files. Columns are found by name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from batchbayes.data.csv_file import read_csv
 from batchbayes.data.examples import Examples, from_tensors
+from batchbayes.data.reading import Reading
 from batchbayes.data.schema import Schema, dtype_of
 from batchbayes.data.text_table import Table
 from batchbayes.errors import BatchbayesError
@@ -67,24 +68,15 @@ def _parquet(path: Path) -> Iterator[Any]:
 TABLES = (".csv", ".parquet")
 
 
-def read_table(
-    path: Path,
-    target: str | None = None,
-    *,
-    id_column: str | None = None,
-    schema: Schema | None = None,
-    class_names: Sequence[str] | None = None,
-    inputs_only: bool = False,
-    rows: range | None = None,
-) -> Examples:
-    """Read a table. All columns are inputs, except the target and the ids. `read_examples` explains the arguments.
+def read_table(path: Path, reading: Reading, inputs_only: bool, rows: range | None) -> Examples:
+    """Read a table. All columns are inputs, except the target and the ids.
 
     With a schema, the inputs are the columns of training in their order, and its target and its ids are used if the
-    table has them. A target column without any value is then left out. The names of the classes are those of the
-    schema, those that are given, or those in the column in the order of the alphabet.
+    table has them. A target column without any value is then left out. The names of the classes are those that are
+    known from training, or those in the column in the order of the alphabet.
     """
     table = read_csv(path) if path.suffix.lower() == ".csv" else read_parquet(path, rows)
-    target, id_column = _special_columns(table, target, id_column, schema)
+    schema, (target, id_column) = reading.schema, _special_columns(table, reading)
     features = [name for name in table.header if name not in (target, id_column)]
     if schema:
         features = schema.in_order(features, table.name)
@@ -95,8 +87,7 @@ def read_table(
             fix="add the columns that the network needs",
         )
     columns = [table.numbers(name) for name in features]
-    used = None if inputs_only else target
-    targets, names = _targets(table, used, schema, tuple(class_names) if class_names else None)
+    targets, names = _targets(table, None if inputs_only else target, reading)
     return from_tensors(
         table.name,
         torch.from_numpy(np.stack(columns, 1).astype(np.float32)),
@@ -116,11 +107,9 @@ def read_table(
     )
 
 
-def _targets(
-    table: Table, target: str | None, schema: Schema | None, class_names: tuple[str, ...] | None
-) -> tuple[Tensor | None, tuple[str, ...] | None]:
+def _targets(table: Table, target: str | None, reading: Reading) -> tuple[Tensor | None, tuple[str, ...] | None]:
     """Return the targets, and the names of the classes. A column holds names if it did so in training."""
-    names = (schema and schema.class_names) or class_names
+    schema, names = reading.schema, reading.known_classes
     if target is None or (schema and table.is_blank(target)):
         return None, names
     if schema.class_names if schema and schema.target_dtype else table.has_names(target):
@@ -129,10 +118,9 @@ def _targets(
     return table.targets(target, schema.target_dtype if schema else None), names
 
 
-def _special_columns(
-    table: Table, target: str | None, id_column: str | None, schema: Schema | None
-) -> tuple[str | None, str | None]:
+def _special_columns(table: Table, reading: Reading) -> tuple[str | None, str | None]:
     """Return the target column and the id column: those that were asked for, or those of training if they are there."""
+    schema, target, id_column = reading.schema, reading.target, reading.id_column
     if schema and schema.target and target not in (None, schema.target):
         raise BatchbayesError(
             expected=f"the target column of training, {schema.target!r}", got=repr(target), fix="leave --target out"

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes.data.classes import class_numbers
+from batchbayes.data.reading import class_numbers
 from batchbayes.data.schema import Column, Dtype, require_distinct
 from batchbayes.errors import BatchbayesError, unknown_name
 

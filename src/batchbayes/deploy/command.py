@@ -10,10 +10,11 @@ from batchbayes.assessment.named import build_network
 from batchbayes.assessment.options import ExportOptions
 from batchbayes.assessment.rows import CONFORMAL_LEVEL
 from batchbayes.assessment.run import running
-from batchbayes.assessment.sources import Reading
+from batchbayes.assessment.sources import read_source
 from batchbayes.assessment.write import require_new_file
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.data.preprocess import Preprocessing
+from batchbayes.data.reading import Reading
 from batchbayes.deploy.export import Exported, export
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import gaussian
@@ -40,7 +41,7 @@ def export_posterior(options: ExportOptions) -> Exported:
             expected="a posterior written by batchbayes assess", got="one without its notes", fix="use bb.export"
         )
     reading = Reading.from_json(notes.get("reading", {}), options.target, options.id)
-    data = reading.read(options.input, "the inputs", inputs_only=True)
+    data = read_source(options.input, reading, "the inputs", inputs_only=True)
     prepare = None if data.preprocessing is None else Prepare(data.preprocessing)
     inputs, _ = next(iter(data.raw()))
     regression = notes["task"] == "regression"

@@ -78,20 +78,15 @@ class MapColumn:
     maps: Sequence[ArrayLike]
 
 
-def maps_figure(
-    columns: Sequence[MapColumn], *, class_names: Sequence[str] | None = None, ax: Axes | None = None
-) -> Figure:
-    """Draw a row for each image and a column for each kind of map.
-
-    With `ax`, the panels take the place of these axes.
-    """
+def maps_figure(columns: Sequence[MapColumn], *, class_names: Sequence[str]) -> Figure:
+    """Draw a row for each image and a column for each kind of map."""
     from matplotlib import colormaps
 
     count, shape = len(columns[0].maps), np.asarray(columns[0].maps[0]).shape
     palette = colormaps["tab20"]
     with house_style():
         size = (2.0 * len(columns), 2.0 * shape[0] / shape[1] * count + 0.9)
-        figure, panels = new_figure(count, len(columns), size, share=False, ax=ax)
+        figure, panels = new_figure(count, len(columns), size, share=False)
         for number, column in enumerate(columns):
             drawn: Any = None
             options = _options(column, palette)
@@ -101,9 +96,8 @@ def maps_figure(
             panels[0, number].set_title(column.title)
             if column.kind == "heat":
                 figure.colorbar(drawn, ax=panels[:, number].tolist(), location="bottom", shrink=0.9, pad=0.01)
-        if class_names:
-            class_legend(figure, class_names, palette)
-    return figure.figure
+        class_legend(figure, class_names, palette)
+    return figure
 
 
 def _options(column: MapColumn, palette: Any) -> dict[str, Any]:

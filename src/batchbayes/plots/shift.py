@@ -80,13 +80,10 @@ class EntropyPanel:
     published: Mapping[str, Sequence[float]] | None = None
 
 
-def entropy_figure(panels: Sequence[EntropyPanel], *, ax: Axes | None = None) -> Figure:
-    """Draw the share of images with less entropy, against the entropy. Crosses are published values.
-
-    With `ax`, the panels take the place of these axes.
-    """
+def entropy_figure(panels: Sequence[EntropyPanel]) -> Figure:
+    """Draw the share of images with less entropy, against the entropy. Crosses are published values."""
     with house_style():
-        figure, axes = new_figure(1, len(panels), (4.2 * len(panels), 3.6), share=False, ax=ax)
+        figure, axes = new_figure(1, len(panels), (4.2 * len(panels), 3.6), share=False)
         for cell, panel in zip(axes.flat, panels, strict=True):
             for number, (method, values) in enumerate(panel.curves.items()):
                 ordered, look = np.sort(np.asarray(values)), line_look(number)
@@ -99,4 +96,4 @@ def entropy_figure(panels: Sequence[EntropyPanel], *, ax: Axes | None = None) ->
         axes.flat[-1].plot([], [], "x", color="black", label="published")
         for cell in axes.flat:
             cell.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
-    return figure.figure
+    return figure

@@ -2,33 +2,22 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from batchbayes import metrics
-from batchbayes.assessment.attempts import affordable, calibration_draws, try_all
+from batchbayes.assessment.attempts import affordable, calibration_draws, compare
 from batchbayes.assessment.classification.figures import class_figures
 from batchbayes.assessment.classification.verdict import class_terms, class_verdict
-from batchbayes.assessment.contenders import (
-    ClassContender,
-    Contender,
-    Seen,
-    Trial,
-    drawing,
-    needs_exact_draws,
-    notes_for_prediction,
-    with_exact_draws,
-)
-from batchbayes.assessment.entries import Entry, compared_entries, pick_shown, trial_of
+from batchbayes.assessment.contenders import ClassContender, Contender, Seen, Trial, drawing, notes_for_prediction
+from batchbayes.assessment.entries import Entry, compared_entries, trial_of
 from batchbayes.assessment.explorer import class_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
-from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.result import (
     AURC,
     BRIER,
@@ -85,16 +74,9 @@ TEMPERATURES = temperature_grid(0.25, 16, 17)
 def assess_classification(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
     held_out, labels = case.calibration.targets(), case.test.targets()
-    tried = try_all(case, compared_entries(case, case.likelihood), _try)
-    picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
-    drawn = {entry: draws for entry, _, draws in tried}
-    contenders: list[ClassContender] = []
-    for entry, trials in pick_shown([each[:2] for each in tried], picked.trials):
-        is_told = (entry.candidate.rank == 0 and not entry.views) or picked.recommended in trials
-        contenders += _test(case, entry, trials, drawn[entry], held_out, labels, case.ood if is_told else None)
-    if needs_exact_draws(case, contenders):
-        return assess_classification(with_exact_draws(case))
-    choice = as_choice(picked, contenders)
+    case, contenders, choice = compare(
+        case, lambda case: compared_entries(case, case.likelihood), _try, partial(_test, held_out, labels)
+    )
     chosen: ClassContender = choice.recommended
     threshold = float(flag_threshold(scores_for_limit(chosen.seen.calibration.entropy, chosen.seen.test.entropy)))
     novelty, why_not = fit_novelty(case)
@@ -133,7 +115,7 @@ def _try(case: Case, entry: Entry) -> tuple[list[Trial], Tensor]:
     (draws, labels, engine), trials = calibration_draws(case, entry), []
     for size in affordable(entry, len(draws), engine, case.settings.budget):
         some = summarised(case.likelihood.summary(), draws[:size])
-        grid = [-summarised(at(case, t).summary(), draws[:size]).log_prob(labels) for t in TEMPERATURES]
+        grid = [-summarised(case.at(t).summary(), draws[:size]).log_prob(labels) for t in TEMPERATURES]
         curve = TemperatureCurve(TEMPERATURES, torch.stack(grid))
         tuned = {False: 1.0, True: tune_temperature(some, labels)}
         losses = {False: -some.log_prob(labels), True: curve.cross_fitted(case.settings.seed)}
@@ -144,25 +126,15 @@ def _try(case: Case, entry: Entry) -> tuple[list[Trial], Tensor]:
     return trials, draws
 
 
-def at(case: Case, temperature: float) -> Any:
-    """Return the likelihood of the case at a temperature."""
-    return replace(case.likelihood, temperature=temperature)
-
-
 def _test(
-    case: Case,
-    entry: Entry,
-    trials: Sequence[Trial],
-    draws: Tensor,
-    held_out: Tensor,
-    labels: Tensor,
-    unusual: Examples | None,
+    held_out: Tensor, labels: Tensor, case: Case, entry: Entry, trials: Sequence[Trial], draws: Tensor, chosen: Trial
 ) -> Iterator[ClassContender]:
-    """Predict the test data, and strange data if there is any, for all contenders of an entry in one pass."""
+    """Predict the test data for all contenders of an entry in one pass; strange data too for what is told about it."""
+    is_told = (entry.candidate.rank == 0 and not entry.views) or chosen in trials
     tested = _predict_each(case, entry, case.test, trials)
-    strange = _predict_each(case, entry, unusual, trials) if unusual else [None] * len(trials)
+    strange = _predict_each(case, entry, case.ood, trials) if case.ood and is_told else [None] * len(trials)
     for trial, test, ood in zip(trials, tested, strange, strict=True):
-        held = summarised(at(case, trial.tuned["temperature"]).summary(), draws[: trial.num_samples], keep=False)
+        held = summarised(case.at(trial.tuned["temperature"]).summary(), draws[: trial.num_samples], keep=False)
         seen = Seen(held, test, ood)
         found = _metrics(seen, labels, held_out) | {"passes": trial.passes}
         yield Contender(trial, seen, found, -test.log_prob(labels))
@@ -171,7 +143,7 @@ def _test(
 def _predict_each(case: Case, entry: Entry, data: Examples, trials: Sequence[Trial]) -> list[CategoricalPredictive]:
     """Return one predictive for each trial, from the same draws."""
     most = max(trials, key=lambda trial: trial.num_samples)
-    likelihoods = [at(case, trial.tuned["temperature"]) for trial in trials]
+    likelihoods = [case.at(trial.tuned["temperature"]) for trial in trials]
     if all(trial.num_samples == most.num_samples for trial in trials):
         stream = predict_stream(entry.posterior, data, likelihoods, **drawing(case, most))
         pieces = [predicted.predictives for predicted in stream]

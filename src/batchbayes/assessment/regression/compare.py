@@ -1,7 +1,9 @@
 """Assessment of a regression."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,36 +11,18 @@ from torch import Tensor
 from batchbayes import metrics
 from batchbayes._common.checks import real
 from batchbayes._common.text import number
-from batchbayes.assessment.attempts import affordable, calibration_draws, try_all
-from batchbayes.assessment.contenders import (
-    Contender,
-    Seen,
-    Trial,
-    ValueContender,
-    drawing,
-    needs_exact_draws,
-    notes_for_prediction,
-    with_exact_draws,
-)
-from batchbayes.assessment.entries import Entry, compared_entries, pick_shown, trial_of
+from batchbayes.assessment.attempts import affordable, calibration_draws, compare
+from batchbayes.assessment.contenders import Contender, Seen, Trial, ValueContender, drawing, notes_for_prediction
+from batchbayes.assessment.entries import Entry, compared_entries, trial_of
 from batchbayes.assessment.explorer import value_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
-from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.regression.figures import LEVELS, value_figures
 from batchbayes.assessment.regression.quantities import quantities
 from batchbayes.assessment.regression.verdict import Findings, value_terms, value_verdict
 from batchbayes.assessment.result import PASSES, STRANGE, Assessment, MetricColumn, flag_threshold, scores_for_limit
-from batchbayes.assessment.rows import (
-    CONFORMAL_LEVEL,
-    assessed_rows,
-    first_output,
-    outputs_of,
-    rounded,
-    spread_of_draws,
-    suffix,
-)
+from batchbayes.assessment.rows import CONFORMAL_LEVEL, assessed_rows, first_output, outputs_of, rounded, suffix
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import cross_fitted
 from batchbayes.calibrate import conformal_quantile, tune_precision
@@ -80,30 +64,22 @@ STRANGE_COLUMNS = (
 def assess_regression(case: Case) -> Assessment:
     """Choose a method on the calibration data, and compare it with others on the test data."""
     held_out, targets = as_values(case.calibration.targets()), as_values(case.test.targets())
-    tried = try_all(case, compared_entries(case, gaussian(1.0), averaged=1), _try)
-    picked = recommend([trial for _, trials, _ in tried for trial in trials], case.settings.budget)
-    drawn = {entry: draws for entry, _, draws in tried}
-    contenders = [
-        _test(case, entry, trial, drawn[entry], held_out, targets)
-        for entry, trials in pick_shown([each[:2] for each in tried], picked.trials)
-        for trial in trials
-    ]
-    if needs_exact_draws(case, contenders):
-        return assess_regression(with_exact_draws(case))
-    choice = as_choice(picked, contenders)
+    case, contenders, choice = compare(
+        case, lambda case: compared_entries(case, gaussian(1.0), averaged=1), _try, partial(_test, held_out, targets)
+    )
     chosen: ValueContender = choice.recommended
     held, test = chosen.seen.calibration, chosen.seen.test
     widths = conformal_widths(held, held_out)
     novelty, why_not = fit_novelty(case)
-    spreads = (outputs_of(part.epistemic_variance.sqrt()) for part in (held, test))
-    thresholds = _thresholds(scores_for_limit(*spreads))
+    held_spread, test_spread = (outputs_of(part.epistemic_variance.sqrt()) for part in (held, test))  # (N, D)
+    thresholds = _thresholds(scores_for_limit(held_spread, test_spread))
     notes = notes_for_prediction(case, chosen, thresholds, novelty, conformal_width=widths, outputs=len(widths))
     truth = outputs_of(targets.reshape(test.mean.shape))  # (N, D)
     predicted = quantities(case.test.target_name, case.settings.unit, truth.shape[1])
     columns = {f"target{suffix(i)}": rounded(column) for i, column in enumerate(truth.T)}
     rows = assessed_rows(chosen.posterior, case, notes, columns, novelty)
-    errors, spread = outputs_of(test.mean) - truth, spread_of_draws(test) if chosen.has_draws else None
     mean, half = outputs_of(test.mean), outputs_of(test.std) * torch.tensor(widths)
+    errors, spread = mean - truth, test_spread[:, 0] if chosen.has_draws else None
     findings = Findings(
         rows=rows,
         contenders=contenders,
@@ -204,15 +180,18 @@ def _losses(draws: Tensor, precision: float | tuple[float, ...], targets: Tensor
     return -outputs_of(summarised(gaussian(precision).summary(), draws).log_prob(targets)).mean(1)
 
 
-def _test(case: Case, entry: Entry, trial: Trial, draws: Tensor, held_out: Tensor, targets: Tensor) -> ValueContender:
+def _test(
+    held_out: Tensor, targets: Tensor, case: Case, entry: Entry, trials: Sequence[Trial], draws: Tensor, _: Trial
+) -> Iterator[ValueContender]:
     """Predict the test data and the strange data."""
-    precision, kept = trial.tuned["precision"], {"keep_draws": True, **drawing(case, trial)}
-    test = predict(entry.posterior, case.test, gaussian(precision), **kept)
-    strange = predict(entry.posterior, case.ood, gaussian(precision), **kept) if case.ood else None
-    seen = Seen(summarised(gaussian(precision).summary(), draws[: trial.num_samples]), test, strange)
-    shaped = targets.reshape(test.mean.shape)
-    found = _metrics(seen, shaped, held_out) | {"passes": trial.passes}
-    return Contender(trial, seen, found, _losses(test.draws, precision, shaped))
+    for trial in trials:
+        precision, kept = trial.tuned["precision"], {"keep_draws": True, **drawing(case, trial)}
+        test = predict(entry.posterior, case.test, gaussian(precision), **kept)
+        strange = predict(entry.posterior, case.ood, gaussian(precision), **kept) if case.ood else None
+        seen = Seen(summarised(gaussian(precision).summary(), draws[: trial.num_samples]), test, strange)
+        shaped = targets.reshape(test.mean.shape)
+        found = _metrics(seen, shaped, held_out) | {"passes": trial.passes}
+        yield Contender(trial, seen, found, _losses(test.draws, precision, shaped))
 
 
 def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) -> dict[str, float]:

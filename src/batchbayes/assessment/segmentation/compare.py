@@ -1,20 +1,18 @@
 """Assessment of a segmentation. Images are predicted one at a time, and only sums over their pixels are kept."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from batchbayes.assessment.attempts import affordable, too_dear, try_all
-from batchbayes.assessment.contenders import Contender, Trial, needs_exact_draws, notes_for_prediction, with_exact_draws
-from batchbayes.assessment.entries import EXACT_DRAWS, Entry, compared_entries, pick_shown, trial_of
+from batchbayes.assessment.attempts import affordable, compare, predict_calibration
+from batchbayes.assessment.contenders import Contender, Trial, notes_for_prediction
+from batchbayes.assessment.entries import Entry, compared_entries, trial_of
 from batchbayes.assessment.explorer import image_explorer
 from batchbayes.assessment.figures import shared_figures
 from batchbayes.assessment.likelihood import likelihood_notes
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.novelty import fit_novelty
-from batchbayes.assessment.recommend import as_choice, recommend
 from batchbayes.assessment.result import (
     AURC,
     BRIER,
@@ -29,11 +27,11 @@ from batchbayes.assessment.result import (
 )
 from batchbayes.assessment.rows import Show, assessed_rows, single_images
 from batchbayes.assessment.segmentation.figures import image_figures
-from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels, sums_over
+from batchbayes.assessment.segmentation.pixels import PixelSums, kept_pixels, sums_over
 from batchbayes.assessment.segmentation.verdict import image_terms, image_verdict
 from batchbayes.assessment.thumbnails import pick_thumbnails
 from batchbayes.assessment.tuning import TemperatureCurve, temperature_grid
-from batchbayes.prediction import predict_stream
+from batchbayes.prediction import Predicted
 
 COLUMNS = (
     MetricColumn("accuracy", "Pixel accuracy", "higher", 1, "share of pixels with the right class", percent=True),
@@ -59,15 +57,7 @@ TEMPERATURES = temperature_grid(0.4, 4, 9)
 
 def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     """Choose a method on the calibration images, and compare it with others on the test images."""
-    entries = compared_entries(case, case.likelihood, tuning_samples=TUNING_DRAWS, tuning_examples=TUNING_IMAGES)
-    tried = [each[:2] for each in try_all(case, entries, lambda case, entry: (_try(case, entry), None), CHECKED_IMAGES)]
-    picked = recommend([trial for _, trials in tried for trial in trials], case.settings.budget)
-    contenders: list[Contender[PixelSums]] = []
-    for _, trials in pick_shown(tried, picked.trials):
-        contenders += _test(case, trials)
-    if needs_exact_draws(case, contenders):
-        return assess_segmentation(with_exact_draws(case), show)
-    choice = as_choice(picked, contenders)
+    case, contenders, choice = compare(case, _fit, _try, _test, CHECKED_IMAGES)
     chosen: Contender[PixelSums] = choice.recommended
     [held_out] = sums_over(case, case.calibration, [chosen.trial])
     limiting = scores_for_limit(held_out.mean_entropy(), chosen.seen.mean_entropy())
@@ -103,37 +93,29 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     )
 
 
-def _try(case: Case, entry: Entry) -> list[Trial]:
+def _fit(case: Case) -> list[Entry]:
+    return compared_entries(case, case.likelihood, tuning_samples=TUNING_DRAWS, tuning_examples=TUNING_IMAGES)
+
+
+def _try(case: Case, entry: Entry) -> tuple[list[Trial], None]:
     """Predict the calibration images at each temperature of a grid, and find the best one between them."""
-    size = affordable(entry, entry.sizes[-1], "sample", case.settings.budget)[-1]
-    tried = _losses(case, entry, size, case.settings.engine)
-    if tried is None:
-        size = min(size, EXACT_DRAWS)
-        tried = _losses(case, entry, size, "sample")
-    assert tried is not None, "exact draws are never too dear"
-    (plain, *others), engine = tried
+    likelihoods = [case.at(temperature) for temperature in (1.0, *TEMPERATURES)]
+
+    def losses(predicted: Predicted) -> Tensor:
+        return torch.stack([_loss(case, seen.log_probs, predicted.batch[1]) for seen in predicted.predictives])
+
+    most = affordable(entry, entry.sizes[-1], "sample", case.settings.budget)[-1]
+    found, size, engine = predict_calibration(
+        case, entry, most, lambda: single_images(case.calibration), likelihoods, losses
+    )
+    plain, *others = torch.stack(found, 1)  # (G + 1, N)
     curve = TemperatureCurve(TEMPERATURES, torch.stack(others))
     best = curve.best(torch.arange(len(plain)))
-    return [
+    trials = [
         trial_of(entry, size, of_images, engine, tuned={"temperature": t}, temperature=t is best)
         for t, of_images in ((1.0, plain), (best, curve.cross_fitted(case.settings.seed)))
     ]
-
-
-def _losses(case: Case, entry: Entry, size: int, engine: Any) -> tuple[Tensor, str] | None:
-    """Return the loss of each calibration image at temperature 1 and at those of the grid, (G, N), and the engine.
-
-    Return None as soon as so many draws turn out to be exact, if they were meant for the linear approximation.
-    """
-    likelihoods = [at(case, temperature) for temperature in (1.0, *TEMPERATURES)]
-    options: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
-    losses, name = [], ""
-    for predicted in predict_stream(entry.posterior, single_images(case.calibration), likelihoods, **options):
-        labels, name = predicted.batch[1], predicted.predictives[0].engine
-        if size > EXACT_DRAWS and too_dear(case, entry, name):
-            return None
-        losses.append(torch.stack([_loss(case, seen.log_probs, labels) for seen in predicted.predictives]))
-    return torch.stack(losses, 1), name
+    return trials, None
 
 
 def _loss(case: Case, log_probs: Tensor, labels: Tensor) -> Tensor:
@@ -142,7 +124,9 @@ def _loss(case: Case, log_probs: Tensor, labels: Tensor) -> Tensor:
     return -log_probs.gather(-1, labels.where(keep, 0).unsqueeze(-1)).squeeze(-1)[keep].double().mean()
 
 
-def _test(case: Case, trials: Sequence[Trial]) -> Iterator[Contender[PixelSums]]:
+def _test(
+    case: Case, entry: Entry, trials: Sequence[Trial], more: None, chosen: Trial
+) -> Iterator[Contender[PixelSums]]:
     """Predict the test images, without and with a temperature, in one pass."""
     for trial, sums in zip(trials, sums_over(case, case.test, trials), strict=True):
         yield Contender(trial, sums, sums.metrics() | {"passes": trial.passes}, sums.per_image("loss"))

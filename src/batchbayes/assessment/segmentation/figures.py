@@ -10,7 +10,7 @@ from batchbayes.assessment.figures import most_telling
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.result import Figures
 from batchbayes.assessment.rows import single_images
-from batchbayes.assessment.segmentation.pixels import PixelSums, at, kept_pixels
+from batchbayes.assessment.segmentation.pixels import PixelSums, kept_pixels
 from batchbayes.assessment.thumbnails import displayable
 from batchbayes.data.examples import Examples
 from batchbayes.plots.style import Figure
@@ -48,7 +48,7 @@ def _triptychs(case: Case, chosen: Contender[PixelSums]) -> Figure:
     shown = displayable(images)
     pictures = shown if shown is not None else images[:, :1].expand(-1, 3, -1, -1)
     some = single_images(Examples("some", [(images, labels)]))
-    likelihoods = [at(case, chosen.trial.tuned["temperature"])]
+    likelihoods = [case.at(chosen.trial.tuned["temperature"])]
     panels = []
     for picture, predicted in zip(
         pictures, predict_stream(chosen.posterior, some, likelihoods, **drawing(case, chosen.trial)), strict=True

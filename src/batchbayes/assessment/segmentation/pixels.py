@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from batchbayes.assessment.contenders import Trial, drawing
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.rows import image_cells, single_images
 from batchbayes.data.examples import Examples
-from batchbayes.likelihoods import Categorical
 from batchbayes.prediction import predict_stream
 from batchbayes.predictive import CategoricalPredictive
 
@@ -98,16 +96,10 @@ def kept_pixels(labels: Tensor, ignored_label: int | None) -> Tensor:
     return torch.ones_like(labels, dtype=torch.bool) if ignored_label is None else labels != ignored_label
 
 
-def at(case: Case, temperature: float) -> Any:
-    """Return the likelihood of the case at a temperature, for all pixels: some are left out of sums later."""
-    plain = replace(case.likelihood, temperature=temperature)
-    return replace(plain, ignore_index=None) if isinstance(plain, Categorical) else plain
-
-
 def sums_over(case: Case, data: Examples, trials: Sequence[Trial]) -> list[PixelSums]:
     """Predict labelled images in one pass, and return the sums for trials that share their draws."""
     totals = [PixelSums(case.num_outputs, case.settings.ignore_label) for _ in trials]
-    likelihoods, first = [at(case, trial.tuned["temperature"]) for trial in trials], trials[0]
+    likelihoods, first = [case.at(trial.tuned["temperature"]) for trial in trials], trials[0]
     stream = predict_stream(first.candidate.posterior, single_images(data), likelihoods, **drawing(case, first))
     for predicted in stream:
         for sums, seen in zip(totals, predicted.predictives, strict=True):

@@ -1,5 +1,4 @@
-from batchbayes.assessment.report.build import render
-from batchbayes.assessment.report.cells import column_cells
+from batchbayes.assessment.report.build import column_cells, render
 from batchbayes.assessment.report.points import answers_alike
 
 EVIL = "</script><script>alert(1)</script>"
