@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
-from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, standardise
+from batchbayes.data.cifar10 import augmented_batches, standardise
 from batchbayes.data.folder import DataFolder, data_file
 from batchbayes.experiments.images.cifar_tables import (
     BATCH_SIZES,
@@ -37,7 +37,7 @@ from batchbayes.experiments.images.cifar_tables import (
     passes_figure,
     passes_table,
 )
-from batchbayes.experiments.images.colour import Recipe, Source, load_colour, train_on_bytes
+from batchbayes.experiments.images.colour import Recipe, Source, augmented, load_colour, train_on_bytes
 from batchbayes.experiments.images.query import query_rows, query_table
 from batchbayes.experiments.images.tensors import pack_weights, unpack_weights
 from batchbayes.experiments.weights.images import fast
@@ -109,7 +109,9 @@ def work(config: CifarConfig, unit: Unit, needed: Results, data_folder: DataFold
     name, part = unit.arguments["network"], unit.arguments["part"]
     data = _Data.load(config, data_folder)
     if part == "training":
-        return _trained(config, data)
+        network = _new_network(config)
+        loss = train_on_bytes(network, data.train, data.train_labels, config.recipe, augmented, seed=0)
+        return {"weights": pack_weights(network), "training_loss": loss}
     if name == PUBLIC:
         network = cifar_resnet(32, data_file("weights/resnet32_cifar10_akamaster.safetensors", data_folder))
     else:
@@ -142,14 +144,6 @@ class _Data:
 def _new_network(config: CifarConfig) -> nn.Module:
     with GlobalStream(0):
         return fast(CifarResNet(config.depth, width=config.width))
-
-
-def _trained(config: CifarConfig, data: _Data) -> dict[str, Any]:
-    network = _new_network(config)
-    loss = train_on_bytes(
-        network, data.train, data.train_labels, config.recipe, lambda x, r: standardise(crop_and_flip(x, r)), seed=0
-    )
-    return {"weights": pack_weights(network), "training_loss": loss}
 
 
 def _mcbn_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data) -> list[Curve]:
@@ -246,8 +240,7 @@ def curves_of(config: CifarConfig, results: Results) -> dict[str, dict[str, Curv
         if unit.arguments["part"] in ("training", "query"):
             continue
         for record in results.get(unit.name, []):
-            fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-            found[record["network"]][record["method"]] = Curve(**fields)
+            found[record["network"]][record["method"]] = Curve(**record)
     return found
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -107,28 +106,19 @@ def _precision(config: OnlineConfig, task: Task, seed: int) -> float:
     return 1 / float((found.mean - targets[count:]).square().mean())
 
 
-def _nll(config: OnlineConfig, state: bb.online.MeanField, task: Task) -> float:
-    assert task.likelihood is not None
-    posterior = state.posterior(config.num_members)
-    found: Any = bb.predict(posterior, task.test[0], task.likelihood, num_samples=config.num_members)
-    return -float(found.log_prob(task.test[1]).mean())
-
-
 def _online(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    assert task.likelihood is not None
     state, found = bb.online.MeanField.start(_network(config, task, seed), task.likelihood, config.prior_std), []
     for part in task.parts:
         state = state.update(part, training_of(config, part, seed))
-        found.append(_nll(config, state, task))
+        posterior = state.posterior(config.num_members)
+        predicted = bb.predict(posterior, task.test[0], task.likelihood, num_samples=config.num_members)
+        found.append(-float(predicted.log_prob(task.test[1]).mean()))
     return found
 
 
 def _laplace(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    assert task.likelihood is not None
-    state, found = (
-        bb.online.StructuredLaplace.start(_network(config, task, seed), task.likelihood, config.prior_std),
-        [],
-    )
+    state = bb.online.StructuredLaplace.start(_network(config, task, seed), task.likelihood, config.prior_std)
+    found = []
     for part in task.parts:
         state = state.update(part, training_of(config, part, seed))
         found.append(-float(state.log_prob(*task.test).mean()))
@@ -136,17 +126,15 @@ def _laplace(config: OnlineConfig, task: Task, seed: int) -> list[float]:
 
 
 def _fine_tuned(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    assert task.likelihood is not None
     network, found = _network(config, task, seed), []
     for part in task.parts:
         fit(config, network, part, seed)
-        predicted: Any = bb.predict(bb.deterministic(network), task.test[0], task.likelihood)
+        predicted = bb.predict(bb.deterministic(network), task.test[0], task.likelihood)
         found.append(-float(predicted.log_prob(task.test[1]).mean()))
     return found
 
 
 def _last_layer(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    assert task.likelihood is not None
     network, found = _network(config, task, seed), []
     fit(config, network, task.parts[0], seed)
 

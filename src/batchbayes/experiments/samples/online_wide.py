@@ -46,7 +46,7 @@ def fine_tuned_wide(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     likelihood = task.likelihood or bb.gaussian(_precision(config, len(scales), parts[0], seed))
     for part in parts:
         fit(config, layer, part, seed)
-        predicted: Any = bb.predict(bb.deterministic(layer), test[0], likelihood)
+        predicted = bb.predict(bb.deterministic(layer), test[0], likelihood)
         found.append(-float(predicted.log_prob(test[1]).mean()))
     return found
 
@@ -63,7 +63,6 @@ def _start(
     def square(inputs: Tensor) -> Tensor:
         return inputs.unflatten(1, (1, side, side))
 
-    assert task.likelihood is not None
     patches = bb.online.patch_features(square(known[0]), config.wide_images, num_filters=config.filters, seed=seed)
     state = bb.online.LastLayer.start(task.outputs, patches.num_features, task.likelihood, num_draws=NUM_DRAWS)
     return state, lambda inputs: patches(square(inputs))
