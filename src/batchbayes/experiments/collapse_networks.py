@@ -20,7 +20,7 @@ from batchbayes.experiments.grey_images import load_grey_images, scale_pixels, s
 from batchbayes.experiments.images.colour import Recipe, augmented, train_on_bytes
 from batchbayes.experiments.weights.images import fast
 from batchbayes.models.cifar_resnet import CifarResNet
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.models.convnet import SmallVGG
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import supervised
 

@@ -22,7 +22,7 @@ from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.grey_images import Images, Source, load_grey_images
 from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.methods.samples.deep_ensemble import member_seed
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.models.convnet import SmallVGG
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable, with_error

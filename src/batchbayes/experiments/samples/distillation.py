@@ -17,7 +17,7 @@ from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.grey_images import Source, load_grey_images
 from batchbayes.methods.samples.deep_ensemble import made
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.models.convnet import SmallVGG
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable, with_error

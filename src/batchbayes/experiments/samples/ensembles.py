@@ -22,7 +22,7 @@ from batchbayes.experiments.grey_images import Images, Source, load_grey_images
 from batchbayes.experiments.samples.ensemble_tables import DEEP, Curve, methods_table, passes_figure
 from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.methods.samples.schedules import Cyclical
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.models.convnet import SmallVGG
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
