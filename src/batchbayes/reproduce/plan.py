@@ -32,8 +32,8 @@ class Plan:
     def notes(self) -> list[str]:
         """What the experiment says about its preset, and whether the data is made up."""
         named = [getattr(self.config, field, ()) for field in ("data", "dataset", "datasets")]
-        made_up = any(source == "synthetic" or "synthetic" in source for source in named)
-        note = ["The data is made up, only to test the program."] if made_up else []
+        is_made_up = any("synthetic" in source for source in named)
+        note = ["The data is made up, only to test the program."] if is_made_up else []
         return [*self.experiment.notes(self.config), *note]
 
 

@@ -118,9 +118,9 @@ def new_network(name: str, setting: NetworkSetting, seed: int, *, dropout: bool 
         return fast(make())
 
 
-def training_batches(name: str, images: Tensor, batch_size: int, count: int, seed: int = 0) -> list[Tensor]:
+def training_batches(name: str, images: Tensor, batch_size: int, count: int) -> list[Tensor]:
     """Return `count` mini-batches as in training: in epochs without replacement, with the transforms of training."""
-    random, prepare, rows = generator(seed, "statistics"), prepare_for(name), torch.empty(0, dtype=torch.long)
+    random, prepare, rows = generator(0, "statistics"), prepare_for(name), torch.empty(0, dtype=torch.long)
     found = []
     for _ in range(count):
         if len(rows) < batch_size:

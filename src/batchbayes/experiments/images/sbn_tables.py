@@ -137,14 +137,13 @@ def _pairs(every: Mapping[str, Seen]) -> ResultTable:
     for name, seen in every.items():
         for host, noisy in PAIRS:
             if noisy in seen.methods:
-                both = zip(seen.methods[host], seen.methods[noisy], strict=True)
+                both = list(zip(seen.methods[host], seen.methods[noisy], strict=True))
                 gaps = [losses(b[0], seen.labels) - losses(a[0], seen.labels) for a, b in both]
                 gap = torch.stack(gaps).mean(0)  # (N,)
                 paper = PUBLISHED[name]
                 published = paper[noisy][1] - paper[host][1] if host in paper else None
                 error = float(gap.std() / len(gap) ** 0.5)
-                lower = [area_under_ecdf(b[1]) - area_under_ecdf(a[1])
-                         for a, b in zip(seen.methods[host], seen.methods[noisy], strict=True)]  # fmt: skip
+                lower = [area_under_ecdf(b[1]) - area_under_ecdf(a[1]) for a, b in both]
                 rows.append((name, host, float(gap.mean()), error, published, _mean(lower)))
     return ResultTable(
         "What SBN does to its host",

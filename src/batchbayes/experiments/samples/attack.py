@@ -126,11 +126,9 @@ def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> 
         each = [replace(training, seed=member_seed(seed, number)) for number in range(config.num_samples)]
         return bb.ensemble([variance_network(images.train, own, config.width) for own in each])
     network = trained(images.train, training, config.width)
-    return (
-        bb.deterministic(network)
-        if method == "network"
-        else bb.mcbn(network, images.train[0], batch_size=64, seed=seed)
-    )
+    if method == "MCBN":
+        return bb.mcbn(network, images.train[0], batch_size=64, seed=seed)
+    return bb.deterministic(network)
 
 
 def _results(config: AttackConfig, results: Results, method: str, along: bb.attacks.Along) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from batchbayes.experiments.weights.images import ImageData, error_percent, load
 from batchbayes.experiments.weights.variance_networks import Recipe, at_means, new_lenet
 from batchbayes.methods.weights.mean_propagation import curvatures, kappas, partly_drawn
 from batchbayes.methods.weights.quantisation import bits_needed, rounded_means
+from batchbayes.plots.lines import Line, lines_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
@@ -93,7 +94,7 @@ def propagation_result(config: PropagationConfig, posterior: bb.WeightsPosterior
     every = dict.fromkeys(kappa, torch.tensor(True))
     found: dict[str, Any] = {
         "all": accuracy_of(config, posterior, data, every, zero=False),
-        "means": 100 - error_percent(at_means(posterior).network.module, data.test),  # type: ignore[attr-defined]
+        "means": 100 - error_percent(at_means(posterior), data.test),
         "log_alpha": float(posterior.own[posterior.sites[0].name]["log_alpha"]),
         "rows": [],
     }
@@ -166,8 +167,6 @@ def tables(config: PropagationConfig, results: Results) -> list[ResultTable]:
 
 def figures(config: PropagationConfig, results: Results) -> dict[str, Figure]:
     """Show accuracy and the number of noisy weights against the threshold."""
-    from batchbayes.plots.lines import Line, lines_figure
-
     rows = results["mean propagation"]["rows"]
     at = [row["threshold"] for row in rows]
     accuracies = [
