@@ -88,6 +88,15 @@ def with_error(values: Sequence[float], form: str) -> str:
     return mean if len(values) == 1 else f"{mean} ± {2 * spread / len(values) ** 0.5:{form}}"
 
 
+def interleaved(ours: Sequence[CellValue], published: Sequence[CellValue]) -> list[CellValue]:
+    """Return our values, each with the published one behind it.
+
+    >>> interleaved([1, 2], [3, 4])
+    [1, 3, 2, 4]
+    """
+    return [cell for pair in zip(ours, published, strict=True) for cell in pair]
+
+
 def cell_text(cell: CellValue, form: str) -> str:
     """Return a cell as text. A number that is rounded to zero has no sign.
 

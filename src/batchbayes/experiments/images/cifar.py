@@ -3,7 +3,8 @@
 Teye, Azizpour and Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks" (ICML 2018). The paper
 trains a ResNet-32 with batches of 32; the baseline normalises by moving averages of decay 0.9. Here there are two
 networks: the public ResNet-32 of akamaster, trained with batches of 128, and a narrow ResNet that is trained here with
-batches of 32. Every curve is a mean over disjoint groups of passes, so that one pass is as certain as 128.
+batches of 32. Every curve is a mean over disjoint groups of passes, so that its value for one pass is known as well
+as that for 128.
 
 Beyond the paper: running and population statistics as baselines, the linear engine, views, a tuned batch size, and
 three ways to put a test image together with training images (`query`).

@@ -123,9 +123,9 @@ def ranked(counts: Tensor) -> float:
 
 
 def most_uncertain(counts: Tensor) -> tuple[float, float]:
-    """Return of the most uncertain pixels how many are wrong, and how many of all wrong pixels they are.
+    """Return the share of wrong pixels among the most uncertain ones, and the share of all wrong pixels that they hold.
 
-    A bin that holds the limit counts in part.
+    A bin that is only partly among the most uncertain counts in part.
     """
     wrong, right = counts.flip(1).double()
     sizes = wrong + right

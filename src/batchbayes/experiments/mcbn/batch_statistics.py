@@ -21,13 +21,9 @@ from batchbayes.network import Network
 def layer_inputs(network: MLP, inputs: Tensor) -> list[Tensor]:
     """Return the inputs of each batch norm, (N, C) in double precision, if all training rows form one batch."""
     sites, seen = all_sites(network), []
-
-    def see(values: Tensor) -> None:
-        seen.append(values.double())
-
     with torch.no_grad():
-        Network(network)(inputs, tensors=by_batch(sites), before={site.name: see for site in sites})
-    return seen
+        Network(network)(inputs, tensors=by_batch(sites), before={site.name: seen.append for site in sites})
+    return [values.double() for values in seen]
 
 
 def limit_gaussians(values: Tensor, batch_size: int) -> dict[Statistic, Normal]:

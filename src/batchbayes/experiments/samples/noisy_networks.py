@@ -1,4 +1,4 @@
-"""Networks of the experiments of this folder whose training has noise in it."""
+"""Small networks that several experiments of this folder train: without noise, with dropout, with a variance layer."""
 
 from functools import partial
 

@@ -22,7 +22,7 @@ from batchbayes.methods.weights.quantisation import bits_needed, rounded_means
 from batchbayes.plots.lines import Line, lines_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
-from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.reproduce.tables import ResultTable, interleaved
 from batchbayes.training.batches import shuffled
 
 PUBLISHED = {1.0: (98.3, 98.3, 37), 1.5: (98.2, 98.2, 70), 2.0: (97.95, 97.9, 155), 2.5: (97.35, 97.25, 450),
@@ -135,9 +135,8 @@ def tables(config: PropagationConfig, results: Results) -> list[ResultTable]:
     found, rows = results.get("mean propagation", {}), []
     for number, threshold in enumerate(THRESHOLDS):
         ours = found["rows"][number] if found else {}
-        published: tuple[CellValue, ...] = PUBLISHED.get(threshold, (None,) * 3)
-        own: tuple[CellValue, ...] = tuple(ours.get(name) for name in ("means", "zeros", "ratio"))
-        rows.append((threshold, *(cell for pair in zip(own, published, strict=True) for cell in pair)))
+        own = [ours.get(name) for name in ("means", "zeros", "ratio")]
+        rows.append((threshold, *interleaved(own, PUBLISHED.get(threshold, (None,) * 3))))
     bits = results.get("few bits", {})
     columns = ("means %", "published", "zeros %", "published ", "weights for each noisy one", "published  ")
     return [

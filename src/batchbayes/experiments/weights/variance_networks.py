@@ -8,7 +8,7 @@ table has the evidence lower bounds of four parametrisations of variational drop
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from batchbayes.models.lenet import LeNet5, NormalisedLeNet5
 from batchbayes.plots.lines import Line, lines_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
-from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.reproduce.tables import CellValue, ResultTable, interleaved
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Step, supervised
 
@@ -149,7 +149,7 @@ def new_lenet(dropout: float = 0.0) -> nn.Module:
 def network_result(
     config: VarianceNetworksConfig, posterior: bb.Posterior, data: ImageData, data_folder: DataFolder
 ) -> dict[str, float]:
-    """Return accuracies in per cent, and how well the entropy of the mean over draws tells strange images."""
+    """Return accuracies in per cent, and how well the entropy of the mean over draws tells other images from digits."""
     images, labels = data.test
     draws = bb.predict(posterior, images, bb.categorical(), num_samples=config.num_samples)
     single = bb.predict(posterior, images, bb.categorical(), num_samples=5, seed=1, keep_draws=True)
@@ -291,15 +291,6 @@ def tables(config: VarianceNetworksConfig, results: Results) -> list[ResultTable
             ("", ".3g", ".3g", ".3g", ".3g", ".3g", *[".1f"] * 5),
         ),
     ]  # fmt: skip
-
-
-def interleaved(ours: Sequence[CellValue], published: Sequence[CellValue]) -> list[CellValue]:
-    """Return our values, each with the published one behind it.
-
-    >>> interleaved([1, 2], [3, 4])
-    [1, 3, 2, 4]
-    """
-    return [cell for pair in zip(ours, published, strict=True) for cell in pair]
 
 
 def figures(config: VarianceNetworksConfig, results: Results) -> dict[str, Figure]:
