@@ -7,15 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.experiments.images.sbn_data import LENET, RESNET, UNKNOWN, VGG
-from batchbayes.experiments.images.sbn_methods import (
+from batchbayes.experiments.images.sbn_networks import (
     DROPOUT,
     DROPOUT_SBN,
     ENSEMBLE,
     ENSEMBLE_SBN,
+    LENET,
     NETWORK,
+    RESNET,
     SBN,
+    UNKNOWN,
     VARIANTS,
+    VGG,
     Probabilities,
 )
 from batchbayes.experiments.images.tensors import unpack_tensors
