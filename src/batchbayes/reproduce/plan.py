@@ -1,12 +1,11 @@
 """A plan: an experiment, its configuration and the units to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.plots.style import Figure
-from batchbayes.reproduce.experiment import Experiment, Results, Unit, load_experiment
+from batchbayes.reproduce.experiment import Experiment, Unit, load_experiment
 from batchbayes.reproduce.records import FinishedUnit, RunSettings, config_differences, to_json
 
 
@@ -23,10 +22,6 @@ class Plan:
     def about(self) -> str:
         """One line that says what the experiment shows."""
         return (self.experiment.__doc__ or "").strip().partition("\n")[0]
-
-    def figures(self, results: Results) -> Mapping[str, Figure]:
-        """Return the figures of the experiment, if it has any."""
-        return self.experiment.figures(self.config, results) if hasattr(self.experiment, "figures") else {}
 
     @property
     def notes(self) -> list[str]:

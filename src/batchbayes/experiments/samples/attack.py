@@ -14,7 +14,6 @@ from itertools import islice
 from statistics import fmean
 from typing import Any
 
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
@@ -91,7 +90,7 @@ def _attacked(
     inputs, labels = images.test
     options: Any = {"num_samples": config.num_samples, "seed": seed}
     clean = bb.predict(posterior, inputs, bb.categorical(), **options)
-    right, attacked, success = _classes(clean) == labels, clean, []
+    right, attacked, success = clean.log_probs.argmax(-1) == labels, clean, []
     step = config.sign_step if along == "sign" else config.gradient_step
     path = bb.attacks.attack_steps(
         posterior, inputs, labels, bb.categorical(), epsilon=config.epsilon, step=step, along=along, **options
@@ -99,17 +98,14 @@ def _attacked(
     for number, moved in enumerate(islice(path, max(config.updates)), 1):
         if number in config.updates:
             attacked = bb.predict(posterior, moved, bb.categorical(), **options)
-            success.append(float(((_classes(attacked) != labels) & right).sum() / right.sum()))
+            wrong = attacked.log_probs.argmax(-1) != labels
+            success.append(float((wrong & right).sum() / right.sum()))
     return {
         "accuracy": float(right.double().mean()),
         "success": success,
         "detection_by_entropy": bb.decisions.detection_auroc(clean.entropy, attacked.entropy),
         "detection_by_information": bb.decisions.detection_auroc(clean.mutual_information, attacked.mutual_information),
     }
-
-
-def _classes(predictive: bb.CategoricalPredictive) -> Tensor:
-    return predictive.log_probs.argmax(-1)
 
 
 def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> bb.Posterior:

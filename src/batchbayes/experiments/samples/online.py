@@ -22,8 +22,8 @@ import batchbayes as bb
 from batchbayes._common.text import count as count_of
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
+from batchbayes.experiments.samples import online_wide
 from batchbayes.experiments.samples.online_setup import OnlineConfig, Task, fit, load_task, together, training_of
-from batchbayes.experiments.samples.online_wide import fine_tuned_wide, joint_on_first_features, joint_wide, online_wide
 from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.mlp import MLP
 from batchbayes.plots.style import Figure, house_style, new_figure
@@ -135,7 +135,7 @@ def _fine_tuned(config: OnlineConfig, task: Task, seed: int) -> list[float]:
 
 
 def _last_layer(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    network, found = _network(config, task, seed), []
+    network = _network(config, task, seed)
     fit(config, network, task.parts[0], seed)
 
     def features(inputs: Tensor) -> Tensor:
@@ -143,10 +143,7 @@ def _last_layer(config: OnlineConfig, task: Task, seed: int) -> list[float]:
             return F.pad(network.hidden(inputs), (0, 1), value=1.0)
 
     state = bb.online.LastLayer.start(task.outputs, config.width + 1, task.likelihood, prior_precision=1.0)
-    for inputs, targets in task.parts:
-        state = state.update((features(inputs), targets))
-        found.append(-float(state.log_prob(features(task.test[0]), task.test[1]).mean()))
-    return found
+    return online_wide.learned(state, features, task.parts, task.test)
 
 
 Learn = Callable[[OnlineConfig, Task, int], list[float]]
@@ -162,10 +159,10 @@ def _jointly(learn: Learn, config: OnlineConfig, task: Task, seed: int) -> list[
 
 
 LEARN: dict[str, Learn] = {
-    JOINT_WIDE: joint_wide,
-    WIDE: online_wide,
-    TUNED_WIDE: fine_tuned_wide,
-    SAME_FEATURES: joint_on_first_features,
+    JOINT_WIDE: online_wide.joint_wide,
+    WIDE: online_wide.online_wide,
+    TUNED_WIDE: online_wide.fine_tuned_wide,
+    SAME_FEATURES: online_wide.joint_on_first_features,
     JOINT: partial(_jointly, _online),
     ONLINE: _online,
     JOINT_LAPLACE: partial(_jointly, _laplace),
