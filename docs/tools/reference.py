@@ -30,7 +30,7 @@ MODULES = {
     "sklearn": "scikit-learn estimators", "training.loop": "Training",
     "training.stack.train": "Hundreds of small networks at once", "training.stack.convert": "Stacks of networks",
     "data.digits": "Digits", "data.toy": "Toy data", "models.mlp": "Perceptron",
-    "models.convnet": "Small network for images",
+    "models.convnet": "Small networks for images",
 }  # fmt: skip
 """Modules that have a page of their own."""
 

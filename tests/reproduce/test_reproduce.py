@@ -419,3 +419,16 @@ def test_an_experiment_that_cannot_run_is_named_in_the_gallery(
     assert "own.nowhere is missing" in (tmp_path / "index.html").read_text()
     assert "own.nowhere" in capsys.readouterr().err
     assert cli.main(["reproduce", "own.tiny", "--all"]) == 2
+
+
+def test_a_bug_in_one_experiment_does_not_stop_the_others(
+    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("experiment", "command"):
+        monkeypatch.setattr(f"batchbayes.reproduce.{place}.EXPERIMENTS", {"first": "own.tiny", "second": "own.tiny"})
+    assert cli.main(["reproduce", "--all", "--preset", "bug", "--out", str(tmp_path), "--workers", "1"]) == 2
+    page, said = (tmp_path / "index.html").read_text(), capsys.readouterr().err
+    for name in ("first", "second"):
+        assert f"{name} is missing" in page
+        assert f"{name}: the unit 'second, part 1' failed: ZeroDivisionError" in said
+    assert said.count("Traceback") == 2

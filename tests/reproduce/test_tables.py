@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchbayes import BatchbayesError
-from batchbayes.reproduce.tables import ResultTable, to_csv, to_latex, to_markdown, to_terminal
+from batchbayes.reproduce.tables import ResultTable, to_csv, to_latex, to_markdown, to_terminal, with_error
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]))
 CELLS = TEXTS | st.floats() | st.integers() | st.none()
@@ -78,3 +78,10 @@ def test_rows_of_another_width_are_refused() -> None:
         ResultTable("T", ("a", "b"), ((1.0,),))
     with pytest.raises(BatchbayesError, match="as many formats"):
         ResultTable("T", ("a", "b"), ((1.0, 2.0),), (".1f",))
+
+
+@pytest.mark.parametrize(("values", "expected"), [
+    ((0.5, math.nan), "nan ± nan"), ((math.inf, 1.0), "inf ± nan"), ((math.inf, -math.inf), "nan ± nan"),
+])  # fmt: skip
+def test_a_run_that_diverged_is_a_value_too(values: tuple[float, ...], expected: str) -> None:
+    assert with_error(values, ".1f") == expected

@@ -10,17 +10,17 @@ from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
-from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
+from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
 from batchbayes.data.digits import pixel_shuffled
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.mnist import load_mnist
 from batchbayes.data.svhn import load_svhn
 from batchbayes.engines.linear_check import measure_linearity
 from batchbayes.experiments.grey_images import load_grey_images, scale_pixels, split_rows
-from batchbayes.experiments.images.colour import Recipe, train_on_bytes
+from batchbayes.experiments.images.colour import Recipe, augmented, train_on_bytes
 from batchbayes.experiments.weights.images import fast
 from batchbayes.models.cifar_resnet import CifarResNet
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.models.convnet import SmallVGG
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import supervised
 
@@ -165,11 +165,6 @@ def trained_network(config: CollapseConfig, seed: int, batch_size: int, data: Co
     training = bb.TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)
     batches = shuffled(*data.train, batch_size, seed)
     return network, bb.train(network, batches, supervised(cross_entropy), training)[-1]
-
-
-def augmented(images: Tensor, random: torch.Generator) -> Tensor:
-    """Return random crops and flips of bytes, standardised."""
-    return standardise(crop_and_flip(images, random))
 
 
 def measure(posterior: bb.Posterior, num_samples: int, seed: int, data: CollapseData) -> dict[str, Any]:

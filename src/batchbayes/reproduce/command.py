@@ -26,7 +26,7 @@ from batchbayes.reproduce.outputs import (
 )
 from batchbayes.reproduce.plan import Plan, make_plan, plan_of_results, require_known_units
 from batchbayes.reproduce.records import to_json
-from batchbayes.reproduce.run import run_units, some_names
+from batchbayes.reproduce.run import UnitError, run_units, some_names
 from batchbayes.reproduce.store import ResultStore, read_results
 from batchbayes.reproduce.tables import FORMATS, ResultTable, to_terminal
 from batchbayes.reproduce.workers import local_workers
@@ -85,6 +85,11 @@ def _reproduce_all(options: argparse.Namespace) -> None:
                 reproduce(plan, out / name, workers=workers, data_folder=options.data_dir, cluster=cluster)
             except BatchbayesError as error:
                 missing[name] = " ".join(str(error).split())
+                continue
+            except UnitError as error:
+                print(error, file=sys.stderr)
+                first, *_, last = str(error).strip().splitlines()
+                missing[name] = f"{first} {last}"
                 continue
             finished = read_results(out / name / RESULTS_FILE)[1]
             runs.append(shown_run(plan, finished, sorted((out / name / "figures").glob("*.png"))))

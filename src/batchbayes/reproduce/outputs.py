@@ -33,17 +33,13 @@ def write_outputs(plan: Plan, finished: Mapping[str, FinishedUnit], out: Path) -
         _write(out / "table.md", "\n\n".join(map(to_markdown, tables)) + "\n")
         for stem, table in zip(file_stems([table.title for table in tables]), tables, strict=True):
             _write(out / "tables" / f"{stem}.csv", to_csv(table))
-        for stem, figure in plan.figures(results_by_unit(finished)).items():
+        draw = getattr(plan.experiment, "figures", lambda *_: {})  # an experiment may have none
+        for stem, figure in draw(plan.config, results_by_unit(finished)).items():
             pictures.append(out / "figures" / f"{stem}.png")
             save_figure(figure, pictures[-1])
-        _write(out / "index.html", render_page(plan, finished, pictures))
+        page = template(Path(__file__).with_name("page.html"))
+        _write(out / "index.html", page.render(run=shown_run(plan, finished, pictures), style=page_style()))
     return tables
-
-
-def render_page(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequence[Path]) -> str:
-    """Return the page of a run as HTML. It needs no other file, and all texts in it are escaped."""
-    run = shown_run(plan, finished, pictures)
-    return template(Path(__file__).with_name("page.html")).render(run=run, style=page_style())
 
 
 def shown_run(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequence[Path]) -> dict[str, Any]:

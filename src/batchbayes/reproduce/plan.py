@@ -1,12 +1,11 @@
 """A plan: an experiment, its configuration and the units to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.plots.style import Figure
-from batchbayes.reproduce.experiment import Experiment, Results, Unit, load_experiment
+from batchbayes.reproduce.experiment import Experiment, Unit, load_experiment
 from batchbayes.reproduce.records import FinishedUnit, RunSettings, config_differences, to_json
 
 
@@ -24,16 +23,12 @@ class Plan:
         """One line that says what the experiment shows."""
         return (self.experiment.__doc__ or "").strip().partition("\n")[0]
 
-    def figures(self, results: Results) -> Mapping[str, Figure]:
-        """Return the figures of the experiment, if it has any."""
-        return self.experiment.figures(self.config, results) if hasattr(self.experiment, "figures") else {}
-
     @property
     def notes(self) -> list[str]:
         """What the experiment says about its preset, and whether the data is made up."""
         named = [getattr(self.config, field, ()) for field in ("data", "dataset", "datasets")]
-        made_up = any(source == "synthetic" or "synthetic" in source for source in named)
-        note = ["The data is made up, only to test the program."] if made_up else []
+        is_made_up = any("synthetic" in source for source in named)
+        note = ["The data is made up, only to test the program."] if is_made_up else []
         return [*self.experiment.notes(self.config), *note]
 
 

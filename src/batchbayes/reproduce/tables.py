@@ -5,6 +5,7 @@ CSV has all digits of each number. The other formats use the number format of th
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -74,13 +75,26 @@ def mean_of(rows: Iterable[object], name: str) -> float | None:
 def with_error(values: Sequence[float], form: str) -> str:
     """Return the mean of several runs with two standard errors; no text if there are no runs.
 
+    A run that diverged, with NaN or infinity, leaves no standard error.
+
     >>> with_error([1.0, 2.0, 3.0], ".1f"), with_error([2.0], ".0f"), with_error([], ".0f")
     ('2.0 ± 1.2', '2', '')
     """
     if not values:
         return ""
-    mean = format(fmean(values), form)
-    return mean if len(values) == 1 else f"{mean} ± {2 * stdev(values) / len(values) ** 0.5:{form}}"
+    is_finite = all(map(math.isfinite, values))  # the functions of `statistics` fail otherwise
+    mean = format(fmean(values) if is_finite else sum(values) / len(values), form)
+    spread = stdev(values) if is_finite and len(values) > 1 else math.nan
+    return mean if len(values) == 1 else f"{mean} ± {2 * spread / len(values) ** 0.5:{form}}"
+
+
+def interleaved(ours: Sequence[CellValue], published: Sequence[CellValue]) -> list[CellValue]:
+    """Return our values, each with the published one behind it.
+
+    >>> interleaved([1, 2], [3, 4])
+    [1, 3, 2, 4]
+    """
+    return [cell for pair in zip(ours, published, strict=True) for cell in pair]
 
 
 def cell_text(cell: CellValue, form: str) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from batchbayes.data.camvid import camvid_frames
 from batchbayes.data.cifar10 import load_cifar10
 from batchbayes.errors import BatchbayesError
-from batchbayes.experiments.images import camvid, cifar, frame_sums, sbn, sbn_data, sbn_methods, sbn_tables
+from batchbayes.experiments.images import camvid, cifar, frame_sums, sbn, sbn_networks, sbn_tables
 from batchbayes.experiments.images.novelty_map import fit_novelty_map
 from batchbayes.experiments.images.query import FRESH, INSIDE, SHARED, fresh_logits, same_marginals
 from batchbayes.experiments.images.tensors import pack_tensors, unpack_tensors
@@ -203,8 +203,8 @@ def test_masks_and_statistics_are_drawn_together():
     statistics: Any = stochastic_bn(network, images, batch_size=16, num_samples=6)
     before = [tensor.clone() for tensor in network.state_dict().values()]
     with torch.no_grad():
-        first, again = (sbn_methods.dropped_draw(network, statistics, 0)(images[:4]) for _ in range(2))
-        other = sbn_methods.dropped_draw(network, statistics, 1)(images[:4])
+        first, again = (sbn_networks.dropped_draw(network, statistics, 0)(images[:4]) for _ in range(2))
+        other = sbn_networks.dropped_draw(network, statistics, 1)(images[:4])
         masks_alone = mc_dropout(network).draw(0, 0)(images[:4])
     assert torch.equal(first, again)
     for different in (other, masks_alone):
@@ -218,11 +218,11 @@ def test_an_ensemble_is_the_mean_of_its_members_and_areas_are_those_of_the_curve
     members = [(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([[0.5, 0.5]])),
                (torch.tensor([[0.3, 0.7], [0.4, 0.6]]), torch.tensor([[0.9, 0.1]]))]  # fmt: skip
     results = {
-        f"LeNet-5, member {k}": sbn.packed({sbn_methods.NETWORK: pair, sbn_methods.SBN: pair}, labels)
+        f"LeNet-5, member {k}": sbn.packed({sbn_networks.NETWORK: pair, sbn_networks.SBN: pair}, labels)
         for k, pair in enumerate(members)
     }
     seen = sbn_tables.Seen("LeNet-5", sbn.units(config), results)
-    ((known, unknown),) = seen.methods[sbn_methods.ENSEMBLE]
+    ((known, unknown),) = seen.methods[sbn_networks.ENSEMBLE]
     torch.testing.assert_close(known.float(), torch.tensor([[0.6, 0.4], [0.3, 0.7]]))
     grid = torch.linspace(0, float(np.log(2)), 100_001).double()
     curve = (sbn_tables.entropies(unknown)[None] <= grid[:, None]).double().mean(1)
@@ -251,12 +251,12 @@ def test_scales_start_between_zero_and_one_and_no_norm_stands_before_the_last_me
 
 @pytest.mark.shared
 def test_known_and_unknown_classes_differ(data_folder):
-    setting = sbn_data.NetworkSetting(sbn.PRESETS["quick"].settings["VGG-11"].recipe, num_train=50, num_held_out=5,
+    setting = sbn_networks.NetworkSetting(sbn.PRESETS["quick"].settings["VGG-11"].recipe, num_train=50, num_held_out=5,
                                       num_known=20, num_unknown=10)  # fmt: skip
-    data = sbn_data.load_sbn("VGG-11", "real", setting, data_folder)
+    data = sbn_networks.load_sbn("VGG-11", "real", setting, data_folder)
     assert set(data.train[1].tolist()) <= set(range(5))
     assert data.known[0].shape == (20, 3, 32, 32)
     assert data.unknown.shape == (10, 3, 32, 32)
-    letters = sbn_data.load_sbn("LeNet-5", "real", setting, data_folder)
+    letters = sbn_networks.load_sbn("LeNet-5", "real", setting, data_folder)
     assert letters.unknown.shape == (10, 1, 28, 28)
     assert 0 <= float(letters.unknown.min()) <= float(letters.unknown.max()) <= 1

@@ -83,16 +83,7 @@ def work(config: CamvidConfig, unit: Unit, needed: Results, data_folder: DataFol
         if method == FIT:
             header, tensors = _noise(config, network, "running", data_folder).state()
             return {"header": header, "tensors": pack_tensors(tensors)}
-        if FIT in needed:
-            tensors = unpack_tensors(needed[FIT]["tensors"])
-            noisy = bb.BatchNormPosterior.restore(needed[FIT]["header"], tensors, network)
-            posterior = _around(config, method, noisy, data_folder)
-        elif method == BLOCKS:
-            posterior = _noise(config, network, "batches", data_folder, sites=FIRST_BLOCKS)
-        else:
-            posterior = (
-                bb.deterministic(network) if method == NETWORK else bb.with_views(bb.deterministic(network), look())
-            )
+        posterior = _posterior(config, method, network, needed, data_folder)
         passes = config.few_passes if method in (VIEWS, BOTH) else config.passes
         return _counts(config, posterior, passes, "linear" if method == LINEAR else "sample", data_folder)
 
@@ -130,25 +121,28 @@ def _noise(
     return bb.mcbn(network, standardise(images), batch_size=size, num_samples=count, center=center, **options)
 
 
-def _around(config: CamvidConfig, method: str, noisy: bb.BatchNormPosterior, folder: DataFolder) -> bb.Posterior:
-    """Return the posterior of a method that is built on the noise of all layers."""
+def _posterior(
+    config: CamvidConfig, method: str, network: nn.Module, needed: Results, folder: DataFolder
+) -> bb.Posterior:
+    """Return the posterior of a method. The unit "fit" has the noise of all layers for those that need it."""
+    if method == BLOCKS:
+        return _noise(config, network, "batches", folder, sites=FIRST_BLOCKS)
+    host: Any = bb.deterministic(network)
+    if FIT in needed:
+        tensors = unpack_tensors(needed[FIT]["tensors"])
+        host = bb.BatchNormPosterior.restore(needed[FIT]["header"], tensors, network)
     if method == TUNED:
-        return _tuned(config, noisy, folder)
-    return bb.with_views(noisy, look()) if method == BOTH else noisy
+        held_out = list(frames(config, "test", folder))[config.num_test :]
+        batches = [(standardise(frame.image[None]), frame.labels[None]) for frame in held_out]
+        likelihood = bb.categorical(ignore_index=UNLABELLED)
+        return bb.tune_batch_size(host, batches, likelihood, num_samples=config.few_passes).posterior
+    return bb.with_views(host, look()) if method in (VIEWS, BOTH) else host
 
 
 def look() -> bb.Compose:
     """Return the views: shifts, zooms and flips. What comes in from outside is black."""
     black = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())
     return bb.Compose(bb.RandomShiftScale(0.02, 0.1, black), bb.RandomFlip())
-
-
-def _tuned(config: CamvidConfig, posterior: bb.BatchNormPosterior, folder: DataFolder) -> bb.BatchNormPosterior:
-    """Return the posterior at the batch size that makes the tuning frames most likely."""
-    held_out = list(frames(config, "test", folder))[config.num_test :]
-    batches = [(standardise(frame.image[None]), frame.labels[None]) for frame in held_out]
-    likelihood = bb.categorical(ignore_index=UNLABELLED)
-    return bb.tune_batch_size(posterior, batches, likelihood, num_samples=config.few_passes).posterior
 
 
 def shown_frames(count: int, shown: int) -> list[int]:

@@ -3,7 +3,8 @@
 Teye, Azizpour and Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks" (ICML 2018). The paper
 trains a ResNet-32 with batches of 32; the baseline normalises by moving averages of decay 0.9. Here there are two
 networks: the public ResNet-32 of akamaster, trained with batches of 128, and a narrow ResNet that is trained here with
-batches of 32. Every curve is a mean over disjoint groups of passes, so that one pass is as certain as 128.
+batches of 32. Every curve is a mean over disjoint groups of passes, so that its value for one pass is known as well
+as that for 128.
 
 Beyond the paper: running and population statistics as baselines, the linear engine, views, a tuned batch size, and
 three ways to put a test image together with training images (`query`).
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
-from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, standardise
+from batchbayes.data.cifar10 import augmented_batches, standardise
 from batchbayes.data.folder import DataFolder, data_file
+from batchbayes.engines.choose import EngineName
 from batchbayes.experiments.images.cifar_tables import (
     BATCH_SIZES,
     BOTH,
@@ -37,7 +39,7 @@ from batchbayes.experiments.images.cifar_tables import (
     passes_figure,
     passes_table,
 )
-from batchbayes.experiments.images.colour import Recipe, Source, load_colour, train_on_bytes
+from batchbayes.experiments.images.colour import Recipe, Source, augmented, load_colour, train_on_bytes
 from batchbayes.experiments.images.query import query_rows, query_table
 from batchbayes.experiments.images.tensors import pack_weights, unpack_weights
 from batchbayes.experiments.weights.images import fast
@@ -109,7 +111,9 @@ def work(config: CifarConfig, unit: Unit, needed: Results, data_folder: DataFold
     name, part = unit.arguments["network"], unit.arguments["part"]
     data = _Data.load(config, data_folder)
     if part == "training":
-        return _trained(config, data)
+        network = _new_network(config)
+        loss = train_on_bytes(network, data.train, data.train_labels, config.recipe, augmented, seed=0)
+        return {"weights": pack_weights(network), "training_loss": loss}
     if name == PUBLIC:
         network = cifar_resnet(32, data_file("weights/resnet32_cifar10_akamaster.safetensors", data_folder))
     else:
@@ -144,32 +148,24 @@ def _new_network(config: CifarConfig) -> nn.Module:
         return fast(CifarResNet(config.depth, width=config.width))
 
 
-def _trained(config: CifarConfig, data: _Data) -> dict[str, Any]:
-    network = _new_network(config)
-    loss = train_on_bytes(
-        network, data.train, data.train_labels, config.recipe, lambda x, r: standardise(crop_and_flip(x, r)), seed=0
-    )
-    return {"weights": pack_weights(network), "training_loss": loss}
-
-
 def _mcbn_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data) -> list[Curve]:
     """Score MCBN by exact draws and by the linear engine, and the network with three kinds of fixed statistics."""
     most, size = max(config.passes), BATCH_SIZES[name]
     posterior = bb.mcbn(network, augmented_batches(data.train, size), num_samples=most)
     found = [
-        curve_of(config, name, MCBN, _draws(posterior, data, most), data),
-        curve_of(config, name, LINEAR, _draws(posterior, data, most, engine="linear"), data),
-        curve_of(config, name, RUNNING, _draws(bb.deterministic(network), data, 1), data),
+        curve_of(config, name, MCBN, posterior, data, most),
+        curve_of(config, name, LINEAR, posterior, data, most, engine="linear"),
+        curve_of(config, name, RUNNING, bb.deterministic(network), data, 1),
     ]
     ends = [moving_average(posterior, seed) for seed in range(MOVING_ENDS)]
-    scored = [curve_of(config, name, MOVING, _draws(end, data, 1), data) for end in ends]
+    scored = [curve_of(config, name, MOVING, end, data, 1) for end in ends]
     pll = torch.tensor([curve.pll[0] for curve in scored])
     examples = torch.tensor([curve.examples for curve in scored]).mean(0)
     rate = sum(curve.accuracy for curve in scored) / len(scored)
     spread = float(pll.std())
     found.append(Curve(name, MOVING, (1,), (float(pll.mean()),), rate, tuple(examples.tolist()), spread))
     seen = next(augmented_batches(data.train, min(config.num_population, len(data.train)), seed=1))
-    found.append(curve_of(config, name, POPULATION, _draws(bb.population(network, seen), data, 1), data))
+    found.append(curve_of(config, name, POPULATION, bb.population(network, seen), data, 1))
     return found
 
 
@@ -180,7 +176,7 @@ def _view_curves(config: CifarConfig, name: str, network: nn.Module, data: _Data
     noisy = bb.mcbn(network, augmented_batches(data.train, BATCH_SIZES[name]), num_samples=config.few_passes)
     hosts = {VIEWS: bb.deterministic(network), BOTH: noisy}
     return [
-        curve_of(config, name, method, _draws(bb.with_views(host, look), data, config.few_passes), data)
+        curve_of(config, name, method, bb.with_views(host, look), data, config.few_passes)
         for method, host in hosts.items()
     ]
 
@@ -190,8 +186,7 @@ def _tuned_curves(config: CifarConfig, name: str, network: nn.Module, data: _Dat
     batches, count = augmented_batches(data.train, BATCH_SIZES[name]), config.few_passes
     fitted = bb.mcbn(network, batches, num_samples=count, center="running")
     tuned = bb.tune_batch_size(fitted, [data.held_out], bb.categorical(), num_samples=count).posterior
-    scored = curve_of(config, name, TUNED, _draws(tuned, data, count), data)
-    return [replace(scored, batch_size=tuned.batch_size)]
+    return [replace(curve_of(config, name, TUNED, tuned, data, count), batch_size=tuned.batch_size)]
 
 
 def moving_average(posterior: bb.BatchNormPosterior, seed: int) -> bb.BatchNormPosterior:
@@ -207,15 +202,14 @@ def moving_average(posterior: bb.BatchNormPosterior, seed: int) -> bb.BatchNormP
     return replace(posterior, center=center, deviations=torch.zeros_like(center)[None], influence=None)
 
 
-def _draws(posterior: bb.Posterior, data: _Data, count: int, engine: Any = "sample") -> Tensor:
-    """Return logits (S, N, K) of the test images."""
-    found = bb.predict(posterior, data.test[0], bb.categorical(), num_samples=count, engine=engine, keep_draws=True)
-    return found.draws
-
-
-def curve_of(config: CifarConfig, network: str, method: str, draws: Tensor, data: _Data) -> Curve:
-    """Score draws of logits (S, N, K) for each number of passes."""
-    labels, passes = data.test[1], [count for count in config.passes if count <= len(draws)]
+def curve_of(
+    config: CifarConfig, network: str, method: str, posterior: bb.Posterior, data: _Data, most: int,
+    engine: EngineName = "sample",
+) -> Curve:  # fmt: skip
+    """Draw the logits of the test images `most` times, and score the draws for each number of passes."""
+    images, labels = data.test
+    draws = bb.predict(posterior, images, bb.categorical(), num_samples=most, engine=engine, keep_draws=True).draws
+    passes = [count for count in config.passes if count <= len(draws)]
     each = [grouped_log_likelihood(draws, labels, count) for count in passes]
     answer = draws.double().softmax(-1).mean(0).argmax(-1)
     right = float((answer == labels).double().mean())
@@ -246,8 +240,7 @@ def curves_of(config: CifarConfig, results: Results) -> dict[str, dict[str, Curv
         if unit.arguments["part"] in ("training", "query"):
             continue
         for record in results.get(unit.name, []):
-            fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-            found[record["network"]][record["method"]] = Curve(**fields)
+            found[record["network"]][record["method"]] = Curve(**record)
     return found
 
 

@@ -28,13 +28,13 @@ class Curve:
 
     network: str
     method: str
-    passes: tuple[int, ...]
+    passes: Sequence[int]
     """For a baseline there is one entry: it needs one pass."""
-    pll: tuple[float, ...]
+    pll: Sequence[float]
     """Means over test images and over groups of passes."""
     accuracy: float
     """With all passes."""
-    examples: tuple[float, ...]
+    examples: Sequence[float]
     """The log-likelihood of each test image with all passes."""
     spread: float | None = None
     """The standard deviation over the ends of a moving average."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from batchbayes._common.rng import generator
-from batchbayes.data.cifar10 import load_cifar10
+from batchbayes.data.cifar10 import crop_and_flip, load_cifar10, standardise
 from batchbayes.data.folder import DataFolder
 from batchbayes.training.batches import shuffled_batches
 from batchbayes.training.loop import Step, TrainingConfig, supervised, train
@@ -49,6 +49,11 @@ def colour_patterns(count: int, part: str) -> tuple[Tensor, Tensor]:
     images = coarse[labels].repeat_interleave(4, 2).repeat_interleave(4, 3)
     images += 60 * torch.randn(images.shape, generator=source)
     return images.clamp(0, 255).to(torch.uint8), labels
+
+
+def augmented(images: Tensor, random: torch.Generator) -> Tensor:
+    """Return random crops and flips of bytes, standardised."""
+    return standardise(crop_and_flip(images, random))
 
 
 def train_on_bytes(

@@ -7,7 +7,6 @@ jackknife: the measure is computed again without each frame.
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +32,7 @@ def frame_sums(seen: bb.CategoricalPredictive, labels: Tensor, ignored: int) -> 
     """Count one frame: what was predicted for it (1, H, W, K), and its labels (H, W)."""
     log_probs = seen.log_probs[0]
     classes, keep = log_probs.shape[-1], labels != ignored
+    limit = math.log(classes) + 1e-3
     confidence, answer = log_probs.exp().max(-1)
     wrong, edge = answer != labels, near_boundary(labels)
     bins = bb.metrics.equal_width_reliability(confidence[keep].clamp_max(1), ~wrong[keep])
@@ -46,29 +46,19 @@ def frame_sums(seen: bb.CategoricalPredictive, labels: Tensor, ignored: int) -> 
         "confusion": torch.bincount(labels[keep] * classes + answer[keep], minlength=classes**2),
         "reliability": torch.stack([bins.counts, bins.confidence_sums, bins.correct_sums]),
         "loss": torch.stack([-truth.double().sum(), keep.sum().double()]),
-        "patches": patch_counts(scores["entropy"], wrong, keep, _limit(classes)),
+        "patches": patch_counts(scores["entropy"], wrong, keep, limit),
         "edge_entropy": torch.stack([scores["entropy"][keep & side].double().sum() for side in (edge, ~edge)]),
     }
     cell = 2 * (~edge).long() + (~wrong).long()  # at a boundary or inside, wrong or right
     for name, score in scores.items():
-        sums[name] = counted(score[keep], cell[keep], 4, _limit(classes)).view(2, 2, BINS)
+        sums[name] = counted(score[keep], cell[keep], 4, limit).view(2, 2, BINS)
     return sums
-
-
-@cache
-def _limit(classes: int) -> float:
-    return math.log(classes) + 1e-3
 
 
 def counted(score: Tensor, cell: Tensor, cells: int, limit: float) -> Tensor:
     """Count scores from 0 to `limit` in bins, for each of several cells, (cells, BINS). Small scores: finer bins."""
     place = ((score.double() / limit).clamp(0, 1).pow(0.25) * (BINS - 1)).round().long()
     return torch.bincount(cell * BINS + place, minlength=cells * BINS).view(cells, BINS)
-
-
-def bin_values(limit: float) -> Tensor:
-    """Return the score in the middle of each bin, (BINS,)."""
-    return limit * torch.linspace(0, 1, BINS, dtype=torch.float64).pow(4)
 
 
 def near_boundary(labels: Tensor) -> Tensor:
@@ -132,17 +122,18 @@ def ranked(counts: Tensor) -> float:
     return bb.metrics.ScoreCounts(torch.arange(BINS).flip(0), wrong, right).area_under_roc()
 
 
-def most_uncertain(counts: Tensor, share: float = MOST_UNCERTAIN) -> tuple[float, float]:
-    """Return of the most uncertain pixels how many are wrong, and how many of all wrong pixels they are.
+def most_uncertain(counts: Tensor) -> tuple[float, float]:
+    """Return the share of wrong pixels among the most uncertain ones, and the share of all wrong pixels that they hold.
 
-    A bin that holds the limit counts in part.
+    A bin that is only partly among the most uncertain counts in part.
     """
     wrong, right = counts.flip(1).double()
     sizes = wrong + right
     before = sizes.cumsum(0) - sizes
-    taken = ((share * sizes.sum() - before) / sizes.clamp_min(1)).clamp(0, 1)
+    total = MOST_UNCERTAIN * sizes.sum()
+    taken = ((total - before) / sizes.clamp_min(1)).clamp(0, 1)
     found = float((taken * wrong).sum())
-    return found / float(share * sizes.sum()), found / max(1.0, float(wrong.sum()))
+    return found / float(total), found / max(1.0, float(wrong.sum()))
 
 
 def patch_accuracy_against_uncertainty(patches: Tensor) -> float:
@@ -151,7 +142,8 @@ def patch_accuracy_against_uncertainty(patches: Tensor) -> float:
     A patch is uncertain if its entropy is above the mean of all patches. Reference: Mukhoti and Gal, "Evaluating
     Bayesian Deep Learning Methods for Semantic Segmentation", 2018.
     """
-    values, sizes = bin_values(1.0), patches.double().sum(0)
+    values = torch.linspace(0, 1, BINS, dtype=torch.float64).pow(4)  # of the bins of `counted`, as shares of the limit
+    sizes = patches.double().sum(0)
     uncertain = values > (values * sizes).sum() / sizes.sum()
     agree = patches[0][uncertain].sum() + patches[1][~uncertain].sum()
     return float(agree / sizes.sum())

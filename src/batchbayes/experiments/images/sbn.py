@@ -21,23 +21,19 @@ from torch import Tensor
 from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.images.colour import Recipe, train_on_bytes
-from batchbayes.experiments.images.sbn_data import (
+from batchbayes.experiments.images.sbn_networks import (
     LENET,
     RESNET,
     VGG,
     NetworkSetting,
-    load_sbn,
-    new_network,
-    prepare_for,
-)
-from batchbayes.experiments.images.sbn_methods import (
     Probabilities,
-    draws_of,
     dropout_probabilities,
-    mean_probabilities,
+    load_sbn,
     member_probabilities,
+    new_network,
     novelty_auroc,
-    variants,
+    prepare_for,
+    variant_probabilities,
 )
 from batchbayes.experiments.images.sbn_tables import sbn_figures, sbn_tables
 from batchbayes.experiments.images.tensors import pack_tensors, pack_weights, unpack_weights
@@ -131,8 +127,7 @@ def work(config: SbnConfig, unit: Unit, needed: Results, data_folder: DataFolder
     unpack_weights(network, needed[unit.needs[0]]["weights"])
     with warnings_ignored():
         if unit.arguments["step"] == "variants":
-            fits = variants(name, network, data, setting)
-            seen = {method: mean_probabilities(draws_of(fit(), setting.passes), data) for method, fit in fits.items()}
+            seen = variant_probabilities(name, network, data, setting)
             return {**packed(seen, data.known[1]), "novelty": novelty_auroc(network, data)}
         predicted = dropout_probabilities if dropout else member_probabilities
         return packed(predicted(name, network, data, setting), data.known[1])

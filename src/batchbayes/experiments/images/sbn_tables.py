@@ -7,15 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.experiments.images.sbn_data import LENET, RESNET, UNKNOWN, VGG
-from batchbayes.experiments.images.sbn_methods import (
+from batchbayes.experiments.images.sbn_networks import (
     DROPOUT,
     DROPOUT_SBN,
     ENSEMBLE,
     ENSEMBLE_SBN,
+    LENET,
     NETWORK,
+    RESNET,
     SBN,
+    UNKNOWN,
     VARIANTS,
+    VGG,
     Probabilities,
 )
 from batchbayes.experiments.images.tensors import unpack_tensors
@@ -57,7 +60,7 @@ class Seen:
     def __init__(self, name: str, units: Sequence[Unit], results: Results) -> None:
         self.labels = torch.empty(0, dtype=torch.long)
         self.methods: dict[str, list[Probabilities]] = {}
-        """The networks, dropout and ensembles: one entry for each trained network."""
+        """In the order of the tables. A method has one entry for each trained network, and an ensemble has one."""
         self.variants: dict[str, Probabilities] = {}
         self.novelty: float | None = None
         for unit in units:
@@ -78,6 +81,7 @@ class Seen:
             if len(members) > 1:
                 known, unknown = (torch.stack(part).mean(0) for part in zip(*members, strict=True))
                 self.methods[together] = [(known, unknown)]
+        self.methods = {method: self.methods[method] for method in METHODS if method in self.methods}
 
 
 def error_percent(known: Tensor, labels: Tensor) -> float:
@@ -117,12 +121,11 @@ def sbn_tables(config: Any, units: Sequence[Unit], results: Results) -> list[Res
 def _table_one(every: Mapping[str, Seen]) -> ResultTable:
     rows: list[tuple[CellValue, ...]] = []
     for name, seen in every.items():
-        for method in METHODS:
-            if method in seen.methods:
-                errors = [error_percent(known, seen.labels) for known, _ in seen.methods[method]]
-                nll = [float(losses(known, seen.labels).mean()) for known, _ in seen.methods[method]]
-                paper, code = PUBLISHED[name].get(method, (None, None)), PUBLISHED_CODE[name].get(method, (None, None))
-                rows.append((name, method, _mean(errors), paper[0], code[0], _mean(nll), paper[1], code[1]))
+        for method, pairs in seen.methods.items():
+            errors = [error_percent(known, seen.labels) for known, _ in pairs]
+            nll = [float(losses(known, seen.labels).mean()) for known, _ in pairs]
+            paper, code = PUBLISHED[name].get(method, (None, None)), PUBLISHED_CODE[name].get(method, (None, None))
+            rows.append((name, method, _mean(errors), paper[0], code[0], _mean(nll), paper[1], code[1]))
     return ResultTable(
         "Table 1: known classes",
         ("network", "method", "error %", "paper", "code", "NLL", "NLL, paper", "NLL, code"),
@@ -137,14 +140,13 @@ def _pairs(every: Mapping[str, Seen]) -> ResultTable:
     for name, seen in every.items():
         for host, noisy in PAIRS:
             if noisy in seen.methods:
-                both = zip(seen.methods[host], seen.methods[noisy], strict=True)
+                both = list(zip(seen.methods[host], seen.methods[noisy], strict=True))
                 gaps = [losses(b[0], seen.labels) - losses(a[0], seen.labels) for a, b in both]
                 gap = torch.stack(gaps).mean(0)  # (N,)
                 paper = PUBLISHED[name]
                 published = paper[noisy][1] - paper[host][1] if host in paper else None
                 error = float(gap.std() / len(gap) ** 0.5)
-                lower = [area_under_ecdf(b[1]) - area_under_ecdf(a[1])
-                         for a, b in zip(seen.methods[host], seen.methods[noisy], strict=True)]  # fmt: skip
+                lower = [area_under_ecdf(b[1]) - area_under_ecdf(a[1]) for a, b in both]
                 rows.append((name, host, float(gap.mean()), error, published, _mean(lower)))
     return ResultTable(
         "What SBN does to its host",
@@ -159,16 +161,14 @@ def _readings(every: Mapping[str, Seen]) -> ResultTable:
     rows: list[tuple[CellValue, ...]] = []
     for name, seen in every.items():
         places, published = READINGS[name]
-        for method in METHODS:
-            if method in seen.methods:
-                pairs = seen.methods[method]
-                shares = [
-                    _mean([float((entropies(unknown) <= place).double().mean()) for _, unknown in pairs])
-                    for place in places
-                ]
-                paper = published.get(method, (None, None))
-                area = _mean([area_under_ecdf(unknown) for _, unknown in pairs])
-                rows.append((name, method, places[0], shares[0], paper[0], places[1], shares[1], paper[1], area))
+        for method, pairs in seen.methods.items():
+            shares = [
+                _mean([float((entropies(unknown) <= place).double().mean()) for _, unknown in pairs])
+                for place in places
+            ]
+            paper = published.get(method, (None, None))
+            area = _mean([area_under_ecdf(unknown) for _, unknown in pairs])
+            rows.append((name, method, places[0], shares[0], paper[0], places[1], shares[1], paper[1], area))
     return ResultTable(
         "Unknown classes: the share of images with less entropy",
         ("network", "method", "entropy", "share", "paper", "and", "share ", "paper ", "area"),
@@ -207,6 +207,6 @@ def sbn_figures(config: Any, units: Sequence[Unit], results: Results) -> dict[st
     panels = []
     for name in config.datasets:
         seen, (places, published) = Seen(name, units, results), READINGS[name]
-        curves = {method: entropies(seen.methods[method][0][1]).numpy() for method in METHODS if method in seen.methods}
+        curves = {method: entropies(pairs[0][1]).numpy() for method, pairs in seen.methods.items()}
         panels.append(EntropyPanel(f"{name} meets {UNKNOWN[name]}", curves, places, published))
     return {"entropy-of-unknown-images": entropy_figure(panels)}

@@ -4,7 +4,6 @@ The tables show normalised scores with 100 draws. The authors published no code 
 and the number of epochs are chosen at each batch size, as for the main tables (`protocol`).
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from batchbayes.experiments.mcbn.protocol import UciProtocol
 from batchbayes.experiments.mcbn.published import published_value
 from batchbayes.experiments.mcbn.scores import score_runs
 from batchbayes.experiments.mcbn.splits import load_split
-from batchbayes.experiments.mcbn.tables import sweep_tables, with_published
+from batchbayes.experiments.mcbn.tables import runs_by_method, sweep_tables, with_published
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import num_rows, reduction_notes
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
@@ -69,14 +68,13 @@ def work(config: UciProtocol, unit: Unit, needed: Results, data_folder: DataFold
 
 def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     """Return our scores beside the published ones."""
-    runs: dict[tuple[str, int], list[Mapping[str, float]]] = {}
-    for unit in units(config):
-        if unit.name in results:
-            key = unit.arguments["dataset"], unit.arguments["batch_size"]
-            runs.setdefault(key, []).extend(results[unit.name]["runs"])
+    made = units(config)
+    sizes = {unit.name: str(unit.arguments["batch_size"]) for unit in made}
+    by_size = {name: {"runs": {sizes[name]: found["runs"]}} for name, found in results.items()}
+    runs = runs_by_method(config.datasets, made, by_size)
     datasets = with_published(config.datasets)
-    sizes = SIZES if datasets != config.datasets else config.batch_sizes
-    return sweep_tables(datasets, runs, sizes, "batch_size", (8, 9))
+    shown = SIZES if datasets != config.datasets else config.batch_sizes
+    return sweep_tables(datasets, runs, shown, "batch_size", (8, 9))
 
 
 def notes(config: UciProtocol) -> list[str]:

@@ -5,7 +5,6 @@ $\sigma_B \sim N(\sigma, (\mu_4 - \sigma^4) / (4 \sigma^2 M))$.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,13 +21,9 @@ from batchbayes.network import Network
 def layer_inputs(network: MLP, inputs: Tensor) -> list[Tensor]:
     """Return the inputs of each batch norm, (N, C) in double precision, if all training rows form one batch."""
     sites, seen = all_sites(network), []
-
-    def see(values: Tensor) -> None:
-        seen.append(values.double())
-
     with torch.no_grad():
-        Network(network)(inputs, tensors=by_batch(sites), before={site.name: see for site in sites})
-    return seen
+        Network(network)(inputs, tensors=by_batch(sites), before={site.name: seen.append for site in sites})
+    return [values.double() for values in seen]
 
 
 def limit_gaussians(values: Tensor, batch_size: int) -> dict[Statistic, Normal]:
@@ -56,22 +51,13 @@ def without_replacement(num_rows: int, batch_size: int) -> float:
     return (num_rows - batch_size) / (num_rows - 1)
 
 
-@dataclass(frozen=True, eq=False)
-class GaussianTests:
-    """Tests of one statistic, with one number for each unit of a layer that varies."""
-
-    fitted: Tensor
-    """p-values against a Gaussian with the mean and the variance of the same batches."""
-    limit: Tensor
-    """p-values against the Gaussian of the central limit theorem."""
-    finite: Tensor
-    """p-values against the same Gaussian, corrected for batches drawn without replacement."""
-    ratio: Tensor
-    """The observed variance divided by that of the central limit theorem."""
-
-
-def compare_with_gaussians(observed: Tensor, limit: Normal, shrinkage: float) -> GaussianTests:
+def compare_with_gaussians(observed: Tensor, limit: Normal, shrinkage: float) -> dict[str, Tensor]:
     """Test a statistic of C units in R batches, (R, C), against three Gaussians.
+
+    Returns p-values against a Gaussian with the mean and the variance of the same batches ("fitted"), against that of
+    the central limit theorem ("limit"), and against the latter, corrected for batches drawn without replacement
+    ("finite"). "ratio" is the observed variance divided by that of the theorem. Each has a number for each unit that
+    varies.
 
     Args:
         observed: the statistic in each batch.
@@ -80,15 +66,17 @@ def compare_with_gaussians(observed: Tensor, limit: Normal, shrinkage: float) ->
 
     >>> values = torch.randn(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> tests = compare_with_gaussians(values, Normal(torch.zeros(1), torch.ones(1) / 2), shrinkage=4.0)
-    >>> [bool(p > 0.05) for p in (tests.fitted, tests.limit, tests.finite)], round(float(tests.ratio))
+    >>> [bool(tests[name] > 0.05) for name in ("fitted", "limit", "finite")], round(float(tests["ratio"]))
     ([True, False, True], 4)
     """
     own = Normal(observed.mean(0), observed.std(0), validate_args=False)
     varies = (own.scale > ROUNDING * own.loc.abs()) & (limit.scale > 0)
     finite = Normal(limit.loc, limit.scale * math.sqrt(shrinkage), validate_args=False)
     count = len(observed)
-    p_values = (
-        lilliefors_p_value(ks_distance(observed, own), count),
-        *(kolmogorov_p_value(ks_distance(observed, each), count) for each in (limit, finite)),
-    )
-    return GaussianTests(*(each[varies] for each in (*p_values, own.variance / limit.variance)))
+    tests = {
+        "fitted": lilliefors_p_value(ks_distance(observed, own), count),
+        "limit": kolmogorov_p_value(ks_distance(observed, limit), count),
+        "finite": kolmogorov_p_value(ks_distance(observed, finite), count),
+        "ratio": own.variance / limit.variance,
+    }
+    return {name: values[varies] for name, values in tests.items()}

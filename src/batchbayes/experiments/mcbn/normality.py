@@ -79,7 +79,7 @@ class Finding:
     """The first layer is 1."""
     statistic: Statistic
     fitted: tuple[float, ...]
-    """p-values, as in `GaussianTests`."""
+    """p-values, as in `compare_with_gaussians`."""
     limit: tuple[float, ...]
     finite: tuple[float, ...]
     ratio: tuple[float, ...]
@@ -126,8 +126,8 @@ def findings(
         for statistic, observed in zip(STATISTICS, (means, log_stds.exp()), strict=True):
             limit, shrinkage = limits[statistic], without_replacement(len(values), size)
             tests = compare_with_gaussians(observed, limit, shrinkage)
-            p_values = rounded(tests.fitted), rounded(tests.limit), rounded(tests.finite)
-            finding = Finding(seed, size, epochs, layer, statistic, *p_values, rounded(tests.ratio), shrinkage)
+            numbers: Any = {name: rounded(values) for name, values in tests.items()}
+            finding = Finding(seed, size, epochs, layer, statistic, **numbers, shrinkage=shrinkage)
             if seed == config.seeds[0]:
                 moments = float(limit.loc[SHOWN]), float(limit.scale[SHOWN])
                 finding = replace(finding, observed=rounded(observed[:, SHOWN]), claimed=moments)

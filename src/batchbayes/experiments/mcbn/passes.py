@@ -5,7 +5,7 @@ decay and the number of epochs are chosen as for the main tables (`protocol`). A
 draws of the largest number, in tuning and in testing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from batchbayes.experiments.mcbn.methods import chosen_mcbn
 from batchbayes.experiments.mcbn.protocol import UciProtocol
 from batchbayes.experiments.mcbn.scores import DrawnPredictions, score_runs
 from batchbayes.experiments.mcbn.splits import load_split
-from batchbayes.experiments.mcbn.tables import sweep_tables, with_published
+from batchbayes.experiments.mcbn.tables import runs_by_method, sweep_tables, with_published
 from batchbayes.experiments.mcbn.uci import PRESETS as MAIN
 from batchbayes.experiments.mcbn.uci import reduction_notes
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
@@ -62,10 +62,7 @@ def first_draws(predicted: Sequence[DrawnPredictions], count: int) -> list[Drawn
 
 def tables(config: UciProtocol, results: Results) -> list[ResultTable]:
     """Return our scores beside the published ones."""
-    runs: dict[tuple[str, int], list[Mapping[str, float]]] = {}
-    for unit in units(config):
-        for count, found in results[unit.name]["runs"].items() if unit.name in results else ():
-            runs.setdefault((unit.arguments["dataset"], int(count)), []).extend(found)
+    runs = runs_by_method(config.datasets, units(config), results)
     return sweep_tables(with_published(config.datasets), runs, PASSES, "passes", (10, 11))
 
 

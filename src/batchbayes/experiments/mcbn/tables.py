@@ -206,19 +206,18 @@ def beyond_table(title: str, datasets: Sequence[str], runs: Runs, table: int, me
 
 
 def sweep_tables(
-    datasets: Sequence[str],
-    runs: Mapping[tuple[str, int], Sequence[Mapping[str, float]]],
-    levels: Sequence[int],
-    axis: str,
-    numbers: tuple[int, int],
+    datasets: Sequence[str], runs: Runs, levels: Sequence[int], axis: str, numbers: tuple[int, int]
 ) -> list[ResultTable]:
-    """Return normalised CRPS and PLL of MCBN for each level of `axis`, which is "batch_size" or "passes"."""
+    """Return normalised CRPS and PLL of MCBN for each level of `axis`, which is "batch_size" or "passes".
+
+    In `runs`, the levels as texts are in the place of the methods.
+    """
     tables = []
     for number, metric in zip(numbers, ("crps_norm", "pll_norm"), strict=True):
         rows: TableRows = []
         for dataset in datasets:
             paper = [published_value(number, dataset, "MCBN", metric, **{axis: level}) for level in levels]
-            ours = [summary([run[metric] for run in runs.get((dataset, level), ())]) for level in levels]
+            ours = [summary(values_of(runs, dataset, str(level), metric)) for level in levels]
             rows.append((dataset, "paper", *(value and value.value for value in paper)))
             rows.append((dataset, "ours", *(mean for mean, _, _ in ours)))
             rows.append((dataset, "± ours", *(error for _, error, _ in ours)))

@@ -143,7 +143,7 @@ def dropout_network(rate: float) -> MLP:
 def ensemble_predictors(config: ToyConfig, seed: int) -> dict[str, tuple[str, Predictor]]:
     """Return an ensemble of networks with batch norm. Each network predicts with its running statistics."""
     networks = train_toy_networks(config, seed, [lambda: MLP(1, WIDTHS, 1)] * config.members)
-    members = [by_draws(bb.deterministic(network), config, seed, count=1) for network in networks]
+    members = [by_draws(bb.deterministic(network), config, seed) for network in networks]
 
     def predict_all(inputs: Tensor, targets: Tensor) -> DrawnPredictions:
         each = [member(inputs, targets) for member in members]
@@ -163,14 +163,14 @@ def train_toy_networks(config: ToyConfig, seed: int, makers: Sequence[Callable[[
     return networks
 
 
-def by_draws(posterior: bb.Posterior, config: ToyConfig, seed: int, count: int | None = None) -> Predictor:
-    """Return a predictor by exact draws; by default as many as the configuration says."""
+def by_draws(posterior: bb.Posterior, config: ToyConfig, seed: int) -> Predictor:
+    """Return a predictor by exact draws; by one draw if all draws are the same."""
 
     def in_units(outputs: Tensor) -> Tensor:  # (..., 1) -> (...)
         return outputs.squeeze(-1).double()
 
     return lambda inputs, targets: draw_predictions(
-        posterior, inputs, in_units(targets), in_units, count or config.num_samples, seed
+        posterior, inputs, in_units(targets), in_units, config.num_samples, seed
     )
 
 

@@ -141,14 +141,8 @@ def _chosen(config: ActiveConfig, seed: int, choice: str, network: Any, pool: Te
     if choice == RANDOM:  # they are in random order
         return candidates[: config.batch]
     features = network.features(pool[candidates])  # without noise, so once for all draws
-    found = bb.predict(
-        bb.mc_dropout(network.head),
-        features,
-        bb.categorical(),
-        num_samples=config.num_samples,
-        seed=seed,
-        keep_draws=True,
-    )
+    masks, count = bb.mc_dropout(network.head), config.num_samples
+    found = bb.predict(masks, features, bb.categorical(), num_samples=count, seed=seed, keep_draws=True)
     return candidates[bb.decisions.choose_to_label(found, config.batch, **CHOICES[choice], seed=seed)]
 
 

@@ -14,7 +14,6 @@ from itertools import islice
 from statistics import fmean
 from typing import Any
 
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
@@ -22,7 +21,7 @@ from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.grey_images import Images, Source, load_grey_images
 from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.methods.samples.deep_ensemble import member_seed
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.models.convnet import SmallVGG
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable, with_error
@@ -91,7 +90,7 @@ def _attacked(
     inputs, labels = images.test
     options: Any = {"num_samples": config.num_samples, "seed": seed}
     clean = bb.predict(posterior, inputs, bb.categorical(), **options)
-    right, attacked, success = _classes(clean) == labels, clean, []
+    right, attacked, success = clean.log_probs.argmax(-1) == labels, clean, []
     step = config.sign_step if along == "sign" else config.gradient_step
     path = bb.attacks.attack_steps(
         posterior, inputs, labels, bb.categorical(), epsilon=config.epsilon, step=step, along=along, **options
@@ -99,17 +98,14 @@ def _attacked(
     for number, moved in enumerate(islice(path, max(config.updates)), 1):
         if number in config.updates:
             attacked = bb.predict(posterior, moved, bb.categorical(), **options)
-            success.append(float(((_classes(attacked) != labels) & right).sum() / right.sum()))
+            wrong = attacked.log_probs.argmax(-1) != labels
+            success.append(float((wrong & right).sum() / right.sum()))
     return {
         "accuracy": float(right.double().mean()),
         "success": success,
         "detection_by_entropy": bb.decisions.detection_auroc(clean.entropy, attacked.entropy),
         "detection_by_information": bb.decisions.detection_auroc(clean.mutual_information, attacked.mutual_information),
     }
-
-
-def _classes(predictive: bb.CategoricalPredictive) -> Tensor:
-    return predictive.log_probs.argmax(-1)
 
 
 def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> bb.Posterior:
@@ -126,11 +122,9 @@ def _posterior(config: AttackConfig, seed: int, method: str, images: Images) -> 
         each = [replace(training, seed=member_seed(seed, number)) for number in range(config.num_samples)]
         return bb.ensemble([variance_network(images.train, own, config.width) for own in each])
     network = trained(images.train, training, config.width)
-    return (
-        bb.deterministic(network)
-        if method == "network"
-        else bb.mcbn(network, images.train[0], batch_size=64, seed=seed)
-    )
+    if method == "MCBN":
+        return bb.mcbn(network, images.train[0], batch_size=64, seed=seed)
+    return bb.deterministic(network)
 
 
 def _results(config: AttackConfig, results: Results, method: str, along: bb.attacks.Along) -> list[dict[str, Any]]:

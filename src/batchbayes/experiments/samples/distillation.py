@@ -17,7 +17,7 @@ from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.grey_images import Source, load_grey_images
 from batchbayes.methods.samples.deep_ensemble import made
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.models.convnet import SmallVGG
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable, with_error
@@ -93,23 +93,14 @@ def work(
             DIRICHLET: bb.distill.dirichlet_predictive(students["dirichlet"], inputs),
             ENSEMBLE: bb.predict(teacher, inputs, bb.categorical()),
         }
-    return [asdict(_row(seed, method, found[method], found[ENSEMBLE], labels, config)) for method in METHODS]
-
-
-def _row(
-    seed: int,
-    method: str,
-    own: bb.CategoricalPredictive,
-    ensemble: bb.CategoricalPredictive,
-    labels: Any,
-    config: DistillationConfig,
-) -> StudentRow:
-    agreement = None
-    if method == DIRICHLET:
-        agreement = bb.metrics.rank_correlation(own.mutual_information, ensemble.mutual_information)
-    passes = config.num_members if method == ENSEMBLE else 1
-    nll = bb.metrics.negative_log_likelihood(own.log_prob(labels))
-    return StudentRow(seed, method, passes, bb.metrics.accuracy(own.probs, labels), nll, agreement)
+    information = found[DIRICHLET].mutual_information, found[ENSEMBLE].mutual_information
+    scored = []
+    for method, own in found.items():
+        passes = config.num_members if method == ENSEMBLE else 1
+        nll = bb.metrics.negative_log_likelihood(own.log_prob(labels))
+        agreement = bb.metrics.rank_correlation(*information) if method == DIRICHLET else None
+        scored.append(StudentRow(seed, method, passes, bb.metrics.accuracy(own.probs, labels), nll, agreement))
+    return [asdict(row) for row in scored]
 
 
 def rows(config: DistillationConfig, results: Results) -> list[StudentRow]:

@@ -22,11 +22,11 @@ class Curve:
 
     seed: int
     method: str
-    passes: tuple[int, ...]
-    nll: tuple[float, ...]
-    calibrated_nll: tuple[float, ...]
+    passes: Sequence[int]
+    nll: Sequence[float]
+    calibrated_nll: Sequence[float]
     """With the temperature that is best on held-out images."""
-    accuracy: tuple[float, ...]
+    accuracy: Sequence[float]
     trainings: float
     """What its training costs, in trainings of one network."""
 

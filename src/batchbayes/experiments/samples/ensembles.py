@@ -22,7 +22,7 @@ from batchbayes.experiments.grey_images import Images, Source, load_grey_images
 from batchbayes.experiments.samples.ensemble_tables import DEEP, Curve, methods_table, passes_figure
 from batchbayes.experiments.samples.noisy_networks import dropout_network, trained, variance_network
 from batchbayes.methods.samples.schedules import Cyclical
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.models.convnet import SmallVGG
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit, warnings_ignored
 from batchbayes.reproduce.tables import ResultTable
@@ -97,38 +97,24 @@ def _from_networks(config: EnsemblesConfig, seed: int, images: Images) -> Found:
         _network(config), images.train, cross_entropy, _training(config, seed), num_members=config.num_members
     )
     network = members.member(0)
-    noisy = tuned_mcbn(config, seed, images, network)
+    around: Any = {"batch_size": config.batch_size, "center": "running", "seed": seed}
+    fitted = bb.mcbn(network, images.train[0], **around)
+    tuned = bb.tune_batch_size(fitted, [images.held_out], bb.categorical(), num_samples=32, seed=seed).posterior
+    noisy = members.with_noise(lambda member: bb.mcbn(member, images.train[0], **around, num_samples=16))
     views = bb.RandomCrop(padding=2, fill=float(images.train[0].min()))
     laplace = bb.last_layer_laplace(network, images.train[0], bb.categorical(), held_out=images.held_out)
-    around: Any = {"batch_size": config.batch_size, "center": "running", "seed": seed}
     cost = float(config.num_members)
     return {
         "network": (bb.deterministic(network), 1.0),
-        "MCBN, tuned": (noisy, 1.0),
+        "MCBN, tuned": (tuned, 1.0),
         "stochastic BN": (bb.stochastic_bn(network, images.train[0], **around), 1.0),
         "correlated BN": (bb.correlated_bn(network, images.train[0], **around), 1.0),
         "last-layer Laplace": (laplace, 1.0),
         "views": (bb.with_views(bb.deterministic(network), views), 1.0),
         DEEP: (members, cost),
-        f"{DEEP} with MCBN": (with_mcbn(config, seed, images, members), cost),
+        f"{DEEP} with MCBN": (noisy, cost),
         f"{DEEP} with views": (bb.with_views(members, views), cost),
     }
-
-
-def tuned_mcbn(config: EnsemblesConfig, seed: int, images: Images, network: nn.Module) -> bb.Posterior:
-    """Return MCBN around the running statistics, at the batch size that suits held-out images best."""
-    fitted = bb.mcbn(network, images.train[0], batch_size=config.batch_size, center="running", seed=seed)
-    return bb.tune_batch_size(fitted, [images.held_out], bb.categorical(), num_samples=32, seed=seed).posterior
-
-
-def with_mcbn(config: EnsemblesConfig, seed: int, images: Images, members: bb.WeightSamples) -> bb.WeightSamples:
-    """Return the members with the noise of the training batches inside each of them."""
-
-    def fit(member: nn.Module) -> bb.Posterior:
-        inputs, size = images.train[0], config.batch_size
-        return bb.mcbn(member, inputs, batch_size=size, center="running", seed=seed, num_samples=16)
-
-    return members.with_noise(fit)
 
 
 def _from_snapshots(config: EnsemblesConfig, seed: int, images: Images) -> Found:
@@ -232,8 +218,7 @@ def curves(config: EnsemblesConfig, results: Results) -> dict[str, list[Curve]]:
     found: dict[str, list[Curve]] = {}
     for unit in units(config):
         for record in results.get(unit.name, []):
-            fields: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-            found.setdefault(record["method"], []).append(Curve(**fields))
+            found.setdefault(record["method"], []).append(Curve(**record))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Networks of the experiments of this folder whose training has noise in it."""
+"""Small networks that several experiments of this folder train: without noise, with dropout, with a variance layer."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 import batchbayes as bb
 from batchbayes.experiments.grey_images import Examples
 from batchbayes.methods.samples.deep_ensemble import made
-from batchbayes.models.vgg import SmallVGG
+from batchbayes.models.convnet import SmallVGG
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import supervised
 

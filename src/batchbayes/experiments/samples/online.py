@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +22,8 @@ import batchbayes as bb
 from batchbayes._common.text import count as count_of
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import SETS
+from batchbayes.experiments.samples import online_wide
 from batchbayes.experiments.samples.online_setup import OnlineConfig, Task, fit, load_task, together, training_of
-from batchbayes.experiments.samples.online_wide import fine_tuned_wide, joint_on_first_features, joint_wide, online_wide
 from batchbayes.methods.samples.deep_ensemble import made
 from batchbayes.models.mlp import MLP
 from batchbayes.plots.style import Figure, house_style, new_figure
@@ -107,28 +106,19 @@ def _precision(config: OnlineConfig, task: Task, seed: int) -> float:
     return 1 / float((found.mean - targets[count:]).square().mean())
 
 
-def _nll(config: OnlineConfig, state: bb.online.MeanField, task: Task) -> float:
-    assert task.likelihood is not None
-    posterior = state.posterior(config.num_members)
-    found: Any = bb.predict(posterior, task.test[0], task.likelihood, num_samples=config.num_members)
-    return -float(found.log_prob(task.test[1]).mean())
-
-
 def _online(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    assert task.likelihood is not None
     state, found = bb.online.MeanField.start(_network(config, task, seed), task.likelihood, config.prior_std), []
     for part in task.parts:
         state = state.update(part, training_of(config, part, seed))
-        found.append(_nll(config, state, task))
+        posterior = state.posterior(config.num_members)
+        predicted = bb.predict(posterior, task.test[0], task.likelihood, num_samples=config.num_members)
+        found.append(-float(predicted.log_prob(task.test[1]).mean()))
     return found
 
 
 def _laplace(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    assert task.likelihood is not None
-    state, found = (
-        bb.online.StructuredLaplace.start(_network(config, task, seed), task.likelihood, config.prior_std),
-        [],
-    )
+    state = bb.online.StructuredLaplace.start(_network(config, task, seed), task.likelihood, config.prior_std)
+    found = []
     for part in task.parts:
         state = state.update(part, training_of(config, part, seed))
         found.append(-float(state.log_prob(*task.test).mean()))
@@ -136,18 +126,16 @@ def _laplace(config: OnlineConfig, task: Task, seed: int) -> list[float]:
 
 
 def _fine_tuned(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    assert task.likelihood is not None
     network, found = _network(config, task, seed), []
     for part in task.parts:
         fit(config, network, part, seed)
-        predicted: Any = bb.predict(bb.deterministic(network), task.test[0], task.likelihood)
+        predicted = bb.predict(bb.deterministic(network), task.test[0], task.likelihood)
         found.append(-float(predicted.log_prob(task.test[1]).mean()))
     return found
 
 
 def _last_layer(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    assert task.likelihood is not None
-    network, found = _network(config, task, seed), []
+    network = _network(config, task, seed)
     fit(config, network, task.parts[0], seed)
 
     def features(inputs: Tensor) -> Tensor:
@@ -155,10 +143,7 @@ def _last_layer(config: OnlineConfig, task: Task, seed: int) -> list[float]:
             return F.pad(network.hidden(inputs), (0, 1), value=1.0)
 
     state = bb.online.LastLayer.start(task.outputs, config.width + 1, task.likelihood, prior_precision=1.0)
-    for inputs, targets in task.parts:
-        state = state.update((features(inputs), targets))
-        found.append(-float(state.log_prob(features(task.test[0]), task.test[1]).mean()))
-    return found
+    return online_wide.learned(state, features, task.parts, task.test)
 
 
 Learn = Callable[[OnlineConfig, Task, int], list[float]]
@@ -174,10 +159,10 @@ def _jointly(learn: Learn, config: OnlineConfig, task: Task, seed: int) -> list[
 
 
 LEARN: dict[str, Learn] = {
-    JOINT_WIDE: joint_wide,
-    WIDE: online_wide,
-    TUNED_WIDE: fine_tuned_wide,
-    SAME_FEATURES: joint_on_first_features,
+    JOINT_WIDE: online_wide.joint_wide,
+    WIDE: online_wide.online_wide,
+    TUNED_WIDE: online_wide.fine_tuned_wide,
+    SAME_FEATURES: online_wide.joint_on_first_features,
     JOINT: partial(_jointly, _online),
     ONLINE: _online,
     JOINT_LAPLACE: partial(_jointly, _laplace),

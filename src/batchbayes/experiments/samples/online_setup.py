@@ -12,7 +12,7 @@ from batchbayes._common.rng import generator
 from batchbayes.data.folder import DataFolder
 from batchbayes.data.uci import load_regression, published_split
 from batchbayes.experiments.grey_images import load_grey_images
-from batchbayes.likelihoods import TargetLikelihood, categorical
+from batchbayes.likelihoods import categorical
 from batchbayes.online import Part
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
@@ -50,8 +50,8 @@ class Task:
     parts: list[Part]
     test: Part
     outputs: int
-    likelihood: TargetLikelihood[Any] | None
-    """None if it is a regression, whose noise is not known yet."""
+    likelihood: Any
+    """A `TargetLikelihood`, or None in a regression whose noise is not known yet."""
     log_unit: float = 0.0
     """The log of the standard deviation of the targets. Added to an NLL, it gives the NLL in the unit of the data."""
 

@@ -21,20 +21,20 @@ NUM_DRAWS = 32
 def online_wide(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     """Return the NLL on test data after each part, with features of the first part."""
     state, features = _start(config, task, seed, task.parts[0])
-    return _learned(state, features, task.parts, task.test)
+    return learned(state, features, task.parts, task.test)
 
 
 def joint_wide(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     """Return the NLL after all parts as one, with features of all parts."""
     everything = together(task.parts)
     state, features = _start(config, task, seed, everything)
-    return _learned(state, features, [everything], task.test)
+    return learned(state, features, [everything], task.test)
 
 
 def joint_on_first_features(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     """Return the NLL after all parts as one, with features of the first part."""
     state, features = _start(config, task, seed, task.parts[0])
-    return _learned(state, features, [together(task.parts)], task.test)
+    return learned(state, features, [together(task.parts)], task.test)
 
 
 def fine_tuned_wide(config: OnlineConfig, task: Task, seed: int) -> list[float]:
@@ -46,7 +46,7 @@ def fine_tuned_wide(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     likelihood = task.likelihood or bb.gaussian(_precision(config, len(scales), parts[0], seed))
     for part in parts:
         fit(config, layer, part, seed)
-        predicted: Any = bb.predict(bb.deterministic(layer), test[0], likelihood)
+        predicted = bb.predict(bb.deterministic(layer), test[0], likelihood)
         found.append(-float(predicted.log_prob(test[1]).mean()))
     return found
 
@@ -63,15 +63,15 @@ def _start(
     def square(inputs: Tensor) -> Tensor:
         return inputs.unflatten(1, (1, side, side))
 
-    assert task.likelihood is not None
     patches = bb.online.patch_features(square(known[0]), config.wide_images, num_filters=config.filters, seed=seed)
     state = bb.online.LastLayer.start(task.outputs, patches.num_features, task.likelihood, num_draws=NUM_DRAWS)
     return state, lambda inputs: patches(square(inputs))
 
 
-def _learned(
+def learned(
     state: Any, features: Callable[[Tensor], Tensor], parts: list[bb.online.Part], test: bb.online.Part
 ) -> list[float]:
+    """Learn a layer on fixed features of each part. Return the NLL on test data after each part."""
     found, seen = [], features(test[0])
     for inputs, targets in parts:
         state = state.update((features(inputs), targets))

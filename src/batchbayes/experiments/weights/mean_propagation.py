@@ -19,9 +19,10 @@ from batchbayes.experiments.weights.images import ImageData, error_percent, load
 from batchbayes.experiments.weights.variance_networks import Recipe, at_means, new_lenet
 from batchbayes.methods.weights.mean_propagation import curvatures, kappas, partly_drawn
 from batchbayes.methods.weights.quantisation import bits_needed, rounded_means
+from batchbayes.plots.lines import Line, lines_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
-from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.reproduce.tables import ResultTable, interleaved
 from batchbayes.training.batches import shuffled
 
 PUBLISHED = {1.0: (98.3, 98.3, 37), 1.5: (98.2, 98.2, 70), 2.0: (97.95, 97.9, 155), 2.5: (97.35, 97.25, 450),
@@ -93,7 +94,7 @@ def propagation_result(config: PropagationConfig, posterior: bb.WeightsPosterior
     every = dict.fromkeys(kappa, torch.tensor(True))
     found: dict[str, Any] = {
         "all": accuracy_of(config, posterior, data, every, zero=False),
-        "means": 100 - error_percent(at_means(posterior).network.module, data.test),  # type: ignore[attr-defined]
+        "means": 100 - error_percent(at_means(posterior), data.test),
         "log_alpha": float(posterior.own[posterior.sites[0].name]["log_alpha"]),
         "rows": [],
     }
@@ -134,9 +135,8 @@ def tables(config: PropagationConfig, results: Results) -> list[ResultTable]:
     found, rows = results.get("mean propagation", {}), []
     for number, threshold in enumerate(THRESHOLDS):
         ours = found["rows"][number] if found else {}
-        published: tuple[CellValue, ...] = PUBLISHED.get(threshold, (None,) * 3)
-        own: tuple[CellValue, ...] = tuple(ours.get(name) for name in ("means", "zeros", "ratio"))
-        rows.append((threshold, *(cell for pair in zip(own, published, strict=True) for cell in pair)))
+        own = [ours.get(name) for name in ("means", "zeros", "ratio")]
+        rows.append((threshold, *interleaved(own, PUBLISHED.get(threshold, (None,) * 3))))
     bits = results.get("few bits", {})
     columns = ("means %", "published", "zeros %", "published ", "weights for each noisy one", "published  ")
     return [
@@ -166,8 +166,6 @@ def tables(config: PropagationConfig, results: Results) -> list[ResultTable]:
 
 def figures(config: PropagationConfig, results: Results) -> dict[str, Figure]:
     """Show accuracy and the number of noisy weights against the threshold."""
-    from batchbayes.plots.lines import Line, lines_figure
-
     rows = results["mean propagation"]["rows"]
     at = [row["threshold"] for row in rows]
     accuracies = [

@@ -66,7 +66,7 @@ def work(config: FlowConfig, unit: Unit, needed: Results, data_folder: DataFolde
     split = load_split(unit.arguments["dataset"], unit.arguments["split"], data_folder)
     fold = split.folds[0]
     held_out = predicted(config, fold, 1.0, seed=1)
-    precision = matched_precision(fold, held_out)
+    precision = fold.scale**2 / float((held_out.mean - held_out.truth).square().mean())  # of standardised targets
     runs = {}
     for method, own in ((UNIT, 1.0), (MATCHED, precision)):
         left_out = held_out if method == UNIT else predicted(config, fold, own, seed=1)
@@ -76,13 +76,7 @@ def work(config: FlowConfig, unit: Unit, needed: Results, data_folder: DataFolde
 
 
 def predicted(config: FlowConfig, part: StandardisedPart, precision: float, seed: int) -> DrawnPredictions:
-    """Train on a part and predict its other rows."""
-    posterior = trained(config, part, precision, seed)
-    return draw_predictions(posterior, part.others, part.truth, part.in_units, config.num_samples, seed)
-
-
-def trained(config: FlowConfig, part: StandardisedPart, precision: float, seed: int) -> bb.WeightsPosterior:
-    """Train on standardised targets with observation noise of this precision."""
+    """Train on a part, with observation noise of this precision for standardised targets. Predict its other rows."""
     with GlobalStream(seed):
         network = bb.noisy(MLP(part.inputs.shape[1], [WIDTH, WIDTH], 1, norm=False), bb.MultiplicativeFlow(), seed=seed)
     batches = shuffled(part.inputs, part.targets, BATCH_SIZE, seed)
@@ -90,12 +84,7 @@ def trained(config: FlowConfig, part: StandardisedPart, precision: float, seed: 
     training = bb.TrainingConfig(epochs, BATCH_SIZE, config.learning_rate, seed=seed)
     schedule = bb.Schedule(decay_from=epochs // 2)
     bb.fit_noisy(network, batches, bb.gaussian(precision), training, num_examples=len(part.inputs), schedule=schedule)
-    return network.posterior()
-
-
-def matched_precision(part: StandardisedPart, drawn: DrawnPredictions) -> float:
-    """Return the inverse of the mean squared error on held-out rows, in the unit of the standardised targets."""
-    return part.scale**2 / float((drawn.mean - drawn.truth).square().mean())
+    return draw_predictions(network.posterior(), part.others, part.truth, part.in_units, config.num_samples, seed)
 
 
 def tables(config: FlowConfig, results: Results) -> list[ResultTable]:

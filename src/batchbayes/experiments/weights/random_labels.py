@@ -19,7 +19,7 @@ from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import ImageData, error_percent, load_images, new_network
 from batchbayes.methods.weights.sparsity import compression
 from batchbayes.reproduce.experiment import Results, Unit
-from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.reproduce.tables import CellValue, ResultTable, interleaved
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import supervised
 
@@ -116,7 +116,7 @@ def tables(config: RandomLabelsConfig, results: Results) -> list[ResultTable]:
     for method, published in PUBLISHED.items():
         found = results.get(method, {})
         ours = (found.get("train"), found.get("test"), found.get("sparsity"))
-        rows.append((method, *(cell for pair in zip(ours, published, strict=True) for cell in pair)))
+        rows.append((method, *interleaved(ours, published)))
     columns = ("training accuracy %", "published", "test accuracy %", "published ", "zeros %", "published  ")
     return [ResultTable("Random labels", ("method", *columns), tuple(rows), ("", *[".1f", ".0f"] * 3))]
 

@@ -18,6 +18,7 @@ from batchbayes._common.rng import GlobalStream
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import NETWORKS, ImageData, error_percent, fast, load_images, new_network
 from batchbayes.methods.weights.sparsity import compression, sparsity
+from batchbayes.plots.lines import Line, lines_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
@@ -198,8 +199,6 @@ def sparsity_table(config: SparseConfig, results: Results) -> ResultTable:
 
 def figures(config: SparseConfig, results: Results) -> dict[str, Figure]:
     """Show error and compression during training."""
-    from batchbayes.plots.lines import Line, lines_figure
-
     panels = {}
     for what, label in (("error", "test error, %"), ("compression", "compression")):
         panels[label] = [

@@ -3,12 +3,12 @@
 Neklyudov, Molchanov, Ashukha and Vetrov, "Variance Networks: When Expectation Does Not Meet Your Expectations" (ICLR
 2019). The first table has the accuracy of one draw, of the means and of the mean over draws, for a LeNet-5 whose hidden
 dense layer is a variance layer, and for the same network with dropout. The figure shows the phase transition of
-variational dropout with one alpha: during training the means stop to matter, and the variances take over. The second
+variational dropout with one alpha: during training the means stop mattering, and the variances take over. The second
 table has the evidence lower bounds of four parametrisations of variational dropout.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,9 +23,10 @@ from batchbayes.data.mnist import load_mnist
 from batchbayes.experiments.weights.images import ImageData, fast, load_images
 from batchbayes.methods.weights.family import Family
 from batchbayes.models.lenet import LeNet5, NormalisedLeNet5
+from batchbayes.plots.lines import Line, lines_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit
-from batchbayes.reproduce.tables import CellValue, ResultTable
+from batchbayes.reproduce.tables import CellValue, ResultTable, interleaved
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Step, supervised
 
@@ -148,18 +149,18 @@ def new_lenet(dropout: float = 0.0) -> nn.Module:
 def network_result(
     config: VarianceNetworksConfig, posterior: bb.Posterior, data: ImageData, data_folder: DataFolder
 ) -> dict[str, float]:
-    """Return accuracies in per cent, and how well the entropy of the mean over draws tells strange images."""
+    """Return accuracies in per cent, and how well the entropy of the mean over draws tells other images from digits."""
     images, labels = data.test
     draws = bb.predict(posterior, images, bb.categorical(), num_samples=config.num_samples)
     single = bb.predict(posterior, images, bb.categorical(), num_samples=5, seed=1, keep_draws=True)
     strange = bb.predict(posterior, strange_images(config, images, data_folder), bb.categorical(), num_samples=10)
     few = bb.predict(posterior, images, bb.categorical(), num_samples=10)
+    means = bb.predict(bb.deterministic(at_means(posterior)), images, bb.categorical())
     return {
         "stochastic": 100
         * sum(bb.metrics.accuracy(one.softmax(-1), labels) for one in single.draws)
         / len(single.draws),
-        "deterministic": 100
-        * bb.metrics.accuracy(bb.predict(at_means(posterior), images, bb.categorical()).probs, labels),
+        "deterministic": 100 * bb.metrics.accuracy(means.probs, labels),
         "ensemble": 100 * bb.metrics.accuracy(draws.probs, labels),
         "auroc": bb.metrics.ood_auroc(few.entropy, strange.entropy),
     }
@@ -174,18 +175,12 @@ def strange_images(config: VarianceNetworksConfig, images: Tensor, data_folder: 
     return clothes.float() / 256 - digits.float().mean(0) / 256
 
 
-def at_means(posterior: Any) -> bb.Posterior:
-    """Return the network without noise."""
-    if not isinstance(posterior, bb.WeightsPosterior):
-        return bb.deterministic(posterior.network.module)
-    return with_weights(posterior, {name: given.mean for name, given in posterior.distributions.items()})
-
-
-def with_weights(posterior: bb.WeightsPosterior, weights: dict[str, Tensor]) -> bb.Posterior:
-    """Return the network with other weights in the place of the random ones."""
+def at_means(posterior: Any) -> nn.Module:
+    """Return the network without noise: with the means in the place of random weights."""
     module = copy.deepcopy(posterior.network.module)
-    module.load_state_dict(weights, strict=False)
-    return bb.deterministic(module)
+    if isinstance(posterior, bb.WeightsPosterior):
+        module.load_state_dict({name: given.mean for name, given in posterior.distributions.items()}, strict=False)
+    return module
 
 
 def transition(config: VarianceNetworksConfig, data: ImageData) -> list[dict[str, float]]:
@@ -250,7 +245,7 @@ def elbo_result(config: VarianceNetworksConfig, data: ImageData, family: Family)
         losses = [cross_entropy(in_parts(network, images), labels, reduction="sum") for _ in range(10)]
         draws = torch.stack([in_parts(network, data.test[0]).softmax(-1) for _ in range(config.num_samples)])
     by_weights = bb.predict(posterior, data.test[0], bb.categorical(), num_samples=config.num_samples)
-    means = bb.predict(at_means(posterior), data.test[0], bb.categorical())
+    means = bb.predict(bb.deterministic(at_means(posterior)), data.test[0], bb.categorical())
     return {
         "elbo": -float(torch.stack(losses).mean()) - divergence,
         "divergence": divergence,
@@ -298,19 +293,8 @@ def tables(config: VarianceNetworksConfig, results: Results) -> list[ResultTable
     ]  # fmt: skip
 
 
-def interleaved(ours: Sequence[CellValue], published: Sequence[CellValue]) -> list[CellValue]:
-    """Return our values, each with the published one behind it.
-
-    >>> interleaved([1, 2], [3, 4])
-    [1, 3, 2, 4]
-    """
-    return [cell for pair in zip(ours, published, strict=True) for cell in pair]
-
-
 def figures(config: VarianceNetworksConfig, results: Results) -> dict[str, Figure]:
     """Show the phase transition."""
-    from batchbayes.plots.lines import Line, lines_figure
-
     history = results["phase transition"]
     epochs = [point["epoch"] for point in history]
     lines = [Line(label, epochs, [point[name] for point in history]) for label, name in CURVES.items()]
