@@ -28,13 +28,11 @@ class LeNet300(nn.Sequential):
 class LeNet5(nn.Sequential):
     """Two convolutions of 20 and 50 filters and a hidden layer of 500 units, as in Caffe: 430,500 weights.
 
-    With `norm`, a batch norm follows the hidden layer.
-
     >>> sum(p.numel() for p in LeNet5().parameters() if p.ndim > 1)
     430500
     """
 
-    def __init__(self, *, norm: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(
             OrderedDict(
                 conv1=nn.Conv2d(1, 20, 5),
@@ -45,7 +43,6 @@ class LeNet5(nn.Sequential):
                 relu2=nn.ReLU(),
                 flatten=nn.Flatten(),
                 dense1=nn.Linear(800, 500),
-                norm1=nn.BatchNorm1d(500) if norm else nn.Identity(),
                 relu3=nn.ReLU(),
                 dense2=nn.Linear(500, 10),
             )
