@@ -56,7 +56,8 @@ def snapshots(
     WeightSamples(snapshots on Linear: 5 members)
     """
     network = made(make, member_seed(config.seed, 0))
-    kept = _along(network, data, loss, config, Cyclical(whole_number("num_members", num_members, 2)), num_members)
+    ends = Cyclical(whole_number("num_members", num_members, 2), exploring=1.0)
+    kept = _along(network, data, loss, config, ends, num_members)
     return stack_states(as_network(network, output), kept, "snapshots")
 
 
