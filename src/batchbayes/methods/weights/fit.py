@@ -47,9 +47,11 @@ class Schedule:
         >>> [Schedule(kl_from=5, kl_full=20).kl_weight(epoch) for epoch in (4, 5, 8, 20, 50)]
         [0.0, 0.0, 0.2, 1.0, 1.0]
         """
+        if epoch < self.kl_from:
+            return 0.0
         if epoch >= self.kl_full:
             return self.temperature
-        return self.temperature * max(0.0, (epoch - self.kl_from) / (self.kl_full - self.kl_from))
+        return self.temperature * ((epoch - self.kl_from) / (self.kl_full - self.kl_from))
 
     def learning_rate(self, epoch: float, config: TrainingConfig) -> float:
         """Return the learning rate in an epoch, counted from 0."""
