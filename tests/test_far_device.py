@@ -9,6 +9,7 @@ from helpers.far_device import COUNTED, FarDevice, moved
 from torch import Tensor, nn
 
 import batchbayes as bb
+from batchbayes.methods.samples.diagnostics import chain_diagnostics
 
 INPUTS = torch.randn(64, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 VIEWS = bb.Compose(bb.RandomCrop(1), bb.RandomFlip())
@@ -68,6 +69,15 @@ def test_the_linear_engine_copies_as_much_for_many_draws_as_for_few(classes: int
     torch.testing.assert_close(far, near, rtol=0, atol=1e-6)
     names = ("to the device", "to the CPU", "numbers asked for")
     assert few == many == dict(zip(names, counted, strict=True))
+
+
+def test_chains_are_compared_where_the_network_is() -> None:
+    states = [nn.Linear(2, 1).state_dict() for _ in range(8)]
+    x = torch.randn(3, 2)
+    near = chain_diagnostics(bb.weight_samples(nn.Linear(2, 1), states), x)
+    with FarDevice():
+        far = chain_diagnostics(bb.weight_samples(moved(nn.Linear(2, 1)), states), x)
+    assert torch.equal(far.r_hat, near.r_hat)
 
 
 def test_the_far_device_tells_mistakes() -> None:
