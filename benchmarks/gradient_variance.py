@@ -17,7 +17,7 @@ import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
 from batchbayes.experiments.weights.gradient_variance import estimate
 from batchbayes.experiments.weights.images import load_images
-from batchbayes.methods.weights.estimators import moments_of_gradients, random_parameters
+from batchbayes.methods.weights.estimators import gradient_moments, random_parameters
 from batchbayes.methods.weights.noisy import Noisy
 from batchbayes.methods.weights.sites import Site
 from batchbayes.methods.weights.sparse import LIMIT, THRESHOLD, clipped_log_alpha
@@ -37,7 +37,7 @@ def variances(network: Noisy, images: Tensor, labels: Tensor, num_draws: int) ->
     for estimator in ("local", "weights"):
         with GlobalStream(1):
             loss = estimate(network, estimator, images, labels)
-            moments = moments_of_gradients(random_parameters(network) | biases, loss, num_draws)
+            moments = gradient_moments(random_parameters(network) | biases, loss, num_draws)
         found[estimator] = {name: variance for name, (_, variance) in moments.items()}
     network.estimator = "local"
     return found

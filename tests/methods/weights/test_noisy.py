@@ -103,7 +103,7 @@ def test_what_is_no_family_is_refused(family):
 
 @pytest.mark.parametrize("family", [bb.MeanField, bb.MultiplicativeFlow])
 def test_weights_start_with_noise(family):
-    with pytest.raises(bb.BatchbayesError, match="an initial_std above 0; got 0.0"):
+    with pytest.raises(bb.BatchbayesError, match=r"an initial_std above 0; got 0\.0"):
         family(initial_std=0.0)
 
 
