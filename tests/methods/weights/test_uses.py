@@ -6,9 +6,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import batchbayes as bb
+from batchbayes.methods.weights.compression import (
+    bits_needed,
+    compression,
+    rounded_means,
+    silent_outputs,
+    sparse_weights,
+    sparsity,
+)
 from batchbayes.methods.weights.mean_propagation import curvatures, kappas, partly_drawn
-from batchbayes.methods.weights.quantisation import bits_needed, rounded_means
-from batchbayes.methods.weights.sparsity import compression, silent_outputs, sparse_weights, sparsity
 
 
 def network():
