@@ -1,9 +1,9 @@
 r"""How many weights a posterior needs, and how few bits each of them.
 
-Weights whose mean is zero can be left out. For the others, rounding to a grid of step $\Delta$ adds an error of variance
-$\Delta^2/12$. As long as it is below the variance of the posterior, rounding is noise that the network was trained to
-bear. So each layer gets the step $\Delta = \sqrt{12\, mean_i(\sigma_i^2)}$ over the weights that are not zero, and as
-many bits as its range needs.
+Weights whose mean is zero can be left out. For the others, rounding to a grid of step $\Delta$ adds an error of
+variance $\Delta^2/12$. As long as it is below the variance of the posterior, rounding is noise that the network was
+trained to bear. So each layer gets the step $\Delta = \sqrt{12\, mean_i(\sigma_i^2)}$ over the weights that are not
+zero, and as many bits as its range needs.
 
 Reference: Louizos, Ullrich, Welling, "Bayesian Compression for Deep Learning", NIPS 2017.
 """
