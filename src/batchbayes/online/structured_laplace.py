@@ -27,20 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchbayes._common.checks import finite_number
+from batchbayes._common.tensor_file import under
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.laplace.curvature import output_hessians
 from batchbayes.network import Function, Network, as_network, modules_by_name
 from batchbayes.online.last_layer import LastLayer
-from batchbayes.online.parts import (
-    Part,
-    read_state,
-    require_finite_weights,
-    require_plain,
-    require_same_shapes,
-    training_steps,
-    write_state,
-)
+from batchbayes.online.parts import Part, read_state, require_finite_weights, require_plain, training_steps, write_state
 from batchbayes.training.loop import TrainingConfig
 
 
@@ -213,12 +206,9 @@ class StructuredLaplace:
 
     def restored(self, path: str | os.PathLike[str]) -> Self:
         """Return what `save` wrote, for the same network and likelihood."""
-        header, file = read_state(path)
-        require_same_shapes(
-            {n: t.shape for n, t in self._tensors().items()}, {n: t.shape for n, t in file.items()}, path
-        )
-        last = replace(self.last, num_parts=header.pop("num_parts"), **dict(file.under("last.")))
-        found = {name: dict(file.under(f"{name}.")) for name in ("hidden", "of_inputs", "of_outputs")}
+        header, tensors = read_state(path, self._tensors())
+        last = replace(self.last, num_parts=header.pop("num_parts"), **under(tensors, "last."))
+        found = {name: under(tensors, f"{name}.") for name in ("hidden", "of_inputs", "of_outputs")}
         return replace(self, last=last, **found, **header)
 
 
