@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.minimise import minimise
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, Picker, as_batches, batch_stream, input_stream
+from batchbayes.batches import Batches, Picker, batch_stream, input_stream
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.candidates import Candidate, Setting
@@ -68,7 +68,7 @@ def last_layer_laplace(
     """
     require_likelihood(likelihood)
     network = as_network(model, output)
-    stream = (batch for batch in input_stream(as_batches(batches), inputs) if len(batch))
+    stream = (batch for batch in input_stream(batches, inputs) if len(batch))
     first = next(stream, None)
     if first is None:
         raise BatchbayesError(expected="at least one training example", got="none", fix="check the data")
@@ -148,7 +148,6 @@ def laplace_candidates(method: Method, setting: Setting) -> list[Candidate]:
             posterior=posterior,
             advice=f"Average {setting.num_samples} draws of the last layer",
             rank=2,
-            short_name=method.label,
             settings={"prior_precision": posterior.prior_precision},
         )
     ]

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import dealt
 from batchbayes._common.tensor_file import rows, under
-from batchbayes.batches import Batches, Picker, as_batches, input_stream
+from batchbayes.batches import Batches, Picker, input_stream
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.ensemble import inner_draw, require_finite_member
@@ -163,7 +163,7 @@ def running_statistics(
 
     blank: dict[str, Tensor | None] = {f"{n}.running_{kind}": None for n in layers for kind in ("mean", "var")}
     before = {name: partial(look, name) for name in layers}
-    for batch in input_stream(as_batches(batches), inputs):
+    for batch in input_stream(batches, inputs):
         network(batch.to(network.device), tensors={**tensors, **blank}, before=before)
     if not seen:
         raise BatchbayesError(

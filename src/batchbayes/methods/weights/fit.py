@@ -256,8 +256,6 @@ def variational_candidates(method: Method, setting: Setting) -> list[Candidate]:
             about=f"mean of {setting.num_samples} draws of all weights, which were trained further to be random",
             posterior=method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed),
             advice=f"Average {setting.num_samples} draws of the weights",
-            rank=3,
-            short_name=method.label,
         )
     ]
 
