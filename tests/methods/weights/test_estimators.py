@@ -98,3 +98,10 @@ def test_local_reparametrisation_has_less_variance():
     local, weights = variances("local"), variances("weights")
     assert weights["0.weight log_std"] > 10 * local["0.weight log_std"]
     assert weights["2.weight log_std"] > 2 * local["2.weight log_std"]
+
+
+@pytest.mark.parametrize("family", [bb.Variance("bernoulli"), bb.MultiplicativeFlow()])
+def test_weights_without_a_known_density_have_no_score_function(family):
+    network = bb.noisy(nn.Linear(3, 2), family)
+    with pytest.raises(bb.BatchbayesError, match="weights whose density is known"):
+        score_function_loss(network, lambda weights: weights["weight"].sum())

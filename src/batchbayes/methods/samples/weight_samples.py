@@ -153,7 +153,8 @@ def running_statistics(
     They are the plain means of the statistics of the batches, as `torch.optim.swa_utils.update_bn` computes them: the
     variances are unbiased, and each batch counts the same.
     """
-    layers = modules_by_name(network.module, _BatchNorm)
+    every = modules_by_name(network.module, _BatchNorm)
+    layers = [name for name, layer in every.items() if layer.running_mean is not None]  # others always use the batch
     seen: dict[str, list[Tensor]] = defaultdict(list)
 
     def look(name: str, values: Tensor) -> None:

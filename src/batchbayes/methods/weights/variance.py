@@ -55,6 +55,12 @@ class VarianceWeights(GaussianWeights):
             normal = math.sqrt(3) * torch.erf(normal / math.sqrt(2))  # uniform between -sqrt(3) and sqrt(3)
         return self.std * normal
 
+    def log_density(self, weight: Tensor) -> Tensor:
+        if self.noise != "gaussian":
+            got = f"weights with {self.noise} noise"
+            raise BatchbayesError("weights whose density is known", got, "use another family or estimator")
+        return super().log_density(weight)
+
     def outputs(self, site: Site, inputs: Tensor) -> Tensor:
         variance = site.product(inputs.square(), self.variance)
         noise = (variance + TINY).sqrt() * noise_like(variance)
