@@ -103,6 +103,8 @@ def patch_features(
     >>> state = state.update((features(images), torch.arange(20) % 2))
     """
     whole_number("num_features", num_features, least=2)
+    whole_number("size", size)
+    whole_number("grid", grid)
     images, random = _checked(images), generator(seed, "patches")
     if size % 2 == 0 or size // 2 >= min(images.shape[2:]) or grid > min(images.shape[2:]) or len(images) < 2:
         raise BatchbayesError(

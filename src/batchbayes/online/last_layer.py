@@ -145,6 +145,7 @@ class LastLayer:
 
     def log_prob(self, features: Tensor, targets: Tensor, num_samples: int = 64, seed: int = 0) -> Tensor:
         r"""Return $\log\frac1S\sum_s p(y\mid f_s)$ over draws of the outputs, (N, ...)."""
+        whole_number("num_samples", num_samples)
         mean, covariance = self.outputs(features)
         normals = torch.randn(num_samples, *mean.shape, generator=generator(seed, "outputs"), dtype=torch.float64)
         draws = mean + (_root(covariance) @ normals[..., None])[..., 0]

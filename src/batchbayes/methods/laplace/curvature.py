@@ -103,6 +103,7 @@ def output_hessians(likelihood: object, outputs: Tensor) -> Tensor:
              [0., 4.]]])
     """
     if isinstance(likelihood, Gaussian):
+        likelihood(outputs[None])  # refuses precisions that are not one for each output
         precision = torch.as_tensor(likelihood.precision, dtype=outputs.dtype).expand(outputs.shape[1])
         return precision.diag().expand(len(outputs), -1, -1)
     if isinstance(likelihood, Categorical) and not likelihood.probabilities:
