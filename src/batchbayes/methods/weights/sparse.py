@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from batchbayes.methods.weights.closed_form import ClosedForm, Moments
-from batchbayes.methods.weights.family import exp, full, log2
+from batchbayes.methods.weights.family import exp, log2
 from batchbayes.methods.weights.sites import Site
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
@@ -48,7 +48,7 @@ class SparseVD(ClosedForm):
     """log sigma^2 before training."""
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
-        return {"log_var": full(weight, self.initial_log_var)}
+        return {"log_var": torch.full_like(weight, self.initial_log_var)}
 
     def moments(self, *parameters: Tensor) -> Moments:
         """Return the mean (zero where pruned) and variance of each weight, and the KL of all of them.

@@ -97,7 +97,7 @@ class Variance(Family):
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         bound = weight[0].numel() ** -0.5
-        return {"std": torch.empty_like(weight, requires_grad=False).uniform_(-bound, bound)}
+        return {"std": torch.empty_like(weight).uniform_(-bound, bound)}
 
     def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> VarianceWeights:
         return VarianceWeights(weight, own["std"].square(), self.noise, self.degrees)
