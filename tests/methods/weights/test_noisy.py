@@ -126,6 +126,16 @@ def test_the_kl_has_no_weight_before_its_first_epoch(schedule, expected):
     assert [bb.Schedule(*schedule).kl_weight(epoch) for epoch in range(5)] == expected
 
 
+def test_names_of_layers_may_have_spaces(tmp_path):
+    own = nn.Sequential()
+    own.add_module("first layer", nn.Linear(3, 2))
+    posterior = bb.noisy(own, bb.MeanField(initial_std=0.2)).posterior()
+    bb.save(posterior, tmp_path / "weights.safetensors")
+    loaded = bb.load(tmp_path / "weights.safetensors", own)
+    x = torch.randn(4, 3)
+    assert torch.equal(loaded.draw(0, 1)(x), posterior.draw(0, 1)(x))
+
+
 class KilledError(Exception):
     """Stands for the end of a process."""
 

@@ -162,8 +162,7 @@ def fit_noisy(
     def following(step: Step) -> bool | None:
         _require_finite(step)
         network.kl_weight.fill_(schedule.kl_weight(step.epoch))
-        for group in step.optimiser.param_groups:
-            group["lr"] = schedule.learning_rate(step.epoch, config)
+        step.set_learning_rate(schedule.learning_rate(step.epoch, config))
         return after_step(step) if after_step else None
 
     network.kl_weight.fill_(schedule.kl_weight(0))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import stream_seed
+from batchbayes._common.tensor_file import under
 from batchbayes._common.text import count
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError, unknown_name
@@ -95,10 +96,9 @@ class WeightsPosterior(Posterior):
         module.load_state_dict({name: tensors[f"network {plain_name(name)}"] for name in module.state_dict()})
         sites = find_sites(module, header["layers"])
         own: dict[str, dict[str, Tensor]] = {site.name: {} for site in sites}
-        for key, tensor in tensors.items():
-            if key.startswith("own "):
-                _, name, parameter = key.split(" ")
-                own[name][parameter] = tensor.to(device, copy=True)  # aligned as usual, or the last bits differ
+        for key, tensor in under(tensors, "own ").items():
+            name, _, parameter = key.rpartition(" ")
+            own[name][parameter] = tensor.to(device, copy=True)  # aligned as usual, or the last bits differ
         return cls(Network(module, header["output"]), _family(header["family"]), sites, own)
 
 
