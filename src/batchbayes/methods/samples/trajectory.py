@@ -124,7 +124,8 @@ def swag(
     def after_step(step: Step) -> None:
         if step.number % each_epoch == 0:
             state = state_of(step.network)
-            found.add({name: tensor.double().clone() for name, tensor in state.items() if name not in fixed})
+            kept = {name: tensor for name, tensor in state.items() if name not in fixed}
+            found.add({name: tensor.to("cpu", torch.float64, copy=True) for name, tensor in kept.items()})
 
     train(network, batches, supervised(loss), config, after_step=after_step)
     members = [{**fixed, **found.draw(scale, config.seed, number)} for number in range(num_members)]

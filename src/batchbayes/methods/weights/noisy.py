@@ -49,7 +49,7 @@ class Noisy(nn.Module):
             self._keys[site.name] = {name: _key(site, name) for name in start}
             for name, value in start.items():
                 self.own[_key(site, name)] = nn.Parameter(value)
-        self.register_buffer("kl_weight", torch.ones(()))
+        self.register_buffer("kl_weight", torch.ones((), device=sites[0].weight.device))
 
     @property
     def network(self) -> Network:
