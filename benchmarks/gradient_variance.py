@@ -17,10 +17,10 @@ import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
 from batchbayes.experiments.weights.gradient_variance import estimate
 from batchbayes.experiments.weights.images import load_images
-from batchbayes.methods.weights.estimators import moments_of_gradients, random_parameters
+from batchbayes.methods.weights.estimators import gradient_moments, random_parameters
 from batchbayes.methods.weights.noisy import Noisy
 from batchbayes.methods.weights.sites import Site
-from batchbayes.methods.weights.sparse import LIMIT, THRESHOLD, clipped_log_alpha
+from batchbayes.methods.weights.sparse import LIMIT, THRESHOLD, TINY
 from batchbayes.models.lenet import LeNet300
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Step, TrainingConfig
@@ -37,7 +37,7 @@ def variances(network: Noisy, images: Tensor, labels: Tensor, num_draws: int) ->
     for estimator in ("local", "weights"):
         with GlobalStream(1):
             loss = estimate(network, estimator, images, labels)
-            moments = moments_of_gradients(random_parameters(network) | biases, loss, num_draws)
+            moments = gradient_moments(random_parameters(network) | biases, loss, num_draws)
         found[estimator] = {name: variance for name, (_, variance) in moments.items()}
     network.estimator = "local"
     return found
@@ -149,7 +149,7 @@ def sparse_vd(images: Tensor, labels: Tensor) -> None:
         found = variances(network, images[:BATCH], labels[:BATCH], 200)
         for site in network.sites:
             log_var = network.parameters_of(site)["log_var"].detach()
-            log_alpha = clipped_log_alpha(site.weight.detach(), log_var)
+            log_alpha = (log_var - (site.weight.detach().square() + TINY).log()).clamp(max=LIMIT)
             kept, at_limit = (log_alpha <= THRESHOLD).double(), (log_alpha > LIMIT - 1e-3).double()
             means = " | ".join(f"{ratio(found, {site.name: group}):.1f}" for group in (1.0, kept, at_limit))
             shares, own = f"{kept.mean():.3f} | {at_limit.mean():.3f}", ratio(found, {f"{site.name} log_var": 1.0})

@@ -123,6 +123,8 @@ def test_bad_labels_steps_and_networks_are_refused(x):
         fast_gradient_sign(CASE.network(), x, LABELS, bb.categorical(), epsilon=0.1)
     with pytest.raises(bb.BatchbayesError, match="steps as a whole number"):
         projected_gradient(posterior, x, LABELS, bb.categorical(), epsilon=0.1, steps=0)
+    with pytest.raises(bb.BatchbayesError, match="steps as a whole number"):
+        projected_gradient(posterior, x, LABELS, bb.categorical(), epsilon=0.1, steps=0, step=0.05)
     with pytest.raises(bb.BatchbayesError, match="num_samples as a whole number"):
         fast_gradient_sign(posterior, x, LABELS, bb.categorical(), epsilon=0.1, num_samples=0)
 

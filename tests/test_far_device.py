@@ -7,10 +7,13 @@ import pytest
 import torch
 from helpers.far_device import COUNTED, FarDevice, moved
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
+from batchbayes.methods.samples.diagnostics import chain_diagnostics
 
 INPUTS = torch.randn(64, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(64) % 3
 VIEWS = bb.Compose(bb.RandomCrop(1), bb.RandomFlip())
 
 
@@ -68,6 +71,34 @@ def test_the_linear_engine_copies_as_much_for_many_draws_as_for_few(classes: int
     torch.testing.assert_close(far, near, rtol=0, atol=1e-6)
     names = ("to the device", "to the CPU", "numbers asked for")
     assert few == many == dict(zip(names, counted, strict=True))
+
+
+TRAINED = {
+    "variational": lambda net: bb.variational(net, (INPUTS, LABELS), bb.GaussianDropout(), epochs=1, batch_size=16),
+    "swag": lambda net: bb.swag(
+        net, (INPUTS, LABELS), cross_entropy, bb.TrainingConfig(2, 16), num_members=2, statistics=[INPUTS]
+    ),
+    "fast geometric": lambda net: bb.fast_geometric(
+        net, (INPUTS, LABELS), cross_entropy, bb.TrainingConfig(2, 16), num_members=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_network_is_trained_further_where_it_is(name: str) -> None:
+    near, _ = predicted(TRAINED[name](network()), "sample", 2)
+    with FarDevice():
+        far, _ = predicted(TRAINED[name](moved(network())), "sample", 2)
+    torch.testing.assert_close(far, near, rtol=0, atol=1e-3)
+
+
+def test_chains_are_compared_where_the_network_is() -> None:
+    states = [nn.Linear(2, 1).state_dict() for _ in range(8)]
+    x = torch.randn(3, 2)
+    near = chain_diagnostics(bb.weight_samples(nn.Linear(2, 1), states), x)
+    with FarDevice():
+        far = chain_diagnostics(bb.weight_samples(moved(nn.Linear(2, 1)), states), x)
+    assert torch.equal(far.r_hat, near.r_hat)
 
 
 def test_the_far_device_tells_mistakes() -> None:

@@ -191,6 +191,8 @@ def test_bad_features_are_refused(features, words):
     state = LastLayer.start(1, 3, bb.gaussian(precision=TAU))
     with pytest.raises(bb.BatchbayesError, match=words):
         state.update((features, Y[: len(features)]))
+    with pytest.raises(bb.BatchbayesError, match="num_samples as a whole number"):
+        state.log_prob(X[:4], Y[:4], num_samples=0)
     with pytest.raises(bb.BatchbayesError, match="features"):
         state.outputs(X / 0)
 

@@ -178,6 +178,7 @@ def test_clusters_are_the_directions_that_points_have():
     ("change", "options", "words"),
     [(lambda x: x[:, 0], {}, r"\(N, C, H, W\)"), (lambda x: x[:1], {}, "two images"), (lambda x: x / 0, {}, "finite"),
      (lambda x: x, {"size": 4}, "odd size"), (lambda x: x, {"grid": 9}, "fit the images"),
+     (lambda x: x, {"size": -1}, "size as a whole number"), (lambda x: x, {"grid": 0}, "grid as a whole number"),
      (torch.zeros_like, {}, "not flat"), (lambda x: x, {"num_features": 1}, "at least 2")],
 )  # fmt: skip
 def test_bad_images_are_refused(change, options, words):

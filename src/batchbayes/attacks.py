@@ -132,7 +132,8 @@ def projected_gradient(
     arguments are those of `fast_gradient_sign`. Each step has its own draws.
     """
     finite_number("epsilon", epsilon, above=0, fix=FIX_EPSILON)
-    size = 2.5 * epsilon / whole_number("steps", steps) if step is None else step
+    whole_number("steps", steps)
+    size = 2.5 * epsilon / steps if step is None else step
     options: Any = {"epsilon": epsilon, "step": size, "num_samples": num_samples, "seed": seed, "bounds": bounds}
     path = attack_steps(posterior, inputs, labels, likelihood, random_start=True, **options)
     return next(islice(path, steps - 1, None))

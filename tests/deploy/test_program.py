@@ -7,8 +7,8 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.calibrate import conformal_intervals
-from batchbayes.deploy.build import build_program
 from batchbayes.deploy.detector import Detector
+from batchbayes.deploy.program import build_program
 
 MAY_BE_REFUSED = set(POSTERIORS) - {
     "mcbn", "mcbn, centre running", "mcbn, first site", "stochastic_bn", "correlated_bn", "clt_bn", "deterministic",

@@ -127,8 +127,9 @@ def test_divergence_is_reported() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("epochs", -1), ("batch_size", 0), ("learning_rate", float("nan")), ("weight_decay", -0.1), ("optimiser", "lion")],
-)
+    [("epochs", -1), ("batch_size", 0), ("learning_rate", float("nan")), ("weight_decay", -0.1), ("optimiser", "lion"),
+     ("seed", "a")],
+)  # fmt: skip
 def test_bad_options_are_refused_by_name(option: str, value: object) -> None:
     options = {"epochs": 1, "batch_size": 8, option: value}
     with pytest.raises(BatchbayesError, match=option):

@@ -19,9 +19,8 @@ from batchbayes import __version__
 from batchbayes._common.atomic import atomic_path, words_for_disk_errors
 from batchbayes._common.checks import as_path
 from batchbayes.calibrate import ConformalIntervals
-from batchbayes.deploy.build import build_program
 from batchbayes.deploy.onnx_file import BATCH, INPUT, build_model, words_for_exporter
-from batchbayes.deploy.program import Program
+from batchbayes.deploy.program import Program, build_program
 from batchbayes.detection.novelty import Novelty
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood

@@ -4,21 +4,30 @@ A step takes inputs, the number of the draw, its rows of the bank and the runnin
 holds the network once, in a loop, and memory does not grow with the number of draws.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes.deploy.bank import Bank
-from batchbayes.deploy.summaries import ClassSummary, Summary
-from batchbayes.deploy.views import BankedView
+from batchbayes._common.checks import whole_number
+from batchbayes.calibrate import ConformalIntervals
+from batchbayes.deploy.bank import Bank, fill_bank
+from batchbayes.deploy.detector import Detector
+from batchbayes.deploy.summaries import ClassSummary, State, Summary, summary_of
+from batchbayes.deploy.views import BankedView, bank_views
+from batchbayes.detection.novelty import Novelty
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import Likelihood, require_likelihood
+from batchbayes.methods.views.posterior import ViewsPosterior
 from batchbayes.network import Network, pick_output
+from batchbayes.posterior import Posterior, num_draws
 from batchbayes.running_sums import at_least_single
 from batchbayes.shadow import workplace
 
-State = list[Tensor]
 ROUNDING = 1e-5
 """How far above the threshold an uncertainty must be for a flag: in nats, or as a share of a standard deviation. A file
 rounds otherwise than `predict`, which may have set the threshold to the uncertainty of a row."""
@@ -86,7 +95,7 @@ class Step(nn.Module):
 class Finish(nn.Module):
     """What is said about each input when all draws are done."""
 
-    def __init__(self, summary: Summary, count: int, threshold: float | None, level: float | None) -> None:
+    def __init__(self, summary: Summary, count: int, threshold: float | None, level: float) -> None:
         super().__init__()
         unit = 1.0 if threshold is None or isinstance(summary, ClassSummary) else abs(threshold)
         self._threshold = None if threshold is None else threshold + ROUNDING * unit
@@ -99,11 +108,11 @@ class Finish(nn.Module):
             state: the sums of all steps.
             p_value: that of the novelty detector, (N,).
         """
-        found, uncertainty = self._summary.finish(state[: self._summary.size], self._count)
+        found, uncertainty = self._summary.finish(state, self._count)
         flags = [] if self._threshold is None else [uncertainty > self._threshold]
         if p_value is not None:
             found["novelty"] = p_value
-            flags += [] if self._level is None else [p_value <= self._level]
+            flags.append(p_value <= self._level)
         if flags:
             found["flag"] = torch.stack(flags).any(0)
         return found
@@ -134,3 +143,58 @@ class Program(nn.Module):
     @property
     def detector(self) -> nn.Module | None:
         return self._detector[0]
+
+
+def build_program(
+    posterior: Posterior,
+    examples: Tensor,
+    likelihood: Likelihood[Any],
+    *,
+    num_samples: int = 64,
+    seed: int = 0,
+    conformal: ConformalIntervals | None = None,
+    threshold: float | None = None,
+    novelty: Novelty | None = None,
+    novelty_level: float = 0.01,
+    prepare: nn.Module | None = None,
+) -> Program:
+    """Return the program that predicts with a posterior. The arguments are those of `export`."""
+    require_likelihood(likelihood)
+    network, summary = _copied(posterior), summary_of(likelihood, conformal)
+    num_samples = num_draws(posterior, whole_number("num_samples", num_samples))
+    ready = examples if prepare is None else prepare(examples)
+    return Program(
+        prepare,
+        _step(posterior, network, ready, summary, num_samples, seed),
+        Finish(summary, num_samples, threshold, novelty_level),
+        None if novelty is None else Detector(novelty, network),
+        ready,
+    ).eval()
+
+
+def _step(posterior: Posterior, network: Network, example: Tensor, summary: Summary, count: int, seed: int) -> Step:
+    """Return the step of a posterior, on a network that is a copy of the posterior's own."""
+    if not isinstance(posterior, ViewsPosterior):
+        return Step(network, fill_bank(posterior, example, count, seed), (), 1, summary)
+    passes = count * posterior.average
+    bank = fill_bank(posterior.posterior, example, passes, seed)
+    return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary)
+
+
+def _copied(posterior: Posterior) -> Network:
+    """Return a copy of the posterior's network on the CPU, because torch's exporter works inside of modules."""
+    network = getattr(posterior, "network", None)
+    if not isinstance(network, Network):
+        raise BatchbayesError(
+            expected="a posterior of one network, as bb.mcbn(model, batches) returns it",
+            got=f"a {type(posterior).__name__}",
+            fix="fit first, or pass bb.deterministic(model)",
+        )
+    try:
+        return Network(copy.deepcopy(network.module).cpu().requires_grad_(False), network.output)
+    except Exception as error:
+        raise BatchbayesError(
+            expected="a network that can be copied",
+            got=f"{type(network.module).__name__}, and {type(error).__name__}: {error}"[:300],
+            fix="take locks, files and tensors with gradients out of its attributes",
+        ) from error

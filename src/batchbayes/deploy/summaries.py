@@ -1,7 +1,6 @@
 """Running sums over draws, as the steps of a file compute them: the counterpart of the sums in `predictive.py`."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,51 +13,31 @@ from batchbayes.running_sums import RunningBernoulli
 State = list[Tensor]
 
 
-class Summary(Protocol):
-    """How outputs of draws become sums, and sums become what a file says."""
-
-    @property
-    def size(self) -> int:
-        """The number of sums."""
-        ...
-
-    def start(self, outputs: Tensor) -> State:
-        """Return sums of nothing for outputs (N, ...), with axes of length one."""
-        ...
-
-    def add(self, outputs: Tensor, number: Tensor, state: State) -> State:
-        """Add the outputs (N, ...) of draw `number`, which is counted from 0."""
-        ...
-
-    def finish(self, state: State, count: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Return what is said, by name, and the uncertainty (N,) that a flag is set by."""
-        ...
-
-
 @dataclass(frozen=True)
 class ClassSummary:
     """Sums of probabilities and of entropies."""
 
     likelihood: Categorical | Bernoulli
-    size: int = 2
 
     def start(self, outputs: Tensor) -> State:
+        """Return sums of nothing for outputs (N, ...), with axes of length one."""
         ndim = self.likelihood.logits(outputs[None]).ndim - 1
         return [outputs.new_zeros([1] * ndim), outputs.new_zeros([1] * (ndim - 1))]
 
     def add(self, outputs: Tensor, number: Tensor, state: State) -> State:
+        """Add the outputs (N, ...) of draw `number`, which is counted from 0."""
         log_probs = self.likelihood.logits(outputs[None])[0].log_softmax(-1)  # (N, ..., K)
         probs = log_probs.exp()
         return [state[0] + probs, state[1] - (probs * log_probs).sum(-1)]
 
     def finish(self, state: State, count: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Return what is said, by name, and the uncertainty (N,) that a flag is set by. Only its own sums are read."""
         probs = state[0] / count
         entropy = -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(-1)
         information = (entropy - state[1] / count).clamp_min(0) if count > 1 else torch.zeros_like(entropy)
         shown = probs[..., 1] if isinstance(self.likelihood.summary(), RunningBernoulli) else probs
-        return {"probs": shown, "entropy": entropy, "mutual_information": information}, entropy.reshape(
-            entropy.shape[0], -1
-        ).mean(1)
+        found = {"probs": shown, "entropy": entropy, "mutual_information": information}
+        return found, entropy.reshape(entropy.shape[0], -1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,6 @@ class ValueSummary:
 
     likelihood: Gaussian | HeteroscedasticGaussian
     conformal: ConformalIntervals | None
-    size: int = 3
 
     def start(self, outputs: Tensor) -> State:
         return [outputs.new_zeros([1] * outputs.ndim) for _ in range(3)]
@@ -80,7 +58,7 @@ class ValueSummary:
         return [moved, squares + (value - middle) * (value - moved), noises + (noise - noises) * share]
 
     def finish(self, state: State, count: int) -> tuple[dict[str, Tensor], Tensor]:
-        middle, squares, noise = state
+        middle, squares, noise = state[:3]
         variance = squares / count
         spread = (variance + noise).sqrt()
         found = {"pred_mean": middle, "pred_std": spread, "epistemic_std": variance.sqrt()}
@@ -88,6 +66,10 @@ class ValueSummary:
             half = self.conformal.width * spread
             found |= {"lower": middle - half, "upper": middle + half}
         return found, variance.sqrt().reshape(variance.shape[0], -1).amax(1)
+
+
+Summary = ClassSummary | ValueSummary
+"""How outputs of draws become sums, and sums become what a file says."""
 
 
 def summary_of(likelihood: object, conformal: ConformalIntervals | None) -> Summary:

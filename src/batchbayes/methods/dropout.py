@@ -133,7 +133,8 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
     DropoutPosterior(mc_dropout on Sequential: 1 site, p 0.2)
     """
     network = as_network(model, output)
-    if not has_dropout(model):
+    sites = _sites(network.module)
+    if all(site.probability == 1 for site in sites):
         every = modules_by_name(network.module, _DropoutNd)
         found = ", ".join(f"{name} with p={layer.p:g}" for name, layer in list(every.items())[:6])
         raise BatchbayesError(
@@ -146,7 +147,7 @@ def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
             f"the dropout inside {', '.join(hidden[:6])} is no module of its own, and stays off. Draws vary less than "
             "the network did in training."
         )
-    return DropoutPosterior(network, _sites(network.module))
+    return DropoutPosterior(network, sites)
 
 
 def _hidden(module: nn.Module) -> list[str]:
@@ -168,7 +169,7 @@ def dropout_candidates(method: "Method", setting: "Setting") -> "list[Candidate]
 
 def has_dropout(model: nn.Module) -> bool:
     """Return whether a network has dropout layers that drop something."""
-    return any(0 < layer.p < 1 for layer in modules_by_name(as_network(model).module, _DropoutNd).values())
+    return any(site.probability < 1 for site in _sites(as_network(model).module))
 
 
 def _sites(module: nn.Module) -> tuple[DropoutSite, ...]:

@@ -25,7 +25,7 @@ from torch.distributions import StudentT
 from batchbayes._common.checks import shaped_like, whole_number
 from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
-from batchbayes.online.parts import Part, read_state, require_finite_weights, require_same_shapes, write_state
+from batchbayes.online.parts import Part, read_state, require_finite_weights, write_state
 from batchbayes.training.batches import require_data
 
 VARIANCE = 20.0
@@ -154,10 +154,8 @@ class ConjugateRegression:
 
     def restored(self, path: str | os.PathLike[str]) -> Self:
         """Return what `save` wrote, for the same groups of features."""
-        header, file = read_state(path)
-        own = {name: tensor.shape for name, tensor in self._tensors().items()}
-        require_same_shapes(own, {name: tensor.shape for name, tensor in file.items()}, path)
-        return replace(self, **dict(file), **header)
+        header, tensors = read_state(path, self._tensors())
+        return replace(self, **tensors, **header)
 
 
 def negative_log_evidence(scaled: Tensor, targets: Tensor) -> Tensor:

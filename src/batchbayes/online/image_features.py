@@ -23,7 +23,7 @@ from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
 from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
-from batchbayes.online.parts import read_features, write_state
+from batchbayes.online.parts import read_features, write_features
 
 MOST_PIXELS, MOST_PATCHES, MOST_IMAGES = 500_000, 20_000, 5_000
 """Patches are looked for in images of so many pixels together, and so many of them become clusters. The components come
@@ -71,15 +71,12 @@ class PatchFeatures:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write them to a file, whole or not at all."""
-        names = ("filters", "offsets", "contrast", "centre", "components")
-        header = {"kind": "patch features", "size": self.size, "grid": self.grid}
-        write_state(path, header, {name: getattr(self, name) for name in names})
+        write_features(path, "patch features", vars(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Return what `save` wrote."""
-        header, tensors = read_features(path, "patch features")
-        return cls(**tensors, **header)
+        return cls(**read_features(path, "patch features"))
 
 
 @torch.no_grad()
@@ -106,6 +103,8 @@ def patch_features(
     >>> state = state.update((features(images), torch.arange(20) % 2))
     """
     whole_number("num_features", num_features, least=2)
+    whole_number("size", size)
+    whole_number("grid", grid)
     images, random = _checked(images), generator(seed, "patches")
     if size % 2 == 0 or size // 2 >= min(images.shape[2:]) or grid > min(images.shape[2:]) or len(images) < 2:
         raise BatchbayesError(

@@ -24,7 +24,7 @@ from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical, TargetLikelihood
 from batchbayes.methods.laplace.curvature import full_curvature, output_hessians
-from batchbayes.online.parts import Part, read_state, require_finite_weights, require_same_shapes, write_state
+from batchbayes.online.parts import Part, read_state, require_finite_weights, write_state
 from batchbayes.training.batches import require_data
 
 CHUNK = 500
@@ -145,22 +145,24 @@ class LastLayer:
 
     def log_prob(self, features: Tensor, targets: Tensor, num_samples: int = 64, seed: int = 0) -> Tensor:
         r"""Return $\log\frac1S\sum_s p(y\mid f_s)$ over draws of the outputs, (N, ...)."""
+        whole_number("num_samples", num_samples)
         mean, covariance = self.outputs(features)
         normals = torch.randn(num_samples, *mean.shape, generator=generator(seed, "outputs"), dtype=torch.float64)
         draws = mean + (_root(covariance) @ normals[..., None])[..., 0]
         fitting = self.likelihood.fitting(draws, targets)
         return self.likelihood(draws).log_prob(fitting).logsumexp(0) - math.log(num_samples)
 
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "precision": self.precision}
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, whole or not at all."""
-        write_state(path, {"num_parts": self.num_parts}, {"mean": self.mean, "precision": self.precision})
+        write_state(path, {"num_parts": self.num_parts}, self._tensors())
 
     def restored(self, path: str | os.PathLike[str]) -> Self:
         """Return what `save` wrote, for the same likelihood."""
-        header, file = read_state(path)
-        own = {"mean": self.mean.shape, "precision": self.precision.shape}
-        require_same_shapes(own, {name: tensor.shape for name, tensor in file.items()}, path)
-        return replace(self, **dict(file), **header)
+        header, tensors = read_state(path, self._tensors())
+        return replace(self, **tensors, **header)
 
 
 def _output_covariance(features: Tensor, precision: Tensor) -> Tensor:

@@ -17,20 +17,13 @@ from torch import Tensor, nn
 
 from batchbayes._common.checks import finite_number
 from batchbayes._common.rng import generator
+from batchbayes._common.tensor_file import under
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network import Network, as_network
-from batchbayes.online.parts import (
-    Part,
-    read_state,
-    require_finite_weights,
-    require_plain,
-    require_same_shapes,
-    training_steps,
-    write_state,
-)
+from batchbayes.online.parts import Part, read_state, require_finite_weights, require_plain, training_steps, write_state
 from batchbayes.training.loop import TrainingConfig
 
 START_STD = 0.03
@@ -117,15 +110,15 @@ class MeanField:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, whole or not at all."""
-        tensors = {f"mean.{n}": t for n, t in self.mean.items()} | {f"std.{n}": t for n, t in self.std.items()}
-        write_state(path, {"prior_std": self.prior_std, "num_parts": self.num_parts}, tensors)
+        write_state(path, {"prior_std": self.prior_std, "num_parts": self.num_parts}, self._tensors())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {f"mean.{n}": t for n, t in self.mean.items()} | {f"std.{n}": t for n, t in self.std.items()}
 
     def restored(self, path: str | os.PathLike[str]) -> Self:
         """Return what `save` wrote, for the same network and likelihood."""
-        header, file = read_state(path)
-        mean, std = file.under("mean."), file.under("std.")
-        require_same_shapes({n: t.shape for n, t in self.mean.items()}, {n: t.shape for n, t in mean.items()}, path)
-        return replace(self, mean=dict(mean), std=dict(std), **header)
+        header, tensors = read_state(path, self._tensors())
+        return replace(self, mean=under(tensors, "mean."), std=under(tensors, "std."), **header)
 
 
 def gaussian_kl(

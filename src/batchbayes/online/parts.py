@@ -86,31 +86,37 @@ def write_state(path: str | os.PathLike[str], header: Mapping[str, Any], tensors
     write_tensors(path, tensors, {"online": json.dumps(dict(header))})
 
 
-def read_state(path: str | os.PathLike[str]) -> tuple[dict[str, Any], TensorFile]:
-    """Return the numbers and the tensors that `write_state` wrote."""
+def read_state(
+    path: str | os.PathLike[str], own: Mapping[str, Tensor] | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the numbers and the tensors that `write_state` wrote. Refuse tensors of other shapes than `own` has."""
     try:
-        return read_json(path, "online"), TensorFile(path)
+        header, saved = read_json(path, "online"), dict(TensorFile(path))
     except UNREADABLE as error:
         raise BatchbayesError(
             expected=f"a state of online learning at {path}",
             got=f"something else, or a damaged file ({error})",
             fix="choose another path, or delete the file to learn from the first part",
         ) from error
-
-
-def read_features(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return numbers and tensors of features of one kind."""
-    header, file = read_state(path)
-    if header.pop("kind", None) != kind:
-        raise BatchbayesError(f"{kind} at {path}", "something else", "choose the file that was written by `save`")
-    return header, dict(file)
-
-
-def require_same_shapes(own: Mapping[str, Any], saved: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Refuse the file of another network."""
-    if dict(own) != dict(saved):
+    if own is not None and {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in saved.items()}:
         raise BatchbayesError(
             expected=f"the network whose state is in {path}",
             got="weights of other names or shapes",
             fix="build the same network, or choose another file",
         )
+    return header, saved
+
+
+def write_features(path: str | os.PathLike[str], kind: str, values: Mapping[str, Any]) -> None:
+    """Write the tensors and numbers that features of one kind consist of."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    numbers = {name: value for name, value in values.items() if name not in tensors}
+    write_state(path, {"kind": kind, **numbers}, tensors)
+
+
+def read_features(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    """Return what `write_features` wrote."""
+    header, tensors = read_state(path)
+    if header.pop("kind", None) != kind:
+        raise BatchbayesError(f"{kind} at {path}", "something else", "choose the file that was written by `save`")
+    return header | tensors

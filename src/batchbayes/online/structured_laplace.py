@@ -27,20 +27,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchbayes._common.checks import finite_number
+from batchbayes._common.tensor_file import under
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.laplace.curvature import output_hessians
+from batchbayes.methods.laplace.features import joined
 from batchbayes.network import Function, Network, as_network, modules_by_name
 from batchbayes.online.last_layer import LastLayer
-from batchbayes.online.parts import (
-    Part,
-    read_state,
-    require_finite_weights,
-    require_plain,
-    require_same_shapes,
-    training_steps,
-    write_state,
-)
+from batchbayes.online.parts import Part, read_state, require_finite_weights, require_plain, training_steps, write_state
 from batchbayes.training.loop import TrainingConfig
 
 
@@ -81,7 +75,7 @@ class StructuredLaplace:
                 got=f"{network!r} with other layers, or with weights that are fixed or shared",
                 fix="use MeanField, or LastLayer on the features of the network",
             )
-        *hidden, last = (_joined(layer) for layer in layers.values())
+        *hidden, last = (joined(layer) for layer in layers.values())
         own = dict(zip(layers, hidden, strict=False))
         return cls(
             network,
@@ -116,7 +110,7 @@ class StructuredLaplace:
     def _present(self) -> dict[str, Tensor]:
         """Return the weights of all layers, the last one at the end."""
         name, layer = list(modules_by_name(self.network.module, nn.Linear).items())[-1]
-        own = _joined(layer)
+        own = joined(layer)
         return {**self.hidden, name: self.last.mean.to(own) if self.num_parts else own}
 
     def _squared_distance(self, weights: Mapping[str, Tensor]) -> Tensor:
@@ -213,19 +207,10 @@ class StructuredLaplace:
 
     def restored(self, path: str | os.PathLike[str]) -> Self:
         """Return what `save` wrote, for the same network and likelihood."""
-        header, file = read_state(path)
-        require_same_shapes(
-            {n: t.shape for n, t in self._tensors().items()}, {n: t.shape for n, t in file.items()}, path
-        )
-        last = replace(self.last, num_parts=header.pop("num_parts"), **dict(file.under("last.")))
-        found = {name: dict(file.under(f"{name}.")) for name in ("hidden", "of_inputs", "of_outputs")}
+        header, tensors = read_state(path, self._tensors())
+        last = replace(self.last, num_parts=header.pop("num_parts"), **under(tensors, "last."))
+        found = {name: under(tensors, f"{name}.") for name in ("hidden", "of_inputs", "of_outputs")}
         return replace(self, last=last, **found, **header)
-
-
-def _joined(layer: nn.Linear) -> Tensor:
-    """Return a copy of the weights (K, P) of a layer, its bias in the last column."""
-    parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias[:, None]]
-    return torch.cat(parts, 1).detach().clone()
 
 
 def _roots(hessians: Tensor) -> Tensor:

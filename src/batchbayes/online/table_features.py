@@ -20,7 +20,7 @@ from batchbayes._common.rng import generator
 from batchbayes.batches import require_finite
 from batchbayes.errors import BatchbayesError
 from batchbayes.online.conjugate import VARIANCE, negative_log_evidence
-from batchbayes.online.parts import read_features, write_state
+from batchbayes.online.parts import read_features, write_features
 from batchbayes.training.batches import require_data
 
 STEPS = 150
@@ -62,13 +62,12 @@ class RandomFeatures:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write them to a file, whole or not at all."""
-        tensors = {"centre": self.centre, "scale": self.scale, "directions": self.directions}
-        write_state(path, {"kind": "random features"}, tensors)
+        write_features(path, "random features", vars(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Return what `save` wrote."""
-        return cls(**read_features(path, "random features")[1])
+        return cls(**read_features(path, "random features"))
 
 
 def random_features(inputs: Tensor, targets: Tensor, num_directions: int = 400, *, seed: int = 0) -> RandomFeatures:

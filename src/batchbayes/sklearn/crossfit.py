@@ -18,8 +18,7 @@ from batchbayes.models.mlp import MLP
 from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.convert import stack_networks
 from batchbayes.training.stack.group import Loss
-from batchbayes.training.stack.noise import Noise, batch_noise, stack_outputs
-from batchbayes.training.stack.stack import Stack
+from batchbayes.training.stack.stack import Noise, Stack, batch_noise, stack_outputs
 from batchbayes.training.stack.train import train_stack
 
 Key = tuple[float, int, int]

@@ -50,6 +50,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         whole_number("epochs", self.epochs, 0)
         whole_number("batch_size", self.batch_size)
+        whole_number("seed", self.seed, None)
         for name in ("learning_rate", "weight_decay"):
             value = getattr(self, name)
             if not (isinstance(value, Real) and 0 <= float(value) < float("inf")):

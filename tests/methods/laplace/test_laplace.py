@@ -203,6 +203,7 @@ BAD = {
     "no held-out data": (lambda: network(3), {"held_out": []}, "at least one batch as held_out="),
     "no labels": (lambda: network(3), {"held_out": X}, "labelled batches"),
     "likelihood": (lambda: network(4), {"likelihood": bb.heteroscedastic_gaussian()}, "for the Laplace approximation"),
+    "precisions": (lambda: network(4), {"likelihood": bb.gaussian((1.0, 2.0))}, "one for each precision"),
     "NaN": (lambda: nn.Linear(3, 2).requires_grad_(False).apply(lambda layer: layer.weight.fill_(torch.nan)), {},
             "finite outputs of the network"),
     "brackets": (lambda: network(4), {"likelihood": bb.categorical}, "not called"),

@@ -282,6 +282,12 @@ def test_another_network_is_refused(network, tmp_path):
     bb.load(tmp_path / "members.safetensors", images())  # its own weights do not matter
 
 
+def test_layers_that_always_use_the_batch_get_no_statistics():
+    network = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 3))
+    samples = bb.weight_samples(network, moved(network, 2)).with_statistics(torch.randn(8, 2))
+    assert samples.member(1).state_dict().keys() == network.state_dict().keys()
+
+
 def test_statistics_need_batch_norm():
     plain = nn.Linear(2, 3)
     samples = bb.weight_samples(plain, moved(plain, 2))

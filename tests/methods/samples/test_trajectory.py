@@ -1,6 +1,7 @@
 """Snapshots, fast geometric ensembles and SWAG against trainings by hand."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,17 +27,18 @@ def start():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
-def by_hand(network, factor):
-    """SGD with momentum, written out: the weights after each of the 24 steps."""
+def by_hand(network, factor, config=CONFIG):
+    """SGD with momentum, written out: the weights after each of the steps, 24 by default."""
     velocity, states, step = {}, [], 0
-    for epoch in range(CONFIG.epochs):
-        for inputs, targets in shuffled(X, Y, CONFIG.batch_size, CONFIG.seed)(epoch):
+    steps = config.epochs * (len(X) // config.batch_size)
+    for epoch in range(config.epochs):
+        for inputs, targets in shuffled(X, Y, config.batch_size, config.seed)(epoch):
             network.zero_grad()
             F.cross_entropy(network(inputs), targets).backward()
             with torch.no_grad():
                 for name, parameter in network.named_parameters():
                     velocity[name] = 0.9 * velocity.get(name, 0.0) + parameter.grad
-                    parameter -= CONFIG.learning_rate * factor(step, 24) * velocity[name]
+                    parameter -= config.learning_rate * factor(step, steps) * velocity[name]
             step += 1
             states.append(copy.deepcopy(network.state_dict()))
     return states
@@ -52,6 +54,12 @@ def require_same(samples, states):
 def test_snapshots_are_the_ends_of_cosine_cycles():
     states = by_hand(start(), Cyclical(3).factor)
     require_same(bb.snapshots(start, (X, Y), F.cross_entropy, CONFIG, num_members=3), [states[i] for i in (7, 15, 23)])
+
+
+def test_each_snapshot_ends_a_cycle_of_its_own_if_cycles_differ_in_length():
+    config = replace(CONFIG, epochs=11, batch_size=20)  # 22 steps for 3 cycles
+    states = by_hand(start(), Cyclical(3).factor, config)
+    require_same(bb.snapshots(start, (X, Y), F.cross_entropy, config, num_members=3), [states[i] for i in (7, 14, 21)])
 
 
 def test_fast_geometric_members_are_the_lowest_points_of_cycles():

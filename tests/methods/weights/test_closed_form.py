@@ -10,7 +10,7 @@ import batchbayes as bb
 from batchbayes.methods.weights.local import noise_like
 from batchbayes.methods.weights.products import product_of
 from batchbayes.methods.weights.sites import find_sites
-from batchbayes.methods.weights.sparse import sparse_moments
+from batchbayes.methods.weights.sparse import LIMIT, THRESHOLD, TINY, log_uniform_divergence
 
 
 def mean_field_moments(prior, mean, log_std):
@@ -18,6 +18,12 @@ def mean_field_moments(prior, mean, log_std):
     power = variance + mean.square()
     best = power.mean().sqrt() if prior is None else torch.tensor(prior, dtype=torch.float64)
     return mean, variance, (best.log() - log_std + power / (2 * best.square()) - 0.5).sum()
+
+
+def sparse_moments(weight, log_var):
+    square = weight.square() + TINY
+    log_alpha = (log_var - square.log()).clamp(-LIMIT, LIMIT)
+    return weight * (log_alpha <= THRESHOLD), log_alpha.exp() * square, log_uniform_divergence(log_alpha).sum()
 
 
 FAMILIES = {

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.methods.weights.estimators import gradient_moments, score_function_loss
+from batchbayes.methods.weights.estimators import gradient_moments, random_parameters, score_function_loss
 from batchbayes.methods.weights.sites import find_sites
 
 DRAWS = 10_000
@@ -65,7 +65,7 @@ def test_score_function_of_a_network_is_unbiased():
             network, lambda weights: squared_error(X @ weights["0.weight"].T).sum(), num_draws=50
         )
 
-    mean, variance = gradient_moments(network, estimate, 200)["0.weight"]  # 10,000 draws
+    mean, variance = gradient_moments(random_parameters(network), estimate, 200)["0.weight"]  # 10,000 draws
     assert ((mean - exact_gradients()[0]).abs() < 4 * (variance / 200).sqrt()).all()
 
 
@@ -92,9 +92,16 @@ def test_local_reparametrisation_has_less_variance():
 
     def variances(estimator):
         network.estimator = estimator
-        found = gradient_moments(network, lambda: nn.functional.cross_entropy(network(x), y), 200)
+        found = gradient_moments(random_parameters(network), lambda: nn.functional.cross_entropy(network(x), y), 200)
         return {name: float(variance.sum()) for name, (_, variance) in found.items()}
 
     local, weights = variances("local"), variances("weights")
     assert weights["0.weight log_std"] > 10 * local["0.weight log_std"]
     assert weights["2.weight log_std"] > 2 * local["2.weight log_std"]
+
+
+@pytest.mark.parametrize("family", [bb.Variance("bernoulli"), bb.MultiplicativeFlow()])
+def test_weights_without_a_known_density_have_no_score_function(family):
+    network = bb.noisy(nn.Linear(3, 2), family)
+    with pytest.raises(bb.BatchbayesError, match="weights whose density is known"):
+        score_function_loss(network, lambda weights: weights["weight"].sum())

@@ -101,6 +101,12 @@ def test_what_is_no_family_is_refused(family):
         bb.variational(network(), [(torch.randn(8, 3), torch.randint(2, (8,)))], family)
 
 
+@pytest.mark.parametrize("family", [bb.MeanField, bb.MultiplicativeFlow])
+def test_weights_start_with_noise(family):
+    with pytest.raises(bb.BatchbayesError, match=r"an initial_std above 0; got 0\.0"):
+        family(initial_std=0.0)
+
+
 def test_only_named_layers_are_random():
     random = bb.noisy(network(), bb.MeanField(), layers=["4"])
     assert [site.name for site in random.sites] == ["4.weight"]
@@ -113,6 +119,21 @@ def test_fresh_means_differ_from_the_networks():
     random, again = (bb.noisy(own, bb.MeanField(), start="fresh", seed=5) for _ in range(2))
     assert not torch.equal(random.module[4].weight, own[4].weight)
     assert torch.equal(random.module[4].weight, again.module[4].weight)
+
+
+@pytest.mark.parametrize(("schedule", "expected"), [((2, 0), [0, 0, 1, 1, 1]), ((2, 4), [0, 0, 0, 0.5, 1])])
+def test_the_kl_has_no_weight_before_its_first_epoch(schedule, expected):
+    assert [bb.Schedule(*schedule).kl_weight(epoch) for epoch in range(5)] == expected
+
+
+def test_names_of_layers_may_have_spaces(tmp_path):
+    own = nn.Sequential()
+    own.add_module("first layer", nn.Linear(3, 2))
+    posterior = bb.noisy(own, bb.MeanField(initial_std=0.2)).posterior()
+    bb.save(posterior, tmp_path / "weights.safetensors")
+    loaded = bb.load(tmp_path / "weights.safetensors", own)
+    x = torch.randn(4, 3)
+    assert torch.equal(loaded.draw(0, 1)(x), posterior.draw(0, 1)(x))
 
 
 class KilledError(Exception):

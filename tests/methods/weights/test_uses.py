@@ -6,9 +6,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import batchbayes as bb
+from batchbayes.methods.weights.compression import (
+    bits_needed,
+    compression,
+    rounded_means,
+    silent_outputs,
+    sparse_weights,
+    sparsity,
+)
 from batchbayes.methods.weights.mean_propagation import curvatures, kappas, partly_drawn
-from batchbayes.methods.weights.quantisation import bits_needed, rounded_means
-from batchbayes.methods.weights.sparsity import compression, silent_outputs, sparse_weights, sparsity
 
 
 def network():
@@ -100,10 +106,12 @@ def test_kappa_and_draws_of_some_weights():
         torch.testing.assert_close(posterior.network(x, tensors=partly_drawn(posterior, noisy, 0, 1)), expected)
 
 
-def test_exact_curvature_of_large_layers_is_refused():
+def test_exact_curvature_of_large_layers_and_unknown_methods_are_refused():
     posterior = bb.noisy(nn.Linear(100, 100), bb.MeanField()).posterior()
     with pytest.raises(bb.BatchbayesError, match='method="hutchinson"'):
         curvatures(posterior, [], bb.categorical(), method="exact")
+    with pytest.raises(bb.BatchbayesError, match="a method, one of: exact, gauss-newton, hutchinson"):
+        curvatures(posterior, [], bb.categorical(), method="diagonal")
 
 
 def test_wide_posteriors_need_fewer_bits_and_rounding_stays_within_the_spread():

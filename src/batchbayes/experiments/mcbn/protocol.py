@@ -28,8 +28,7 @@ from batchbayes.experiments.mcbn.splits import StandardisedPart
 from batchbayes.models.mlp import MLP
 from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.convert import stack_networks, unstack
-from batchbayes.training.stack.noise import Noise, batch_noise, mask_noise, stack_outputs
-from batchbayes.training.stack.stack import Stack
+from batchbayes.training.stack.stack import Noise, Stack, batch_noise, mask_noise, stack_outputs
 from batchbayes.training.stack.train import train_stack
 
 NetworkKind = Literal["BN", "DO"]

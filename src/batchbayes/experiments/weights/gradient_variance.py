@@ -18,7 +18,7 @@ from batchbayes._common.rng import GlobalStream
 from batchbayes._common.text import count
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import load_images
-from batchbayes.methods.weights.estimators import gradient_moments, score_function_loss
+from batchbayes.methods.weights.estimators import gradient_moments, random_parameters, score_function_loss
 from batchbayes.models.lenet import LeNet300
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable
@@ -68,7 +68,7 @@ def work(config: VarianceConfig, unit: Unit, needed: Results, data_folder: DataF
         for name in names:
             with GlobalStream(1):
                 loss = estimate(network, ESTIMATORS[name], images, labels)
-                moments = gradient_moments(network, loss, config.num_draws)
+                moments = gradient_moments(random_parameters(network), loss, config.num_draws)
             found[f"{name}, {size}"] = {parameter: float(v.sum()) for parameter, (_, v) in moments.items()}
     return found
 

@@ -17,8 +17,8 @@ import batchbayes as bb
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import ImageData, error_percent, load_images, new_network
 from batchbayes.experiments.weights.variance_networks import Recipe, at_means, new_lenet
+from batchbayes.methods.weights.compression import bits_needed, rounded_means
 from batchbayes.methods.weights.mean_propagation import curvatures, kappas, partly_drawn
-from batchbayes.methods.weights.quantisation import bits_needed, rounded_means
 from batchbayes.plots.lines import Line, lines_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit

@@ -17,7 +17,7 @@ import batchbayes as bb
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import ImageData, error_percent, load_images, new_network
-from batchbayes.methods.weights.sparsity import compression
+from batchbayes.methods.weights.compression import compression
 from batchbayes.reproduce.experiment import Results, Unit
 from batchbayes.reproduce.tables import CellValue, ResultTable, interleaved
 from batchbayes.training.batches import shuffled

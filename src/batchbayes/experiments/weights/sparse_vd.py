@@ -17,7 +17,7 @@ import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
 from batchbayes.data.folder import DataFolder
 from batchbayes.experiments.weights.images import NETWORKS, ImageData, error_percent, fast, load_images, new_network
-from batchbayes.methods.weights.sparsity import compression, sparsity
+from batchbayes.methods.weights.compression import compression, sparsity
 from batchbayes.plots.lines import Line, lines_figure
 from batchbayes.plots.style import Figure
 from batchbayes.reproduce.experiment import Results, Unit

@@ -27,10 +27,9 @@ from batchbayes._common.progress import progress
 from batchbayes.batches import Batches, chunks, first_of, input_stream, require_size
 from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import Picker, require_finite
-from batchbayes.methods.batchnorm.collect import as_double, require_all
 from batchbayes.methods.batchnorm.condition import warn_of_condition
 from batchbayes.methods.batchnorm.fit import require_center
-from batchbayes.methods.batchnorm.omega import running_omega
+from batchbayes.methods.batchnorm.omega import as_double, require_all, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing, require_running
 from batchbayes.network import Network, Output, as_network

@@ -17,9 +17,8 @@ from batchbayes.engines.linear_check import keep_examples
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.inputs import Picker, require_finite
-from batchbayes.methods.batchnorm.collect import collect_omegas
 from batchbayes.methods.batchnorm.condition import drift_message, order_message, warn_of_condition
-from batchbayes.methods.batchnorm.omega import is_mean, running_omega
+from batchbayes.methods.batchnorm.omega import collect_omegas, is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
 from batchbayes.network import Network, Output, as_network
@@ -176,7 +175,9 @@ def _draw_outputs(posterior: BatchNormPosterior, examples: Any, num_samples: int
     with torch.no_grad():
         for outputs in sampled_outputs(posterior, examples.to(posterior.device), num_samples, seed=0):
             is_vector = outputs.ndim == 3
-            thinned.append(_thinned(outputs))
+            flat = outputs.reshape(*outputs.shape[:2], -1)
+            last = flat.shape[-1] - 1
+            thinned.append(flat[..., torch.linspace(0, last, min(SAMPLE_OUTPUTS, last + 1)).long()])
     return torch.cat(thinned), is_vector
 
 
@@ -184,9 +185,3 @@ def require_center(center: str) -> None:
     """Raise an error unless the centre is one of the two that exist."""
     if center not in ("batches", "running"):
         raise BatchbayesError(expected='center="batches" or "running"', got=repr(center), fix="choose one of them")
-
-
-def _thinned(outputs: Tensor) -> Tensor:
-    """Flatten outputs (s, n, ...) to (s, n, outputs). If there are many outputs, keep an even selection."""
-    flat = outputs.reshape(*outputs.shape[:2], -1)
-    return flat[..., torch.linspace(0, flat.shape[-1] - 1, min(SAMPLE_OUTPUTS, flat.shape[-1])).long()]

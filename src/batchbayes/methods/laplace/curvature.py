@@ -6,6 +6,7 @@ Gaussian prior of precision $\delta$ the posterior precision is $H + \delta I$, 
 $\delta$.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -57,32 +58,26 @@ class KroneckerCurvature:
         return (self.output_vectors * variances[:, None, :]) @ self.output_vectors.T
 
 
-class CurvatureSum:
-    """The curvature of a training set, batch by batch, in float64."""
-
-    def __init__(self, outputs: int, features: int, *, full: bool) -> None:
-        self._full = torch.zeros(outputs, features, outputs, features, dtype=torch.float64) if full else None
-        self._of_features = torch.zeros(features, features, dtype=torch.float64)
-        self._of_outputs = torch.zeros(outputs, outputs, dtype=torch.float64)
-        self.count = 0
-
-    def add(self, features: Tensor, hessians: Tensor) -> None:
-        """Add examples with features (n, P) and second derivatives (n, K, K)."""
-        self.count += len(features)
-        if self._full is not None:
-            self._full += full_curvature(features, hessians)
-        self._of_features += features.T @ features
-        self._of_outputs += hessians.sum(0)
-
-    def finish(self) -> FullCurvature | KroneckerCurvature:
-        """Return the eigenvectors and eigenvalues."""
-        if self._full is not None:
-            values, vectors = torch.linalg.eigh(self._full.flatten(2).flatten(0, 1))
-            return FullCurvature(vectors, values.clamp_min(0))
-        of_outputs, output_vectors = torch.linalg.eigh(self._of_outputs / self.count)
-        of_features, feature_vectors = torch.linalg.eigh(self._of_features)
-        products = of_outputs.clamp_min(0)[:, None] * of_features.clamp_min(0)
-        return KroneckerCurvature(output_vectors, feature_vectors, products)
+def curvature_of(
+    batches: Iterable[tuple[Tensor, Tensor]], outputs: int, features: int, *, full: bool
+) -> FullCurvature | KroneckerCurvature:
+    """Return the curvature of a training set, whose batches have features (n, P) and second derivatives (n, K, K)."""
+    if full:
+        total = torch.zeros(outputs, features, outputs, features, dtype=torch.float64)
+        for seen, hessians in batches:
+            total += full_curvature(seen, hessians)
+        values, vectors = torch.linalg.eigh(total.flatten(2).flatten(0, 1))
+        return FullCurvature(vectors, values.clamp_min(0))
+    of_features, of_outputs = (torch.zeros(size, size, dtype=torch.float64) for size in (features, outputs))
+    count = 0
+    for seen, hessians in batches:
+        of_features += seen.T @ seen
+        of_outputs += hessians.sum(0)
+        count += len(seen)
+    output_values, output_vectors = torch.linalg.eigh(of_outputs / count)
+    feature_values, feature_vectors = torch.linalg.eigh(of_features)
+    products = output_values.clamp_min(0)[:, None] * feature_values.clamp_min(0)
+    return KroneckerCurvature(output_vectors, feature_vectors, products)
 
 
 def full_curvature(features: Tensor, hessians: Tensor) -> Tensor:
@@ -103,6 +98,7 @@ def output_hessians(likelihood: object, outputs: Tensor) -> Tensor:
              [0., 4.]]])
     """
     if isinstance(likelihood, Gaussian):
+        likelihood(outputs[None])  # refuses precisions that are not one for each output
         precision = torch.as_tensor(likelihood.precision, dtype=outputs.dtype).expand(outputs.shape[1])
         return precision.diag().expand(len(outputs), -1, -1)
     if isinstance(likelihood, Categorical) and not likelihood.probabilities:

@@ -26,9 +26,7 @@ class LastLayer:
     @property
     def mean(self) -> Tensor:
         """The present weights (K, P) in float64; if there is a bias, it is the last column."""
-        layer = self.module
-        parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias[:, None]]
-        return torch.cat(parts, 1).detach().double().cpu()
+        return joined(self.module).double().cpu()
 
     def with_weights(self, weights: Tensor) -> Function:
         """Return the network with other weights (K, P) in this layer alone, also if an embedding shares its weights."""
@@ -54,6 +52,12 @@ class LastLayer:
         if self.module.bias is not None:
             features = F.pad(features, (0, 1), value=1.0)
         return features, outputs
+
+
+def joined(layer: nn.Linear) -> Tensor:
+    """Return a copy of the weights (K, P) of a layer, its bias in the last column."""
+    parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias[:, None]]
+    return torch.cat(parts, 1).detach()
 
 
 @torch.no_grad()

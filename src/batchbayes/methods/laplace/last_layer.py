@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from batchbayes._common.minimise import minimise
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, Picker, as_batches, batch_stream, input_stream
+from batchbayes.batches import Batches, Picker, batch_stream, input_stream
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.candidates import Candidate, Setting
-from batchbayes.methods.laplace.curvature import CurvatureSum, output_hessians
+from batchbayes.methods.laplace.curvature import curvature_of, output_hessians
 from batchbayes.methods.laplace.features import find_last_layer
 from batchbayes.methods.laplace.posterior import LaplacePosterior
 from batchbayes.methods.table import Method
@@ -68,18 +68,16 @@ def last_layer_laplace(
     """
     require_likelihood(likelihood)
     network = as_network(model, output)
-    stream = (batch for batch in input_stream(as_batches(batches), inputs) if len(batch))
+    stream = (batch for batch in input_stream(batches, inputs) if len(batch))
     first = next(stream, None)
     if first is None:
         raise BatchbayesError(expected="at least one training example", got="none", fix="check the data")
     last = find_last_layer(network, first.to(network.device), layer)
     outputs, features = last.mean.shape
     full = outputs * features <= MOST_FULL and not isinstance(likelihood, Gaussian)  # for which Kronecker is exact
-    total = CurvatureSum(outputs, features, full=full)
-    for batch in progress(chain([first], stream), "curvature"):
-        seen, made = last.run(batch.to(network.device))
-        total.add(seen, output_hessians(likelihood, made.double().cpu()))
-    posterior = LaplacePosterior(last, total.finish(), 1.0)
+    runs = (last.run(batch.to(network.device)) for batch in progress(chain([first], stream), "curvature"))
+    seen = ((found, output_hessians(likelihood, made.double().cpu())) for found, made in runs)
+    posterior = LaplacePosterior(last, curvature_of(seen, outputs, features, full=full), 1.0)
     if prior_precision is not None:
         return posterior.at_prior_precision(prior_precision)
     if held_out is not None:
@@ -148,7 +146,6 @@ def laplace_candidates(method: Method, setting: Setting) -> list[Candidate]:
             posterior=posterior,
             advice=f"Average {setting.num_samples} draws of the last layer",
             rank=2,
-            short_name=method.label,
             settings={"prior_precision": posterior.prior_precision},
         )
     ]

@@ -51,6 +51,7 @@ def chain_diagnostics(posterior: WeightSamples, inputs: Tensor) -> ChainDiagnost
             fix="for several files of weights call bb.weight_samples first",
         )
     members = [posterior.tensors(number) for number in range(posterior.num_members)]
+    inputs = inputs.to(posterior.device)
     outputs = torch.stack([posterior.network(inputs, tensors=member) for member in members])
     values = outputs.double().cpu().unflatten(0, (posterior.num_chains, -1))  # (C, S, N, ...)
     trace = posterior.log_posterior

@@ -39,7 +39,8 @@ class Polynomial:
     """The share of all steps before the first sample."""
 
     def __post_init__(self) -> None:
-        _require_share("burn_in", self.burn_in)
+        if not 0 <= self.burn_in < 1:
+            raise BatchbayesError("burn_in from 0 to below 1", repr(self.burn_in), "it is a share of all steps")
         if not (self.delay > 0 and 0 <= self.exponent <= 1):
             raise BatchbayesError(
                 expected="delay above 0 and an exponent between 0 and 1", got=repr(self), fix="try 1000 and 0.55"
@@ -72,7 +73,8 @@ class Cyclical:
     """The share of each cycle without noise and without samples. The last step of a cycle is always a sample."""
 
     def __post_init__(self) -> None:
-        _require_share("exploring", self.exploring)
+        if not 0 <= self.exploring <= 1:
+            raise BatchbayesError("exploring from 0 to 1", repr(self.exploring), "it is a share of a cycle")
         if self.cycles < 1:
             raise BatchbayesError(expected="one cycle or more", got=str(self.cycles), fix="raise cycles")
 
@@ -127,8 +129,3 @@ def kept_steps(schedule: Schedule, steps: int, count: int) -> list[int]:
 def _place(cycles: int, step: int, steps: int) -> float:
     """Return the share of the present cycle that is done before a step."""
     return step * cycles % steps / steps  # in whole numbers, so that the end of a cycle is found
-
-
-def _require_share(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise BatchbayesError(expected=f"{name} from 0 to below 1", got=repr(value), fix="it is a share of all steps")

@@ -56,7 +56,8 @@ def snapshots(
     WeightSamples(snapshots on Linear: 5 members)
     """
     network = made(make, member_seed(config.seed, 0))
-    kept = _along(network, data, loss, config, Cyclical(whole_number("num_members", num_members, 2)), num_members)
+    ends = Cyclical(whole_number("num_members", num_members, 2), exploring=1.0)
+    kept = _along(network, data, loss, config, ends, num_members)
     return stack_states(as_network(network, output), kept, "snapshots")
 
 
@@ -123,7 +124,8 @@ def swag(
     def after_step(step: Step) -> None:
         if step.number % each_epoch == 0:
             state = state_of(step.network)
-            found.add({name: tensor.double().clone() for name, tensor in state.items() if name not in fixed})
+            kept = {name: tensor for name, tensor in state.items() if name not in fixed}
+            found.add({name: tensor.to("cpu", torch.float64, copy=True) for name, tensor in kept.items()})
 
     train(network, batches, supervised(loss), config, after_step=after_step)
     members = [{**fixed, **found.draw(scale, config.seed, number)} for number in range(num_members)]

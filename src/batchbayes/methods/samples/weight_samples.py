@@ -9,6 +9,7 @@ Reference: Lakshminarayanan et al., NeurIPS 2017 (ensembles); Teye et al., ICML 
 """
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,17 +17,17 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import dealt
 from batchbayes._common.tensor_file import rows, under
-from batchbayes.batches import Batches, Picker
+from batchbayes.batches import Batches, Picker, input_stream
 from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.ensemble import inner_draw, require_finite_member
-from batchbayes.methods.samples.statistics import running_statistics
 from batchbayes.methods.table import posterior_class
-from batchbayes.network import Function, Network, Output, as_network, require_layout
+from batchbayes.network import Function, Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.posterior import Header, Posterior
 
 State = tuple[Header, Mapping[str, Tensor]]
@@ -141,6 +142,38 @@ class WeightSamples(Posterior):
             network, under(tensors, "weights."), counts[0], header["method"], noise, counts[1],
             tensors.get("log_posterior"),
         )  # fmt: skip
+
+
+@torch.no_grad()
+def running_statistics(
+    network: Network, tensors: Mapping[str, Tensor], batches: Batches, inputs: Picker
+) -> dict[str, Tensor]:
+    """Return the running means and variances of all batch-norm layers for the weights `tensors`, by training batches.
+
+    They are the plain means of the statistics of the batches, as `torch.optim.swa_utils.update_bn` computes them: the
+    variances are unbiased, and each batch counts the same.
+    """
+    every = modules_by_name(network.module, _BatchNorm)
+    layers = [name for name, layer in every.items() if layer.running_mean is not None]  # others always use the batch
+    seen: dict[str, list[Tensor]] = defaultdict(list)
+
+    def look(name: str, values: Tensor) -> None:
+        variance, mean = torch.var_mean(values, [axis for axis in range(values.ndim) if axis != 1])
+        seen[f"{name}.running_mean"].append(mean)
+        seen[f"{name}.running_var"].append(variance)
+
+    blank: dict[str, Tensor | None] = {f"{n}.running_{kind}": None for n in layers for kind in ("mean", "var")}
+    before = {name: partial(look, name) for name in layers}
+    for batch in input_stream(batches, inputs):
+        network(batch.to(network.device), tensors={**tensors, **blank}, before=before)
+    if not seen:
+        raise BatchbayesError(
+            expected="training batches, and a network with batch norm",
+            got=f"{len(layers)} batch-norm layers, and none of them saw a batch",
+            fix="pass a list or a DataLoader, since each member reads the batches, and an iterator can be read only "
+            "once; a network without batch norm has no running statistics",
+        )
+    return {name: torch.stack(parts).mean(0) for name, parts in seen.items()}
 
 
 def weight_samples(model: nn.Module, states: Iterable[Mapping[str, Tensor]], *, output: Output = None) -> WeightSamples:

@@ -9,7 +9,7 @@ Learning", ICLR 2020. Where we differ: the parameters are spread evenly over dra
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -19,15 +19,18 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import even_numbers, generator
 from batchbayes._common.tensor_file import under
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.methods.table import posterior_class
-from batchbayes.methods.views.header import from_header, to_header
+from batchbayes.methods.views.images import RandomCrop, RandomFlip, RandomShiftScale
 from batchbayes.methods.views.own import OwnFunction, checked_view, name_of
+from batchbayes.methods.views.tables import TableJitter
 from batchbayes.methods.views.transform import Compose, Transform
 from batchbayes.network import Function, Network
 from batchbayes.posterior import Header, Posterior
 
 _PREFIX = "wrapped."
+READY: dict[str, type[Any]] = {each.__name__: each for each in (RandomCrop, RandomFlip, RandomShiftScale, TableJitter)}
+"""The transforms that a file can name, beside `Compose`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,3 +206,27 @@ def _require_named(role: str, given: OwnFunction | None, saved: str | None) -> N
             got=name_of(given) if given else "none",
             fix=f"pass {role}={saved}: the file has the name of your function, never its code" if saved else "omit it",
         )
+
+
+def to_header(transform: Transform) -> list[dict[str, Any]]:
+    """Return names and parameters of a transform, or of the parts of a composition, as JSON values."""
+    if isinstance(transform, Compose):
+        return [part for each in transform.transforms for part in to_header(each)]
+    if type(transform) not in READY.values():
+        raise BatchbayesError(
+            expected=f"a transform that a file can name: {', '.join([*READY, 'Compose'])}",
+            got=type(transform).__name__,
+            fix="pass a function (inputs, generator) to with_views instead of a class of your own",
+        )
+    return [{"name": type(transform).__name__, **asdict(transform)}]  # type: ignore[call-overload]
+
+
+def from_header(parts: list[Mapping[str, Any]]) -> Transform:
+    """Build a transform from what `to_header` returned."""
+    found = []
+    for part in parts:
+        name, values = part["name"], {key: value for key, value in part.items() if key != "name"}
+        if name not in READY:
+            raise unknown_name("a transform", name, READY)
+        found.append(READY[name](**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
+    return found[0] if len(found) == 1 else Compose(*found)

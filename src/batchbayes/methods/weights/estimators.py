@@ -11,23 +11,13 @@ Reference: Mohamed et al., "Monte Carlo Gradient Estimation in Machine Learning"
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, cast, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.weights.family import WeightDistribution
 from batchbayes.methods.weights.noisy import Noisy
-
-
-@runtime_checkable
-class HasDensity(Protocol):
-    """A distribution of weights whose log-density is known."""
-
-    def log_density(self, weight: Tensor) -> Tensor:
-        """Return log q(W) of one weight, as a number with a gradient."""
-        ...
 
 
 def score_function_loss(network: Noisy, loss: Callable[[dict[str, Tensor]], Tensor], *, num_draws: int = 2) -> Tensor:
@@ -49,40 +39,35 @@ def score_function_loss(network: Noisy, loss: Callable[[dict[str, Tensor]], Tens
     return ((losses - baselines) * scores).mean()
 
 
-def _log_density(given: dict[str, WeightDistribution], weights: dict[str, Tensor]) -> Tensor:
-    odd = [type(each).__name__ for each in given.values() if not isinstance(each, HasDensity)]
+def _log_density(given: Mapping[str, Any], weights: dict[str, Tensor]) -> Tensor:
+    """Return log q(W) of all weights together, as a number with a gradient."""
+    odd = [type(each).__name__ for each in given.values() if not hasattr(each, "log_density")]
     if odd:
         raise BatchbayesError("weights whose density is known", odd[0], "use another family or estimator")
-    return torch.stack([cast(HasDensity, given[name]).log_density(weight) for name, weight in weights.items()]).sum()
-
-
-def gradient_moments(
-    network: Noisy, estimate: Callable[[], Tensor], num_draws: int
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return mean and variance over draws of the gradient with respect to the parameters of each random weight.
-
-    The names are that of the weight for its means, and that of the weight and of the parameter for the family's own.
-
-    Args:
-        network: the random weights.
-        estimate: returns a new estimate of the loss, with a gradient.
-        num_draws: how often it is called.
-    """
-    return moments_of_gradients(random_parameters(network), estimate, num_draws)
+    return torch.stack([given[name].log_density(weight) for name, weight in weights.items()]).sum()
 
 
 def random_parameters(network: Noisy) -> dict[str, Tensor]:
-    """Return the parameters of each random weight that are trained, by the names of `gradient_moments`."""
+    """Return the parameters of each random weight that are trained.
+
+    The names are that of the weight for its means, and that of the weight and of the parameter for the family's own.
+    """
     parameters = {site.name: site.weight for site in network.sites if site.weight.requires_grad}
     for site in network.sites:
         parameters |= {f"{site.name} {name}": value for name, value in network.parameters_of(site).items()}
     return parameters
 
 
-def moments_of_gradients(
+def gradient_moments(
     parameters: Mapping[str, Tensor], estimate: Callable[[], Tensor], num_draws: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Do what `gradient_moments` does, for any parameters."""
+    """Return mean and variance over draws of the gradient with respect to some parameters, by their names.
+
+    Args:
+        parameters: mostly `random_parameters(network)`.
+        estimate: returns a new estimate of the loss, with a gradient.
+        num_draws: how often it is called.
+    """
     total, squares = torch.zeros(2, sum(value.numel() for value in parameters.values()), dtype=torch.float64)
     for _ in range(num_draws):
         found = torch.autograd.grad(estimate(), list(parameters.values()))

@@ -119,8 +119,3 @@ def log2(numbers: Tensor) -> Tensor:
     found = torch.empty_like(numbers)
     np.log2(numbers.numpy(), out=found.numpy())
     return found
-
-
-def full(weight: Tensor, value: float) -> Tensor:
-    """Return a parameter in the shape of a weight with one value everywhere."""
-    return torch.full_like(weight, value, requires_grad=False)

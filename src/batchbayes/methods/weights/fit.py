@@ -47,9 +47,11 @@ class Schedule:
         >>> [Schedule(kl_from=5, kl_full=20).kl_weight(epoch) for epoch in (4, 5, 8, 20, 50)]
         [0.0, 0.0, 0.2, 1.0, 1.0]
         """
+        if epoch < self.kl_from:
+            return 0.0
         if epoch >= self.kl_full:
             return self.temperature
-        return self.temperature * max(0.0, (epoch - self.kl_from) / (self.kl_full - self.kl_from))
+        return self.temperature * ((epoch - self.kl_from) / (self.kl_full - self.kl_from))
 
     def learning_rate(self, epoch: float, config: TrainingConfig) -> float:
         """Return the learning rate in an epoch, counted from 0."""
@@ -160,8 +162,7 @@ def fit_noisy(
     def following(step: Step) -> bool | None:
         _require_finite(step)
         network.kl_weight.fill_(schedule.kl_weight(step.epoch))
-        for group in step.optimiser.param_groups:
-            group["lr"] = schedule.learning_rate(step.epoch, config)
+        step.set_learning_rate(schedule.learning_rate(step.epoch, config))
         return after_step(step) if after_step else None
 
     network.kl_weight.fill_(schedule.kl_weight(0))
@@ -254,8 +255,6 @@ def variational_candidates(method: Method, setting: Setting) -> list[Candidate]:
             about=f"mean of {setting.num_samples} draws of all weights, which were trained further to be random",
             posterior=method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed),
             advice=f"Average {setting.num_samples} draws of the weights",
-            rank=3,
-            short_name=method.label,
         )
     ]
 

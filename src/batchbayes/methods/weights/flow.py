@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchbayes._common.checks import whole_number
-from batchbayes.methods.weights.family import Family, full, standard_normal
+from batchbayes._common.checks import finite_number, whole_number
+from batchbayes.methods.weights.family import Family, standard_normal
 from batchbayes.methods.weights.local import with_noise
 from batchbayes.methods.weights.sites import Site
 
@@ -138,11 +138,12 @@ class MultiplicativeFlow(Family):
 
     def __post_init__(self) -> None:
         whole_number("num_steps", self.num_steps, least=0)
+        finite_number("an initial_std", self.initial_std, above=0, fix="pass a positive number")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         size = len(weight) if site.is_convolution else weight.shape[1]
         own = {
-            "log_std": full(weight, math.log(self.initial_std)),
+            "log_std": torch.full_like(weight, math.log(self.initial_std)),
             "z_mean": weight.new_ones(size),
             "z_log_var": weight.new_full((size,), math.log(0.1)),
             **{f"r_{part}": torch.randn(size).to(weight) / size**0.5 for part in ("weights", "mean", "log_precision")},

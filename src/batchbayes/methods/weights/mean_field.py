@@ -17,7 +17,7 @@ from torch import Tensor
 
 from batchbayes._common.checks import finite_number
 from batchbayes.methods.weights.closed_form import ClosedForm, Moments
-from batchbayes.methods.weights.family import exp, full
+from batchbayes.methods.weights.family import exp
 from batchbayes.methods.weights.sites import Site
 
 
@@ -38,7 +38,7 @@ class MeanField(ClosedForm):
         finite_number("an initial_std", self.initial_std, above=0, fix="pass a positive number")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
-        return {"log_std": full(weight, math.log(self.initial_std))}
+        return {"log_std": torch.full_like(weight, math.log(self.initial_std))}
 
     def moments(self, *parameters: Tensor) -> Moments:
         mean, log_std = parameters

@@ -10,19 +10,20 @@ Reference: Neklyudov et al., "Variance Networks: When Expectation Does Not Meet 
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.batches import pick_inputs
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.weights.fit import negative_log_probability, targets_of
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.methods.weights.sites import Site
 
+Method = Literal["exact", "gauss-newton", "hutchinson"]
 LARGEST_EXACT = 5000
 """Weights of a layer up to which an exact diagonal is computed: it takes one backward pass for each of them."""
 
@@ -32,7 +33,7 @@ def curvatures(
     batches: Iterable[Any],
     likelihood: TargetLikelihood[Any],
     *,
-    method: Literal["exact", "gauss-newton", "hutchinson"] = "hutchinson",
+    method: Method = "hutchinson",
     num_probes: int = 10,
     seed: int = 0,
 ) -> dict[str, Tensor]:
@@ -50,6 +51,8 @@ def curvatures(
         num_probes: drawn targets of the Gauss-Newton matrix, or probes of Hutchinson's estimate.
         seed: sets the draws or signs.
     """
+    if method not in get_args(Method):
+        raise unknown_name("a method", method, get_args(Method))
     means = {name: given.mean.clone().requires_grad_() for name, given in posterior.distributions.items()}
     large = [name for name, mean in means.items() if mean.numel() > LARGEST_EXACT]
     if method == "exact" and large:

@@ -12,7 +12,7 @@ from batchbayes._common.rng import GlobalStream
 from batchbayes.batches import Inputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.weights.family import Family, WeightDistribution
-from batchbayes.methods.weights.posterior import WeightsPosterior
+from batchbayes.methods.weights.posterior import WeightsPosterior, own_copy
 from batchbayes.methods.weights.sites import Site, find_sites
 from batchbayes.network import Network, Output, as_network
 
@@ -49,7 +49,7 @@ class Noisy(nn.Module):
             self._keys[site.name] = {name: _key(site, name) for name in start}
             for name, value in start.items():
                 self.own[_key(site, name)] = nn.Parameter(value)
-        self.register_buffer("kl_weight", torch.ones(()))
+        self.register_buffer("kl_weight", torch.ones((), device=sites[0].weight.device))
 
     @property
     def network(self) -> Network:
@@ -188,15 +188,3 @@ def noisy(
             reset: Callable[[], Any] = layer.reset_parameters  # type: ignore[assignment]
             reset()
         return Noisy(module, family, sites, estimator, output)
-
-
-def own_copy(module: nn.Module) -> nn.Module:
-    """Return a copy of a user's network with tensors of its own."""
-    try:
-        return copy.deepcopy(module)
-    except Exception as error:
-        raise BatchbayesError(
-            expected="a network that copy.deepcopy can copy",
-            got=f"{type(module).__name__}, and {type(error).__name__}: {error}"[:300],
-            fix="pass a network of plain modules that has not been run with gradients kept in attributes",
-        ) from error

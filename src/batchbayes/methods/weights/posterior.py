@@ -1,5 +1,6 @@
 """Functions that differ in the weights of some layers."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -9,12 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import stream_seed
+from batchbayes._common.tensor_file import under
 from batchbayes._common.text import count
 from batchbayes.copying import plain_name
+from batchbayes.errors import BatchbayesError, unknown_name
+from batchbayes.methods.weights.binary_dropout import BinaryDropout
 from batchbayes.methods.weights.family import Family, WeightDistribution
+from batchbayes.methods.weights.flow import MultiplicativeFlow
+from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.sites import Site, find_sites
+from batchbayes.methods.weights.sparse import SparseVD
+from batchbayes.methods.weights.variance import Variance
+from batchbayes.methods.weights.variational_dropout import GaussianDropout, VariationalDropout
 from batchbayes.network import Function, Network, as_network, require_layout
 from batchbayes.posterior import Header, Posterior
+
+_EVERY = (MeanField, SparseVD, VariationalDropout, GaussianDropout, BinaryDropout, Variance, MultiplicativeFlow)
+FAMILIES: dict[str, type[Family]] = {family.kind: family for family in _EVERY}
+"""All families by the kind that files name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +89,6 @@ class WeightsPosterior(Posterior):
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        from batchbayes.methods.weights.families import restore_family
-        from batchbayes.methods.weights.noisy import own_copy
-
         network = as_network(model, header["output"])
         require_layout(network.module, header["layout"], _layout(network.module), "weighted", "tensor {} of shape {}")
         module = own_copy(network.module).eval().requires_grad_(False)
@@ -86,11 +96,31 @@ class WeightsPosterior(Posterior):
         module.load_state_dict({name: tensors[f"network {plain_name(name)}"] for name in module.state_dict()})
         sites = find_sites(module, header["layers"])
         own: dict[str, dict[str, Tensor]] = {site.name: {} for site in sites}
-        for key, tensor in tensors.items():
-            if key.startswith("own "):
-                _, name, parameter = key.split(" ")
-                own[name][parameter] = tensor.to(device, copy=True)  # aligned as usual, or the last bits differ
-        return cls(Network(module, header["output"]), restore_family(header["family"]), sites, own)
+        for key, tensor in under(tensors, "own ").items():
+            name, _, parameter = key.rpartition(" ")
+            own[name][parameter] = tensor.to(device, copy=True)  # aligned as usual, or the last bits differ
+        return cls(Network(module, header["output"]), _family(header["family"]), sites, own)
+
+
+def _family(values: Mapping[str, Any]) -> Family:
+    """Return a family from the values that a file holds."""
+    fields = dict(values)
+    kind = fields.pop("kind")
+    if kind not in FAMILIES:
+        raise unknown_name("a family of weights", kind, FAMILIES)
+    return FAMILIES[kind](**fields)
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a user's network with tensors of its own."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise BatchbayesError(
+            expected="a network that copy.deepcopy can copy",
+            got=f"{type(module).__name__}, and {type(error).__name__}: {error}"[:300],
+            fix="pass a network of plain modules that has not been run with gradients kept in attributes",
+        ) from error
 
 
 def _layout(module: nn.Module) -> list[list[object]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,34 +14,19 @@ OWN_PRODUCT = {kind._conv_forward for kind in CONVOLUTIONS}
 """What a convolution does with its weight, if no subclass has changed it."""
 
 
-class Product(Protocol):
-    """The product of an input (n, ...) with a weight."""
-
-    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the product plus the bias, (n, ...)."""
-        ...
-
-    def gradients(
-        self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """Return the gradients by inputs, weight and bias. `wanted` says whether the first and the last are needed."""
-        ...
-
-
 class LinearProduct:
     """The product of a linear layer, of inputs (n, inputs)."""
 
     def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product of the inputs with a weight, plus the bias."""
         return linear(inputs, weight, bias)
 
     def gradients(
         self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """Return the gradients by inputs, weight and bias. `wanted` says whether the first and the last are needed."""
         by_inputs = by_outputs @ weight if wanted[0] else None
         return by_inputs, by_outputs.T @ inputs, by_outputs.sum(0) if wanted[1] else None
-
-
-LINEAR = LinearProduct()
 
 
 @dataclass(frozen=True)
@@ -67,11 +52,14 @@ class Convolution:
         return self.stride, self.padding, self.dilation, False, [0] * len(self.stride), self.groups
 
 
+Product = LinearProduct | Convolution
+
+
 def product_of(site: Site, inputs: Tensor) -> Product | None:
     """Return the product of a plain layer; None for a convolution that is not one of the common kind."""
     layer = site.module
     if isinstance(layer, nn.Linear):
-        return LINEAR
+        return LinearProduct()
     assert isinstance(layer, CONVOLUTIONS)
     padding = _padding(layer)
     if padding is None or inputs.ndim != layer.weight.ndim or type(layer)._conv_forward not in OWN_PRODUCT:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from batchbayes.methods.weights.closed_form import ClosedForm, Moments
-from batchbayes.methods.weights.family import exp, full, log2
+from batchbayes.methods.weights.family import exp, log2
 from batchbayes.methods.weights.sites import Site
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
@@ -48,10 +48,13 @@ class SparseVD(ClosedForm):
     """log sigma^2 before training."""
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
-        return {"log_var": full(weight, self.initial_log_var)}
+        return {"log_var": torch.full_like(weight, self.initial_log_var)}
 
     def moments(self, *parameters: Tensor) -> Moments:
-        """Do what `sparse_moments` does, with few passes over the weights and few buffers."""
+        """Return the mean (zero where pruned) and variance of each weight, and the KL of all of them.
+
+        The KL is the sum of `log_uniform_divergence`, computed with few passes over the weights and few buffers.
+        """
         weight, log_var = parameters
         variance, square = exp(log_var), torch.addcmul(weight.new_full((), TINY), weight, weight)
         ratio = torch.div(square, variance).clamp_(*RATIOS)  # 1 / alpha
@@ -89,11 +92,6 @@ def where_between(values: Tensor, numbers: Tensor, low: float, high: float, *, o
     return torch.ops.aten.hardtanh_backward.grad_input(values, numbers, low, high, grad_input=out)
 
 
-def clipped_log_alpha(weight: Tensor, log_var: Tensor) -> Tensor:
-    """Return log(sigma^2 / theta^2), between the limits."""
-    return (log_var - (weight.square() + TINY).log()).clamp(-LIMIT, LIMIT)
-
-
 def log_uniform_divergence(log_alpha: Tensor) -> Tensor:
     """Return the approximate KL between N(theta, alpha theta^2) and the log-uniform prior, for each weight.
 
@@ -101,13 +99,6 @@ def log_uniform_divergence(log_alpha: Tensor) -> Tensor:
     tensor([1.5405, 0.4312, 0.0684])
     """
     return K1 - K1 * torch.sigmoid(K2 + K3 * log_alpha) + 0.5 * torch.nn.functional.softplus(-log_alpha)
-
-
-def sparse_moments(weight: Tensor, log_var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean (zero where pruned) and variance of each weight, and the KL of all of them."""
-    log_alpha = clipped_log_alpha(weight, log_var)
-    kl = log_uniform_divergence(log_alpha).sum()
-    return weight * (log_alpha <= THRESHOLD), log_alpha.exp() * (weight.square() + TINY), kl
 
 
 def sum_of_log2(numbers: Tensor) -> Tensor:

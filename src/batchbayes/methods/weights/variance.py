@@ -55,6 +55,12 @@ class VarianceWeights(GaussianWeights):
             normal = math.sqrt(3) * torch.erf(normal / math.sqrt(2))  # uniform between -sqrt(3) and sqrt(3)
         return self.std * normal
 
+    def log_density(self, weight: Tensor) -> Tensor:
+        if self.noise != "gaussian":
+            got = f"weights with {self.noise} noise"
+            raise BatchbayesError("weights whose density is known", got, "use another family or estimator")
+        return super().log_density(weight)
+
     def outputs(self, site: Site, inputs: Tensor) -> Tensor:
         variance = site.product(inputs.square(), self.variance)
         noise = (variance + TINY).sqrt() * noise_like(variance)
@@ -91,7 +97,7 @@ class Variance(Family):
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         bound = weight[0].numel() ** -0.5
-        return {"std": torch.empty_like(weight, requires_grad=False).uniform_(-bound, bound)}
+        return {"std": torch.empty_like(weight).uniform_(-bound, bound)}
 
     def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> VarianceWeights:
         return VarianceWeights(weight, own["std"].square(), self.noise, self.degrees)

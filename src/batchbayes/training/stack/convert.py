@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.training.stack.noise import mask_noise, stack_outputs
-from batchbayes.training.stack.stack import Layer, Stack
+from batchbayes.training.stack.stack import Layer, Stack, mask_noise, stack_outputs
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 TRIALS, TRIAL_RATE = 8, 0.5

@@ -1,13 +1,19 @@
-"""A stack: the layers that some networks have in common, and the tensors of all of these networks.
+"""A stack: the layers that some networks have in common, the tensors of all of these networks, and their predictions.
+
+Batch statistics or dropout masks are drawn for all networks at once, and all networks get the same inputs. The draws of
+one network are laid out along its examples, so that a layer of all networks and all draws is one batched product.
 
 Axes: G networks, S draws, then examples and features.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+CHUNK = 2**20
+"""How many numbers the widest layer holds at a time, so that they fit into the cache."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +70,95 @@ class Stack:
                 name: torch.cat([own, more.dropout_rates[name]]) for name, own in self.dropout_rates.items()
             },
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """The random part of S draws of each of G networks. A module that is not named here is in evaluation mode."""
+
+    statistics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """For each batch norm the mean and the standard deviation, each (G, S, width)."""
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    """For each dropout module the factors of its inputs, (G, S, width)."""
+
+
+@torch.no_grad()
+def batch_noise(stack: Stack, batches: Tensor) -> Noise:
+    """Return the batch statistics of S mini-batches (S, M, Q), with all layers in training mode."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    parts = [_batch_noise(stack, part) for part in batches.split(_affordable(stack, batches.shape[1]))]
+    for name in parts[0]:
+        means, stds = zip(*(part[name] for part in parts), strict=True)
+        found[name] = (torch.cat(means, 1), torch.cat(stds, 1))
+    return Noise(found)
+
+
+def _batch_noise(stack: Stack, batches: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    draws = len(batches)
+    values = batches.flatten(0, 1).expand(len(stack), -1, -1)
+    for layer in stack.layers:
+        values = _linear(stack, layer, values).unflatten(1, (draws, -1))  # (G, S, M, width)
+        if layer.norm:
+            variance, mean = torch.var_mean(values, 2, correction=0)
+            found[layer.norm] = (mean, (variance + layer.epsilon).sqrt_())
+            values = _normalise(stack, layer, values, *found[layer.norm])
+        values = (values.relu_() if layer.rectified else values).flatten(1, 2)
+    return found
+
+
+def mask_noise(stack: Stack, num_samples: int, generator: torch.Generator) -> Noise:
+    """Draw a mask for each dropout module. All networks use the same uniform numbers, each with its own rate."""
+    masks = {}
+    for layer in stack.layers:
+        if layer.dropout:
+            weight = stack.tensors[f"{layer.linear}.weight"]
+            uniform = torch.rand(num_samples, weight.shape[2], generator=generator, dtype=weight.dtype)
+            rates = stack.dropout_rates[layer.dropout].to(weight)[:, None, None]
+            masks[layer.dropout] = (uniform >= rates) / (1 - rates)
+    return Noise(masks=masks)
+
+
+@torch.no_grad()
+def stack_outputs(stack: Stack, inputs: Tensor, noise: Noise | None = None) -> Tensor:
+    """Return outputs (G, S, N, K) for inputs (N, Q). Without noise there is one draw, in evaluation mode."""
+    noise = noise or Noise()
+    some = next(iter([*noise.masks.values(), *(mean for mean, _ in noise.statistics.values())]), None)
+    draws = 1 if some is None else some.shape[1]
+    step = _affordable(stack, len(inputs))
+    return torch.cat([_outputs(stack, inputs, noise, slice(s, min(s + step, draws))) for s in range(0, draws, step)], 1)
+
+
+def _outputs(stack: Stack, inputs: Tensor, noise: Noise, some: slice) -> Tensor:
+    draws, values = some.stop - some.start, inputs.expand(len(stack), 1, -1, -1)  # (G, 1 or S, N, width)
+    for layer in stack.layers:
+        if layer.dropout and layer.dropout in noise.masks:
+            values = values * noise.masks[layer.dropout][:, some, None]
+        values = _linear(stack, layer, values.flatten(1, 2)).unflatten(1, values.shape[1:3])
+        if layer.norm and layer.norm in noise.statistics:
+            values = _normalise(stack, layer, values, *(part[:, some] for part in noise.statistics[layer.norm]))
+        elif layer.norm:
+            mean, variance = (stack.tensors[f"{layer.norm}.running_{kind}"][:, None] for kind in ("mean", "var"))
+            values = _normalise(stack, layer, values, mean, (variance + layer.epsilon).sqrt())
+        values = values.relu_() if layer.rectified else values
+    return values.expand(-1, draws, -1, -1)
+
+
+def _linear(stack: Stack, layer: Layer, values: Tensor) -> Tensor:
+    """Apply a linear layer: (G, n, in) -> (G, n, out)."""
+    weight, bias = stack.tensors[f"{layer.linear}.weight"], stack.tensors.get(f"{layer.linear}.bias")
+    product = torch.bmm(values, weight.transpose(1, 2))
+    return product if bias is None else product.add_(bias[:, None])
+
+
+def _normalise(stack: Stack, layer: Layer, values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Normalise values (G, S, n, width) by statistics (G, S, width)."""
+    scale, shift = (stack.tensors[f"{layer.norm}.{kind}"][:, None] for kind in ("weight", "bias"))
+    factor = scale / std
+    return torch.addcmul((shift - mean * factor)[:, :, None], values, factor[:, :, None])
+
+
+def _affordable(stack: Stack, examples: int) -> int:
+    """Return how many draws fit into a chunk."""
+    width = max(max(stack.tensors[f"{layer.linear}.weight"].shape[1:]) for layer in stack.layers)
+    return max(1, CHUNK // (len(stack) * examples * width))

@@ -15,8 +15,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.training.batches import require_data
 from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.convert import stack_networks, unstack
-from batchbayes.training.stack.group import Group, Loss
-from batchbayes.training.stack.orders import Examples
+from batchbayes.training.stack.group import Examples, Group, Loss
 from batchbayes.training.stack.stack import Stack
 
 Observer = Callable[[int, Stack, Tensor], Tensor]

@@ -23,6 +23,7 @@ from torch.distributions import Distribution, LogNormal, Normal
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.diagnostics.kolmogorov import kolmogorov_p_value, ks_distance, lilliefors_p_value
+from batchbayes.methods.batchnorm.omega import by_site
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 
 Statistic = Literal["mean", "std"]
@@ -148,24 +149,17 @@ def _columns(
     posterior: BatchNormPosterior, against: BatchNormPosterior | None
 ) -> Iterator[tuple[str, Statistic, Tensor, Distribution]]:
     """Yield site, statistic, values (R, C) and claimed distribution (C,), in the order of the sites."""
-    rows = _require_rows(posterior)
-    widths = [2 * site.channels for site in posterior.sites]
-    if against is None:
-        claimed = [None] * len(widths)
-    else:
+    observed = by_site(posterior.sites, _require_rows(posterior))
+    claimed = [None] * len(observed)
+    if against is not None:
         _require_comparable(posterior, against)
         moments = torch.stack([against.center.double(), against.omega_var().double().sqrt()])
-        claimed = moments.split(widths, 1)
-    for site, values, claim in zip(posterior.sites, rows.split(widths, 1), claimed, strict=True):
-        means, log_stds = values.split(site.channels, 1)
+        claimed = by_site(posterior.sites, moments)
+    for site, (means, log_stds), claim in zip(posterior.sites, observed, claimed, strict=True):
         stds = log_stds.exp()
-        if claim is None:
-            yield site.name, "mean", means, _distribution(Normal, means.mean(0), means.std(0))
-            yield site.name, "std", stds, _distribution(Normal, stds.mean(0), stds.std(0))
-        else:
-            of_means, of_log_stds = claim.split(site.channels, 1)
-            yield site.name, "mean", means, _distribution(Normal, *of_means)
-            yield site.name, "std", stds, _distribution(LogNormal, *of_log_stds)
+        of_means, of_stds = claim or [(values.mean(0), values.std(0)) for values in (means, stds)]
+        yield site.name, "mean", means, _distribution(Normal, *of_means)
+        yield site.name, "std", stds, _distribution(Normal if claim is None else LogNormal, *of_stds)
 
 
 def _distribution(kind: type[Normal] | type[LogNormal], location: Tensor, scale: Tensor) -> Distribution:
