@@ -24,7 +24,7 @@ from batchbayes._common.checks import (
 )
 from batchbayes._common.minimise import minimise
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.likelihoods import Bernoulli, Categorical
+from batchbayes.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size as tune_batch_size
 from batchbayes.metrics import mean_score
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
@@ -67,6 +67,9 @@ def tune_precision(
     if objective not in ("log_likelihood", "crps"):
         raise unknown_name("an objective", objective, ("log_likelihood", "crps"))
     _require(predictive, GaussianPredictive, "gaussian(1.0)")
+    if isinstance(predictive.likelihood, HeteroscedasticGaussian):
+        fix = "use the variances that the network predicts, or conformal_intervals"
+        raise BatchbayesError("a predictive of bb.gaussian(...), with one noise", f"{predictive.likelihood!r}", fix)
     draws, targets = predictive.draws.double(), shaped_like(targets, predictive.mean.shape).double()
     check_not_empty("targets", targets)
     check_finite("targets", targets)
@@ -171,9 +174,13 @@ class ConformalIntervals:
     width: float
 
     def __call__(self, predictive: GaussianPredictive) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper ends, in the shape of the predictive's mean."""
-        half = self.width * predictive.std
-        return predictive.mean - half, predictive.mean + half
+        """Return the lower and upper ends, in the shape of the predictive's mean.
+
+        They are rounded outwards. Counts and other rounded targets are often exactly as far away as a held-out one.
+        """
+        middle, half = predictive.mean.double(), (1 + 1e-12) * self.width * predictive.std.double()
+        lower, upper = (end.to(predictive.mean.dtype) for end in (middle - half, middle + half))
+        return lower.nextafter(torch.full_like(lower, -math.inf)), upper.nextafter(torch.full_like(upper, math.inf))
 
 
 @dataclass(frozen=True)
@@ -197,7 +204,8 @@ def conformal_intervals(predictive: GaussianPredictive, targets: Tensor, level: 
     Reference: Lei et al., JASA 113 (2018).
     """
     _require(predictive, GaussianPredictive, "gaussian(1.0)")
-    scores = (shaped_like(targets, predictive.mean.shape) - predictive.mean).abs() / predictive.std
+    errors = shaped_like(targets, predictive.mean.shape).double() - predictive.mean.double()
+    scores = errors.abs() / predictive.std.double()
     return ConformalIntervals(level, conformal_quantile(scores, level))
 
 
