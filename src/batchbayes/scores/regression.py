@@ -26,7 +26,7 @@ def absolute_error(prediction: Tensor, target: Tensor) -> Tensor:
     """
     check_truth(prediction, target)
     prediction = real(prediction)
-    return (_like(target, prediction) - prediction).abs()
+    return (real(target) - prediction).abs().to(prediction.dtype)
 
 
 @takes_arrays
@@ -40,9 +40,8 @@ def gaussian_log_likelihood(mean: Tensor, std: Tensor | float, target: Tensor) -
     """
     check_truth(mean, target)
     mean = real(mean)
-    target = _like(target, mean)
     std = _scale("std", std, mean, mean.shape)
-    return -_HALF_LOG_TWO_PI - std.log() - 0.5 * ((target - mean) / std).square()
+    return (-_HALF_LOG_TWO_PI - std.log() - 0.5 * ((real(target) - mean) / std).square()).to(mean.dtype)
 
 
 @takes_arrays
@@ -75,9 +74,8 @@ def gaussian_crps(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
     """
     check_truth(mean, target)
     mean = real(mean)
-    target = _like(target, mean)
     std = _scale("std", std, mean, mean.shape)
-    return _mean_absolute_gaussian(target - mean, std) - std / math.sqrt(math.pi)
+    return (_mean_absolute_gaussian(real(target) - mean, std) - std / math.sqrt(math.pi)).to(mean.dtype)
 
 
 @takes_arrays
@@ -136,11 +134,6 @@ def _mean_absolute_gaussian(mean: Tensor, std: Tensor) -> Tensor:
     """Return E|X| of a Gaussian X."""
     z = mean / std
     return mean * torch.erf(z / math.sqrt(2)) + std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square())
-
-
-def _like(target: Tensor, prediction: Tensor) -> Tensor:
-    """Return integer targets in the dtype of the prediction."""
-    return target if target.is_floating_point() else target.to(prediction.dtype)
 
 
 def _scale(name: str, value: Tensor | float, like: Tensor, *shapes: torch.Size) -> Tensor:
