@@ -24,7 +24,7 @@ FLOOR = 1e-4
 """Added to a variance before its logarithm is taken, in units of the running variance."""
 
 PIECE = 2**19
-"""Activations are squared in pieces of so many numbers, which stay in the caches of a CPU."""
+"""Activations are centred and squared in pieces of so many numbers, which stay in the caches of a CPU."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,18 @@ def _running_units(sites: Sequence[Site]) -> Tensor:
 
 def _statistics(h: Tensor, unit: Tensor, positions: bool) -> Tensor:
     """Return the statistics of the input (N, C, ...) of one site, (N, C) or (N, 3 C)."""
-    h, (mean, std) = h.float(), unit
+    mean, std = unit
     if not positions:
-        return (h - mean) / std
-    over = tuple(range(2, h.ndim))
-    own_mean = h.mean(over)
-    square = torch.cat([part.square().mean(over) for part in cut(h, None, PIECE)])
-    z = (own_mean - mean) / std
-    variance = ((square - own_mean.square()) / std.square()).clamp_min(0)
+        return ((h - mean) / std).float()
+    over, origin = tuple(range(2, h.ndim)), mean.view(-1, *[1] * (h.ndim - 2))
+
+    def moments(part: Tensor) -> tuple[Tensor, Tensor]:
+        part = (part - origin).float()  # the variance of values far from zero would be lost to rounding
+        return part.mean(over), part.square_().mean(over)
+
+    own_mean, square = (torch.cat(column) for column in zip(*map(moments, cut(h, None, PIECE)), strict=True))
+    z, square = own_mean / std, square / std.square()
+    variance = (square - z.square()).clamp_min(0)
     return torch.cat([z, (variance + z.square() + FLOOR).log(), (variance + FLOOR).log()], 1)
 
 
