@@ -177,6 +177,23 @@ def test_the_layer_is_found_by_what_it_makes():
     assert attended.layer.name == "3"
 
 
+@pytest.mark.parametrize("likelihood", [bb.gaussian(4.0), bb.bernoulli()])
+def test_a_network_may_take_the_axis_of_its_one_output_away(likelihood, tmp_path):
+    """A network that returns (N,) has the posterior of one that returns (N, 1), by both engines and from a file."""
+    plain = network(1)
+    flat, targets = nn.Sequential(plain, nn.Flatten(0)), (X[:, 0] > 0).float()
+    fits = [bb.last_layer_laplace(each, X, likelihood, held_out=[(X, targets)]) for each in (plain, flat)]
+    assert fits[0].prior_precision == fits[1].prior_precision
+    for ours, theirs in zip(fits[1].outputs(NEW), fits[0].outputs(NEW), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    bb.save(fits[1], tmp_path / "flat")
+    expected = bb.predict(fits[0], NEW, likelihood, num_samples=8, keep_draws=True).draws
+    for posterior in (fits[1], bb.load(tmp_path / "flat", flat)):
+        for engine in ("sample", "linear"):
+            draws = bb.predict(posterior, NEW, likelihood, num_samples=8, keep_draws=True, engine=engine).draws
+            torch.testing.assert_close(draws, expected[..., 0], rtol=1e-4, atol=1e-5)
+
+
 def test_an_embedding_that_shares_the_weights_of_the_last_layer_stays_as_it_is():
     class Tied(nn.Module):
         def __init__(self):

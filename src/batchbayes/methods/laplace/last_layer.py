@@ -25,7 +25,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.laplace.curvature import CurvatureSum, output_hessians
-from batchbayes.methods.laplace.features import find_last_layer
+from batchbayes.methods.laplace.features import as_rows, find_last_layer
 from batchbayes.methods.laplace.posterior import LaplacePosterior
 from batchbayes.methods.table import Method
 from batchbayes.network import Output, as_network
@@ -78,7 +78,7 @@ def last_layer_laplace(
     total = CurvatureSum(outputs, features, full=full)
     for batch in progress(chain([first], stream), "curvature"):
         seen, made = last.run(batch.to(network.device))
-        total.add(seen, output_hessians(likelihood, made.double().cpu()))
+        total.add(seen, output_hessians(likelihood, as_rows(made).double().cpu()))
     posterior = LaplacePosterior(last, total.finish(), 1.0)
     if prior_precision is not None:
         return posterior.at_prior_precision(prior_precision)
@@ -115,10 +115,12 @@ def _held_out_loss(
     for batch, inputs in batch_stream(held_out, picker):
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise BatchbayesError(
-                expected="labelled batches (x, y) as held_out=", got=f"a {type(batch).__name__}", fix="pass targets too"
+                expected="labelled batches (x, y) as held_out=",
+                got=f"a {type(batch).__name__}",
+                fix="pass a pair (x, y), or a loader of such pairs",
             )
         features, outputs = posterior.layer.run(inputs.to(posterior.device))
-        outputs = outputs.double().cpu()
+        outputs = as_rows(outputs).double().cpu()
         parts.append((features, outputs, likelihood.fitting(outputs[None], torch.as_tensor(batch[1]))))
     if not parts:
         raise BatchbayesError(expected="at least one batch as held_out=", got="none", fix="check the data")
