@@ -68,6 +68,12 @@ def test_the_temperature_is_that_of_a_brute_force_search(num_draws):
     assert found > 1.5  # the logits were made three times too large
 
 
+def test_a_network_that_is_never_wrong_or_says_nothing_has_a_temperature_at_an_end():
+    sure = made(30 * torch.eye(3)[None], categorical())
+    assert tune_temperature(sure, torch.arange(3)) == pytest.approx(1 / 20)
+    assert tune_temperature(sure, torch.tensor([1, 2, 0])) == pytest.approx(20)
+
+
 def test_a_temperature_is_applied_along_any_class_axis():
     outputs = torch.randn(3, 5, 7, 4)  # (S, N, places, K)
     hot = made(outputs, Categorical(class_axis=-1, temperature=2.0))
@@ -118,6 +124,16 @@ def test_conformal_sets_hold_what_they_promise_for_a_wrong_model():
     held = torch.tensor(held)
     error = float(held.std()) / len(held) ** 0.5
     assert 0.9 - 4 * error <= float(held.mean()) <= 0.9 + 1 / 101 + 4 * error
+
+
+def test_conformal_sets_of_yes_or_no_are_those_of_two_classes():
+    random = torch.Generator().manual_seed(6)
+    logits, labels = torch.randn(3, 40, 1, generator=random), torch.arange(40) % 3 // 2
+    one, two = made(logits, bernoulli()), made(torch.cat([torch.zeros_like(logits), logits], -1), categorical())
+    sets = conformal_sets(one, labels, 0.8)
+    assert sets.threshold == pytest.approx(conformal_sets(two, labels, 0.8).threshold)
+    assert torch.equal(sets(one)[:, 0], sets(two))
+    assert sets(one)[:, 0].gather(1, labels[:, None]).double().mean() >= 0.8
 
 
 def test_too_little_calibration_data_gives_everything():

@@ -97,6 +97,8 @@ def warn_if_shuffled(data: object) -> None:
     if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
         return
     order = data.batch_sampler
+    if isinstance(order, list | tuple):  # batches of indices
+        order = list(chain.from_iterable(order))
     order = data.sampler if order is None else order.sampler if type(order) is BatchSampler else order
     given = list(order) if isinstance(order, list | tuple | range) else None
     if isinstance(order, SequentialSampler) or given == list(range(len(data.dataset))):  # type: ignore[arg-type]

@@ -190,9 +190,13 @@ class ConformalSets:
     level: float
     threshold: float
 
-    def __call__(self, predictive: CategoricalPredictive) -> Tensor:
-        """Return whether each class is in the set, bool (N, ..., K). A set is empty if no class is probable enough."""
-        return predictive.probs >= self.threshold
+    def __call__(self, predictive: CategoricalPredictive | BernoulliPredictive) -> Tensor:
+        """Return whether each class is in the set, bool (N, ..., K), where K is 2 for no and yes.
+
+        A set is empty if no class is probable enough.
+        """
+        is_binary = isinstance(predictive, BernoulliPredictive)
+        return (predictive.class_log_probs if is_binary else predictive.log_probs).exp() >= self.threshold
 
 
 def conformal_intervals(predictive: GaussianPredictive, targets: Tensor, level: float = 0.9) -> ConformalIntervals:
@@ -209,12 +213,16 @@ def conformal_intervals(predictive: GaussianPredictive, targets: Tensor, level: 
     return ConformalIntervals(level, conformal_quantile(scores, level))
 
 
-def conformal_sets(predictive: CategoricalPredictive, labels: Tensor, level: float = 0.9) -> ConformalSets:
+def conformal_sets(
+    predictive: CategoricalPredictive | BernoulliPredictive, labels: Tensor, level: float = 0.9
+) -> ConformalSets:
     """Return split-conformal sets: their threshold is a quantile of the probability of the true class.
 
+    The level holds on average over held-out and new examples that are exchangeable, and over the pixels or labels of an
+    example if it has several. It does not hold for each class.
     Reference: Sadinle, Lei & Wasserman, JASA 114 (2019).
     """
-    _require(predictive, CategoricalPredictive, "categorical()")
+    _require(predictive, (CategoricalPredictive, BernoulliPredictive), "categorical()")
     given = predictive.log_prob(labels).exp()
     return ConformalSets(level, max(0.0, -conformal_quantile(-given, level)))
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from batchbayes._common.checks import (
     check_finite,
+    check_no_nan,
     check_not_empty,
     check_positive,
     check_same_shape,
@@ -86,21 +87,24 @@ def interval_summary(lower: Tensor, upper: Tensor, target: Tensor) -> Intervals:
     r"""Return the share of targets in $[l_i, u_i]$ (ends included), and the mean of $u_i - l_i$.
 
     The ends of the central interval at level $1 - \alpha$ are the quantiles $\alpha/2$ and $1 - \alpha/2$ of the
-    predictive. Shapes: each of the three (N, ...) -> two numbers.
+    predictive. Ends may be infinite, as those of conformal intervals from too few examples are; the mean width is then
+    infinite too. Shapes: each of the three (N, ...) -> two numbers.
 
     >>> interval_summary(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 3.0]), torch.tensor([1.0, 4.0]))
     Intervals(coverage=0.5, mean_width=2.0)
     """
     check_same_shape("lower", lower, "target", target)
     check_same_shape("upper", upper, "target", target)
-    for name, tensor in (("lower", lower), ("upper", upper), ("target", target)):
-        check_not_empty(name, tensor)
-        check_finite(name, tensor)
+    check_not_empty("target", target)
+    check_finite("target", target)
+    check_no_nan("lower", lower)
+    check_no_nan("upper", upper)
     if swapped := int((lower > upper).sum()):
         got = f"{swapped} the other way round"
         raise BatchbayesError(expected="lower ends at or below upper ends", got=got, fix="swap the two arguments")
     inside = (lower <= target) & (target <= upper)
     width = upper.double() - lower.double()
+    check_no_nan("the widths", width)
     return Intervals(float(inside.double().mean()), float(width.mean()))
 
 

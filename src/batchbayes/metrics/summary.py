@@ -30,7 +30,7 @@ def negative_log_likelihood(log_likelihood: Tensor) -> float:
     >>> negative_log_likelihood(torch.tensor([-1.0, -2.0]))
     1.5
     """
-    return -mean_score(log_likelihood)
+    return 0.0 - mean_score(log_likelihood)  # a minus sign would make -0.0 of a mean of zero
 
 
 @takes_arrays
