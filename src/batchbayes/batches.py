@@ -79,6 +79,22 @@ def batch_stream(batches: Batches, picker: Picker = None) -> Iterator[tuple[Any,
     return ((batch, require_finite(pick_inputs(batch, picker), "the inputs")) for batch in as_batches(batches))
 
 
+def labelled_stream(batches: Batches, inputs: Picker, targets: Picker) -> Iterator[tuple[Any, Tensor]]:
+    """Read the data once, and yield inputs and targets of each batch. The targets are last, if nothing else is said."""
+    for batch, picked in batch_stream(batches, inputs):
+        if targets is None and (not isinstance(batch, list | tuple) or len(batch) < 2):
+            raise BatchbayesError(
+                expected="labelled batches (x, y)",
+                got=f"a {type(batch).__name__}",
+                fix='pass a list or loader of pairs, or say where the targets are, as in targets="label"',
+            )
+        labels = require_finite(pick_inputs(batch, -1 if targets is None else targets), "the targets")
+        if len(labels) != len(picked):
+            got, fix = f"{len(labels)} and {len(picked)}", "check the batches"
+            raise BatchbayesError(expected="as many targets as inputs", got=got, fix=fix)
+        yield picked, labels
+
+
 def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Any]:
     """Read the data once, and yield the inputs of each batch."""
     return (inputs for _, inputs in batch_stream(batches, picker))

@@ -177,6 +177,32 @@ def test_the_layer_is_found_by_what_it_makes():
     assert attended.layer.name == "3"
 
 
+class Shifted(nn.Module):
+    """A network with two inputs; the second may be in the place where many loaders have the targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network(3)
+
+    def forward(self, x, kind):
+        return self.network(x + kind[:, None])
+
+
+def test_held_out_targets_are_last_or_where_they_are_said_to_be():
+    kinds, right = torch.arange(len(X)) % 3, network(3)(X).argmax(1)
+    first = bb.last_layer_laplace(network(3), X, bb.categorical(), held_out=(X, right)).prior_precision
+    named = [{"x": X, "class": right}]
+    for batches, options in (([(X, kinds, right)], {}), (named, {"inputs": "x", "targets": "class"})):
+        fit = bb.last_layer_laplace(network(3), batches, bb.categorical(), held_out=batches, **options)
+        assert fit.prior_precision == first
+    model = Shifted()
+    with torch.no_grad():
+        right = model(X, kinds).argmax(1)
+    batches = [(X, kinds, right)]
+    fit = bb.last_layer_laplace(model, batches, bb.categorical(), held_out=batches, inputs=(0, 1))
+    assert fit.prior_precision > 1e4  # as all answers are right, the weights need no spread
+
+
 @pytest.mark.parametrize("likelihood", [bb.gaussian(4.0), bb.bernoulli()])
 def test_a_network_may_take_the_axis_of_its_one_output_away(likelihood, tmp_path):
     """A network that returns (N,) has the posterior of one that returns (N, 1), by both engines and from a file."""
