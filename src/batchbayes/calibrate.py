@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from batchbayes._common.checks import (
+    Values,
     check_finite,
     check_not_empty,
     finite_number,
@@ -34,18 +35,18 @@ Objective = Literal["log_likelihood", "crps"]
 
 
 @overload
-def tune_precision(predictive: GaussianPredictive, targets: Tensor, objective: Objective = ...) -> float: ...
+def tune_precision(predictive: GaussianPredictive, targets: Values, objective: Objective = ...) -> float: ...
 
 
 @overload
 def tune_precision(
-    predictive: GaussianPredictive, targets: Tensor, objective: Objective = ..., *, per_output: Literal[True]
+    predictive: GaussianPredictive, targets: Values, objective: Objective = ..., *, per_output: Literal[True]
 ) -> tuple[float, ...]: ...
 
 
 def tune_precision(
     predictive: GaussianPredictive,
-    targets: Tensor,
+    targets: Values,
     objective: Objective = "log_likelihood",
     *,
     per_output: bool = False,
@@ -96,7 +97,7 @@ def search_precision(cost: Callable[[float], float], error: float) -> float:
     return math.exp(minimise(lambda u: cost(math.exp(u)), middle - math.log(10), middle + math.log(1e4))[0])
 
 
-def tune_temperature(predictive: CategoricalPredictive | BernoulliPredictive, labels: Tensor) -> float:
+def tune_temperature(predictive: CategoricalPredictive | BernoulliPredictive, labels: Values) -> float:
     r"""Return the temperature T with the best mean log probability of held-out labels.
 
     The score is the mean over examples of $\log \frac1S \sum_s \mathrm{softmax}(z_s / T)_y$ with logits $z_s$. With one
@@ -199,7 +200,7 @@ class ConformalSets:
         return (predictive.class_log_probs if is_binary else predictive.log_probs).exp() >= self.threshold
 
 
-def conformal_intervals(predictive: GaussianPredictive, targets: Tensor, level: float = 0.9) -> ConformalIntervals:
+def conformal_intervals(predictive: GaussianPredictive, targets: Values, level: float = 0.9) -> ConformalIntervals:
     """Return split-conformal intervals: a quantile of |error| / std on held-out examples scales the predicted std.
 
     The level holds on average over held-out and new examples that are exchangeable. It does not hold for each input.
@@ -214,7 +215,7 @@ def conformal_intervals(predictive: GaussianPredictive, targets: Tensor, level: 
 
 
 def conformal_sets(
-    predictive: CategoricalPredictive | BernoulliPredictive, labels: Tensor, level: float = 0.9
+    predictive: CategoricalPredictive | BernoulliPredictive, labels: Values, level: float = 0.9
 ) -> ConformalSets:
     """Return split-conformal sets: their threshold is a quantile of the probability of the true class.
 

@@ -9,7 +9,7 @@ from functools import wraps
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,12 @@ from batchbayes.errors import BatchbayesError
 SUM_TOLERANCE = 1e-3
 """Largest error of a sum of probabilities: averages in half precision stay below it, logits almost never do."""
 FIX_NAN = "find where they come from, or drop those examples"
+
+if TYPE_CHECKING:
+    Values = Any
+else:
+    Values = Tensor
+"""Numbers in a tensor, an array, a list, a tuple or a column of pandas. What `takes_arrays` decorates gets a tensor."""
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch can do little with these
 P = ParamSpec("P")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.checks import (
+    Values,
     check_finite,
     check_no_nan,
     check_not_empty,
@@ -31,7 +32,7 @@ class Intervals:
 
 
 @takes_arrays
-def root_mean_squared_error(prediction: Tensor, target: Tensor) -> float:
+def root_mean_squared_error(prediction: Values, target: Values) -> float:
     r"""Return the root of the mean squared error (RMSE), $\sqrt{\frac1N \sum_i (y_i - \hat y_i)^2}$.
 
     Shapes: prediction (N, ...), target (N, ...) -> number.
@@ -43,7 +44,7 @@ def root_mean_squared_error(prediction: Tensor, target: Tensor) -> float:
 
 
 @takes_arrays
-def best_constant_precision(prediction: Tensor, target: Tensor, objective: Literal["crps", "log_likelihood"]) -> float:
+def best_constant_precision(prediction: Values, target: Values, objective: Literal["crps", "log_likelihood"]) -> float:
     r"""Return the precision of the best Gaussian with one variance for all points, around the given means.
 
     This is the baseline of constant uncertainty: CUBN for the means of MCBN, CUDO for the means of MC dropout. Fit it
@@ -83,7 +84,7 @@ def best_constant_precision(prediction: Tensor, target: Tensor, objective: Liter
 
 
 @takes_arrays
-def interval_summary(lower: Tensor, upper: Tensor, target: Tensor) -> Intervals:
+def interval_summary(lower: Values, upper: Values, target: Values) -> Intervals:
     r"""Return the share of targets in $[l_i, u_i]$ (ends included), and the mean of $u_i - l_i$.
 
     The ends of the central interval at level $1 - \alpha$ are the quantiles $\alpha/2$ and $1 - \alpha/2$ of the
@@ -109,7 +110,7 @@ def interval_summary(lower: Tensor, upper: Tensor, target: Tensor) -> Intervals:
 
 
 @takes_arrays
-def sharpness(std: Tensor) -> float:
+def sharpness(std: Values) -> float:
     r"""Return the root of the mean predicted variance, $\sqrt{\frac1N \sum_i \sigma_i^2}$. Lower is sharper.
 
     For a calibrated Gaussian it is equal to the RMSE. Shapes: (N, ...) -> number.
