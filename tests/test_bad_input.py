@@ -74,6 +74,14 @@ def test_each_has_its_message(network, batches, options, message):
         bb.predict(bb.mcbn(network, batches, **options), X, bb.categorical())
 
 
+def test_another_default_device_is_named(network):
+    """A stand-in for torch.set_default_device("cuda"), under which torch itself would fail in many places."""
+    posterior = bb.deterministic(network)
+    for call in (lambda: bb.mcbn(network, X, batch_size=8), lambda: bb.predict(posterior, X, bb.categorical())):
+        with torch.device("meta"), pytest.raises(bb.BatchbayesError, match=r"CPU as the default device.*got meta"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("layer", "found"),
     [(nn.LayerNorm(4), ", but 1 LayerNorm"), (nn.Identity(), ", but 1 Identity"), (nn.ReLU(), "")],

@@ -144,11 +144,22 @@ def _failed(
     )
 
 
+def require_default_device() -> None:
+    """Raise an error if torch makes new tensors elsewhere than on the CPU, where all random numbers are drawn."""
+    if (device := torch.get_default_device()).type != "cpu":
+        raise BatchbayesError(
+            expected="the CPU as the default device of torch; the network and the data may be anywhere",
+            got=f"{device}, by torch.set_default_device or by a block of torch.device",
+            fix=f'call torch.set_default_device("cpu"), and move the network itself, as in network.to("{device}")',
+        )
+
+
 ONE_OUTPUT = "one output tensor"
 
 
 def as_network(model: nn.Module, output: Output = None) -> Network:
     """Wrap a user's model. Its weights are not copied. DataParallel and torch.compile wrappers are taken off."""
+    require_default_device()
     if not isinstance(model, nn.Module):
         raise BatchbayesError(
             expected="a torch.nn.Module",

@@ -16,6 +16,7 @@ from batchbayes.engines.choose import Engine, EngineName, choose_engine
 from batchbayes.engines.linear_draws import Block
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Likelihood, require_likelihood
+from batchbayes.network import require_default_device
 from batchbayes.posterior import Posterior, num_draws
 
 P = TypeVar("P")
@@ -143,6 +144,7 @@ class _Pass:
         chunk_size: int | None,
         keep_draws: bool | None,
     ) -> None:
+        require_default_device()
         require_posterior(posterior)
         for likelihood in likelihoods:
             require_likelihood(likelihood)
