@@ -22,6 +22,7 @@ from batchbayes._common.checks import (
     shaped_like,
     without_ignored,
 )
+from batchbayes._common.text import count
 from batchbayes.engines.linear_draws import Kept, LinearDraws, LinearPieces, formed, join_draws
 from batchbayes.errors import BatchbayesError
 
@@ -119,7 +120,7 @@ class CategoricalPredictive(_ClassSummary):
 
     def __repr__(self) -> str:
         examples, classes = tuple(self.entropy.shape), self.log_probs.shape[-1]
-        return f"{type(self).__name__}(examples {examples}, {classes} classes, {self.num_samples} draws)"
+        return f"{type(self).__name__}(examples {examples}, {classes} classes, {count(self.num_samples, 'draw')})"
 
     @property
     def probs(self) -> Tensor:
@@ -155,7 +156,7 @@ class BernoulliPredictive(_ClassSummary):
     """Log of the mean probability of no and of yes, (N, ..., 2)."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(probabilities of shape {tuple(self.entropy.shape)}, {self.num_samples} draws)"
+        return f"{type(self).__name__}(probabilities of shape {tuple(self.entropy.shape)}, {count(self.num_samples, 'draw')})"
 
     @property
     def probs(self) -> Tensor:
@@ -188,7 +189,7 @@ class GaussianPredictive(_Summary):
     """Mean over draws of the variance of the observation noise, (N, ...): 1/tau, or what the network predicts."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(mean of shape {tuple(self.mean.shape)}, {self.num_samples} draws)"
+        return f"{type(self).__name__}(mean of shape {tuple(self.mean.shape)}, {count(self.num_samples, 'draw')})"
 
     @property
     def variance(self) -> Tensor:
