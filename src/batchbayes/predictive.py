@@ -156,7 +156,8 @@ class BernoulliPredictive(_ClassSummary):
     """Log of the mean probability of no and of yes, (N, ..., 2)."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(probabilities of shape {tuple(self.entropy.shape)}, {count(self.num_samples, 'draw')})"
+        shape, draws = tuple(self.entropy.shape), count(self.num_samples, "draw")
+        return f"{type(self).__name__}(probabilities of shape {shape}, {draws})"
 
     @property
     def probs(self) -> Tensor:

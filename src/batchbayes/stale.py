@@ -1,5 +1,7 @@
 """A posterior shares the weights of the user's network. This tells if they have changed since it was fitted."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -25,27 +27,37 @@ class WeightsThen:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        registries = [m._parameters for m in module.modules() if isinstance(m._parameters, dict)]  # not if scripted
-        self._places = tuple((own, name) for own in registries for name, tensor in own.items() if tensor is not None)
+        self._module = module
+        self._registries = self._present_registries()
         self._counters, self._numbers = self._count(), self._sample()
 
     def have_changed(self) -> bool:
         """Return whether the weights are others than they were. Each change is told once."""
-        counters = self._count()
-        if counters == self._counters:
+        if self._count() == self._counters:
             return False
-        self._counters = counters
-        return not all(map(_close, self._numbers, self._sample()))
+        self._registries = self._present_registries()
+        self._counters, now = self._count(), self._sample()
+        return len(now) != len(self._numbers) or not all(map(_close, self._numbers, now))
 
-    def _count(self) -> list[tuple[int, int]]:
-        return [(id(tensor), version_of(tensor)) for tensor in self._tensors()]
+    def _present_registries(self) -> list[dict[str, Any]]:
+        """Return where the modules keep parameters and other modules. Those of scripted modules are no dicts."""
+        found = [own for m in self._module.modules() for own in (m._parameters, m._modules) if isinstance(own, dict)]
+        return [own for own in found if own]
+
+    def _count(self) -> list[tuple[int, ...]]:
+        values = [value for own in self._registries for value in own.values()]
+        return [_counters(value) if isinstance(value, Tensor) else (id(value),) for value in values]
 
     def _sample(self) -> list[Tensor]:
         with torch.no_grad():
-            return [_spread(tensor) for tensor in self._tensors()]
+            values = [value for own in self._registries for value in own.values()]
+            return [_spread(value) for value in values if isinstance(value, Tensor)]
 
-    def _tensors(self) -> list[Tensor]:
-        return [tensor for parameters, name in self._places if (tensor := parameters.get(name)) is not None]
+
+def _counters(tensor: Tensor) -> tuple[int, ...]:
+    """Return which tensor it is, how often it was changed, and where its numbers are, if this is in one place."""
+    plain = type(tensor) in (Tensor, nn.Parameter)
+    return id(tensor), version_of(tensor), tensor.data_ptr() if plain else 0
 
 
 def _spread(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.batches import cut
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.sites import (
     Site,
     all_sites,
@@ -22,6 +22,10 @@ from batchbayes.network import Network, as_network
 
 FLOOR = 1e-4
 """Added to a variance before its logarithm is taken, in units of the running variance."""
+
+MOVED = 0.05
+"""Running statistics have changed if they are this share of a standard deviation away. Half precision rounds them by
+less, unless a mean is far from zero."""
 
 PIECE = 2**19
 """Activations are centred and squared in pieces of so many numbers, which stay in the caches of a CPU."""
@@ -68,6 +72,7 @@ class Sight:
         the only one. If the outputs are no logits, K is 0. For a map of logits K is 1: its mean energy, negated.
         """
         self.network.warn_if_changed()
+        self._check_running()
         seen: dict[str, Tensor] = {}
         units = self.units.split([place.channels for place in self.places], dim=1)
 
@@ -90,6 +95,19 @@ class Sight:
                 fix="pass inputs of the kind that the network was trained with",
             )
         return torch.cat([seen[place.name] for place in self.places], 1), _head(outputs, self.logits)
+
+    def _check_running(self) -> None:
+        """Warn if the running statistics are not those of the fit: the network normalises by the present ones."""
+        by_name = {site.name: site for site in all_sites(self.network.module)}
+        if lost := [place.name for place in self.places if place.name not in by_name]:
+            got, fix = f"none at {', '.join(lost[:6])}", "fit again after you change the network"
+            raise BatchbayesError(expected="the batch-norm layers that the detector was fitted to", got=got, fix=fix)
+        present = _running_units([by_name[place.name] for place in self.places])
+        if present.shape != self.units.shape or bool(((present - self.units) / self.units[1]).abs().max() > MOVED):
+            warn(
+                f"the running statistics of {type(self.network.module).__name__} have changed since the fit, as by a "
+                "pass in training mode: the scores may be wrong. Fit again, or load the old weights."
+            )
 
     def header(self) -> dict[str, object]:
         """Return what a file notes about it, as JSON values."""
