@@ -39,25 +39,28 @@ class WeightsThen:
         self._counters, now = self._count(), self._sample()
         return len(now) != len(self._numbers) or not all(map(_close, self._numbers, now))
 
-    def _present_registries(self) -> list[dict[str, Any]]:
-        """Return where the modules keep parameters and other modules. Those of scripted modules are no dicts."""
-        found = [own for m in self._module.modules() for own in (m._parameters, m._modules) if isinstance(own, dict)]
-        return [own for own in found if own]
+    def _present_registries(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return where the modules keep parameters, and other modules. Those of scripted modules are no dicts."""
+        every = list(self._module.modules())
+        kinds = [[m._parameters for m in every], [m._modules for m in every]]
+        parameters, modules = ([own for own in kind if isinstance(own, dict) and own] for kind in kinds)
+        return parameters, modules
 
-    def _count(self) -> list[tuple[int, ...]]:
-        values = [value for own in self._registries for value in own.values()]
-        return [_counters(value) if isinstance(value, Tensor) else (id(value),) for value in values]
+    def _count(self) -> list[int]:
+        """Return which modules there are, which tensors, how often each was changed, and where its numbers are."""
+        tensors = self._tensors()
+        found = [id(module) for own in self._registries[1] for module in own.values()]
+        found += map(id, tensors)
+        found += map(version_of, tensors)
+        found += [tensor.data_ptr() for tensor in tensors if type(tensor) is nn.Parameter]  # others may have none
+        return found
 
     def _sample(self) -> list[Tensor]:
         with torch.no_grad():
-            values = [value for own in self._registries for value in own.values()]
-            return [_spread(value) for value in values if isinstance(value, Tensor)]
+            return [_spread(tensor) for tensor in self._tensors()]
 
-
-def _counters(tensor: Tensor) -> tuple[int, ...]:
-    """Return which tensor it is, how often it was changed, and where its numbers are, if this is in one place."""
-    plain = type(tensor) in (Tensor, nn.Parameter)
-    return id(tensor), version_of(tensor), tensor.data_ptr() if plain else 0
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for own in self._registries[0] for tensor in own.values() if tensor is not None]
 
 
 def _spread(tensor: Tensor) -> Tensor:

@@ -71,8 +71,8 @@ class Sight:
         are $z$, $\log(v + z^2)$ (the second moment about the running mean) and $\log v$. Without positions $z$ is
         the only one. If the outputs are no logits, K is 0. For a map of logits K is 1: its mean energy, negated.
         """
-        self.network.warn_if_changed()
         self._check_running()
+        self.network.warn_if_changed()
         seen: dict[str, Tensor] = {}
         units = self.units.split([place.channels for place in self.places], dim=1)
 
