@@ -58,7 +58,9 @@ def with_nan(network):
         ([X[:8], X[8:16]], {"sites": 1.5}, "sites= as a number"),
         ([X[:8].to(torch.complex64)] * 2, {}, "real numbers in the inputs; got torch.complex64"),
         ([X[:8, :3], X[8:16, :3]], {}, r"inputs of shape \(8, 3\) of float32, and RuntimeError: mat1 and mat2"),
-        ([X[:8].double(), X[8:16].double()], {}, r"\(8, 4\) of float64.*weights are float32"),
+        ([X[:8].double(), X[8:16].double()], {}, r"\(8, 4\) of float64.*convert the inputs to float32, the dtype"),
+        ([((X[:8], X[:8]), X[:8])] * 2, {}, "takes fewer inputs, say which, as in inputs=lambda"),
+        ([{"x": X[:8]}] * 2, {"inputs": lambda batch: batch}, r"let forward\(\) take these inputs by name"),
         ([X[:8].to(torch.uint8)] * 2, {}, "of uint8.*check shape and dtype"),
         ([X[:8], X[8:16]], {"num_samples": 0}, "num_samples as a whole number of at least 1"),
         ([X[:8], X[8:16]], {"center": "middle"}, "center="),
@@ -70,6 +72,14 @@ def with_nan(network):
 def test_each_has_its_message(network, batches, options, message):
     with left_alone(network), pytest.raises(bb.BatchbayesError, match=message):
         bb.predict(bb.mcbn(network, batches, **options), X, bb.categorical())
+
+
+def test_another_default_device_is_named(network):
+    """A stand-in for torch.set_default_device("cuda"), under which torch itself would fail in many places."""
+    posterior = bb.deterministic(network)
+    for call in (lambda: bb.mcbn(network, X, batch_size=8), lambda: bb.predict(posterior, X, bb.categorical())):
+        with torch.device("meta"), pytest.raises(bb.BatchbayesError, match=r"CPU as the default device.*got meta"):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,7 @@ class Reversed(Sampler):
         ({"batch_size": None, "shuffle": True}, True),
         ({"batch_size": 1, "batch_sampler": BatchSampler(Reversed(), 4, False)}, True),
         ({"batch_size": 1, "batch_sampler": [[0, 1], [2, 3]]}, True),
+        ({"batch_size": 1, "batch_sampler": [[*range(5)], [*range(5, 12)]]}, False),
     ],
 )
 def test_loaders_in_another_order_are_told(options, warns):

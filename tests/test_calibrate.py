@@ -12,7 +12,7 @@ from batchbayes.calibrate import (
     tune_precision,
     tune_temperature,
 )
-from batchbayes.likelihoods import Categorical, bernoulli, categorical, gaussian
+from batchbayes.likelihoods import Categorical, bernoulli, categorical, gaussian, heteroscedastic_gaussian
 from batchbayes.metrics import best_constant_precision
 from batchbayes.scores import mixture_crps
 
@@ -68,6 +68,12 @@ def test_the_temperature_is_that_of_a_brute_force_search(num_draws):
     assert found > 1.5  # the logits were made three times too large
 
 
+def test_a_network_that_is_never_wrong_or_says_nothing_has_a_temperature_at_an_end():
+    sure = made(30 * torch.eye(3)[None], categorical())
+    assert tune_temperature(sure, torch.arange(3)) == pytest.approx(1 / 20)
+    assert tune_temperature(sure, torch.tensor([1, 2, 0])) == pytest.approx(20)
+
+
 def test_a_temperature_is_applied_along_any_class_axis():
     outputs = torch.randn(3, 5, 7, 4)  # (S, N, places, K)
     hot = made(outputs, Categorical(class_axis=-1, temperature=2.0))
@@ -94,6 +100,19 @@ def test_conformal_intervals_hold_what_they_promise_for_a_wrong_model(level):
     assert level - 4 * error <= float(held.mean()) <= level + 1 / 101 + 4 * error
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_conformal_intervals_hold_targets_that_are_just_as_far_away_as_a_held_out_one(dtype):
+    """Counts and other rounded targets have such ties. Rounding of the ends must not leave them out."""
+    random = torch.Generator().manual_seed(5)
+    for _ in range(200):
+        middle, precision = (torch.rand(2, generator=random) * 10 + 0.1).tolist()
+        seen = made(torch.full((1, 40, 1), middle), gaussian(precision))
+        targets = torch.randint(0, 100, (40, 1), generator=random).to(dtype) / 10
+        lower, upper = conformal_intervals(seen, targets, 0.8)(seen)
+        assert float(((lower <= targets) & (targets <= upper)).double().mean()) >= 0.8
+        assert lower.dtype == upper.dtype == torch.float32
+
+
 def test_conformal_sets_hold_what_they_promise_for_a_wrong_model():
     random, held = torch.Generator().manual_seed(4), []
     for _ in range(300):
@@ -105,6 +124,16 @@ def test_conformal_sets_hold_what_they_promise_for_a_wrong_model():
     held = torch.tensor(held)
     error = float(held.std()) / len(held) ** 0.5
     assert 0.9 - 4 * error <= float(held.mean()) <= 0.9 + 1 / 101 + 4 * error
+
+
+def test_conformal_sets_of_yes_or_no_are_those_of_two_classes():
+    random = torch.Generator().manual_seed(6)
+    logits, labels = torch.randn(3, 40, 1, generator=random), torch.arange(40) % 3 // 2
+    one, two = made(logits, bernoulli()), made(torch.cat([torch.zeros_like(logits), logits], -1), categorical())
+    sets = conformal_sets(one, labels, 0.8)
+    assert sets.threshold == pytest.approx(conformal_sets(two, labels, 0.8).threshold)
+    assert torch.equal(sets(one)[:, 0], sets(two))
+    assert sets(one)[:, 0].gather(1, labels[:, None]).double().mean() >= 0.8
 
 
 def test_too_little_calibration_data_gives_everything():
@@ -168,6 +197,13 @@ def test_each_output_gets_its_own_precision():
     assert (
         again.log_prob(targets).mean() > made(draws, gaussian(tune_precision(seen, targets))).log_prob(targets).mean()
     )
+
+
+@pytest.mark.parametrize("per_output", [False, True])
+def test_a_network_that_predicts_its_noise_has_no_precision_to_tune(per_output):
+    seen = made(torch.randn(2, 5, 4), heteroscedastic_gaussian())
+    with pytest.raises(BatchbayesError, match=r"of bb.gaussian\(...\), with one noise; got Heteroscedastic"):
+        tune_precision(seen, torch.zeros(5, 2), per_output=per_output)
 
 
 def test_the_temperature_of_yes_or_no():

@@ -121,6 +121,21 @@ def test_a_second_sigmoid_is_refused():
     torch.testing.assert_close(made(probs, bb.bernoulli(probabilities=False)).probs, probs.sigmoid().mean(0))
 
 
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_second_sigmoid_is_refused_in_small_batches_too(size):
+    posterior, outputs = bb.deterministic(nn.Sigmoid()), torch.randn(40, 1)
+    with pytest.raises(bb.BatchbayesError, match=r"16 outputs, all between 0 and 1"):
+        bb.predict(posterior, list(outputs.split(size)), bb.bernoulli())
+    seen = bb.predict(posterior, list(outputs.split(size)), bb.bernoulli(probabilities=True))
+    torch.testing.assert_close(seen.probs, outputs.sigmoid())
+
+
+def test_a_logit_between_0_and_1_is_no_probability_because_all_draws_agree():
+    posterior = bb.with_views(bb.deterministic(nn.Identity()), bb.TableJitter(0.01, (1.0,)))
+    seen = bb.predict(posterior, torch.tensor([[0.5]]), bb.bernoulli(), num_samples=64)
+    assert float(seen.probs) == pytest.approx(0.622, abs=0.01)
+
+
 def test_zeros_and_ones_are_probabilities_too():
     hard = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     torch.testing.assert_close(made(hard, bb.categorical(probabilities=True)).probs, hard[0])

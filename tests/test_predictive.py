@@ -103,3 +103,8 @@ def test_targets_may_be_arrays():
 def test_the_entropy_of_a_certain_class_is_zero_without_a_sign():
     found = bb.predict(bb.deterministic(torch.nn.Identity()), torch.tensor([[1e5, 0.0]]), bb.categorical())
     assert f"{found.entropy.item():.2f}" == "0.00"
+
+
+def test_one_draw_is_named_in_the_singular():
+    assert repr(made(torch.zeros(1, 2, 1), bb.gaussian(1.0))).endswith("1 draw)")
+    assert repr(made(torch.zeros(3, 2, 1), bb.bernoulli())).endswith("3 draws)")

@@ -323,6 +323,15 @@ def test_integers_are_scored_as_real_numbers(dtype):
     torch.testing.assert_close(absolute_error(draws[2], target), absolute_error(real_draws[2], real_target))
 
 
+def test_a_score_has_the_dtype_of_the_prediction():
+    mean, target = torch.zeros(2), torch.ones(2, dtype=torch.float64)
+    for score in (gaussian_crps, gaussian_log_likelihood):
+        assert score(mean, 0.5, target).dtype == torch.float32
+    for score in (mixture_crps, mixture_log_likelihood):
+        assert score(mean[None], 0.5, target).dtype == torch.float32
+    assert absolute_error(mean, target).dtype == torch.float32
+
+
 def test_unsigned_differences_do_not_wrap_around():
     five, seven = torch.tensor([5], dtype=torch.uint8), torch.tensor([7], dtype=torch.uint8)
     assert absolute_error(seven, five).tolist() == [2.0]

@@ -73,6 +73,32 @@ def test_linear_engine_and_novelty_tell_it_too():
         detector.p_value(X[:5])
 
 
+def test_novelty_tells_that_running_statistics_have_changed():
+    """A pass in training mode changes them, and with them what the detector sees."""
+    model = network()
+    detector = bb.novelty(model, X, calibration=X[:40])
+    before = detector.p_value(X)
+    model.train()
+    model(5 * X + 3)
+    model.eval()
+    with pytest.warns(bb.BatchbayesWarning, match="running statistics of Sequential have changed since the fit"):
+        detector.p_value(X)
+    model.load_state_dict(network().state_dict())
+    assert torch.equal(detector.p_value(X), before)
+    model.double()
+    detector.p_value(X.double())
+    model.bfloat16()
+    detector.p_value(X.bfloat16())
+
+
+def test_novelty_refuses_a_network_that_has_lost_its_batch_norm():
+    model = network()
+    detector = bb.novelty(model, X, calibration=X[:40])
+    del model[1]
+    with pytest.raises(bb.BatchbayesError, match=r"got none at 1. Do this: fit again"):
+        detector.p_value(X)
+
+
 def test_other_weights_are_told_however_they_come():
     model = network()
     posterior = bb.mcbn(model, X, batch_size=8)
@@ -80,6 +106,32 @@ def test_other_weights_are_told_however_they_come():
     model.load_state_dict(others, assign=True)
     with pytest.warns(bb.BatchbayesWarning, match=CHANGED):
         use(posterior)
+
+
+def replace_layer(model):
+    model[3] = nn.Linear(8, 2)
+
+
+def replace_data(model):
+    model[3].weight.data = torch.ones(2, 8)
+
+
+@pytest.mark.parametrize("fit", [FITS["mcbn"], FITS["laplace"]], ids=["mcbn", "laplace"])
+@pytest.mark.parametrize("change", [replace_layer, replace_data])
+def test_a_layer_or_its_numbers_in_place_of_others_are_told(fit, change):
+    model = network()
+    posterior = fit(model)
+    change(model)
+    with pytest.warns(bb.BatchbayesWarning, match=CHANGED):
+        use(posterior)
+    use(posterior)
+
+
+def test_a_layer_with_the_same_weights_is_no_change():
+    model = network()
+    posterior = bb.mcbn(model, X, batch_size=8)
+    model[3] = copy.deepcopy(model[3])
+    use(posterior)
 
 
 def test_the_same_weights_are_no_change():

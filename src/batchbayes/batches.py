@@ -79,6 +79,22 @@ def batch_stream(batches: Batches, picker: Picker = None) -> Iterator[tuple[Any,
     return ((batch, require_finite(pick_inputs(batch, picker), "the inputs")) for batch in as_batches(batches))
 
 
+def labelled_stream(batches: Batches, inputs: Picker, targets: Picker) -> Iterator[tuple[Any, Tensor]]:
+    """Read the data once, and yield inputs and targets of each batch. The targets are last, if nothing else is said."""
+    for batch, picked in batch_stream(batches, inputs):
+        if targets is None and (not isinstance(batch, list | tuple) or len(batch) < 2):
+            raise BatchbayesError(
+                expected="labelled batches (x, y)",
+                got=f"a {type(batch).__name__}",
+                fix='pass a list or loader of pairs, or say where the targets are, as in targets="label"',
+            )
+        labels = require_finite(pick_inputs(batch, -1 if targets is None else targets), "the targets")
+        if len(labels) != len(picked):
+            got, fix = f"{len(labels)} and {len(picked)}", "check the batches"
+            raise BatchbayesError(expected="as many targets as inputs", got=got, fix=fix)
+        yield picked, labels
+
+
 def input_stream(batches: Batches, picker: Picker = None) -> Iterator[Any]:
     """Read the data once, and yield the inputs of each batch."""
     return (inputs for _, inputs in batch_stream(batches, picker))
@@ -97,6 +113,8 @@ def warn_if_shuffled(data: object) -> None:
     if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
         return
     order = data.batch_sampler
+    if isinstance(order, list | tuple):  # batches of indices
+        order = list(chain.from_iterable(order))
     order = data.sampler if order is None else order.sampler if type(order) is BatchSampler else order
     given = list(order) if isinstance(order, list | tuple | range) else None
     if isinstance(order, SequentialSampler) or given == list(range(len(data.dataset))):  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from batchbayes._common.checks import (
+    Values,
     check_finite,
     check_not_empty,
     finite_number,
@@ -24,7 +25,7 @@ from batchbayes._common.checks import (
 )
 from batchbayes._common.minimise import minimise
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.likelihoods import Bernoulli, Categorical
+from batchbayes.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
 from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size as tune_batch_size
 from batchbayes.metrics import mean_score
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
@@ -34,18 +35,18 @@ Objective = Literal["log_likelihood", "crps"]
 
 
 @overload
-def tune_precision(predictive: GaussianPredictive, targets: Tensor, objective: Objective = ...) -> float: ...
+def tune_precision(predictive: GaussianPredictive, targets: Values, objective: Objective = ...) -> float: ...
 
 
 @overload
 def tune_precision(
-    predictive: GaussianPredictive, targets: Tensor, objective: Objective = ..., *, per_output: Literal[True]
+    predictive: GaussianPredictive, targets: Values, objective: Objective = ..., *, per_output: Literal[True]
 ) -> tuple[float, ...]: ...
 
 
 def tune_precision(
     predictive: GaussianPredictive,
-    targets: Tensor,
+    targets: Values,
     objective: Objective = "log_likelihood",
     *,
     per_output: bool = False,
@@ -67,6 +68,9 @@ def tune_precision(
     if objective not in ("log_likelihood", "crps"):
         raise unknown_name("an objective", objective, ("log_likelihood", "crps"))
     _require(predictive, GaussianPredictive, "gaussian(1.0)")
+    if isinstance(predictive.likelihood, HeteroscedasticGaussian):
+        fix = "use the variances that the network predicts, or conformal_intervals"
+        raise BatchbayesError("a predictive of bb.gaussian(...), with one noise", f"{predictive.likelihood!r}", fix)
     draws, targets = predictive.draws.double(), shaped_like(targets, predictive.mean.shape).double()
     check_not_empty("targets", targets)
     check_finite("targets", targets)
@@ -93,7 +97,7 @@ def search_precision(cost: Callable[[float], float], error: float) -> float:
     return math.exp(minimise(lambda u: cost(math.exp(u)), middle - math.log(10), middle + math.log(1e4))[0])
 
 
-def tune_temperature(predictive: CategoricalPredictive | BernoulliPredictive, labels: Tensor) -> float:
+def tune_temperature(predictive: CategoricalPredictive | BernoulliPredictive, labels: Values) -> float:
     r"""Return the temperature T with the best mean log probability of held-out labels.
 
     The score is the mean over examples of $\log \frac1S \sum_s \mathrm{softmax}(z_s / T)_y$ with logits $z_s$. With one
@@ -171,9 +175,13 @@ class ConformalIntervals:
     width: float
 
     def __call__(self, predictive: GaussianPredictive) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper ends, in the shape of the predictive's mean."""
-        half = self.width * predictive.std
-        return predictive.mean - half, predictive.mean + half
+        """Return the lower and upper ends, in the shape of the predictive's mean.
+
+        They are rounded outwards. Counts and other rounded targets are often exactly as far away as a held-out one.
+        """
+        middle, half = predictive.mean.double(), (1 + 1e-12) * self.width * predictive.std.double()
+        lower, upper = (end.to(predictive.mean.dtype) for end in (middle - half, middle + half))
+        return lower.nextafter(torch.full_like(lower, -math.inf)), upper.nextafter(torch.full_like(upper, math.inf))
 
 
 @dataclass(frozen=True)
@@ -183,12 +191,16 @@ class ConformalSets:
     level: float
     threshold: float
 
-    def __call__(self, predictive: CategoricalPredictive) -> Tensor:
-        """Return whether each class is in the set, bool (N, ..., K). A set is empty if no class is probable enough."""
-        return predictive.probs >= self.threshold
+    def __call__(self, predictive: CategoricalPredictive | BernoulliPredictive) -> Tensor:
+        """Return whether each class is in the set, bool (N, ..., K), where K is 2 for no and yes.
+
+        A set is empty if no class is probable enough.
+        """
+        is_binary = isinstance(predictive, BernoulliPredictive)
+        return (predictive.class_log_probs if is_binary else predictive.log_probs).exp() >= self.threshold
 
 
-def conformal_intervals(predictive: GaussianPredictive, targets: Tensor, level: float = 0.9) -> ConformalIntervals:
+def conformal_intervals(predictive: GaussianPredictive, targets: Values, level: float = 0.9) -> ConformalIntervals:
     """Return split-conformal intervals: a quantile of |error| / std on held-out examples scales the predicted std.
 
     The level holds on average over held-out and new examples that are exchangeable. It does not hold for each input.
@@ -197,16 +209,21 @@ def conformal_intervals(predictive: GaussianPredictive, targets: Tensor, level: 
     Reference: Lei et al., JASA 113 (2018).
     """
     _require(predictive, GaussianPredictive, "gaussian(1.0)")
-    scores = (shaped_like(targets, predictive.mean.shape) - predictive.mean).abs() / predictive.std
+    errors = shaped_like(targets, predictive.mean.shape).double() - predictive.mean.double()
+    scores = errors.abs() / predictive.std.double()
     return ConformalIntervals(level, conformal_quantile(scores, level))
 
 
-def conformal_sets(predictive: CategoricalPredictive, labels: Tensor, level: float = 0.9) -> ConformalSets:
+def conformal_sets(
+    predictive: CategoricalPredictive | BernoulliPredictive, labels: Values, level: float = 0.9
+) -> ConformalSets:
     """Return split-conformal sets: their threshold is a quantile of the probability of the true class.
 
+    The level holds on average over held-out and new examples that are exchangeable, and over the pixels or labels of an
+    example if it has several. It does not hold for each class.
     Reference: Sadinle, Lei & Wasserman, JASA 114 (2019).
     """
-    _require(predictive, CategoricalPredictive, "categorical()")
+    _require(predictive, (CategoricalPredictive, BernoulliPredictive), "categorical()")
     given = predictive.log_prob(labels).exp()
     return ConformalSets(level, max(0.0, -conformal_quantile(-given, level)))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.checks import (
+    Values,
     check_bool,
     check_finite,
     check_not_empty,
@@ -36,7 +37,7 @@ MOST_NUMBERS = 2**22
 
 
 @takes_arrays
-def rejection_threshold(uncertainty: Tensor, wrong: Tensor, *, risk: float, confidence: float = 0.95) -> float | None:
+def rejection_threshold(uncertainty: Values, wrong: Values, *, risk: float, confidence: float = 0.95) -> float | None:
     r"""Return the largest uncertainty at which an answer may be given, so that the promised risk holds.
 
     Among answers with an uncertainty up to the threshold, the share of wrong ones is at most `risk`. This holds with
@@ -110,7 +111,7 @@ def binomial_bound(errors: int, count: int, delta: float) -> float:
 
 
 @takes_arrays
-def detection_auroc(clean: Tensor, attacked: Tensor) -> float:
+def detection_auroc(clean: Values, attacked: Values) -> float:
     """Return how well a score separates attacked from clean inputs: the share of pairs in which it is higher.
 
     >>> detection_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
@@ -181,7 +182,7 @@ def _joint_choice(predictive: CategoricalPredictive | BernoulliPredictive, count
 
 
 @takes_arrays
-def labels_needed(counts: Tensor, accuracies: Tensor, target: float) -> float | None:
+def labels_needed(counts: Values, accuracies: Values, target: float) -> float | None:
     """Return with how many labels a learning curve first reaches an accuracy, by linear interpolation.
 
     >>> round(labels_needed(torch.tensor([10, 20, 30]), torch.tensor([0.5, 0.9, 0.96]), 0.93), 2)

@@ -317,7 +317,7 @@ def gaussian(precision: float | Sequence[float]) -> Gaussian:
     tensor([0.5000, 1.0000])
     """
     if hasattr(precision, "__len__") and not isinstance(precision, str):
-        each = as_tensor(list(precision) if isinstance(precision, tuple) else precision, "the precision")
+        each = as_tensor(precision, "the precision")
         if each.ndim == 1 and len(each):
             return Gaussian(tuple(_precision(value) for value in each.tolist()))
     return Gaussian(_precision(precision))

@@ -121,6 +121,8 @@ def _failed(
     shapes = " and ".join(f"{shape} of {dtype}" for shape, dtype in forms)
     own = str(reference_tensor(module).dtype).removeprefix("torch.")
     fix = f"check shape and dtype of the inputs (the weights are {own}): model(inputs) should run by itself"
+    if all("float" in dtype and dtype != own for _, dtype in forms):
+        fix = f"convert the inputs to {own}, the dtype of the weights: model(inputs) should run by itself"
     if None in tensors.values() and "NoneType" in str(error):
         fix = (
             "use torch's BatchNorm layers: a layer that reads running_mean in Python cannot normalise by its batch in "
@@ -131,6 +133,8 @@ def _failed(
     if isinstance(error, TypeError) and isinstance(inputs, Tensor) and "positional argument" in str(error):
         fix = "if the network takes several inputs, say where they are in a batch, as in inputs=(0, 1)"
     if isinstance(error, TypeError) and isinstance(inputs, Inputs):
+        fix = "if the network takes fewer inputs, say which, as in inputs=lambda batch: batch[0][0]"
+    if isinstance(error, TypeError) and isinstance(inputs, Inputs) and inputs.named:
         fix = "let forward() take these inputs by name; put a module that does so around a network that takes one dict"
     first = (str(error).strip().splitlines() or [""])[0][:300]
     return BatchbayesError(
@@ -140,11 +144,22 @@ def _failed(
     )
 
 
+def require_default_device() -> None:
+    """Raise an error if torch makes new tensors elsewhere than on the CPU, where all random numbers are drawn."""
+    if (device := torch.get_default_device()).type != "cpu":
+        raise BatchbayesError(
+            expected="the CPU as the default device of torch; the network and the data may be anywhere",
+            got=f"{device}, by torch.set_default_device or by a block of torch.device",
+            fix=f'call torch.set_default_device("cpu"), and move the network itself, as in network.to("{device}")',
+        )
+
+
 ONE_OUTPUT = "one output tensor"
 
 
 def as_network(model: nn.Module, output: Output = None) -> Network:
     """Wrap a user's model. Its weights are not copied. DataParallel and torch.compile wrappers are taken off."""
+    require_default_device()
     if not isinstance(model, nn.Module):
         raise BatchbayesError(
             expected="a torch.nn.Module",

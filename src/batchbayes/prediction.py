@@ -13,9 +13,10 @@ from batchbayes._common.memory import keep_freed_memory
 from batchbayes._common.progress import Progress
 from batchbayes.batches import Batches, Picker, batch_stream, cut, is_examples, warn_if_dropping, warn_if_shuffled
 from batchbayes.engines.choose import Engine, EngineName, choose_engine
-from batchbayes.engines.linear_draws import Block
+from batchbayes.engines.linear_draws import Block, LinearDraws
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import Likelihood, require_likelihood
+from batchbayes.likelihoods import FEWEST_OUTPUTS, Bernoulli, Likelihood, require_likelihood
+from batchbayes.network import require_default_device
 from batchbayes.posterior import Posterior, num_draws
 
 P = TypeVar("P")
@@ -143,6 +144,7 @@ class _Pass:
         chunk_size: int | None,
         keep_draws: bool | None,
     ) -> None:
+        require_default_device()
         require_posterior(posterior)
         for likelihood in likelihoods:
             require_likelihood(likelihood)
@@ -159,6 +161,8 @@ class _Pass:
         self._engine: Engine | None = None
         self._num_outputs = 0
         """Of each example, as the first chunk shows."""
+        self._first = torch.empty(0)
+        """The first outputs of one draw, if a likelihood is of yes or no."""
         self.room = KEPT_DRAWS_LIMIT
         """How many more numbers may be kept if `keep_draws` is None."""
 
@@ -196,7 +200,11 @@ class _Pass:
             self._engine = self._choose(chunks[0])
         summaries = [[likelihood.summary() for likelihood in self._likelihoods] for _ in chunks]
         kept: list[list[Block]] = [[] for _ in chunks]
+        begun: set[int] = set()
         for number, block in self._engine.blocks(chunks):
+            if number not in begun:
+                begun.add(number)
+                self._check_first(block)
             for summary in summaries[number]:
                 summary.add(block)
             self.room -= block.numel()
@@ -207,6 +215,15 @@ class _Pass:
         for own, blocks in zip(summaries, kept, strict=True):
             draws = _complete(blocks, self._num_samples)
             yield tuple(replace(summary.finish(draws), engine=self._engine.name) for summary in own)
+
+    def _check_first(self, block: Block) -> None:
+        """Check the first outputs of all chunks together: a few of them may lie between 0 and 1 by chance."""
+        yes_or_no = [each for each in self._likelihoods if isinstance(each, Bernoulli)]
+        if yes_or_no and self._first.numel() < FEWEST_OUTPUTS:
+            outputs = block.middle if isinstance(block, LinearDraws) else block[0]
+            self._first = torch.cat([self._first, outputs.flatten().float().cpu()])
+            for likelihood in yes_or_no:
+                likelihood.check_outputs(self._first)
 
     def _choose(self, chunk: Any) -> Engine:
         """Return the engine. Probabilities need the exact one: where they are taken as linear they leave 0 to 1."""

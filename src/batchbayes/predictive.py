@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributions
 
 from batchbayes._common.checks import (
+    Values,
     as_tensor,
     finite_number,
     fitting_labels,
@@ -21,6 +22,7 @@ from batchbayes._common.checks import (
     shaped_like,
     without_ignored,
 )
+from batchbayes._common.text import count
 from batchbayes.engines.linear_draws import Kept, LinearDraws, LinearPieces, formed, join_draws
 from batchbayes.errors import BatchbayesError
 
@@ -118,14 +120,14 @@ class CategoricalPredictive(_ClassSummary):
 
     def __repr__(self) -> str:
         examples, classes = tuple(self.entropy.shape), self.log_probs.shape[-1]
-        return f"{type(self).__name__}(examples {examples}, {classes} classes, {self.num_samples} draws)"
+        return f"{type(self).__name__}(examples {examples}, {classes} classes, {count(self.num_samples, 'draw')})"
 
     @property
     def probs(self) -> Tensor:
         """Mean probability over draws, (N, ..., K)."""
         return self.log_probs.exp()
 
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Values) -> Tensor:
         """Return the log of the mean probability of integer labels, (N, ...).
 
         If the likelihood has an `ignore_index`, labels of that value are left out, and the others come in one row.
@@ -154,14 +156,15 @@ class BernoulliPredictive(_ClassSummary):
     """Log of the mean probability of no and of yes, (N, ..., 2)."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(probabilities of shape {tuple(self.entropy.shape)}, {self.num_samples} draws)"
+        shape, draws = tuple(self.entropy.shape), count(self.num_samples, "draw")
+        return f"{type(self).__name__}(probabilities of shape {shape}, {draws})"
 
     @property
     def probs(self) -> Tensor:
         """Mean probability of yes over draws, (N, ...)."""
         return self.class_log_probs[..., 1].exp()
 
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Values) -> Tensor:
         """Return the log of the mean probability of targets 0 and 1, in the shape of the targets."""
         targets = as_tensor(targets, "targets")
         labels = fitting_yes_or_no(targets, self.entropy.shape).long()
@@ -187,7 +190,7 @@ class GaussianPredictive(_Summary):
     """Mean over draws of the variance of the observation noise, (N, ...): 1/tau, or what the network predicts."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(mean of shape {tuple(self.mean.shape)}, {self.num_samples} draws)"
+        return f"{type(self).__name__}(mean of shape {tuple(self.mean.shape)}, {count(self.num_samples, 'draw')})"
 
     @property
     def variance(self) -> Tensor:
@@ -203,7 +206,7 @@ class GaussianPredictive(_Summary):
         """Return the S components of the mixture, as a distribution over (S, N, ...) in float64."""
         return self.likelihood(self.draws.double())
 
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Values) -> Tensor:
         r"""Return the log-density of the mixture, $\log \frac1S \sum_s N(y; f_s, \sigma_s^2)$, shaped like targets."""
         targets = as_tensor(targets, "targets")
         shaped = shaped_like(targets, self.mean.shape).to(torch.float64)
@@ -225,13 +228,13 @@ class GaussianPredictive(_Summary):
             total = torch.logaddexp(total, (each + weights).logsumexp(0))
         return total
 
-    def cdf(self, values: Tensor) -> Tensor:
+    def cdf(self, values: Values) -> Tensor:
         """Return P(y <= values) under the mixture, in the shape of the values."""
         values = as_tensor(values, "values")
         shaped = shaped_like(values, self.mean.shape).to(torch.float64)
         return self.components().cdf(shaped).mean(0).reshape(values.shape).to(self.mean.dtype)
 
-    def crps(self, targets: Tensor) -> Tensor:
+    def crps(self, targets: Values) -> Tensor:
         """Return the exact CRPS of the mixture, in the shape and the unit of the targets. Lower is better.
 
         It takes O(S^2) time for each example, as `scores.mixture_crps` does.

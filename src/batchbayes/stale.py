@@ -1,5 +1,7 @@
 """A posterior shares the weights of the user's network. This tells if they have changed since it was fitted."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -25,27 +27,40 @@ class WeightsThen:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        registries = [m._parameters for m in module.modules() if isinstance(m._parameters, dict)]  # not if scripted
-        self._places = tuple((own, name) for own in registries for name, tensor in own.items() if tensor is not None)
+        self._module = module
+        self._registries = self._present_registries()
         self._counters, self._numbers = self._count(), self._sample()
 
     def have_changed(self) -> bool:
         """Return whether the weights are others than they were. Each change is told once."""
-        counters = self._count()
-        if counters == self._counters:
+        if self._count() == self._counters:
             return False
-        self._counters = counters
-        return not all(map(_close, self._numbers, self._sample()))
+        self._registries = self._present_registries()
+        self._counters, now = self._count(), self._sample()
+        return len(now) != len(self._numbers) or not all(map(_close, self._numbers, now))
 
-    def _count(self) -> list[tuple[int, int]]:
-        return [(id(tensor), version_of(tensor)) for tensor in self._tensors()]
+    def _present_registries(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return where the modules keep parameters, and other modules. Those of scripted modules are no dicts."""
+        every = list(self._module.modules())
+        kinds = [[m._parameters for m in every], [m._modules for m in every]]
+        parameters, modules = ([own for own in kind if isinstance(own, dict) and own] for kind in kinds)
+        return parameters, modules
+
+    def _count(self) -> list[int]:
+        """Return which modules there are, which tensors, how often each was changed, and where its numbers are."""
+        tensors = self._tensors()
+        found = [id(module) for own in self._registries[1] for module in own.values()]
+        found += map(id, tensors)
+        found += map(version_of, tensors)
+        found += [tensor.data_ptr() for tensor in tensors if type(tensor) is nn.Parameter]  # others may have none
+        return found
 
     def _sample(self) -> list[Tensor]:
         with torch.no_grad():
             return [_spread(tensor) for tensor in self._tensors()]
 
     def _tensors(self) -> list[Tensor]:
-        return [tensor for parameters, name in self._places if (tensor := parameters.get(name)) is not None]
+        return [tensor for own in self._registries[0] for tensor in own.values() if tensor is not None]
 
 
 def _spread(tensor: Tensor) -> Tensor:

@@ -48,3 +48,21 @@ def test_many_threads_leave_one_whole_file(tmp_path):
 def test_a_folder_that_is_absent_is_an_error_before_any_work(tmp_path):
     with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "absent" / "file"):
         pytest.fail("the block must not run")
+
+
+def test_a_link_stays_a_link_and_its_file_is_replaced(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "file")
+    for text in ("first", "second"):  # the file is absent at first
+        with atomic_path(tmp_path / "link") as partial:
+            partial.write_text(text)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "elsewhere" / "file").read_text() == text
+
+
+def test_a_pipe_is_not_destroyed(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match="no regular file"), atomic_path(tmp_path / "pipe"):
+        pytest.fail("the block must not run")
+    assert (tmp_path / "pipe").is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

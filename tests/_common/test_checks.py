@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import torch
 
 from batchbayes import BatchbayesError
-from batchbayes._common.checks import check_labels
+from batchbayes._common.checks import as_tensor, check_labels
 from batchbayes.calibrate import conformal_sets, tune_temperature
 from batchbayes.errors import BatchbayesWarning, warn
 from batchbayes.likelihoods import categorical
@@ -41,6 +42,33 @@ def test_a_likelihood_takes_bool_labels_as_two_classes():
     assert fitting_labels(torch.tensor([True, False]), torch.Size([2]), 2).tolist() == [1, 0]
     with pytest.raises(BatchbayesError, match="labels from 0 to 0; got 0 to 1"):
         fitting_labels(torch.tensor([True, False]), torch.Size([2]), 1)
+
+
+class Column:
+    """A column of a table, as pandas and other packages have it: no array, but numpy can read it."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([0, 1, 1], dtype)
+
+
+@pytest.mark.parametrize("values", [Column(), (0, 1, 1), [0, 1, 1], np.array([0, 1, 1]), np.ma.array([0, 1, 1])])
+def test_numbers_in_any_container_become_a_tensor(values):
+    assert as_tensor(values).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.ma.array([1.0, 2.0], mask=[False, True]), "labels without masked numbers; got 1"),
+        ([[1.0], [1.0, 2.0]], "got a list. Do this: pass numbers, in rows of one length"),
+        (["cat", "dog"], "number classes from 0 if they have names"),
+        ([torch.ones(2, requires_grad=True)], "got a list"),
+        (None, "got a NoneType"),
+    ],
+)
+def test_what_is_not_numbers_is_refused_in_words(values, message):
+    with pytest.raises(BatchbayesError, match=message):
+        as_tensor(values, "labels")
 
 
 def test_a_warning_points_at_the_first_line_outside_of_the_package():

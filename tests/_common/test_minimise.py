@@ -35,3 +35,8 @@ def test_the_number_of_evaluations_is_known(grid, steps):
     minimise(function, -1.0, 2.0, grid=grid, steps=steps)
     assert len(seen) == grid + 2 + steps
     assert -1 <= min(seen) < max(seen) <= 2
+
+
+@pytest.mark.parametrize(("function", "end"), [(lambda x: x, -3.0), (lambda x: -x, 2.0), (lambda x: max(x, 0.0), -3.0)])
+def test_a_minimum_at_an_end_of_the_range_is_that_end(function, end):
+    assert minimise(function, -3.0, 2.0) == (end, function(end))

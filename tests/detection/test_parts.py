@@ -46,6 +46,15 @@ def test_statistics_are_those_of_each_example_and_channel():
     assert logits.shape == (5, 3)
 
 
+def test_the_variance_of_values_far_from_zero_is_not_lost_to_rounding():
+    layer = torch.nn.BatchNorm1d(1)
+    layer.running_mean[:], layer.running_var[:] = 1e5, 100.0  # a pressure in pascal
+    x = 1e5 + 10 * torch.randn(4, 1, 50, generator=torch.Generator().manual_seed(0))
+    statistics, _ = watch(as_network(torch.nn.Sequential(layer)), x[:1], None)(x)
+    expected = torch.tensor([naive_statistics(row, layer) for row in x.double()])
+    torch.testing.assert_close(statistics, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_site_without_positions_has_one_statistic_for_each_channel():
     network = NETWORKS["BatchNorm1d (N, C)"].network()
     x = NETWORKS["BatchNorm1d (N, C)"].batches(1)[0]

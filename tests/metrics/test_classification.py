@@ -50,6 +50,7 @@ def test_accuracy_and_negative_log_likelihood():
 
 def test_a_truth_of_probability_zero_makes_the_loss_infinite():
     assert metrics.negative_log_likelihood(torch.tensor([-1.0, -math.inf])) == math.inf
+    assert str(metrics.negative_log_likelihood(torch.zeros(2))) == "0.0"
 
 
 @pytest.mark.parametrize("num_bins", [1, 10, 15])

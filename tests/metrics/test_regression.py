@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import mean_squared_error
 
-from batchbayes import metrics, scores
+from batchbayes import BatchbayesError, metrics, scores
 
 
 def predictions(num_examples: int = 300):
@@ -140,3 +140,11 @@ def test_sharpness_is_a_root_mean_square():
     assert metrics.sharpness(std) == pytest.approx(math.sqrt(sum(float(s) ** 2 for s in std) / len(std)), abs=1e-12)
     with pytest.raises(ValueError, match="above zero"):
         metrics.sharpness(torch.tensor([1.0, 0.0]))
+
+
+def test_intervals_may_be_infinite_but_not_empty():
+    """Conformal intervals are, if there are too few held-out examples for their level."""
+    infinite, target = torch.tensor([math.inf]), torch.zeros(1)
+    assert metrics.interval_summary(-infinite, infinite, target) == metrics.Intervals(1.0, math.inf)
+    with pytest.raises(BatchbayesError, match="numbers in the widths"):
+        metrics.interval_summary(infinite, infinite, target)

@@ -1,5 +1,6 @@
 """Files that are complete or absent: written under a temporary name, flushed to disk, then renamed."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ def words_for_disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path to write to, and rename it to `path` when the block ends without an error.
 
-    After an error the temporary file is deleted, and `path` is as it was before.
+    After an error the temporary file is deleted, and `path` is as it was before. If `path` is a link, the file that it
+    leads to is replaced. A device, a pipe or a folder is an error, because a rename would destroy it.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "result.txt"
@@ -36,7 +38,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     >>> target.read_text()
     'whole'
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise FileExistsError(errno.EEXIST, "it exists, and is no regular file", str(path))
     partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}.partial")
     partial.touch(exist_ok=False)
     permissions = partial.stat().st_mode  # those of any new file, by the umask

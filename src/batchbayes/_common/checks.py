@@ -9,7 +9,7 @@ from functools import wraps
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -21,13 +21,19 @@ SUM_TOLERANCE = 1e-3
 """Largest error of a sum of probabilities: averages in half precision stay below it, logits almost never do."""
 FIX_NAN = "find where they come from, or drop those examples"
 
+if TYPE_CHECKING:
+    Values = Any
+else:
+    Values = Tensor
+"""Numbers in a tensor, an array, a list, a tuple or a column of pandas. What `takes_arrays` decorates gets a tensor."""
+
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch can do little with these
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def as_tensor(values: Any, name: str = "the values") -> Tensor:
-    """Return a tensor as it is, and a numpy array or a list of numbers as a tensor.
+    """Return a tensor as it is. Make one of an array, of a column of pandas, or of a list or tuple of numbers.
 
     >>> as_tensor(np.array([1.5, 2.0]))
     tensor([1.5000, 2.0000], dtype=torch.float64)
@@ -37,12 +43,18 @@ def as_tensor(values: Any, name: str = "the values") -> Tensor:
             got = "a nested one" if values.is_nested else f"one of {values.layout} on {values.device}"
             raise BatchbayesError(expected=f"{name} as a plain tensor", got=got, fix="make it dense, as by to_dense()")
         return values.long() if values.dtype in _UNSIGNED else values
-    array = np.asarray(values) if isinstance(values, np.ndarray | np.generic | list) else None
+    if np.ma.is_masked(values):
+        fix = "leave them out, or fill them with .filled(...)"
+        raise BatchbayesError(expected=f"{name} without masked numbers", got=f"{np.ma.count_masked(values)}", fix=fix)
+    try:
+        array = np.asarray(values) if hasattr(values, "__array__") or isinstance(values, list | tuple) else None
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, or tensors with gradients
+        array = None
     if array is None or array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise BatchbayesError(
             expected=f"{name} as a tensor or an array of numbers",
             got=f"a {type(values).__name__}" + (f" of {array.dtype}" if array is not None else ""),
-            fix="convert it with torch.as_tensor",
+            fix="pass numbers, in rows of one length; number classes from 0 if they have names",
         )
     kind = np.int64 if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, kind, ["C", "W"]))

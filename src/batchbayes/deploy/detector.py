@@ -52,7 +52,7 @@ class Detector(nn.Module):
         places = self._sight.places
 
         def see(place: Place, unit: Tensor, h: Tensor) -> None:
-            seen[place.name] = _statistics(h.float(), unit, place.positions)
+            seen[place.name] = _statistics(h, unit, place.positions)
 
         before = {place.name: partial(see, place, unit) for place, unit in zip(places, self._units, strict=True)}
         with workplace(self.network) as place:
@@ -80,9 +80,8 @@ def _statistics(h: Tensor, unit: Tensor, positions: bool) -> Tensor:
     """Return the statistics of the input (N, C, ...) of one site, (N, C) or (N, 3 C)."""
     middle, spread = unit
     if not positions:
-        return (h - middle) / spread
-    over = list(range(2, h.ndim))
-    own = h.mean(over)
-    z = (own - middle) / spread
-    variance = ((h.square().mean(over) - own.square()) / spread.square()).clamp_min(0)
+        return ((h - middle) / spread).float()
+    over, centred = list(range(2, h.ndim)), (h - middle.view(-1, *[1] * (h.ndim - 2))).float()
+    z = centred.mean(over) / spread
+    variance = (centred.square().mean(over) / spread.square() - z.square()).clamp_min(0)
     return torch.cat([z, (variance + z.square() + FLOOR).log(), (variance + FLOOR).log()], 1)

@@ -72,7 +72,7 @@ class Step(nn.Module):
         for view, row in view_rows:
             seen = view.look(seen, row)
         outputs = self.outputs(seen, rows[:count])
-        if inputs.ndim >= 4 and outputs.ndim >= 3 and outputs.shape[-2:] == inputs.shape[-2:]:
+        if inputs.ndim >= 3 and outputs.ndim >= 3 and outputs.shape[-2:] == inputs.shape[-2:]:
             for view, row in reversed(view_rows):
                 outputs = view.back(outputs, row)
         return outputs.to(at_least_single(outputs.dtype))  # the digits of half precision are too few for sums

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.batches import cut
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.sites import (
     Site,
     all_sites,
@@ -23,8 +23,12 @@ from batchbayes.network import Network, as_network
 FLOOR = 1e-4
 """Added to a variance before its logarithm is taken, in units of the running variance."""
 
+MOVED = 0.05
+"""Running statistics have changed if they are this share of a standard deviation away. Half precision rounds them by
+less, unless a mean is far from zero."""
+
 PIECE = 2**19
-"""Activations are squared in pieces of so many numbers, which stay in the caches of a CPU."""
+"""Activations are centred and squared in pieces of so many numbers, which stay in the caches of a CPU."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Sight:
         are $z$, $\log(v + z^2)$ (the second moment about the running mean) and $\log v$. Without positions $z$ is
         the only one. If the outputs are no logits, K is 0. For a map of logits K is 1: its mean energy, negated.
         """
+        self._check_running()
         self.network.warn_if_changed()
         seen: dict[str, Tensor] = {}
         units = self.units.split([place.channels for place in self.places], dim=1)
@@ -90,6 +95,19 @@ class Sight:
                 fix="pass inputs of the kind that the network was trained with",
             )
         return torch.cat([seen[place.name] for place in self.places], 1), _head(outputs, self.logits)
+
+    def _check_running(self) -> None:
+        """Warn if the running statistics are not those of the fit: the network normalises by the present ones."""
+        by_name = {site.name: site for site in all_sites(self.network.module)}
+        if lost := [place.name for place in self.places if place.name not in by_name]:
+            got, fix = f"none at {', '.join(lost[:6])}", "fit again after you change the network"
+            raise BatchbayesError(expected="the batch-norm layers that the detector was fitted to", got=got, fix=fix)
+        present = _running_units([by_name[place.name] for place in self.places])
+        if present.shape != self.units.shape or bool(((present - self.units) / self.units[1]).abs().max() > MOVED):
+            warn(
+                f"the running statistics of {type(self.network.module).__name__} have changed since the fit, as by a "
+                "pass in training mode: the scores may be wrong. Fit again, or load the old weights."
+            )
 
     def header(self) -> dict[str, object]:
         """Return what a file notes about it, as JSON values."""
@@ -138,14 +156,18 @@ def _running_units(sites: Sequence[Site]) -> Tensor:
 
 def _statistics(h: Tensor, unit: Tensor, positions: bool) -> Tensor:
     """Return the statistics of the input (N, C, ...) of one site, (N, C) or (N, 3 C)."""
-    h, (mean, std) = h.float(), unit
+    mean, std = unit
     if not positions:
-        return (h - mean) / std
-    over = tuple(range(2, h.ndim))
-    own_mean = h.mean(over)
-    square = torch.cat([part.square().mean(over) for part in cut(h, None, PIECE)])
-    z = (own_mean - mean) / std
-    variance = ((square - own_mean.square()) / std.square()).clamp_min(0)
+        return ((h - mean) / std).float()
+    over, origin = tuple(range(2, h.ndim)), mean.view(-1, *[1] * (h.ndim - 2))
+
+    def moments(part: Tensor) -> tuple[Tensor, Tensor]:
+        part = (part - origin).float()  # the variance of values far from zero would be lost to rounding
+        return part.mean(over), part.square_().mean(over)
+
+    own_mean, square = (torch.cat(column) for column in zip(*map(moments, cut(h, None, PIECE)), strict=True))
+    z, square = own_mean / std, square / std.square()
+    variance = (square - z.square()).clamp_min(0)
     return torch.cat([z, (variance + z.square() + FLOOR).log(), (variance + FLOOR).log()], 1)
 
 

@@ -10,14 +10,14 @@ import math
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_labels, check_no_nan, check_not_empty, takes_arrays, whole_number
+from batchbayes._common.checks import Values, check_labels, check_no_nan, check_not_empty, takes_arrays, whole_number
 from batchbayes._common.minimise import minimise
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
 
 
 @takes_arrays
-def calibrated_log_likelihood(log_probs: Tensor, labels: Tensor, *, repeats: int = 5, seed: int = 0) -> float:
+def calibrated_log_likelihood(log_probs: Values, labels: Values, *, repeats: int = 5, seed: int = 0) -> float:
     r"""Return the mean log-likelihood at the best temperature, in nats. Higher is better.
 
     A temperature T changes the mean probabilities p of a method to $p^{1/T} / \sum_k p_k^{1/T}$. The examples are split
@@ -60,7 +60,7 @@ def _scores(log_probs: Tensor, labels: Tensor, temperature: float) -> Tensor:
 
 
 @takes_arrays
-def deep_ensemble_equivalent(value: float, sizes: Tensor, ensemble_values: Tensor) -> float:
+def deep_ensemble_equivalent(value: float, sizes: Values, ensemble_values: Values) -> float:
     r"""Return how many independently trained networks reach a calibrated log-likelihood.
 
     It is the smallest real number $l \ge 1$ at which the curve of ensembles reaches the value,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.checks import (
+    Values,
     check_bool,
     check_in_unit_interval,
     check_labels,
@@ -52,7 +53,7 @@ class Reliability:
 
 
 @takes_arrays
-def accuracy(probs: Tensor, labels: Tensor, ignore_index: int | None = None) -> float:
+def accuracy(probs: Values, labels: Values, ignore_index: int | None = None) -> float:
     r"""Return the share of right answers, $\frac1N \sum_i 1[\arg\max_k p_{ik} = y_i]$.
 
     Labels of `ignore_index` do not count. Shapes: probs (N, ..., K), labels (N, ...) -> number.
@@ -66,7 +67,7 @@ def accuracy(probs: Tensor, labels: Tensor, ignore_index: int | None = None) -> 
 
 
 @takes_arrays
-def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> Reliability:
+def equal_width_reliability(confidence: Values, correct: Values, num_bins: int = NUM_BINS) -> Reliability:
     r"""Sort examples into bins $((b-1)/B, b/B]$ of confidence. A confidence of zero goes into the first bin.
 
     For the answers of a classifier pass `max_probability(probs)` and `~is_misclassified(probs, labels)`.
@@ -89,7 +90,7 @@ def equal_width_reliability(confidence: Tensor, correct: Tensor, num_bins: int =
 
 
 @takes_arrays
-def equal_mass_reliability(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> Reliability:
+def equal_mass_reliability(confidence: Values, correct: Values, num_bins: int = NUM_BINS) -> Reliability:
     r"""Sort examples by confidence and cut them into bins of equal size. The first N mod B bins have one more.
 
     If a cut lies between examples of the same confidence, these are shared between the bins in proportion. So the
@@ -122,7 +123,7 @@ def equal_mass_reliability(confidence: Tensor, correct: Tensor, num_bins: int = 
 
 @takes_arrays
 def expected_calibration_error(
-    probs: Tensor, labels: Tensor, num_bins: int = NUM_BINS, ignore_index: int | None = None
+    probs: Values, labels: Values, num_bins: int = NUM_BINS, ignore_index: int | None = None
 ) -> float:
     r"""Return the mean gap between confidence and accuracy (ECE), $\sum_b \frac{n_b}{N} |acc_b - conf_b|$.
 
@@ -143,7 +144,7 @@ def expected_calibration_error(
 
 @takes_arrays
 def classwise_calibration_error(
-    probs: Tensor, labels: Tensor, num_bins: int = NUM_BINS, ignore_index: int | None = None
+    probs: Values, labels: Values, num_bins: int = NUM_BINS, ignore_index: int | None = None
 ) -> float:
     r"""Return the mean over classes of the equal-width calibration error of $p_k$ as a forecast of $y = k$.
 

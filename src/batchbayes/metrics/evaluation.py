@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import as_tensor, fitting_yes_or_no, shaped_like
+from batchbayes._common.checks import Values, as_tensor, fitting_yes_or_no, shaped_like
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics.classification import accuracy, expected_calibration_error
 from batchbayes.metrics.ranking import area_under_roc
@@ -17,7 +17,7 @@ from batchbayes.scores import brier, is_misclassified
 INTERVAL = 0.9
 
 
-def evaluate(predictive: Predictive, targets: Tensor) -> dict[str, float]:
+def evaluate(predictive: Predictive, targets: Values) -> dict[str, float]:
     """Return the usual metrics of a prediction, by name. All elements of the targets count alike.
 
     Classes, yes or no, pixels:

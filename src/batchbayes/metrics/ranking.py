@@ -14,7 +14,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_bool, check_no_nan, check_not_empty, check_same_shape, takes_arrays
+from batchbayes._common.checks import Values, check_bool, check_no_nan, check_not_empty, check_same_shape, takes_arrays
 from batchbayes.errors import BatchbayesError
 
 
@@ -79,7 +79,7 @@ class ScoreCounts:
 
 
 @takes_arrays
-def count_by_score(scores: Tensor, positive: Tensor) -> ScoreCounts:
+def count_by_score(scores: Values, positive: Values) -> ScoreCounts:
     """Count positives and negatives at each distinct score, for several summaries of the same examples.
 
     Shapes: scores (N, ...), positive bool (N, ...) -> (G,).
@@ -97,7 +97,7 @@ def count_by_score(scores: Tensor, positive: Tensor) -> ScoreCounts:
 
 
 @takes_arrays
-def area_under_roc(scores: Tensor, positive: Tensor) -> float:
+def area_under_roc(scores: Values, positive: Values) -> float:
     r"""Return the probability that a positive scores above a negative, $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ (AUROC).
 
     Shapes: scores (N, ...), positive bool (N, ...) -> number. Reference: Hanley & McNeil, Radiology 143 (1982).
@@ -109,7 +109,7 @@ def area_under_roc(scores: Tensor, positive: Tensor) -> float:
 
 
 @takes_arrays
-def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
+def ood_auroc(familiar: Values, strange: Values) -> float:
     """Return how often a strange input scores higher than a familiar one: 0.5 is guessing, 1 is perfect.
 
     Shapes: (N, ...), (M, ...) -> number.
@@ -122,7 +122,7 @@ def ood_auroc(familiar: Tensor, strange: Tensor) -> float:
 
 
 @takes_arrays
-def average_precision(scores: Tensor, positive: Tensor) -> float:
+def average_precision(scores: Values, positive: Values) -> float:
     r"""Return the area under the precision-recall curve (AUPR) as a sum of steps, $\sum_g (R_g - R_{g-1}) P_g$.
 
     Straight lines between the points would be too optimistic. A score without information gets the share of positives,
@@ -135,7 +135,7 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
 
 
 @takes_arrays
-def false_positive_rate_at_recall(scores: Tensor, positive: Tensor, recall: float = 0.95) -> float:
+def false_positive_rate_at_recall(scores: Values, positive: Values, recall: float = 0.95) -> float:
     r"""Return the share of negatives that are found together with a given share of the positives (FPR95).
 
     It is $P(s_- \geq t)$ for the highest threshold t with $P(s_+ \geq t) \geq recall$.
@@ -148,7 +148,7 @@ def false_positive_rate_at_recall(scores: Tensor, positive: Tensor, recall: floa
 
 
 @takes_arrays
-def risk_coverage(scores: Tensor, wrong: Tensor) -> RiskCoverage:
+def risk_coverage(scores: Values, wrong: Values) -> RiskCoverage:
     r"""Return the error rate among the kept examples and the share of kept examples, for each threshold.
 
     An example is kept if its score, an uncertainty, is at most the threshold. At threshold t the coverage is
@@ -164,7 +164,7 @@ def risk_coverage(scores: Tensor, wrong: Tensor) -> RiskCoverage:
 
 
 @takes_arrays
-def area_under_risk_coverage(scores: Tensor, wrong: Tensor) -> float:
+def area_under_risk_coverage(scores: Values, wrong: Values) -> float:
     r"""Return the mean error rate over all numbers of kept examples (AURC), $\frac1N \sum_{k=1}^N risk(k)$.
 
     Lower is better. For equal scores it is the mean over all orders. Consider a group of n examples with e errors that
@@ -180,7 +180,7 @@ def area_under_risk_coverage(scores: Tensor, wrong: Tensor) -> float:
 
 
 @takes_arrays
-def rank_correlation(first: Tensor, second: Tensor) -> float:
+def rank_correlation(first: Values, second: Values) -> float:
     r"""Return Spearman's $\rho$, the correlation of the ranks. Equal values share their mean rank.
 
     Use it for predicted standard deviations and absolute errors, for example. Shapes: (N, ...), (N, ...) -> number.

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.checks import (
+    Values,
     check_finite,
+    check_no_nan,
     check_not_empty,
     check_positive,
     check_same_shape,
@@ -30,7 +32,7 @@ class Intervals:
 
 
 @takes_arrays
-def root_mean_squared_error(prediction: Tensor, target: Tensor) -> float:
+def root_mean_squared_error(prediction: Values, target: Values) -> float:
     r"""Return the root of the mean squared error (RMSE), $\sqrt{\frac1N \sum_i (y_i - \hat y_i)^2}$.
 
     Shapes: prediction (N, ...), target (N, ...) -> number.
@@ -42,7 +44,7 @@ def root_mean_squared_error(prediction: Tensor, target: Tensor) -> float:
 
 
 @takes_arrays
-def best_constant_precision(prediction: Tensor, target: Tensor, objective: Literal["crps", "log_likelihood"]) -> float:
+def best_constant_precision(prediction: Values, target: Values, objective: Literal["crps", "log_likelihood"]) -> float:
     r"""Return the precision of the best Gaussian with one variance for all points, around the given means.
 
     This is the baseline of constant uncertainty: CUBN for the means of MCBN, CUDO for the means of MC dropout. Fit it
@@ -82,30 +84,33 @@ def best_constant_precision(prediction: Tensor, target: Tensor, objective: Liter
 
 
 @takes_arrays
-def interval_summary(lower: Tensor, upper: Tensor, target: Tensor) -> Intervals:
+def interval_summary(lower: Values, upper: Values, target: Values) -> Intervals:
     r"""Return the share of targets in $[l_i, u_i]$ (ends included), and the mean of $u_i - l_i$.
 
     The ends of the central interval at level $1 - \alpha$ are the quantiles $\alpha/2$ and $1 - \alpha/2$ of the
-    predictive. Shapes: each of the three (N, ...) -> two numbers.
+    predictive. Ends may be infinite, as those of conformal intervals from too few examples are; the mean width is then
+    infinite too. Shapes: each of the three (N, ...) -> two numbers.
 
     >>> interval_summary(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 3.0]), torch.tensor([1.0, 4.0]))
     Intervals(coverage=0.5, mean_width=2.0)
     """
     check_same_shape("lower", lower, "target", target)
     check_same_shape("upper", upper, "target", target)
-    for name, tensor in (("lower", lower), ("upper", upper), ("target", target)):
-        check_not_empty(name, tensor)
-        check_finite(name, tensor)
+    check_not_empty("target", target)
+    check_finite("target", target)
+    check_no_nan("lower", lower)
+    check_no_nan("upper", upper)
     if swapped := int((lower > upper).sum()):
         got = f"{swapped} the other way round"
         raise BatchbayesError(expected="lower ends at or below upper ends", got=got, fix="swap the two arguments")
     inside = (lower <= target) & (target <= upper)
     width = upper.double() - lower.double()
+    check_no_nan("the widths", width)
     return Intervals(float(inside.double().mean()), float(width.mean()))
 
 
 @takes_arrays
-def sharpness(std: Tensor) -> float:
+def sharpness(std: Values) -> float:
     r"""Return the root of the mean predicted variance, $\sqrt{\frac1N \sum_i \sigma_i^2}$. Lower is sharper.
 
     For a calibrated Gaussian it is equal to the RMSE. Shapes: (N, ...) -> number.

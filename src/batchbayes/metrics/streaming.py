@@ -7,7 +7,7 @@ it returns have the summaries as methods. One counter is for one thread.
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_bool, check_classes, check_finite, check_same_shape, takes_arrays
+from batchbayes._common.checks import Values, check_bool, check_classes, check_finite, check_same_shape, takes_arrays
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics.classification import NUM_BINS, Reliability, equal_width_reliability
 from batchbayes.metrics.ranking import ScoreCounts, both_classes
@@ -30,7 +30,7 @@ class ConfusionMatrix:
         self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
 
     @takes_arrays
-    def add(self, predicted: Tensor, labels: Tensor) -> None:
+    def add(self, predicted: Values, labels: Values) -> None:
         """Count a piece. Shapes: predicted classes (N, ...), labels (N, ...)."""
         check_same_shape("predicted", predicted, "labels", labels)
         if self.ignore_index is not None:
@@ -80,7 +80,7 @@ class ReliabilityHistogram:
     def __init__(self, num_bins: int = NUM_BINS) -> None:
         self._sums = torch.zeros(3, num_bins, dtype=torch.float64)
 
-    def add(self, confidence: Tensor, correct: Tensor) -> None:
+    def add(self, confidence: Values, correct: Values) -> None:
         """Count a piece. Shapes: confidence (N, ...), correct bool (N, ...)."""
         piece = equal_width_reliability(confidence, correct, self._sums.shape[1])
         self._sums += torch.stack((piece.counts, piece.confidence_sums, piece.correct_sums)).cpu()
@@ -115,7 +115,7 @@ class ScoreHistogram:
         self._counts = torch.zeros(2, num_values, dtype=torch.int64)
 
     @takes_arrays
-    def add(self, scores: Tensor, positive: Tensor) -> None:
+    def add(self, scores: Values, positive: Values) -> None:
         """Count a piece. Shapes: scores (N, ...), positive bool (N, ...)."""
         check_bool("positive", positive, "scores", scores)
         check_finite("scores", scores)

@@ -3,14 +3,13 @@
 import math
 
 import torch
-from torch import Tensor
 
-from batchbayes._common.checks import check_no_nan, check_not_empty, check_same_shape, takes_arrays
+from batchbayes._common.checks import Values, check_no_nan, check_not_empty, check_same_shape, takes_arrays
 from batchbayes.errors import BatchbayesError
 
 
 @takes_arrays
-def mean_score(scores: Tensor) -> float:
+def mean_score(scores: Values) -> float:
     r"""Return the mean over all elements, $\frac1N \sum_i s_i$. Shapes: (N, ...) -> number.
 
     >>> mean_score(torch.tensor([1.0, 4.0]))
@@ -22,7 +21,7 @@ def mean_score(scores: Tensor) -> float:
 
 
 @takes_arrays
-def negative_log_likelihood(log_likelihood: Tensor) -> float:
+def negative_log_likelihood(log_likelihood: Values) -> float:
     r"""Return the mean negative log-likelihood in nats, $-\frac1N \sum_i \log p(y_i)$.
 
     It is infinite if one true value has probability zero. Shapes: (N, ...) -> number.
@@ -30,11 +29,11 @@ def negative_log_likelihood(log_likelihood: Tensor) -> float:
     >>> negative_log_likelihood(torch.tensor([-1.0, -2.0]))
     1.5
     """
-    return -mean_score(log_likelihood)
+    return 0.0 - mean_score(log_likelihood)  # a minus sign would make -0.0 of a mean of zero
 
 
 @takes_arrays
-def normalised_score(score: Tensor, constant: Tensor, optimum: Tensor) -> float:
+def normalised_score(score: Values, constant: Values, optimum: Values) -> float:
     r"""Return a score on a scale from 0, the best constant variance, to 100, the best variance for each point.
 
     It is $100 (\bar m - \bar m_{const}) / (\bar m_{opt} - \bar m_{const})$, a ratio of means over the examples. A value

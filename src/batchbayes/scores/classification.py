@@ -8,6 +8,7 @@ from torch import Tensor
 
 from batchbayes._common.checks import (
     SUM_TOLERANCE,
+    Values,
     check_labels,
     check_no_nan,
     check_probabilities,
@@ -18,7 +19,7 @@ from batchbayes.errors import BatchbayesError
 
 
 @takes_arrays
-def categorical_log_likelihood(log_probs: Tensor, labels: Tensor, ignore_index: int | None = None) -> Tensor:
+def categorical_log_likelihood(log_probs: Values, labels: Values, ignore_index: int | None = None) -> Tensor:
     r"""Return the log-probability of the true class, $\log p_y$. It is $-\infty$ where $p_y = 0$.
 
     Shapes: log_probs (N, ..., K), labels (N, ...) -> (N, ...).
@@ -46,7 +47,7 @@ def categorical_log_likelihood(log_probs: Tensor, labels: Tensor, ignore_index: 
 
 
 @takes_arrays
-def brier(probs: Tensor, labels: Tensor, ignore_index: int | None = None) -> Tensor:
+def brier(probs: Values, labels: Values, ignore_index: int | None = None) -> Tensor:
     r"""Return the Brier score, $\sum_k (p_k - 1[y = k])^2$, from 0 (certain and right) to 2 (certain and wrong).
 
     This is the original sum over all classes. For two classes it is twice the score that is often quoted.
@@ -63,7 +64,7 @@ def brier(probs: Tensor, labels: Tensor, ignore_index: int | None = None) -> Ten
 
 
 @takes_arrays
-def is_misclassified(probs: Tensor, labels: Tensor, ignore_index: int | None = None) -> Tensor:
+def is_misclassified(probs: Values, labels: Values, ignore_index: int | None = None) -> Tensor:
     r"""Return whether the most probable class is wrong, $1[\arg\max_k p_k \neq y]$. The first of equal classes counts.
 
     Shapes: probs (N, ..., K), labels (N, ...) -> bool (N, ...).
@@ -80,7 +81,7 @@ def is_misclassified(probs: Tensor, labels: Tensor, ignore_index: int | None = N
 
 
 @takes_arrays
-def entropy(probs: Tensor) -> Tensor:
+def entropy(probs: Values) -> Tensor:
     r"""Return the Shannon entropy in nats, $-\sum_k p_k \log p_k$ with $0 \log 0 = 0$.
 
     Shapes: probs (N, ..., K) -> (N, ...).
@@ -93,7 +94,7 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 @takes_arrays
-def max_probability(probs: Tensor) -> Tensor:
+def max_probability(probs: Values) -> Tensor:
     r"""Return the probability of the most probable class, $\max_k p_k$.
 
     Shapes: probs (N, ..., K) -> (N, ...). Reference: Hendrycks & Gimpel, ICLR 2017.

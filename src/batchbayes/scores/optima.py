@@ -8,14 +8,14 @@ import math
 
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite, real, takes_arrays
+from batchbayes._common.checks import Values, check_finite, real, takes_arrays
 from batchbayes.errors import BatchbayesError
 
 _ROOT_LOG_TWO = math.sqrt(math.log(2))
 
 
 @takes_arrays
-def crps_optimal_std(error: Tensor) -> Tensor:
+def crps_optimal_std(error: Values) -> Tensor:
     r"""Return the standard deviation with the lowest CRPS, $\sigma^* = |e| / \sqrt{\ln 2} = 1.2011 |e|$.
 
     It is the only root of the derivative of the CRPS by $\sigma$, $2\varphi(e/\sigma) - 1/\sqrt\pi$.
@@ -30,7 +30,7 @@ def crps_optimal_std(error: Tensor) -> Tensor:
 
 
 @takes_arrays
-def crps_optimum(error: Tensor) -> Tensor:
+def crps_optimum(error: Values) -> Tensor:
     r"""Return the CRPS at `crps_optimal_std`, $(2\Phi(\sqrt{\ln 2}) - 1) |e| = 0.594904 |e|$.
 
     Shapes: (N, ...) -> (N, ...).
@@ -44,7 +44,7 @@ def crps_optimum(error: Tensor) -> Tensor:
 
 
 @takes_arrays
-def log_likelihood_optimal_precision(error: Tensor) -> Tensor:
+def log_likelihood_optimal_precision(error: Values) -> Tensor:
     r"""Return the precision with the highest log-likelihood, $\tau^* = 1 / e^2$. Shapes: (N, ...) -> (N, ...).
 
     >>> import torch
@@ -56,7 +56,7 @@ def log_likelihood_optimal_precision(error: Tensor) -> Tensor:
 
 
 @takes_arrays
-def log_likelihood_optimum(error: Tensor) -> Tensor:
+def log_likelihood_optimum(error: Values) -> Tensor:
     r"""Return the log-likelihood at `log_likelihood_optimal_precision`, $-\frac12 - \frac12 \log 2\pi - \log|e|$.
 
     It grows without limit as the error goes to zero, so an error of zero is not allowed. Shapes: (N, ...) -> (N, ...).

@@ -11,14 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import check_finite, check_positive, check_truth, real, takes_arrays
+from batchbayes._common.checks import Values, check_finite, check_positive, check_truth, real, takes_arrays
 from batchbayes.errors import BatchbayesError, unknown_name
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 @takes_arrays
-def absolute_error(prediction: Tensor, target: Tensor) -> Tensor:
+def absolute_error(prediction: Values, target: Values) -> Tensor:
     r"""Return the absolute error, $|y - \hat y|$. Shapes: prediction (N, ...), target (N, ...) -> (N, ...).
 
     >>> absolute_error(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 0.0]))
@@ -26,11 +26,11 @@ def absolute_error(prediction: Tensor, target: Tensor) -> Tensor:
     """
     check_truth(prediction, target)
     prediction = real(prediction)
-    return (_like(target, prediction) - prediction).abs()
+    return (real(target) - prediction).abs().to(prediction.dtype)
 
 
 @takes_arrays
-def gaussian_log_likelihood(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
+def gaussian_log_likelihood(mean: Values, std: Values | float, target: Values) -> Tensor:
     r"""Return the log-density of a Gaussian, $-\frac12 \log 2\pi - \log\sigma - (y - \mu)^2 / 2\sigma^2$.
 
     Shapes: mean (N, ...), std one number or (N, ...), target (N, ...) -> (N, ...).
@@ -40,13 +40,12 @@ def gaussian_log_likelihood(mean: Tensor, std: Tensor | float, target: Tensor) -
     """
     check_truth(mean, target)
     mean = real(mean)
-    target = _like(target, mean)
     std = _scale("std", std, mean, mean.shape)
-    return -_HALF_LOG_TWO_PI - std.log() - 0.5 * ((target - mean) / std).square()
+    return (-_HALF_LOG_TWO_PI - std.log() - 0.5 * ((real(target) - mean) / std).square()).to(mean.dtype)
 
 
 @takes_arrays
-def mixture_log_likelihood(draws: Tensor, precision: Tensor | float, target: Tensor) -> Tensor:
+def mixture_log_likelihood(draws: Values, precision: Values | float, target: Values) -> Tensor:
     r"""Return the log-density of the mixture of draws with Gaussian noise, $\log \frac1S \sum_s N(y; f_s, 1/\tau)$.
 
     This is the mixture itself, not the Gaussian with the same mean and variance. Shapes: draws (S, N, ...), precision
@@ -63,7 +62,7 @@ def mixture_log_likelihood(draws: Tensor, precision: Tensor | float, target: Ten
 
 
 @takes_arrays
-def gaussian_crps(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
+def gaussian_crps(mean: Values, std: Values | float, target: Values) -> Tensor:
     r"""Return the continuous ranked probability score (CRPS) of a Gaussian. Lower is better.
 
     It is $\sigma [z (2 \Phi(z) - 1) + 2 \varphi(z) - 1 / \sqrt\pi]$ with $z = (y - \mu)/\sigma$, in the unit of the
@@ -75,13 +74,12 @@ def gaussian_crps(mean: Tensor, std: Tensor | float, target: Tensor) -> Tensor:
     """
     check_truth(mean, target)
     mean = real(mean)
-    target = _like(target, mean)
     std = _scale("std", std, mean, mean.shape)
-    return _mean_absolute_gaussian(target - mean, std) - std / math.sqrt(math.pi)
+    return (_mean_absolute_gaussian(real(target) - mean, std) - std / math.sqrt(math.pi)).to(mean.dtype)
 
 
 @takes_arrays
-def sample_crps(draws: Tensor, target: Tensor, estimator: Literal["nrg", "fair"]) -> Tensor:
+def sample_crps(draws: Values, target: Values, estimator: Literal["nrg", "fair"]) -> Tensor:
     r"""Estimate the CRPS from draws without observation noise.
 
     It is $\frac1S \sum_s |f_s - y| - \frac1{2C} \sum_{s,t} |f_s - f_t|$. The estimator "nrg" has $C = S^2$. It is the
@@ -110,7 +108,7 @@ def sample_crps(draws: Tensor, target: Tensor, estimator: Literal["nrg", "fair"]
 
 
 @takes_arrays
-def mixture_crps(draws: Tensor, precision: Tensor | float, target: Tensor) -> Tensor:
+def mixture_crps(draws: Values, precision: Values | float, target: Values) -> Tensor:
     r"""Return the exact CRPS of the mixture of draws with Gaussian noise of variance $\sigma_s^2 = 1/\tau_s$.
 
     It is $\frac1S \sum_s A(y - f_s, \sigma_s^2) - \frac1{2 S^2} \sum_{s,t} A(f_s - f_t, \sigma_s^2 + \sigma_t^2)$ with
@@ -136,11 +134,6 @@ def _mean_absolute_gaussian(mean: Tensor, std: Tensor) -> Tensor:
     """Return E|X| of a Gaussian X."""
     z = mean / std
     return mean * torch.erf(z / math.sqrt(2)) + std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square())
-
-
-def _like(target: Tensor, prediction: Tensor) -> Tensor:
-    """Return integer targets in the dtype of the prediction."""
-    return target if target.is_floating_point() else target.to(prediction.dtype)
 
 
 def _scale(name: str, value: Tensor | float, like: Tensor, *shapes: torch.Size) -> Tensor:

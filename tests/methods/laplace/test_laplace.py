@@ -177,6 +177,49 @@ def test_the_layer_is_found_by_what_it_makes():
     assert attended.layer.name == "3"
 
 
+class Shifted(nn.Module):
+    """A network with two inputs; the second may be in the place where many loaders have the targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network(3)
+
+    def forward(self, x, kind):
+        return self.network(x + kind[:, None])
+
+
+def test_held_out_targets_are_last_or_where_they_are_said_to_be():
+    kinds, right = torch.arange(len(X)) % 3, network(3)(X).argmax(1)
+    first = bb.last_layer_laplace(network(3), X, bb.categorical(), held_out=(X, right)).prior_precision
+    named = [{"x": X, "class": right}]
+    for batches, options in (([(X, kinds, right)], {}), (named, {"inputs": "x", "targets": "class"})):
+        fit = bb.last_layer_laplace(network(3), batches, bb.categorical(), held_out=batches, **options)
+        assert fit.prior_precision == first
+    model = Shifted()
+    with torch.no_grad():
+        right = model(X, kinds).argmax(1)
+    batches = [(X, kinds, right)]
+    fit = bb.last_layer_laplace(model, batches, bb.categorical(), held_out=batches, inputs=(0, 1))
+    assert fit.prior_precision > 1e4  # as all answers are right, the weights need no spread
+
+
+@pytest.mark.parametrize("likelihood", [bb.gaussian(4.0), bb.bernoulli()])
+def test_a_network_may_take_the_axis_of_its_one_output_away(likelihood, tmp_path):
+    """A network that returns (N,) has the posterior of one that returns (N, 1), by both engines and from a file."""
+    plain = network(1)
+    flat, targets = nn.Sequential(plain, nn.Flatten(0)), (X[:, 0] > 0).float()
+    fits = [bb.last_layer_laplace(each, X, likelihood, held_out=[(X, targets)]) for each in (plain, flat)]
+    assert fits[0].prior_precision == fits[1].prior_precision
+    for ours, theirs in zip(fits[1].outputs(NEW), fits[0].outputs(NEW), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    bb.save(fits[1], tmp_path / "flat")
+    expected = bb.predict(fits[0], NEW, likelihood, num_samples=8, keep_draws=True).draws
+    for posterior in (fits[1], bb.load(tmp_path / "flat", flat)):
+        for engine in ("sample", "linear"):
+            draws = bb.predict(posterior, NEW, likelihood, num_samples=8, keep_draws=True, engine=engine).draws
+            torch.testing.assert_close(draws, expected[..., 0], rtol=1e-4, atol=1e-5)
+
+
 def test_an_embedding_that_shares_the_weights_of_the_last_layer_stays_as_it_is():
     class Tied(nn.Module):
         def __init__(self):

@@ -103,6 +103,15 @@ def test_maps_are_moved_back_before_they_are_averaged(transform):
     assert torch.equal(draws[..., 2:-2, 2:-2], expected)
 
 
+@pytest.mark.parametrize("network", [nn.Identity(), nn.Unflatten(1, (1, 9))])
+def test_maps_of_images_without_channels_are_moved_back_too(network):
+    x = torch.rand(3, 9, 11)  # (N, H, W)
+    transform = bb.Compose(bb.RandomFlip(), bb.RandomCrop(2))
+    posterior = bb.with_views(bb.deterministic(network), transform)
+    draws = bb.predict(posterior, x, bb.gaussian(1.0), num_samples=8, keep_draws=True).draws[..., 2:-2, 2:-2]
+    assert torch.equal(draws, network(x)[..., 2:-2, 2:-2].expand_as(draws))
+
+
 def test_maps_of_another_size_are_refused():
     posterior = bb.with_views(bb.deterministic(Shrink(2)), bb.RandomFlip())
     with pytest.raises(bb.BatchbayesError, match=r"maps of the size of the inputs, \(8, 8\).*got .*\(2, 3, 4, 4\)"):

@@ -154,7 +154,6 @@ def refusing(idle: Iterable[str]) -> dict[str, Callable[[Tensor], None]]:
 
 def require_present(network: Network, sites: Sequence[Site]) -> None:
     """Raise an error if a layer has been replaced since the posterior was fitted, and warn if weights have changed."""
-    network.warn_if_changed()
     for site in sites:
         found: Any = network.module
         for part in site.name.split("."):
@@ -166,6 +165,7 @@ def require_present(network: Network, sites: Sequence[Site]) -> None:
                 got=f"another layer in its place: {type(found).__name__}",
                 fix="fit again after you change the network",
             )
+    network.warn_if_changed()
 
 
 class _BatchNormCalls(TorchFunctionMode):

@@ -38,7 +38,10 @@ class LastLayer:
 
     @torch.no_grad()
     def run(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        """Return features (n, P), with a one for the bias, in float64, and the outputs of the network (n, K)."""
+        """Return features (n, P), with a one for the bias, in float64, and the outputs of the network.
+
+        The outputs are (n, K), or (n,) if the network takes the axis of a single output away.
+        """
         self.network.warn_if_changed()
         seen: list[Tensor] = []
         outputs = self.network(inputs, before={self.name: seen.append})
@@ -58,6 +61,11 @@ def joined(layer: nn.Linear) -> Tensor:
     """Return a copy of the weights (K, P) of a layer, its bias in the last column."""
     parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias[:, None]]
     return torch.cat(parts, 1).detach()
+
+
+def as_rows(outputs: Tensor) -> Tensor:
+    """Return outputs (n, K) or (n,) as (n, K)."""
+    return outputs[:, None] if outputs.ndim == 1 else outputs
 
 
 @torch.no_grad()
@@ -84,6 +92,6 @@ def find_last_layer(network: Network, inputs: Any, name: str | None) -> LastLaye
 
 
 def _makes(layer: nn.Linear, features: Tensor, outputs: Tensor) -> bool:
-    """Whether a layer turns these features into these outputs."""
-    made = F.linear(features, layer.weight, layer.bias)
+    """Whether a layer turns these features into these outputs. Outputs (N,) are those of a layer with one output."""
+    made, outputs = F.linear(features, layer.weight, layer.bias), as_rows(outputs)
     return made.shape == outputs.shape and torch.allclose(made, outputs, rtol=1e-3, atol=1e-4)

@@ -11,7 +11,7 @@ al., "Laplace Redux", NeurIPS 2021.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from batchbayes._common.minimise import minimise
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, Picker, batch_stream, input_stream
+from batchbayes.batches import Batches, Picker, input_stream, labelled_stream
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.laplace.curvature import curvature_of, output_hessians
-from batchbayes.methods.laplace.features import find_last_layer
+from batchbayes.methods.laplace.features import as_rows, find_last_layer
 from batchbayes.methods.laplace.posterior import LaplacePosterior
 from batchbayes.methods.table import Method
 from batchbayes.network import Output, as_network
@@ -47,6 +47,7 @@ def last_layer_laplace(
     held_out: Batches | None = None,
     layer: str | None = None,
     inputs: Picker = None,
+    targets: Picker = None,
     output: Output = None,
 ) -> LaplacePosterior:
     """Fit a Gaussian to the posterior of the last layer.
@@ -59,6 +60,7 @@ def last_layer_laplace(
         held_out: labelled batches (x, y) on which the prior precision is chosen, by the log-likelihood.
         layer: the name of the last layer, if it is not found by itself.
         inputs: where the inputs are in a batch, if they are not first.
+        targets: where the targets are in a batch of `held_out`, if they are not last.
         output: which output counts, if the network returns several.
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -76,12 +78,12 @@ def last_layer_laplace(
     outputs, features = last.mean.shape
     full = outputs * features <= MOST_FULL and not isinstance(likelihood, Gaussian)  # for which Kronecker is exact
     runs = (last.run(batch.to(network.device)) for batch in progress(chain([first], stream), "curvature"))
-    seen = ((found, output_hessians(likelihood, made.double().cpu())) for found, made in runs)
+    seen = ((found, output_hessians(likelihood, as_rows(made).double().cpu())) for found, made in runs)
     posterior = LaplacePosterior(last, curvature_of(seen, outputs, features, full=full), 1.0)
     if prior_precision is not None:
         return posterior.at_prior_precision(prior_precision)
     if held_out is not None:
-        return _best(posterior, _held_out_loss(posterior, held_out, likelihood, inputs))
+        return _best(posterior, _held_out_loss(posterior, labelled_stream(held_out, inputs, targets), likelihood))
     return _best(posterior, lambda precision: -log_evidence(posterior, precision))
 
 
@@ -103,21 +105,17 @@ def _best(posterior: LaplacePosterior, loss: Callable[[float], float]) -> Laplac
 
 
 def _held_out_loss(
-    posterior: LaplacePosterior, held_out: Batches, likelihood: TargetLikelihood[Any], picker: Picker
+    posterior: LaplacePosterior, held_out: Iterable[tuple[Any, Tensor]], likelihood: TargetLikelihood[Any]
 ) -> Callable[[float], float]:
-    """Return the negative log-likelihood of held-out data as a function of the prior precision.
+    """Return the negative log-likelihood of held-out inputs and targets as a function of the prior precision.
 
     It is exact for real targets. Classes are predicted by some draws, of the same random numbers for all precisions.
     """
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    for batch, inputs in batch_stream(held_out, picker):
-        if not isinstance(batch, list | tuple) or len(batch) < 2:
-            raise BatchbayesError(
-                expected="labelled batches (x, y) as held_out=", got=f"a {type(batch).__name__}", fix="pass targets too"
-            )
+    for inputs, labels in held_out:
         features, outputs = posterior.layer.run(inputs.to(posterior.device))
-        outputs = outputs.double().cpu()
-        parts.append((features, outputs, likelihood.fitting(outputs[None], torch.as_tensor(batch[1]))))
+        outputs = as_rows(outputs).double().cpu()
+        parts.append((features, outputs, likelihood.fitting(outputs[None], labels)))
     if not parts:
         raise BatchbayesError(expected="at least one batch as held_out=", got="none", fix="check the data")
     features, means, targets = (torch.cat(column) for column in zip(*parts, strict=True))

@@ -12,7 +12,7 @@ from batchbayes._common.checks import finite_number
 from batchbayes._common.rng import normals
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.laplace.curvature import FullCurvature, KroneckerCurvature
-from batchbayes.methods.laplace.features import LastLayer
+from batchbayes.methods.laplace.features import LastLayer, as_rows
 from batchbayes.network import Function, Network, as_network, modules_by_name
 from batchbayes.posterior import Header, Posterior
 
@@ -67,7 +67,7 @@ class LaplacePosterior(Posterior):
         $\Phi = I_K \otimes \phi$. In a regression the predictive is Gaussian too, with the noise added to the variance.
         """
         features, outputs = self.layer.run(inputs.to(self.device))
-        return outputs, self.curvature.output_covariance(features, self.prior_precision).to(outputs)
+        return as_rows(outputs), self.curvature.output_covariance(features, self.prior_precision).to(outputs)
 
     def probit_probs(self, inputs: Tensor) -> Tensor:
         r"""Return class probabilities (n, K) by the probit formula, from one forward pass.
@@ -112,7 +112,7 @@ class LaplacePosterior(Posterior):
     def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
         features, outputs = self.layer.run(inputs)
         moves = features @ directions.unflatten(1, self.layer.mean.shape).mT.to(features)  # (Q, n, K)
-        return outputs, moves.to(outputs)
+        return outputs, moves.to(outputs).view(-1, *outputs.shape)
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         header = {

@@ -184,8 +184,11 @@ def with_views(
 
 
 def _is_map(outputs: Tensor, inputs: Tensor) -> bool:
-    """Return whether outputs are maps of images: one value or more for each pixel. Refuse maps of another size."""
-    if inputs.ndim < 4 or outputs.ndim < 3:
+    """Return whether outputs are maps of images (N, ..., H, W): one value or more for each pixel.
+
+    Maps of another size are refused.
+    """
+    if inputs.ndim < 3 or outputs.ndim < 3:
         return False
     if outputs.shape[-2:] == inputs.shape[-2:]:
         return True

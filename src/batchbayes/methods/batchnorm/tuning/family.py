@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.batches import chunks, spread_evenly
+from batchbayes.batches import chunks, labelled_stream, spread_evenly
 from batchbayes.engines.linear import plan_linear, tangents_along
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import Picker, pick_inputs, require_finite
+from batchbayes.inputs import Picker
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 
 LARGEST = 2**27
@@ -123,21 +123,7 @@ def linear_family(
 
 def _labelled(batches: Iterable[Any], inputs: Picker, targets: Picker) -> tuple[Tensor, Tensor]:
     """Return all inputs and all targets of pairs (x, y)."""
-    x, y = [], []
-    for batch in batches:
-        if targets is None and (not isinstance(batch, list | tuple) or len(batch) < 2):
-            raise BatchbayesError(
-                expected="labelled batches (x, y)",
-                got=f"a {type(batch).__name__}",
-                fix='pass a list or loader of pairs, or say where the targets are, as in targets="label"',
-            )
-        x.append(require_finite(pick_inputs(batch, inputs), "the inputs"))
-        y.append(require_finite(pick_inputs(batch, -1 if targets is None else targets), "the targets"))
-    if not x:
+    pairs = list(labelled_stream(batches, inputs, targets))
+    if not pairs:
         raise BatchbayesError(expected="at least one labelled batch", got="none", fix="pass [(x, y)]")
-    joined = torch.cat(x), torch.cat(y)
-    if len(joined[0]) != len(joined[1]):
-        raise BatchbayesError(
-            expected="as many targets as inputs", got=f"{len(joined[1])} and {len(joined[0])}", fix="check the batches"
-        )
-    return joined
+    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
