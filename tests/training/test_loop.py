@@ -271,7 +271,7 @@ BAD_BATCHES = {
     "triples": (lambda x, y: [(x, y, y)], r"inputs and targets, \(x, y\)"),
     "inputs alone": (lambda x, y: [x], "got a tensor of shape"),
     "no data": (lambda x, y: None, "batches to train on; got a NoneType"),
-    "another precision": (lambda x, y: [(x.float(), y)], "the weights are float64"),
+    "another precision": (lambda x, y: [(x.float(), y)], "convert the inputs to float64, the dtype of the weights"),
     "a batch of one": (lambda x, y: [(x[:1], y[:1])], "drop_last=True"),
 }
 

@@ -298,7 +298,7 @@ def figures(config: VarianceNetworksConfig, results: Results) -> dict[str, Figur
 def notes(config: VarianceNetworksConfig) -> list[str]:
     """Say how this differs from the paper."""
     found = [
-        "The paper does not say which of its layers is the variance layer; ours is the hidden dense layer.",
+        "The paper does not say in which layers the noise is. Here it is in the hidden dense layer, in all tables.",
         "Batch norm uses its running statistics at prediction; the authors' code uses those of test batches. In the "
         "figure the curves with zero means and with permuted variances use those of the test images, too.",
     ]
