@@ -92,6 +92,7 @@ class Novelty:
             inputs: where the inputs are in a batch, if they are not first: a key, a position or a function.
             chunk_size: examples in one forward pass.
         """
+        self.sight.warn_if_changed()
         found = [
             self._parts(*self.sight(chunk)) for chunk in chunks(data, chunk_size, inputs, numbers=CHUNK) if len(chunk)
         ]

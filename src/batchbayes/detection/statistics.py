@@ -75,8 +75,6 @@ class Sight:
         are $z$, $\log(v + z^2)$ (the second moment about the running mean) and $\log v$. Without positions $z$ is
         the only one. If the outputs are no logits, K is 0. For a map of logits K is 1: its mean energy, negated.
         """
-        self._check_running()
-        self.network.warn_if_changed()
         seen: dict[str, Tensor] = {}
         units = self.units.split([place.channels for place in self.places], dim=1)
 
@@ -100,12 +98,13 @@ class Sight:
             )
         return torch.cat([seen[place.name] for place in self.places], 1), _head(outputs, self.logits)
 
-    def _check_running(self) -> None:
-        """Warn if the running statistics are not those of the fit: the network normalises by the present ones."""
+    def warn_if_changed(self) -> None:
+        """Warn if weights or running statistics are not those of the fit: the network uses the present ones."""
         by_name = {site.name: site for site in all_sites(self.network.module)}
         if lost := [place.name for place in self.places if place.name not in by_name]:
             got, fix = f"none at {', '.join(lost[:6])}", "fit again after you change the network"
             raise BatchbayesError(expected="the batch-norm layers that the detector was fitted to", got=got, fix=fix)
+        self.network.warn_if_changed()
         present = _running_units([by_name[place.name] for place in self.places])
         if present.shape != self.units.shape or bool(((present - self.units) / self.units[1]).abs().max() > MOVED):
             warn(
@@ -163,15 +162,13 @@ def _statistics(h: Tensor, unit: Tensor, positions: bool) -> Tensor:
     mean, std = unit.to(h.device)
     if not positions:
         return ((h - mean) / std).float()
-    is_far = bool((unit[0].abs() > FAR * unit[1]).any())
-    origin, over = mean if is_far else torch.zeros_like(mean), tuple(range(2, h.ndim))
-
-    def moments(part: Tensor) -> tuple[Tensor, Tensor]:
-        part = (part - origin.view(-1, *[1] * (h.ndim - 2)) if is_far else part).float()
-        return part.mean(over), part.square().mean(over)
-
-    own_mean, square = (torch.cat(column) for column in zip(*map(moments, cut(h, None, PIECE)), strict=True))
-    z = (own_mean - (mean - origin)) / std
+    over = tuple(range(2, h.ndim))
+    if (unit[0].abs() > FAR * unit[1]).any():
+        h, mean = h - mean.view(-1, *[1] * (h.ndim - 2)), torch.zeros_like(mean)
+    h = h.float()
+    own_mean = h.mean(over)
+    square = torch.cat([part.square().mean(over) for part in cut(h, None, PIECE)])
+    z = (own_mean - mean) / std
     variance = ((square - own_mean.square()) / std.square()).clamp_min(0)
     return torch.cat([z, (variance + z.square() + FLOOR).log(), (variance + FLOOR).log()], 1)
 
