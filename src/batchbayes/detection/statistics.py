@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 import torch
@@ -66,6 +66,12 @@ class Sight:
         """The number of statistics, D."""
         return sum(place.size for place in self.places)
 
+    @cached_property
+    def _units(self) -> list[tuple[Tensor, bool]]:
+        """The units of each place, (2, C), and whether a mean is so far from zero that activations must be centred."""
+        each = self.units.split([place.channels for place in self.places], dim=1)
+        return [(unit, bool((unit[0].abs() > FAR * unit[1]).any())) for unit in each]
+
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         r"""Run the network once. Return the statistics (N, D) and the logits (N, K) of each input, on the CPU.
@@ -76,18 +82,17 @@ class Sight:
         the only one. If the outputs are no logits, K is 0. For a map of logits K is 1: its mean energy, negated.
         """
         seen: dict[str, Tensor] = {}
-        units = self.units.split([place.channels for place in self.places], dim=1)
 
-        def see(place: Place, unit: Tensor, h: Tensor) -> None:
+        def see(place: Place, unit: Tensor, is_far: bool, h: Tensor) -> None:
             if len(h) != len(inputs):
                 raise BatchbayesError(
                     expected=f"one row for each of {len(inputs)} inputs at the batch-norm layer {place.name}",
                     got=f"an activation of shape {tuple(h.shape)}",
                     fix="let the layer take (N, channels, positions), and not all positions of all inputs as rows",
                 )
-            seen[place.name] = _statistics(h, unit, place.positions).cpu()
+            seen[place.name] = _statistics(h, unit.to(h.device), place.positions, is_far).cpu()
 
-        before = {p.name: partial(see, p, unit) for p, unit in zip(self.places, units, strict=True)}
+        before = {p.name: partial(see, p, *units) for p, units in zip(self.places, self._units, strict=True)}
         outputs = self.network(inputs.to(self.network.device), before=before)
         missing = [place.name for place in self.places if place.name not in seen]
         if missing:
@@ -157,13 +162,13 @@ def _running_units(sites: Sequence[Site]) -> Tensor:
     return torch.cat([torch.stack([mean, (var + eps).sqrt()]).float().cpu() for (mean, var), eps in pairs], 1)
 
 
-def _statistics(h: Tensor, unit: Tensor, positions: bool) -> Tensor:
+def _statistics(h: Tensor, unit: Tensor, positions: bool, is_far: bool) -> Tensor:
     """Return the statistics of the input (N, C, ...) of one site, (N, C) or (N, 3 C)."""
-    mean, std = unit.to(h.device)
+    mean, std = unit
     if not positions:
         return ((h - mean) / std).float()
     over = tuple(range(2, h.ndim))
-    if (unit[0].abs() > FAR * unit[1]).any():
+    if is_far:
         h, mean = h - mean.view(-1, *[1] * (h.ndim - 2)), torch.zeros_like(mean)
     h = h.float()
     own_mean = h.mean(over)
