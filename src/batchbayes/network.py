@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, Unpack
 
@@ -146,7 +145,7 @@ def _failed(
 
 def require_default_device() -> None:
     """Raise an error if torch makes new tensors elsewhere than on the CPU, where all random numbers are drawn."""
-    if (device := torch.get_default_device()).type != "cpu":
+    if (device := torch.empty(0).device).type != "cpu":  # ten times as fast as torch.get_default_device()
         raise BatchbayesError(
             expected="the CPU as the default device of torch; the network and the data may be anywhere",
             got=f"{device}, by torch.set_default_device or by a block of torch.device",
@@ -198,11 +197,16 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
 
 def reference_tensor(module: nn.Module) -> Tensor:
     """Return the first floating-point parameter or buffer: it tells the module's dtype and device."""
-    parameters = (tensor for m in module.modules() for tensor in m._parameters.values())  # quicker than parameters()
-    for tensor in chain(parameters, module.buffers()):
+    found = _first_parameter(module)
+    return next((b for b in module.buffers() if b.is_floating_point()), torch.empty(0)) if found is None else found
+
+
+def _first_parameter(module: nn.Module) -> Tensor | None:
+    """Return the first floating-point parameter, much quicker than `parameters()` does."""
+    for tensor in module._parameters.values():
         if tensor is not None and tensor.is_floating_point():
             return tensor
-    return torch.empty(0)
+    return next((found for m in module.children() if (found := _first_parameter(m)) is not None), None)
 
 
 def pick_output(outputs: Any, name: Output) -> Tensor:

@@ -108,8 +108,8 @@ class RunningGaussian:
     def add(self, block: Block) -> None:
         self._dtype = block.middle.dtype if isinstance(block, LinearDraws) else block.dtype
         if isinstance(block, LinearDraws) and self._noise_std:
-            mean, variance = (moment.double() for moment in block.moments())
-            self._merge(len(block), mean, variance, self._noise_std(mean[None]).square().expand_as(mean).contiguous())
+            mean, variance = block.moments()
+            self._merge(len(block), mean, variance, torch.empty_like(mean).copy_(self._noise_std(mean[None]).square()))
             return
         for outputs, counts in distinct_draws(block):
             components, shares = self._likelihood(outputs.double()), counts / counts.sum()

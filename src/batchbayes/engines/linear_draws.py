@@ -102,8 +102,7 @@ class LinearDraws:
         elif weights is None:
             shares = shares.to(flat)
             shift = torch.mv(flat.T, shares)
-            squares = [torch.mv(part.square(), shares) for part in flat.T.split(max(1, CACHED // len(flat)))]
-            variance = (torch.cat(squares) - shift.square()).clamp_min_(0)
+            variance = torch.addcmul(_mean_squares(flat.T, shares), shift, shift, value=-1).clamp_min_(0)
         else:
             weights = weights.double()
             mean = shares @ weights  # (Q,)
@@ -111,6 +110,13 @@ class LinearDraws:
             shift = mean.to(flat) @ flat
             variance = (covariance.to(flat) @ flat).mul_(flat).sum(0).clamp_min_(0)
         return self.middle + shift.view_as(self.middle), variance.view_as(self.middle)
+
+
+def _mean_squares(rows: Tensor, shares: Tensor) -> Tensor:
+    """Return the means of the squares of each row."""
+    if rows.numel() <= CACHED:
+        return torch.mv(rows * rows, shares)
+    return torch.cat([torch.mv(part * part, shares) for part in rows.split(max(1, CACHED // rows.shape[1]))])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

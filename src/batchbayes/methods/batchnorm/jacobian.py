@@ -83,7 +83,9 @@ def graph_size(inputs: Tensor) -> int:
 
 def _units(flat: Tensor) -> Iterator[Tensor]:
     """Yield weights (n, K) that pick one output after the other."""
-    for unit in torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device):
+    for output in range(flat.shape[1]):
+        unit = flat.new_zeros(flat.shape[1])
+        unit[output] = 1.0
         yield unit.expand_as(flat)
 
 
@@ -235,7 +237,7 @@ def along_directions(
     r"""Return what each site multiplies $-\sum g$ and $-\sum g h$ by, (C, Q) each; the first includes the mean of h."""
     pairs = zip(statistics, by_site(sites, directions), strict=True)
     return [
-        (torch.addcmul(d_mean, mean.to(directions), d_log_std, value=-1).T, d_log_std.T)
+        (torch.addcmul(d_mean, mean.to(directions), d_log_std, value=-1).T.contiguous(), d_log_std.T.contiguous())
         for (mean, _), (d_mean, d_log_std) in pairs
     ]
 
@@ -284,7 +286,7 @@ def _scale_and_shift(
     """Return what evaluation mode multiplies a channel by, and what it adds then, (C,) each."""
     scale = (variance + eps).rsqrt()
     scale = scale if weight is None else scale * weight.detach()
-    return scale, -mean * scale if bias is None else bias.detach() - mean * scale
+    return scale, -mean * scale if bias is None else torch.addcmul(bias.detach(), mean, scale, value=-1)
 
 
 def _scaled(inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
