@@ -40,6 +40,14 @@ class Combinations:
         """What share of the draws each distinct draw stands for, (U,), in float64."""
         return self.counts / len(self.index)
 
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean (Q,) and covariance (Q, Q) over draws of what multiplies each tangent, in float64."""
+        assert self.weights is not None
+        mean = self.shares @ self.weights.double()
+        deviations = self.weights.double() - mean
+        return mean, (self.shares[:, None] * deviations).T @ deviations
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearDraws:
@@ -104,11 +112,9 @@ class LinearDraws:
             shift = torch.mv(flat.T, shares)
             variance = torch.addcmul(_mean_squares(flat.T, shares), shift, shift, value=-1).clamp_min_(0)
         else:
-            weights = weights.double()
-            mean = shares @ weights  # (Q,)
-            covariance = (shares[:, None] * (weights - mean)).T @ (weights - mean)
-            shift = mean.to(flat) @ flat
-            variance = (covariance.to(flat) @ flat).mul_(flat).sum(0).clamp_min_(0)
+            mean, covariance = (moment.to(flat) for moment in self.combinations.moments)
+            shift = mean @ flat
+            variance = (flat.T @ covariance).mul_(flat.T).sum(1).clamp_min_(0)
         return self.middle + shift.view_as(self.middle), variance.view_as(self.middle)
 
 
