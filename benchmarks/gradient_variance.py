@@ -122,11 +122,18 @@ def mean_field(images: Tensor, labels: Tensor) -> None:
         "| initial std | trained | weight | mean | log std | std | whole layer | whole layer in units of the weights |"
     )
     print("|---:|---|---|---:|---:|---:|---:|---:|")
-    for initial_std, epochs in ((0.05, 0), (0.05, 3), (0.01, 0), (0.01, 5)):
+    few, every = 6000, len(images)
+    for initial_std, epochs, count in (
+        (0.05, 0, few),
+        (0.05, 3, few),
+        (0.01, 0, few),
+        (0.01, 5, few),
+        (0.01, 20, every),
+    ):
         with GlobalStream(0):
             network = bb.noisy(LeNet300(), bb.MeanField(initial_std=initial_std))
         if epochs:
-            train(network, images, labels, epochs)
+            train(network, images[:count], labels[:count], epochs)
         found = variances(network, images[:BATCH], labels[:BATCH], 200)
         for site in network.sites:
             by_std = (-2 * network.parameters_of(site)["log_std"].detach().double()).exp()  # (d log std / d std)^2
@@ -174,5 +181,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     train_images, train_labels = load_images("mnist", 60_000, 10, parser.parse_args().data_folder).train
     last_layers(train_images[:6000], train_labels[:6000])
-    mean_field(train_images[:6000], train_labels[:6000])
+    mean_field(train_images, train_labels)
     sparse_vd(train_images, train_labels)
