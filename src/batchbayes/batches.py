@@ -239,8 +239,8 @@ def chunks(data: Batches, chunk_size: int | None, picker: Picker = None, *, numb
 
 def cut(inputs: Any, chunk_size: int | None, numbers: int) -> tuple[Any, ...]:
     """Cut inputs into chunks of `chunk_size` examples, or of about so many numbers."""
-    per_example = max(1, inputs[0].numel()) if len(inputs) else 1
-    return inputs.split(min(chunk_size or max(1, numbers // per_example), max(1, len(inputs))))
+    size = chunk_size or max(1, numbers // max(1, inputs[0].numel()) if len(inputs) else 1)
+    return (inputs,) if len(inputs) <= size else inputs.split(size)
 
 
 def spread_evenly(length: int, count: int) -> Tensor:

@@ -225,10 +225,10 @@ class Gaussian(TargetLikelihood[GaussianPredictive]):
     def __call__(self, outputs: Tensor) -> distributions.Normal:
         return distributions.Normal(outputs, self.noise_std(outputs), validate_args=False)
 
-    def noise_std(self, outputs: Tensor) -> Tensor:
+    def noise_std(self, outputs: Tensor) -> float | Tensor:
         """Return the standard deviation of the noise of outputs (S, N, ...): one number, or (D, 1, ...)."""
         if not isinstance(self.precision, tuple):
-            return torch.as_tensor(self.precision**-0.5, dtype=outputs.dtype, device=outputs.device)
+            return self.precision**-0.5
         if outputs.ndim < 3 or outputs.shape[2] != len(self.precision):
             raise BatchbayesError(
                 expected=f"{len(self.precision)} outputs for each example, one for each precision",

@@ -96,7 +96,9 @@ class RunningGaussian:
     needs_draws = True  # the density and the quantiles of the mixture need them
 
     def __init__(
-        self, likelihood: Callable[[Tensor], distributions.Normal], noise_std: Callable[[Tensor], Tensor] | None = None
+        self,
+        likelihood: Callable[[Tensor], distributions.Normal],
+        noise_std: Callable[[Tensor], float | Tensor] | None = None,
     ) -> None:
         """`noise_std` gives the noise of outputs (S, N, ...), if that is the same for all draws.
 
@@ -109,7 +111,7 @@ class RunningGaussian:
         self._dtype = block.middle.dtype if isinstance(block, LinearDraws) else block.dtype
         if isinstance(block, LinearDraws) and self._noise_std:
             mean, variance = block.moments()
-            self._merge(len(block), mean, variance, torch.empty_like(mean).copy_(self._noise_std(mean[None]).square()))
+            self._merge(len(block), mean, variance, torch.zeros_like(mean) + self._noise_std(mean[None]) ** 2)
             return
         for outputs, counts in distinct_draws(block):
             components, shares = self._likelihood(outputs.double()), counts / counts.sum()

@@ -123,7 +123,7 @@ def linear_draws(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> L
     outputs, tangents = (tensor.cpu() for tensor in moves)
     draws = LinearDraws(outputs, tangents, plan.combinations, basis, 2 - 2 * share**0.5)
     # Moments are fewer than tangents. They are finite only if all tangents are, but they may also overflow.
-    if not all(math.isfinite(moment.sum().item()) for moment in draws.moments()):
+    if not math.isfinite(sum(moment.sum() for moment in draws.moments())):
         require_finite(outputs, "the network's output")
         if not tangents.isfinite().all():
             raise BatchbayesError(
