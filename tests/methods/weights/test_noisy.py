@@ -381,3 +381,13 @@ def test_draws_keep_the_memory_format_of_the_network():
     assert posterior.weights(0, 0)["weight"].stride() == own.weight.stride()
     x = torch.randn(2, 1, 5, 5)
     assert posterior.draw(0, 0)(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_draws_of_masks_do_not_depend_on_the_default_dtype():
+    posterior = bb.noisy(nn.Linear(100, 2), bb.BinaryDropout(initial_rate=0.5)).posterior()
+    expected = posterior.weights(0, 0)["weight"]
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(posterior.weights(0, 0)["weight"], expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
