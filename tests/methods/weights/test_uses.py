@@ -96,6 +96,23 @@ def test_gauss_newton_refuses_convolutions():
         curvatures(posterior, [batch], bb.categorical(), method="gauss-newton")
 
 
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Twice(nn.Sequential):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+@pytest.mark.parametrize("odd", [Scaled(3, 3), Twice(nn.Linear(3, 3))])
+def test_gauss_newton_refuses_layers_with_a_forward_of_their_own_and_layers_that_run_twice(odd):
+    posterior = bb.noisy(odd, bb.MeanField()).posterior()
+    with pytest.raises(bb.BatchbayesError, match=r'plain linear layers that run once.*method="hutchinson"'):
+        curvatures(posterior, [data()], bb.categorical(), method="gauss-newton")
+
+
 def test_kappa_and_draws_of_some_weights():
     posterior, (x, y) = bb.noisy(network(), bb.MeanField(initial_std=0.3)).posterior(), data()
     curvature = curvatures(posterior, [(x, y)], bb.categorical(), method="exact")
