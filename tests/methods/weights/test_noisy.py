@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import batchbayes as bb
+from batchbayes.methods.weights.compression import rounded_means, sparsity
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
 
@@ -383,6 +384,30 @@ def test_draws_keep_the_memory_format_of_the_network():
     assert posterior.draw(0, 0)(x).is_contiguous(memory_format=torch.channels_last)
 
 
+class Aliased(nn.Module):
+    """Its layers have two names each."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.layers = nn.ModuleList([self.first, self.last])
+
+    def forward(self, x):
+        return self.layers[1](torch.relu(self.layers[0](x)))
+
+
+def test_the_state_dict_of_the_means_has_them_under_every_name_of_a_layer():
+    torch.manual_seed(0)
+    posterior = bb.noisy(Aliased(), bb.SparseVD(initial_log_var=-3.0)).posterior()
+    pruned = posterior.distributions["first.weight"].mean
+    assert int((pruned == 0).sum()) > 0
+    for state in (posterior.means(), rounded_means(posterior)):
+        own = Aliased()
+        own.load_state_dict(state)
+        assert torch.equal(own.first.weight == 0, state["first.weight"] == 0)
+        assert bool((own.first.weight[pruned == 0] == 0).all())
+
+
 def test_draws_of_masks_do_not_depend_on_the_default_dtype():
     posterior = bb.noisy(nn.Linear(100, 2), bb.BinaryDropout(initial_rate=0.5)).posterior()
     expected = posterior.weights(0, 0)["weight"]
@@ -391,3 +416,27 @@ def test_draws_of_masks_do_not_depend_on_the_default_dtype():
         assert torch.equal(posterior.weights(0, 0)["weight"], expected)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+class WithState(nn.Linear):
+    def get_extra_state(self):
+        return {"scale": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"scale": 1}
+
+
+def test_state_that_is_no_tensor_is_among_the_means_and_not_written(tmp_path):
+    posterior = bb.noisy(WithState(3, 2), bb.MeanField()).posterior()
+    WithState(3, 2).load_state_dict(posterior.means())
+    with pytest.raises(bb.BatchbayesError, match="something else in _extra_state"):
+        bb.save(posterior, tmp_path / "weights.safetensors")
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0)])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_weights_may_be_empty(family, shape):
+    random = bb.noisy(nn.Linear(*shape), family)
+    assert random(torch.randn(4, shape[0])).shape == (4, shape[1])
+    assert sparsity(random.posterior()) == {"weight": 1.0}
