@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -406,6 +407,27 @@ def test_the_state_dict_of_the_means_has_them_under_every_name_of_a_layer():
         own.load_state_dict(state)
         assert torch.equal(own.first.weight == 0, state["first.weight"] == 0)
         assert bool((own.first.weight[pruned == 0] == 0).all())
+
+
+@pytest.mark.parametrize("family", [bb.VariationalDropout(), bb.GaussianDropout()])
+def test_weights_of_zero_have_a_gradient_when_weights_are_drawn(family):
+    own = nn.Linear(3, 2)
+    nn.init.zeros_(own.weight)
+    x, y = torch.randn(8, 3), torch.randint(0, 2, (8,))
+    posterior = bb.variational(own, [(x, y)], family, epochs=2, estimator="weights")
+    assert posterior.means()["weight"].isfinite().all()
+    assert posterior.means()["weight"].abs().min() > 0
+
+
+def test_odd_logarithms_are_refused_and_numbers_of_numpy_can_be_saved(tmp_path):
+    for value in (float("nan"), "x", None):
+        with pytest.raises(bb.BatchbayesError, match="an initial_log_var"):
+            bb.SparseVD(initial_log_var=value)
+        with pytest.raises(bb.BatchbayesError, match="an initial_log_alpha"):
+            bb.VariationalDropout(initial_log_alpha=value)
+    for family in (bb.SparseVD(np.float32(-3)), bb.MultiplicativeFlow(np.int64(1))):
+        bb.save(bb.noisy(network(), family).posterior(), tmp_path / "weights.safetensors")
+        assert bb.load(tmp_path / "weights.safetensors", network()).family == family
 
 
 def test_draws_of_masks_do_not_depend_on_the_default_dtype():
