@@ -1,6 +1,7 @@
 """The wrapper around any network: what is random, against naive code, and what is refused."""
 
 import copy
+import types
 
 import numpy as np
 import pytest
@@ -409,6 +410,83 @@ def test_the_state_dict_of_the_means_has_them_under_every_name_of_a_layer():
         assert bool((own.first.weight[pruned == 0] == 0).all())
 
 
+class Force(nn.Sequential):
+    """Its output is a derivative."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("family", [bb.MeanField(), bb.SparseVD(), bb.GaussianDropout(), bb.VariationalDropout()])
+def test_second_derivatives_of_local_noise_are_refused(family):
+    own, x = Force(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(5, 2)
+    with pytest.raises(bb.BatchbayesError, match=r'differentiated again.*estimator="weights"'):
+        bb.variational(own, [(x, x)], family, likelihood=bb.gaussian(1.0), epochs=1)
+    bb.variational(own, [(x, x)], family, likelihood=bb.gaussian(1.0), epochs=1, estimator="weights")
+
+
+class TiedAutoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return F.linear(torch.tanh(self.encoder(x)), self.encoder.weight.t())
+
+
+def test_a_weight_that_the_network_uses_outside_of_its_layer_is_refused_or_drawn():
+    x = torch.randn(4, 5)
+    with pytest.raises(bb.BatchbayesError, match=r'encoder, which shares its weight.*estimator="weights"'):
+        bb.variational(TiedAutoencoder(), [(x, x)], likelihood=bb.gaussian(1.0), epochs=1)
+    bb.variational(TiedAutoencoder(), [(x, x)], likelihood=bb.gaussian(1.0), epochs=1, estimator="weights")
+
+
+class Standardised(nn.Conv2d):
+    def _conv_forward(self, input, weight, bias):
+        return super()._conv_forward(input, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+
+
+def test_layers_with_a_product_or_a_forward_of_their_own_are_drawn_as_weights():
+    torch.manual_seed(0)
+    changed = nn.Conv2d(2, 3, 3)
+    changed.forward = types.MethodType(lambda self, x: 3 * nn.Conv2d.forward(self, x), changed)
+    x = torch.randn(4, 2, 5, 5)
+    for own in (Standardised(2, 3, 3), changed):
+        random = bb.noisy(nn.Sequential(own), bb.MeanField(initial_std=1e-6))
+        assert not random.is_local(random.sites[0])
+        torch.testing.assert_close(random(x), own(x), atol=1e-3, rtol=0)
+
+
+class Unbatched(nn.Module):
+    """Its last layers see one example without an axis of examples, as wide as an axis of examples could be."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.vector, self.image = nn.Linear(3, 4), nn.Linear(3, 4), nn.Conv1d(3, 4, 1)
+
+    def forward(self, x):
+        image = torch.ones(3, 4) * torch.arange(1.0, 4)[:, None]
+        return self.first(x) + self.vector(image[:, 0]) + self.image(image)[:, 0]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_layer_may_see_one_example_without_an_axis(family):
+    torch.manual_seed(0)
+    random, x = bb.noisy(Unbatched(), family), torch.zeros(4, 3)
+    mean, count = random.posterior().means(), 2000
+    with torch.no_grad():
+        draws = torch.stack([random(x) for _ in range(count)])
+    image = torch.arange(1.0, 4)
+    weights = mean["vector.weight"] + mean["image.weight"][:, :, 0]
+    expected = weights @ image + sum(mean[f"{name}.bias"] for name in ("first", "vector", "image"))
+    error = draws.std(0) / count**0.5
+    tolerance = 0.2 if family.kind == "multiplicative-flow" else 1e-4  # whose mean is approximate
+    assert draws.shape == (count, 4, 4)
+    assert ((draws.mean(0) - expected).abs() < 5 * error + tolerance).all()
+
+
 @pytest.mark.parametrize("family", [bb.VariationalDropout(), bb.GaussianDropout()])
 def test_weights_of_zero_have_a_gradient_when_weights_are_drawn(family):
     own = nn.Linear(3, 2)
@@ -453,6 +531,19 @@ def test_state_that_is_no_tensor_is_among_the_means_and_not_written(tmp_path):
     WithState(3, 2).load_state_dict(posterior.means())
     with pytest.raises(bb.BatchbayesError, match="something else in _extra_state"):
         bb.save(posterior, tmp_path / "weights.safetensors")
+
+
+class InBfloat16(nn.Sequential):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_networks_may_use_autocast(family):
+    own = InBfloat16(*network())
+    posterior = bb.variational(own, data(2), family, epochs=1)
+    assert bb.predict(posterior, data()[0][0], bb.categorical(), num_samples=2).probs.shape == (4, 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
