@@ -497,6 +497,53 @@ def test_weights_of_zero_have_a_gradient_when_weights_are_drawn(family):
     assert posterior.means()["weight"].abs().min() > 0
 
 
+def test_a_resumed_training_of_a_segmentation_has_the_same_bits(tmp_path):
+    torch.manual_seed(0)
+    batches = [(torch.randn(4, 3, 16, 16), torch.randint(0, 21, (4, 16, 16))) for _ in range(3)]
+
+    def fit(**options):
+        torch.manual_seed(0)
+        random = bb.noisy(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 21, 1)), bb.MeanField())
+        losses = bb.fit_noisy(random, batches, bb.categorical(), TrainingConfig(3, 4), num_examples=12, **options)
+        return losses, random.state_dict()
+
+    def kill(step):
+        if step.number == 4:
+            raise KilledError
+
+    losses, whole = fit()
+    with pytest.raises(KilledError):
+        fit(checkpoint=tmp_path / "training.safetensors", after_step=kill)
+    again, continued = fit(checkpoint=tmp_path / "training.safetensors")
+    assert again == losses
+    assert all(torch.equal(continued[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("num_examples", [0, -48, 2.5, "48", float("nan")])
+def test_a_wrong_number_of_examples_is_refused(num_examples):
+    with pytest.raises(bb.BatchbayesError, match="num_examples as a whole number of at least 1"):
+        bb.variational(network(), data(), epochs=1, num_examples=num_examples)
+
+
+def test_empty_batches_and_weight_decay_are_refused():
+    (x, y), *_ = data()
+    with pytest.raises(bb.BatchbayesError, match="an empty batch"):
+        bb.variational(network(), [(x, y), (x[:0], y[:0])], epochs=1)
+    config = TrainingConfig(1, 4, weight_decay=1e-4)
+    with pytest.raises(bb.BatchbayesError, match="leave weight_decay out"):
+        bb.fit_noisy(bb.noisy(network(), bb.MeanField()), data(), bb.categorical(), config, num_examples=48)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1}, {"temperature": "1"}, {"kl_from": float("nan")}, {"kl_full": None}]
+)
+def test_odd_schedules_are_refused(options):
+    (name,) = options
+    with pytest.raises(bb.BatchbayesError, match=f"got {name}="):
+        bb.Schedule(**options)
+    assert bb.Schedule(kl_from=float("inf")).kl_weight(100) == 0
+
+
 def test_odd_logarithms_are_refused_and_numbers_of_numpy_can_be_saved(tmp_path):
     for value in (float("nan"), "x", None):
         with pytest.raises(bb.BatchbayesError, match="an initial_log_var"):
