@@ -218,6 +218,10 @@ def test_tied_and_parametrised_weights_are_refused():
     tied[1].weight = tied[0].weight
     with pytest.raises(bb.BatchbayesError, match="belongs to another layer too"):
         bb.noisy(tied, bb.MeanField())
+    recurrent = nn.RNN(3, 3)
+    recurrent.weight_hh_l0 = recurrent.weight_ih_l0
+    with pytest.raises(bb.BatchbayesError, match="weight_ih_l0 belongs to another layer too"):
+        bb.noisy(recurrent, bb.MeanField())
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 2))
     with pytest.raises(bb.BatchbayesError, match="a parametrisation or weight norm"):
         bb.noisy(normed, bb.MeanField())

@@ -77,7 +77,7 @@ def find_sites(module: nn.Module, layers: Iterable[str] | None = None) -> tuple[
             fix="pass a network that has some, and name them by layers=",
         )
     inside = {f"{name}.out_proj" for name in modules_by_name(module, nn.MultiheadAttention)}
-    users = Counter(id(parameter) for m in module.modules() for parameter in m.parameters(recurse=False))
+    users = Counter(id(parameter) for m in module.modules() for parameter in m._parameters.values())
     return tuple(site for name in names for site in _sites(name, every[name], users, name not in inside))
 
 
