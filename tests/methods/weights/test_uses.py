@@ -123,12 +123,14 @@ def test_kappa_and_draws_of_some_weights():
         torch.testing.assert_close(posterior.network(x, tensors=partly_drawn(posterior, noisy, 0, 1)), expected)
 
 
-def test_exact_curvature_of_large_layers_and_unknown_methods_are_refused():
+def test_exact_curvature_of_large_layers_unknown_methods_and_no_probes_are_refused():
     posterior = bb.noisy(nn.Linear(100, 100), bb.MeanField()).posterior()
     with pytest.raises(bb.BatchbayesError, match='method="hutchinson"'):
         curvatures(posterior, [], bb.categorical(), method="exact")
     with pytest.raises(bb.BatchbayesError, match="a method, one of: exact, gauss-newton, hutchinson"):
         curvatures(posterior, [], bb.categorical(), method="diagonal")
+    with pytest.raises(bb.BatchbayesError, match="num_probes as a whole number"):
+        curvatures(posterior, [], bb.categorical(), num_probes=0)
 
 
 def test_wide_posteriors_need_fewer_bits_and_rounding_stays_within_the_spread():

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.batches import pick_inputs
 from batchbayes.errors import BatchbayesError, unknown_name
@@ -53,6 +54,7 @@ def curvatures(
     """
     if method not in get_args(Method):
         raise unknown_name("a method", method, get_args(Method))
+    whole_number("num_probes", num_probes)
     means = {name: given.mean.clone().requires_grad_() for name, given in posterior.distributions.items()}
     large = [name for name, mean in means.items() if mean.numel() > LARGEST_EXACT]
     if method == "exact" and large:
