@@ -13,6 +13,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -62,7 +63,7 @@ def save(
 
 def _json(values: object, what: str) -> str:
     try:
-        return json.dumps(values)
+        return json.dumps(values, default=np.generic.item)  # numbers of numpy
     except (TypeError, ValueError) as error:
         raise BatchbayesError(
             expected=f"{what} as JSON values: text, numbers, lists and dicts",

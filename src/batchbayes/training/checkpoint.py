@@ -44,7 +44,7 @@ class Checkpoint:
         if not path.parent.is_dir():
             got = f"nothing at {path.parent}"
             raise BatchbayesError(expected="a folder for the checkpoint", got=got, fix="create the folder first")
-        _require_tensors_only(training.network)
+        require_tensors_only(training.network)
         self._path, self._training = path, training
         self._layout = _layout(training.network)
         self._description = {
@@ -190,12 +190,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, tensors
 
 
-def _require_tensors_only(network: nn.Module) -> None:
-    """Refuse modules with `get_extra_state`: it can return any object, and a checkpoint holds tensors alone."""
+def require_tensors_only(network: nn.Module) -> None:
+    """Refuse modules with `get_extra_state`: it can return any object, and a file holds tensors alone."""
     odd = [name for name, value in network.state_dict().items() if not isinstance(value, Tensor)]
     if odd:
         raise BatchbayesError(
-            expected="a network whose whole state is tensors, to write a checkpoint",
+            expected="a network whose whole state is tensors, to write it to a file",
             got=f"something else in {', '.join(odd)}",
-            fix="keep it in buffers, or train without a checkpoint",
+            fix="keep it in buffers, or do without the file",
         )

@@ -1,11 +1,14 @@
 """The experiments on random weights, in their smallest preset."""
 
+import math
 from importlib import import_module
 
 import pytest
 import torch
 from helpers.experiments import run_experiment
+from torch import nn
 
+import batchbayes as bb
 from batchbayes.experiments.weights import (
     gradient_variance,
     images,
@@ -15,6 +18,7 @@ from batchbayes.experiments.weights import (
     sparse_vd,
     variance_networks,
 )
+from batchbayes.methods.weights.compression import bits_needed
 from batchbayes.reproduce.tables import to_markdown
 
 MODULES = [gradient_variance, mean_propagation, mnf_uci, random_labels, sparse_vd, variance_networks]
@@ -60,3 +64,15 @@ def test_training_and_test_images_have_one_mean_image_subtracted():
     data = images.load_images("synthetic", 50, 20)
     torch.testing.assert_close(data.train[0].mean(0), torch.zeros(1, 28, 28), atol=1e-6, rtol=0)
     assert data.test[0].mean(0).abs().max() > 0.01
+
+
+def test_the_bits_are_those_of_the_weights_before_rounding():
+    """Rounding makes narrow weights zero here, and zeros do not count for the spread of a layer."""
+    random = bb.noisy(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), bb.MeanField(initial_std=0.01))
+    with torch.no_grad():
+        random.module[1].weight.fill_(1e-3)
+        random.module[1].weight[0] = 1.0
+        random.own["1:weight:log_std"][0] = math.log(0.1)
+    data = images.load_images("synthetic", 10, 10)
+    expected = bits_needed(random.posterior())
+    assert mean_propagation.bits_result(random.posterior(), data)["bits"] == expected

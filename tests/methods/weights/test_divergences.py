@@ -68,7 +68,9 @@ def test_a_shared_alpha_counts_for_each_weight():
         torch.testing.assert_close(shared.divergence(), expected)
 
 
-@pytest.mark.parametrize(("std", "degrees"), [(0.1, 1.0), (1.0, 3.0), (4.0, 2.0)])
+@pytest.mark.parametrize(
+    ("std", "degrees"), [(0.1, 1.0), (1.0, 3.0), (4.0, 2.0), (10.0, 3.0), (1.0, 0.01), (10.0, 0.1)]
+)
 def test_student_t(std, degrees):
     def integrand(w):
         q = torch.distributions.Normal(*torch.tensor([0.0, std], dtype=w.dtype))

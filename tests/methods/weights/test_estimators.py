@@ -1,5 +1,6 @@
 """Gradient estimators against closed forms, and against each other."""
 
+import itertools
 import math
 
 import pytest
@@ -105,3 +106,21 @@ def test_weights_without_a_known_density_have_no_score_function(family):
     network = bb.noisy(nn.Linear(3, 2), family)
     with pytest.raises(bb.BatchbayesError, match="weights whose density is known"):
         score_function_loss(network, lambda weights: weights["weight"].sum())
+
+
+@pytest.mark.parametrize("estimator", ["local", "weights"])
+def test_the_rate_of_binary_dropout_has_the_gradient_of_the_expected_loss(estimator):
+    """Exact by all masks. The relaxed masks of training are almost binary."""
+    torch.manual_seed(0)
+    network = bb.noisy(nn.Linear(3, 2), bb.BinaryDropout(initial_rate=0.3), estimator=estimator)
+    moments = gradient_moments(random_parameters(network), lambda: (network(X) - Y).square().sum(), 4000)
+    mean, variance = moments["weight logit"]
+    weight, bias = network.module.weight.detach(), network.module.bias.detach()
+    logit = torch.tensor(math.log(3 / 7), requires_grad=True)
+    rate, expected = logit.sigmoid(), torch.zeros(())
+    for kept in itertools.product([0.0, 1.0], repeat=3):
+        mask = torch.tensor(kept)
+        outputs = nn.functional.linear(X, weight * mask / (1 - rate), bias)
+        expected = expected + torch.where(mask > 0, 1 - rate, rate).prod() * (outputs - Y).square().sum()
+    (exact,) = torch.autograd.grad(expected, logit)
+    assert abs(float(mean) - float(exact)) < 4 * float(variance / 4000) ** 0.5 + 0.05 * abs(float(exact))

@@ -1,7 +1,9 @@
 """The wrapper around any network: what is random, against naive code, and what is refused."""
 
 import copy
+import types
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import batchbayes as bb
+from batchbayes.methods.weights.compression import rounded_means, sparsity
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
 
@@ -215,6 +218,10 @@ def test_tied_and_parametrised_weights_are_refused():
     tied[1].weight = tied[0].weight
     with pytest.raises(bb.BatchbayesError, match="belongs to another layer too"):
         bb.noisy(tied, bb.MeanField())
+    recurrent = nn.RNN(3, 3)
+    recurrent.weight_hh_l0 = recurrent.weight_ih_l0
+    with pytest.raises(bb.BatchbayesError, match="weight_ih_l0 belongs to another layer too"):
+        bb.noisy(recurrent, bb.MeanField())
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 2))
     with pytest.raises(bb.BatchbayesError, match="a parametrisation or weight norm"):
         bb.noisy(normed, bb.MeanField())
@@ -381,3 +388,219 @@ def test_draws_keep_the_memory_format_of_the_network():
     assert posterior.weights(0, 0)["weight"].stride() == own.weight.stride()
     x = torch.randn(2, 1, 5, 5)
     assert posterior.draw(0, 0)(x).is_contiguous(memory_format=torch.channels_last)
+
+
+class Aliased(nn.Module):
+    """Its layers have two names each."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.layers = nn.ModuleList([self.first, self.last])
+
+    def forward(self, x):
+        return self.layers[1](torch.relu(self.layers[0](x)))
+
+
+def test_the_state_dict_of_the_means_has_them_under_every_name_of_a_layer():
+    torch.manual_seed(0)
+    posterior = bb.noisy(Aliased(), bb.SparseVD(initial_log_var=-3.0)).posterior()
+    pruned = posterior.distributions["first.weight"].mean
+    assert int((pruned == 0).sum()) > 0
+    for state in (posterior.means(), rounded_means(posterior)):
+        own = Aliased()
+        own.load_state_dict(state)
+        assert torch.equal(own.first.weight == 0, state["first.weight"] == 0)
+        assert bool((own.first.weight[pruned == 0] == 0).all())
+
+
+class Force(nn.Sequential):
+    """Its output is a derivative."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("family", [bb.MeanField(), bb.SparseVD(), bb.GaussianDropout(), bb.VariationalDropout()])
+def test_second_derivatives_of_local_noise_are_refused(family):
+    own, x = Force(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(5, 2)
+    with pytest.raises(bb.BatchbayesError, match=r'differentiated again.*estimator="weights"'):
+        bb.variational(own, [(x, x)], family, likelihood=bb.gaussian(1.0), epochs=1)
+    bb.variational(own, [(x, x)], family, likelihood=bb.gaussian(1.0), epochs=1, estimator="weights")
+
+
+class TiedAutoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return F.linear(torch.tanh(self.encoder(x)), self.encoder.weight.t())
+
+
+def test_a_weight_that_the_network_uses_outside_of_its_layer_is_refused_or_drawn():
+    x = torch.randn(4, 5)
+    with pytest.raises(bb.BatchbayesError, match=r'encoder, which shares its weight.*estimator="weights"'):
+        bb.variational(TiedAutoencoder(), [(x, x)], likelihood=bb.gaussian(1.0), epochs=1)
+    bb.variational(TiedAutoencoder(), [(x, x)], likelihood=bb.gaussian(1.0), epochs=1, estimator="weights")
+
+
+class Standardised(nn.Conv2d):
+    def _conv_forward(self, input, weight, bias):
+        return super()._conv_forward(input, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+
+
+def test_layers_with_a_product_or_a_forward_of_their_own_are_drawn_as_weights():
+    torch.manual_seed(0)
+    changed = nn.Conv2d(2, 3, 3)
+    changed.forward = types.MethodType(lambda self, x: 3 * nn.Conv2d.forward(self, x), changed)
+    x = torch.randn(4, 2, 5, 5)
+    for own in (Standardised(2, 3, 3), changed):
+        random = bb.noisy(nn.Sequential(own), bb.MeanField(initial_std=1e-6))
+        assert not random.is_local(random.sites[0])
+        torch.testing.assert_close(random(x), own(x), atol=1e-3, rtol=0)
+
+
+class Unbatched(nn.Module):
+    """Its last layers see one example without an axis of examples, as wide as an axis of examples could be."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.vector, self.image = nn.Linear(3, 4), nn.Linear(3, 4), nn.Conv1d(3, 4, 1)
+
+    def forward(self, x):
+        image = torch.ones(3, 4) * torch.arange(1.0, 4)[:, None]
+        return self.first(x) + self.vector(image[:, 0]) + self.image(image)[:, 0]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_layer_may_see_one_example_without_an_axis(family):
+    torch.manual_seed(0)
+    random, x = bb.noisy(Unbatched(), family), torch.zeros(4, 3)
+    mean, count = random.posterior().means(), 2000
+    with torch.no_grad():
+        draws = torch.stack([random(x) for _ in range(count)])
+    image = torch.arange(1.0, 4)
+    weights = mean["vector.weight"] + mean["image.weight"][:, :, 0]
+    expected = weights @ image + sum(mean[f"{name}.bias"] for name in ("first", "vector", "image"))
+    error = draws.std(0) / count**0.5
+    tolerance = 0.2 if family.kind == "multiplicative-flow" else 1e-4  # whose mean is approximate
+    assert draws.shape == (count, 4, 4)
+    assert ((draws.mean(0) - expected).abs() < 5 * error + tolerance).all()
+
+
+@pytest.mark.parametrize("family", [bb.VariationalDropout(), bb.GaussianDropout()])
+def test_weights_of_zero_have_a_gradient_when_weights_are_drawn(family):
+    own = nn.Linear(3, 2)
+    nn.init.zeros_(own.weight)
+    x, y = torch.randn(8, 3), torch.randint(0, 2, (8,))
+    posterior = bb.variational(own, [(x, y)], family, epochs=2, estimator="weights")
+    assert posterior.means()["weight"].isfinite().all()
+    assert posterior.means()["weight"].abs().min() > 0
+
+
+def test_a_resumed_training_of_a_segmentation_has_the_same_bits(tmp_path):
+    torch.manual_seed(0)
+    batches = [(torch.randn(4, 3, 16, 16), torch.randint(0, 21, (4, 16, 16))) for _ in range(3)]
+
+    def fit(**options):
+        torch.manual_seed(0)
+        random = bb.noisy(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 21, 1)), bb.MeanField())
+        losses = bb.fit_noisy(random, batches, bb.categorical(), TrainingConfig(3, 4), num_examples=12, **options)
+        return losses, random.state_dict()
+
+    def kill(step):
+        if step.number == 4:
+            raise KilledError
+
+    losses, whole = fit()
+    with pytest.raises(KilledError):
+        fit(checkpoint=tmp_path / "training.safetensors", after_step=kill)
+    again, continued = fit(checkpoint=tmp_path / "training.safetensors")
+    assert again == losses
+    assert all(torch.equal(continued[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("num_examples", [0, -48, 2.5, "48", float("nan")])
+def test_a_wrong_number_of_examples_is_refused(num_examples):
+    with pytest.raises(bb.BatchbayesError, match="num_examples as a whole number of at least 1"):
+        bb.variational(network(), data(), epochs=1, num_examples=num_examples)
+
+
+def test_empty_batches_and_weight_decay_are_refused():
+    (x, y), *_ = data()
+    with pytest.raises(bb.BatchbayesError, match="an empty batch"):
+        bb.variational(network(), [(x, y), (x[:0], y[:0])], epochs=1)
+    config = TrainingConfig(1, 4, weight_decay=1e-4)
+    with pytest.raises(bb.BatchbayesError, match="leave weight_decay out"):
+        bb.fit_noisy(bb.noisy(network(), bb.MeanField()), data(), bb.categorical(), config, num_examples=48)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1}, {"temperature": "1"}, {"kl_from": float("nan")}, {"kl_full": None}]
+)
+def test_odd_schedules_are_refused(options):
+    (name,) = options
+    with pytest.raises(bb.BatchbayesError, match=f"got {name}="):
+        bb.Schedule(**options)
+    assert bb.Schedule(kl_from=float("inf")).kl_weight(100) == 0
+
+
+def test_odd_logarithms_are_refused_and_numbers_of_numpy_can_be_saved(tmp_path):
+    for value in (float("nan"), "x", None):
+        with pytest.raises(bb.BatchbayesError, match="an initial_log_var"):
+            bb.SparseVD(initial_log_var=value)
+        with pytest.raises(bb.BatchbayesError, match="an initial_log_alpha"):
+            bb.VariationalDropout(initial_log_alpha=value)
+    for family in (bb.SparseVD(np.float32(-3)), bb.MultiplicativeFlow(np.int64(1))):
+        bb.save(bb.noisy(network(), family).posterior(), tmp_path / "weights.safetensors")
+        assert bb.load(tmp_path / "weights.safetensors", network()).family == family
+
+
+def test_draws_of_masks_do_not_depend_on_the_default_dtype():
+    posterior = bb.noisy(nn.Linear(100, 2), bb.BinaryDropout(initial_rate=0.5)).posterior()
+    expected = posterior.weights(0, 0)["weight"]
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(posterior.weights(0, 0)["weight"], expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class WithState(nn.Linear):
+    def get_extra_state(self):
+        return {"scale": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"scale": 1}
+
+
+def test_state_that_is_no_tensor_is_among_the_means_and_not_written(tmp_path):
+    posterior = bb.noisy(WithState(3, 2), bb.MeanField()).posterior()
+    WithState(3, 2).load_state_dict(posterior.means())
+    with pytest.raises(bb.BatchbayesError, match="something else in _extra_state"):
+        bb.save(posterior, tmp_path / "weights.safetensors")
+
+
+class InBfloat16(nn.Sequential):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_networks_may_use_autocast(family):
+    own = InBfloat16(*network())
+    posterior = bb.variational(own, data(2), family, epochs=1)
+    assert bb.predict(posterior, data()[0][0], bb.categorical(), num_samples=2).probs.shape == (4, 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0)])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_weights_may_be_empty(family, shape):
+    random = bb.noisy(nn.Linear(*shape), family)
+    assert random(torch.randn(4, shape[0])).shape == (4, shape[1])
+    assert sparsity(random.posterior()) == {"weight": 1.0}

@@ -96,6 +96,23 @@ def test_gauss_newton_refuses_convolutions():
         curvatures(posterior, [batch], bb.categorical(), method="gauss-newton")
 
 
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Twice(nn.Sequential):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+@pytest.mark.parametrize("odd", [Scaled(3, 3), Twice(nn.Linear(3, 3))])
+def test_gauss_newton_refuses_layers_with_a_forward_of_their_own_and_layers_that_run_twice(odd):
+    posterior = bb.noisy(odd, bb.MeanField()).posterior()
+    with pytest.raises(bb.BatchbayesError, match=r'plain linear layers that run once.*method="hutchinson"'):
+        curvatures(posterior, [data()], bb.categorical(), method="gauss-newton")
+
+
 def test_kappa_and_draws_of_some_weights():
     posterior, (x, y) = bb.noisy(network(), bb.MeanField(initial_std=0.3)).posterior(), data()
     curvature = curvatures(posterior, [(x, y)], bb.categorical(), method="exact")
@@ -106,12 +123,14 @@ def test_kappa_and_draws_of_some_weights():
         torch.testing.assert_close(posterior.network(x, tensors=partly_drawn(posterior, noisy, 0, 1)), expected)
 
 
-def test_exact_curvature_of_large_layers_and_unknown_methods_are_refused():
+def test_exact_curvature_of_large_layers_unknown_methods_and_no_probes_are_refused():
     posterior = bb.noisy(nn.Linear(100, 100), bb.MeanField()).posterior()
     with pytest.raises(bb.BatchbayesError, match='method="hutchinson"'):
         curvatures(posterior, [], bb.categorical(), method="exact")
     with pytest.raises(bb.BatchbayesError, match="a method, one of: exact, gauss-newton, hutchinson"):
         curvatures(posterior, [], bb.categorical(), method="diagonal")
+    with pytest.raises(bb.BatchbayesError, match="num_probes as a whole number"):
+        curvatures(posterior, [], bb.categorical(), num_probes=0)
 
 
 def test_wide_posteriors_need_fewer_bits_and_rounding_stays_within_the_spread():

@@ -123,11 +123,11 @@ def accuracy_of(
 
 def bits_result(posterior: bb.WeightsPosterior, data: ImageData) -> dict[str, Any]:
     """Return the bits of each layer, and errors before and after rounding."""
-    network = posterior.network.module
+    bits, network = bits_needed(posterior), posterior.network.module
     network.load_state_dict(posterior.means())
     error = error_percent(network, data.test)
     network.load_state_dict(rounded_means(posterior))
-    return {"bits": bits_needed(posterior), "error": error, "rounded_error": error_percent(network, data.test)}
+    return {"bits": bits, "error": error, "rounded_error": error_percent(network, data.test)}
 
 
 def tables(config: PropagationConfig, results: Results) -> list[ResultTable]:

@@ -37,22 +37,27 @@ class MaskedWeights:
     prior_std: float
 
     def sample(self, source: torch.Generator | None = None) -> Tensor:
-        """Draw a binary mask. No gradient passes through it."""
+        """Draw a binary mask; a relaxed one if a gradient shall pass through it."""
         inputs = self.mean.shape[1]
+        if source is None and torch.is_grad_enabled():
+            return self.mean * _by_input(self._relaxed(1, self.mean), self.mean)
         device = self.mean.device if source is None else torch.device("cpu")
-        uniform = torch.rand(inputs, generator=source, device=device).to(self.mean)
+        uniform = torch.rand(inputs, generator=source, dtype=torch.float32, device=device).to(self.mean)
         kept = (uniform >= self.logit.sigmoid()).to(self.mean.dtype)
         return self.mean * _by_input(kept / torch.sigmoid(-self.logit), self.mean)
 
     def outputs(self, site: Site, inputs: Tensor) -> Tensor:
         """Return the outputs for relaxed masks, one for each example."""
-        units = inputs.shape[1] if site.is_convolution else inputs.shape[-1]
-        uniform = torch.rand(len(inputs), units, dtype=inputs.dtype, device=inputs.device).clamp(ROUNDING, 1 - ROUNDING)
-        dropped = torch.sigmoid((self.logit + torch.logit(uniform)) / TEMPERATURE)
-        mask = (1 - dropped) / torch.sigmoid(-self.logit)
-        ones = [1] * (inputs.ndim - 2)
-        shape = (len(mask), units, *ones) if site.is_convolution else (len(mask), *ones, units)
+        mask, ones = self._relaxed(len(inputs), inputs), [1] * (inputs.ndim - 2)
+        shape = (len(mask), -1, *ones) if site.is_convolution else (len(mask), *ones, mask.shape[1])
         return site.product(inputs * mask.view(shape), self.mean, site.bias)
+
+    def _relaxed(self, count: int, like: Tensor) -> Tensor:
+        """Return relaxed masks (count, inputs), divided by the share of inputs that are kept."""
+        shape = count, self.mean.shape[1]
+        uniform = torch.rand(shape, dtype=like.dtype, device=like.device).clamp(ROUNDING, 1 - ROUNDING)
+        dropped = torch.sigmoid((self.logit + torch.logit(uniform)) / TEMPERATURE)
+        return (1 - dropped) / torch.sigmoid(-self.logit)
 
     def log_density(self, weight: Tensor) -> Tensor:
         """Return the log-probability of the mask that a drawn weight shows."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from batchbayes.methods.weights.family import Family, GaussianWeights
-from batchbayes.methods.weights.local import TINY, draw, local_outputs
+from batchbayes.methods.weights.local import TINY, draw, local_outputs, require_first_derivatives
 from batchbayes.methods.weights.products import Product, product_of
 from batchbayes.methods.weights.sites import Site
 
@@ -113,6 +113,7 @@ class _NoisyProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        require_first_derivatives()
         by_outputs, by_kl = gradients
         inputs, squares, mean, variance, slope, *kept = ctx.saved_tensors
         of_inputs, of_bias = ctx.needs_input_grad[3:5]

@@ -14,7 +14,6 @@ import warnings
 import torch
 from torch import Tensor
 
-from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.weights.family import GaussianWeights
 from batchbayes.methods.weights.posterior import WeightsPosterior
@@ -26,7 +25,7 @@ MOST_BITS = 24
 def sparsity(posterior: WeightsPosterior) -> dict[str, float]:
     """Return the share of zeros among the means of each random weight, by its name."""
     means = {name: given.mean for name, given in posterior.distributions.items()}
-    return {name: 1 - int(mean.count_nonzero()) / mean.numel() for name, mean in means.items()}
+    return {name: 1 - int(mean.count_nonzero()) / max(1, mean.numel()) for name, mean in means.items()}
 
 
 def compression(posterior: WeightsPosterior) -> float:
@@ -65,12 +64,9 @@ def bits_needed(posterior: WeightsPosterior) -> dict[str, int]:
 
 def rounded_means(posterior: WeightsPosterior) -> dict[str, Tensor]:
     """Return a state dict for the user's network, with random weights rounded to as many bits as they need."""
-    steps = {name: _grid(given, name)[1] for name, given in posterior.distributions.items()}
-    state = posterior.means()
-    for name in state:
-        if step := steps.get(plain_name(name)):
-            state[name] = torch.round(state[name] / step) * step
-    return state
+    given = posterior.distributions
+    steps = {name: _grid(each, name)[1] for name, each in given.items()}
+    return posterior.state_dict_with({n: torch.round(given[n].mean / step) * step for n, step in steps.items()})
 
 
 def _grid(given: object, name: str) -> tuple[int, float]:

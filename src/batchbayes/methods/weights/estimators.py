@@ -31,8 +31,9 @@ def score_function_loss(network: Noisy, loss: Callable[[dict[str, Tensor]], Tens
     if num_draws < 2:
         raise BatchbayesError("two draws or more, for the baseline", str(num_draws), "raise num_draws")
     given = network.distributions()
-    drawn = [{name: each.sample().detach() for name, each in given.items()} for _ in range(num_draws)]
     with torch.no_grad():
+        fixed = network.distributions()
+        drawn = [{name: each.sample() for name, each in fixed.items()} for _ in range(num_draws)]
         losses = torch.stack([loss(weights) for weights in drawn])
     baselines = (losses.sum() - losses) / (num_draws - 1)
     scores = torch.stack([_log_density(given, weights) for weights in drawn])

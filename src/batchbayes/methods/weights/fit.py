@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import CheckpointError
 
+from batchbayes._common.checks import whole_number
 from batchbayes.batches import as_batches, pick_inputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical, TargetLikelihood, categorical, require_likelihood
@@ -30,7 +32,10 @@ NO_LABEL = -(2**62)
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the weight of the KL and the learning rate change, in epochs."""
+    """How the weight of the KL and the learning rate change, in epochs.
+
+    The first step of an epoch still has the numbers of the epoch before.
+    """
 
     kl_from: float = 0.0
     """The weight of the KL is zero before this epoch."""
@@ -40,6 +45,14 @@ class Schedule:
     """The weight of the KL in the end. Below one the posterior is colder, that is narrower, than the Bayesian one."""
     decay_from: float | None = None
     """From this epoch on the learning rate falls linearly, to zero after the last epoch."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            is_number = isinstance(value, Real) and not math.isnan(value)
+            is_number = is_number and (name != "temperature" or 0 <= float(value) < math.inf)
+            if not is_number and (name, value) != ("decay_from", None):
+                expected = "numbers of epochs, and a finite temperature of 0 or more"
+                raise BatchbayesError(expected, f"{name}={value!r}", "change the schedule")
 
     def kl_weight(self, epoch: float) -> float:
         """Return the weight of the KL in an epoch, counted from 0.
@@ -65,12 +78,15 @@ def negative_elbo(likelihood: TargetLikelihood[Any], num_examples: int) -> Objec
 
     N is `num_examples`, and beta is the network's `kl_weight`, which `fit_noisy` sets by its schedule.
     """
+    whole_number("num_examples", num_examples)
     is_first = True
 
     def objective(network: nn.Module, batch: Any) -> Tensor:
         nonlocal is_first
         assert isinstance(network, Noisy)
         inputs, targets = pick_inputs(batch), targets_of(batch)
+        if not len(inputs):
+            raise BatchbayesError("batches with examples in them", "an empty batch", "leave empty batches out")
         outputs, divergence = network.outputs_and_divergence(inputs.to(network.kl_weight.device))
         surprise = negative_log_probability(likelihood, outputs, targets, check_outputs=is_first)
         is_first = False
@@ -101,7 +117,9 @@ def negative_log_probability(
         targets: y for each example.
         check_outputs: whether to look if the outputs are logits, too. A network needs that once.
     """
-    if isinstance(likelihood, Categorical) and not check_outputs and _are_class_numbers(targets, outputs, likelihood):
+    if isinstance(likelihood, Categorical) and _are_class_numbers(targets, outputs, likelihood):
+        if check_outputs:
+            likelihood.check_outputs(outputs.detach())
         logits = outputs if likelihood.temperature == 1 else outputs / likelihood.temperature
         try:  # torch itself finds numbers that are no class
             return cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
@@ -158,6 +176,12 @@ def fit_noisy(
     WeightsPosterior(mean-field on Linear: 6 weights in 1 layer)
     """
     require_likelihood(likelihood)
+    if config.weight_decay:
+        raise BatchbayesError(
+            expected="no weight decay: random weights have a prior instead, and their spreads would decay too",
+            got=f"weight_decay={config.weight_decay!r}",
+            fix="leave weight_decay out",
+        )
 
     def following(step: Step) -> bool | None:
         _require_finite(step)

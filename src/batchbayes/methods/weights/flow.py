@@ -104,7 +104,7 @@ class FlowWeights:
             hidden, hidden_bias, shift_and_gate, its_bias = (self.own[f"{which}{step}_{part}"] for part in _PARTS)
             mask = torch.full_like(z, 0.5) if is_mean else _coins(z, source)
             units = torch.tanh(F.linear(mask * z, hidden, hidden_bias))
-            shift, gate = F.linear(units, shift_and_gate, its_bias).chunk(2, -1)
+            shift, gate = F.linear(units, shift_and_gate, its_bias).to(z.dtype).chunk(2, -1)
             log_det = log_det + (F.logsigmoid(gate) * (1 - mask)).sum(-1)
             z = torch.lerp(torch.lerp(shift, z, gate.sigmoid()), z, mask)
         return z, log_det

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchbayes.errors import BatchbayesError
 from batchbayes.methods.weights.sites import Site
 
 TINY = 1e-16
@@ -40,7 +41,18 @@ class _WithNoise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        require_first_derivatives()
         return gradients[0], gradients[0] * ctx.saved_tensors[0]
+
+
+def require_first_derivatives() -> None:
+    """Refuse a backward pass whose result is differentiated again: what it reads is kept without gradients."""
+    if torch.is_grad_enabled():
+        raise BatchbayesError(
+            expected="first derivatives alone of a layer with noise in its outputs",
+            got="a derivative that is differentiated again (create_graph=True)",
+            fix='pass estimator="weights", which draws the weights themselves, or name the other layers by layers=',
+        )
 
 
 def draw(mean: Tensor, variance: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.batches import pick_inputs
 from batchbayes.errors import BatchbayesError, unknown_name
@@ -53,6 +54,7 @@ def curvatures(
     """
     if method not in get_args(Method):
         raise unknown_name("a method", method, get_args(Method))
+    whole_number("num_probes", num_probes)
     means = {name: given.mean.clone().requires_grad_() for name, given in posterior.distributions.items()}
     large = [name for name, mean in means.items() if mean.numel() > LARGEST_EXACT]
     if method == "exact" and large:
@@ -95,16 +97,16 @@ def _gauss_newton(
 ) -> dict[str, Tensor]:
     """Return the diagonal of the Fisher matrix: for each example the expected square of x_i times the gradient of the
     output j of the layer, over targets that the network itself draws."""
+    if odd := [site.name for site in posterior.sites if site.is_convolution or not site.is_plain]:
+        raise _not_linear(odd[0])
     found = {name: torch.zeros_like(given.mean) for name, given in posterior.distributions.items()}
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def watched(site: Site, inputs: Tensor) -> Tensor:
-        if inputs.ndim != 2 or site.is_convolution:
-            raise BatchbayesError(
-                expected="linear layers with inputs (N, features), for the Gauss-Newton diagonal",
-                got=f"{site.name} with inputs of shape {tuple(inputs.shape)}",
-                fix='use method="hutchinson"',
-            )
+        if inputs.ndim != 2:
+            raise _not_linear(f"{site.name} with inputs of shape {tuple(inputs.shape)}")
+        if site.name in seen:
+            raise _not_linear(f"{site.name}, which is used twice")
         outputs = site.product(inputs, posterior.distributions[site.name].mean, site.bias).requires_grad_()
         seen[site.name] = inputs.detach(), outputs
         return outputs
@@ -112,6 +114,7 @@ def _gauss_newton(
     instead = {site.module_name: partial(watched, site) for site in posterior.sites}
     with GlobalStream(seed):
         for batch in batches:
+            seen.clear()
             outputs = posterior.network(pick_inputs(batch).to(posterior.device), instead=instead)
             targets = likelihood(outputs[None])
             for _ in range(num_draws):
@@ -120,6 +123,11 @@ def _gauss_newton(
                 for (name, (inputs, _)), gradient in zip(seen.items(), gradients, strict=True):
                     found[name].addmm_(gradient.square().T, inputs.square(), alpha=1 / num_draws)
     return found
+
+
+def _not_linear(got: str) -> BatchbayesError:
+    expected = "plain linear layers that run once with inputs (N, features), for the Gauss-Newton diagonal"
+    return BatchbayesError(expected, got, 'use method="hutchinson"')
 
 
 def kappas(posterior: WeightsPosterior, curvature: Mapping[str, Tensor]) -> dict[str, Tensor]:

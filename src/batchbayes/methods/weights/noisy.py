@@ -39,6 +39,8 @@ class Noisy(nn.Module):
         super().__init__()
         self.module, self.family, self.sites, self.estimator, self.output = module, family, sites, estimator, output
         self.own = nn.ParameterDict()
+        self._is_checked = False
+        """Whether a pass has shown that the network uses no weight with local noise outside of its layer."""
         self._keys: dict[str, dict[str, str]] = {}
         """For each random weight the names of the family's own parameters, and their keys in `own`."""
         for site in sites:
@@ -88,16 +90,26 @@ class Noisy(nn.Module):
             if trains and not torch.is_grad_enabled():  # the backward pass would run the layer again, without noise
                 raise _unfit_layer(site, "runs in an activation checkpoint with use_reentrant=True", NOT_REENTRANT)
             waiting.remove(site.module_name)
+            if activations.ndim < site.weight.ndim:  # one example, without an axis of examples
+                return given[site.name].outputs(site, activations[None])[0]
             return given[site.name].outputs(site, activations)
 
+        drawn_weights = {site.name: given[site.name].sample() for site in self.sites if site not in local}
+        probes = {site.name: site.weight.detach().requires_grad_() for site in local if trains and not self._is_checked}
         outputs = self.network(
             inputs,
-            tensors={site.name: given[site.name].sample() for site in self.sites if site not in local},
+            tensors={**drawn_weights, **probes},
             instead={site.module_name: partial(drawn, site) for site in local},
             own_modes=True,
         )
         if waiting:
             raise _unfit_layer(next(site for site in local if site.module_name in waiting), "does not run")
+        if probes and outputs.requires_grad:
+            uses = torch.autograd.grad(outputs.sum(), list(probes.values()), retain_graph=True, allow_unused=True)
+            for site, use in zip(local, uses, strict=True):
+                if use is not None:
+                    raise _unfit_layer(site, "shares its weight with another part of the forward pass")
+            self._is_checked = True
         return outputs
 
     def is_local(self, site: Site) -> bool:

@@ -24,6 +24,7 @@ from batchbayes.methods.weights.variance import Variance
 from batchbayes.methods.weights.variational_dropout import GaussianDropout, VariationalDropout
 from batchbayes.network import Function, Network, as_network, require_layout
 from batchbayes.posterior import Header, Posterior
+from batchbayes.training.checkpoint import require_tensors_only
 
 _EVERY = (MeanField, SparseVD, VariationalDropout, GaussianDropout, BinaryDropout, Variance, MultiplicativeFlow)
 FAMILIES: dict[str, type[Family]] = {family.kind: family for family in _EVERY}
@@ -70,13 +71,19 @@ class WeightsPosterior(Posterior):
 
     def means(self) -> dict[str, Tensor]:
         """Return a state dict for the user's network, in which each random weight is its mean."""
-        state = {name: tensor.clone() for name, tensor in self.network.module.state_dict().items()}
-        for name in state:
-            if given := self.distributions.get(plain_name(name)):
-                state[name] = given.mean.clone()
+        return self.state_dict_with({name: given.mean for name, given in self.distributions.items()})
+
+    def state_dict_with(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict for the user's network with these random weights, by name."""
+        module, given = self.network.module, {id(site.weight): weights[site.name] for site in self.sites}
+        state = copy.deepcopy(module.state_dict())
+        for name, own in module.state_dict(keep_vars=True).items():  # a layer may have several names
+            if id(own) in given:
+                state[name] = given[id(own)].clone()
         return state
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
+        require_tensors_only(self.network.module)
         header = {
             "output": self.network.output,
             "family": {"kind": self.family.kind, **asdict(self.family)},  # pyright: ignore[reportArgumentType]

@@ -10,9 +10,6 @@ from torch.nn.functional import linear
 
 from batchbayes.methods.weights.sites import CONVOLUTIONS, Site
 
-OWN_PRODUCT = {kind._conv_forward for kind in CONVOLUTIONS}
-"""What a convolution does with its weight, if no subclass has changed it."""
-
 
 class LinearProduct:
     """The product of a linear layer, of inputs (n, inputs)."""
@@ -62,7 +59,7 @@ def product_of(site: Site, inputs: Tensor) -> Product | None:
         return LinearProduct()
     assert isinstance(layer, CONVOLUTIONS)
     padding = _padding(layer)
-    if padding is None or inputs.ndim != layer.weight.ndim or type(layer)._conv_forward not in OWN_PRODUCT:
+    if padding is None or inputs.ndim != layer.weight.ndim:
         return None
     return Convolution(layer.stride, padding, layer.dilation, layer.groups)
 

@@ -12,8 +12,10 @@ from batchbayes.network import modules_by_name
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYERS = (nn.Linear, *CONVOLUTIONS, nn.RNNBase)
-PLAIN = {kind.forward for kind in (nn.Linear, *CONVOLUTIONS)}
-"""What a layer does with its input, if no subclass has changed it."""
+METHODS = ("forward", "_conv_forward")
+"""What a layer does with its input and its weight."""
+PLAIN = [[getattr(kind, name, None) for name in METHODS] for kind in (nn.Linear, *CONVOLUTIONS)]
+"""These methods, if nobody has changed them in a subclass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,7 @@ def find_sites(module: nn.Module, layers: Iterable[str] | None = None) -> tuple[
             fix="pass a network that has some, and name them by layers=",
         )
     inside = {f"{name}.out_proj" for name in modules_by_name(module, nn.MultiheadAttention)}
-    users = Counter(id(parameter) for m in module.modules() for parameter in m.parameters(recurse=False))
+    users = Counter(id(parameter) for m in module.modules() for parameter in m._parameters.values())
     return tuple(site for name in names for site in _sites(name, every[name], users, name not in inside))
 
 
@@ -85,6 +87,8 @@ def _sites(name: str, layer: nn.Module, users: Counter[int], runs: bool) -> list
         keys = [key for key in layer._flat_weights_names if key.startswith("weight")]
     else:
         keys = ["weight"]
+    is_plain = runs and [getattr(type(layer), method, None) for method in METHODS] in PLAIN
+    is_plain = is_plain and not any(method in vars(layer) for method in METHODS)  # nor in this one layer
     sites = []
     for key in keys:
         own = layer._parameters.get(key)
@@ -102,5 +106,5 @@ def _sites(name: str, layer: nn.Module, users: Counter[int], runs: bool) -> list
                 fix="name the other layers by layers=, because one draw cannot be two weights",
             )
         full = f"{name}.{key}" if name else key
-        sites.append(Site(full, name, layer, runs and type(layer).forward in PLAIN))
+        sites.append(Site(full, name, layer, is_plain))
     return sites

@@ -20,6 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from batchbayes._common.checks import finite_number
 from batchbayes.methods.weights.closed_form import ClosedForm, Moments
 from batchbayes.methods.weights.family import exp, log2
 from batchbayes.methods.weights.sites import Site
@@ -46,6 +47,9 @@ class SparseVD(ClosedForm):
 
     initial_log_var: float = -10.0
     """log sigma^2 before training."""
+
+    def __post_init__(self) -> None:
+        finite_number("an initial_log_var", self.initial_log_var, above=-math.inf, fix="pass a finite number")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         return {"log_var": torch.full_like(weight, self.initial_log_var)}

@@ -13,8 +13,10 @@ Kharitonov, Molchanov, Vetrov, "Variational Dropout via Empirical Bayes", 2018 (
 Networks: When Expectation Does Not Meet Your Expectations", ICLR 2019 (sharing).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
@@ -35,10 +37,18 @@ class MultipliedWeights(GaussianWeights):
     """Gaussian weights whose spread is a multiple of their mean."""
 
     mean: Tensor
-    variance: Tensor
+    alpha: Tensor | float
     log_alpha: Tensor | None = None
     """None if alpha is fixed."""
     prior: str = "log-uniform"
+
+    @cached_property
+    def variance(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.alpha * self.mean.square()
+
+    @cached_property
+    def std(self) -> Tensor:
+        return self.alpha**0.5 * self.mean.abs()  # the root of a variance of zero has no gradient
 
     def divergence(self) -> Tensor:
         if self.log_alpha is None:
@@ -66,6 +76,7 @@ class VariationalDropout(Family):
                 got=f"alpha_for_each={self.alpha_for_each!r}, prior={self.prior!r}",
                 fix="choose one of them",
             )
+        finite_number("an initial_log_alpha", self.initial_log_alpha, above=-math.inf, fix="pass a finite number")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
         ones = [1] * (weight.ndim - 1)
@@ -74,7 +85,7 @@ class VariationalDropout(Family):
 
     def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> MultipliedWeights:
         log_alpha = own["log_alpha"].clamp(-LIMIT, LIMIT)
-        return MultipliedWeights(weight, log_alpha.exp() * weight.square(), log_alpha, self.prior)
+        return MultipliedWeights(weight, log_alpha.exp(), log_alpha, self.prior)
 
 
 @dataclass(frozen=True)
@@ -93,4 +104,4 @@ class GaussianDropout(Family):
         return {}
 
     def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> MultipliedWeights:
-        return MultipliedWeights(weight, self.alpha * weight.square())
+        return MultipliedWeights(weight, self.alpha)
