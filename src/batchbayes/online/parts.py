@@ -105,7 +105,7 @@ def read_state(
             got="weights of other names or shapes",
             fix="build the same network, or choose another file",
         )
-    return header, saved
+    return header, {name: tensor if own is None else tensor.to(own[name].device) for name, tensor in saved.items()}
 
 
 def write_features(path: str | os.PathLike[str], kind: str, values: Mapping[str, Any]) -> None:
