@@ -218,8 +218,8 @@ def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) 
         found[f"width_{level * 100:.0f}"] = summary.mean_width
     widths = conformal_widths(seen.calibration, held_out)
     if math.isfinite(sum(widths)):
-        ends = (end.view_as(test.mean) for end in conformal_ends(test, widths))
-        summary = metrics.interval_summary(*ends, targets)
+        lower, upper = (end.view_as(test.mean) for end in conformal_ends(test, widths))
+        summary = metrics.interval_summary(lower, upper, targets)
         found |= {"conformal_coverage": summary.coverage, "conformal_width": summary.mean_width}
     if float(test.std.max()) > float(test.std.min()) * (1 + 1e-6):
         found["rank_correlation"] = metrics.rank_correlation(test.std, (test.mean - targets).abs())
