@@ -5,13 +5,18 @@ import torch
 from scipy import optimize
 
 from batchbayes import BatchbayesError
+from batchbayes.assessment.contenders import Seen
+from batchbayes.assessment.regression import compare
+from batchbayes.assessment.rows import _value_columns, rounded
 from batchbayes.calibrate import (
+    ConformalIntervals,
     agreement_temperature,
     conformal_intervals,
     conformal_sets,
     tune_precision,
     tune_temperature,
 )
+from batchbayes.deploy.summaries import summary_of
 from batchbayes.likelihoods import Categorical, bernoulli, categorical, gaussian, heteroscedastic_gaussian
 from batchbayes.metrics import best_constant_precision
 from batchbayes.scores import mixture_crps
@@ -111,6 +116,22 @@ def test_conformal_intervals_hold_targets_that_are_just_as_far_away_as_a_held_ou
         lower, upper = conformal_intervals(seen, targets, 0.8)(seen)
         assert float(((lower <= targets) & (targets <= upper)).double().mean()) >= 0.8
         assert lower.dtype == upper.dtype == torch.float32
+
+
+def test_reports_and_exported_files_hold_such_targets_too():
+    random = torch.Generator().manual_seed(5)
+    for _ in range(200):
+        middle, precision = (torch.rand(2, generator=random) * 10 + 0.1).tolist()
+        seen = made(torch.full((1, 40, 1), middle), gaussian(precision))
+        targets = torch.randint(0, 100, (40, 1), generator=random) / 10
+        assert compare._metrics(Seen(seen, seen, None), targets, targets)["conformal_coverage"] >= 0.9
+        widths = compare.conformal_widths(seen, targets)
+        rows = _value_columns(seen, {"conformal_width": widths, "threshold": [0.0]})
+        ends = zip(rows["lower"], rounded(targets[:, 0]), rows["upper"], strict=True)
+        assert sum(lower <= target <= upper for lower, target, upper in ends) >= 36
+        summary = summary_of(gaussian(precision), ConformalIntervals(0.9, widths[0]))
+        found = summary.finish([seen.mean, torch.zeros(40, 1), torch.full((40, 1), 1 / precision)], 1)[0]
+        assert ((found["lower"] <= targets) & (targets <= found["upper"])).sum() >= 36
 
 
 def test_conformal_sets_hold_what_they_promise_for_a_wrong_model():

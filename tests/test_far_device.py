@@ -3,6 +3,10 @@
 There is no GPU here. `helpers/far_device.py` has tensors that behave as if they were on one, and count copies.
 """
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from helpers.far_device import COUNTED, FarDevice, moved
@@ -11,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes.methods.samples.diagnostics import chain_diagnostics
+from batchbayes.online import MeanField, StructuredLaplace
 
 INPUTS = torch.randn(64, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(64) % 3
@@ -90,6 +95,33 @@ def test_a_network_is_trained_further_where_it_is(name: str) -> None:
     with FarDevice():
         far, _ = predicted(TRAINED[name](moved(network())), "sample", 2)
     torch.testing.assert_close(far, near, rtol=0, atol=1e-3)
+
+
+def learned(
+    kind: type[MeanField] | type[StructuredLaplace], place: Callable[[nn.Module], nn.Module], path: Path
+) -> Any:
+    """Learn two parts. The first one is read from a file again."""
+    torch.manual_seed(0)
+    net, config = place(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))), bb.TrainingConfig(2, 16)
+    x, start = INPUTS[:, :, 0, 0], kind.start(net, bb.categorical())
+    start.update((x[:32], LABELS[:32]), config).save(path)
+    return start.restored(path).update((x[32:], LABELS[32:]), config)
+
+
+def test_parts_are_learned_where_the_network_is(tmp_path: Path) -> None:
+    near = [learned(kind, lambda net: net, tmp_path / "state") for kind in (MeanField, StructuredLaplace)]
+    with FarDevice():
+        far = [learned(kind, moved, tmp_path / "state") for kind in (MeanField, StructuredLaplace)]
+        for found, expected in zip(far[0].mean.values(), near[0].mean.values(), strict=True):
+            torch.testing.assert_close(found.cpu(), expected)
+        found = predicted_by(far[0].posterior(4))
+        log_prob = far[1].log_prob(INPUTS[:, :, 0, 0], LABELS)
+    torch.testing.assert_close(found, predicted_by(near[0].posterior(4)))
+    torch.testing.assert_close(log_prob, near[1].log_prob(INPUTS[:, :, 0, 0], LABELS))
+
+
+def predicted_by(posterior: bb.Posterior) -> Tensor:
+    return bb.predict(posterior, INPUTS[:, :, 0, 0], bb.categorical()).probs
 
 
 def test_chains_are_compared_where_the_network_is() -> None:

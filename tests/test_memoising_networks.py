@@ -1,5 +1,6 @@
 """Networks that note things down while they run in evaluation mode, as timm's LeViT and EfficientFormer do."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -90,3 +91,33 @@ def test_notes_of_the_user_s_that_training_has_dropped_are_not_used() -> None:
         expected = function(inputs)
         assert torch.equal(expected, model(inputs))
         assert torch.equal(function(inputs), model(inputs))
+
+
+class SameOutputTensor(nn.Module):
+    """Writes all its outputs into one tensor, so that each call overwrites what the call before has returned."""
+
+    def __init__(self, network: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.network, self.memory = network, torch.zeros(shape)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.memory.detach()[: len(inputs)].copy_(self.network(inputs))
+
+
+@pytest.mark.filterwarnings("ignore:the network is not linear enough")
+@pytest.mark.parametrize("engine", ["sample", "linear"])
+@pytest.mark.parametrize("shape", [(3,), (30,), (4, 8, 8)], ids=["few classes", "many classes", "maps"])
+@pytest.mark.parametrize("keep_draws", [False, True])
+def test_a_network_may_use_its_output_tensor_again(monkeypatch, engine, shape, keep_draws) -> None:
+    monkeypatch.setattr("batchbayes.engines.sample.CHUNK", 32)  # several passes for each chunk
+    torch.manual_seed(0)
+    count = torch.Size(shape).numel()
+    plain = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, count), nn.Unflatten(1, shape)).eval()
+    inputs, options = torch.randn(1000, 2), {"engine": engine, "chunk_size": 50, "keep_draws": keep_draws}
+    found, expected = (
+        bb.predict(bb.mcbn(network, inputs, batch_size=400), inputs[:120], bb.categorical(), **options)
+        for network in (SameOutputTensor(plain, (5000, *shape)), plain)
+    )
+    assert torch.equal(found.probs, expected.probs)
+    if keep_draws:
+        assert torch.equal(found.draws, expected.draws)

@@ -11,7 +11,9 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes._common.atomic import atomic_path
+from batchbayes.data.folder import data_file
 from batchbayes.saving import fingerprint, load_notes
+from batchbayes.training.loop import supervised
 
 
 def build(width=4, depth=1, epsilon=1e-5):
@@ -320,6 +322,9 @@ def test_places_that_cannot_be_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+NO_PATH = r"the path of a file or folder as text or as a pathlib\.Path; got a "
+
+
 @pytest.mark.parametrize("path", [b"bytes", None, 3])
 def test_what_is_no_path(path):
     posterior = bb.deterministic(build())
@@ -329,8 +334,25 @@ def test_what_is_no_path(path):
         lambda: bb.load(path, build()),
         lambda: load_notes(path),
         lambda: bb.export(posterior, path, examples, bb.categorical()),
+        lambda: bb.plots.save_figure(None, path),
+        lambda: bb.online.RandomFeatures.load(path),
     ):
-        with pytest.raises(bb.BatchbayesError, match=r"the path of a file as text or as a pathlib\.Path; got a "):
+        with pytest.raises(bb.BatchbayesError, match=NO_PATH):
+            use()
+
+
+@pytest.mark.parametrize("path", [b"bytes", 3])
+def test_what_is_no_path_where_none_may_be_given(path):
+    x, y, config = torch.randn(60, 4), torch.zeros(60).long(), bb.TrainingConfig(epochs=1, batch_size=20)
+    loss, state = torch.nn.functional.cross_entropy, bb.online.ConjugateRegression.start([4])
+    for use in (
+        lambda: bb.assess(build(), x, (x, y), batch_size=20, draws=4, out=path),
+        lambda: bb.train(build(), [(x, y)], supervised(loss), config, checkpoint=path),
+        lambda: bb.deep_ensemble(build, (x, y), loss, config, checkpoints=path),
+        lambda: bb.online.learn_parts(state, [], checkpoint=path),
+        lambda: data_file("boston", path),
+    ):
+        with pytest.raises(bb.BatchbayesError, match=NO_PATH):
             use()
 
 

@@ -175,13 +175,17 @@ class ConformalIntervals:
     width: float
 
     def __call__(self, predictive: GaussianPredictive) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper ends, in the shape of the predictive's mean.
+        """Return the lower and upper ends, in the shape of the predictive's mean."""
+        return interval_ends(predictive.mean, self.width * predictive.std)
 
-        They are rounded outwards. Counts and other rounded targets are often exactly as far away as a held-out one.
-        """
-        middle, half = predictive.mean.double(), (1 + 1e-12) * self.width * predictive.std.double()
-        lower, upper = (end.to(predictive.mean.dtype) for end in (middle - half, middle + half))
-        return lower.nextafter(torch.full_like(lower, -math.inf)), upper.nextafter(torch.full_like(upper, math.inf))
+
+def interval_ends(middle: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ends of intervals, rounded outwards by a few units of the last digit.
+
+    Counts and other rounded targets are often exactly as far away as a held-out one. They are inside.
+    """
+    half = half + 4 * torch.finfo(middle.dtype).eps * (middle.abs() + half)
+    return (middle - half).to(middle.dtype), (middle + half).to(middle.dtype)
 
 
 @dataclass(frozen=True)

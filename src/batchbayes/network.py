@@ -70,7 +70,8 @@ class Network:
 
     def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
         own = each_tensor(inputs, torch.clone)  # the network may change its input in place
-        return _checked_outputs(pick_output(call_module(module, own, tensors), self.output), len(inputs))
+        outputs = _checked_outputs(pick_output(call_module(module, own, tensors), self.output), len(inputs))
+        return outputs.clone()  # the next pass may overwrite them: a network may use its output tensor again
 
     @property
     def device(self) -> torch.device:

@@ -12,6 +12,8 @@ from helpers.references import left_alone
 from torch import nn
 
 import batchbayes as bb
+from batchbayes.deploy.detector import Detector
+from batchbayes.detection.ranks import surprise
 
 TRACKING = [name for name, case in NETWORKS.items() if case.tracks]
 
@@ -195,6 +197,20 @@ def test_regression_and_maps_of_logits():
     _, kept = detector.sight(x)
     torch.testing.assert_close(-kept[:, 0], energy, rtol=1e-5, atol=1e-5)
     assert detector.score(torch.randn(3, 2, 12, 12)).shape == (3,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["BatchNorm1d (N, C)", "BatchNorm2d"])
+def test_log_probabilities_have_no_energy_and_their_rounding_errors_do_not_count(name, dtype):
+    case = NETWORKS[name]
+    network = nn.Sequential(case.network(), nn.LogSoftmax(1)).to(dtype)
+    batches, x = case.batches(50), torch.cat(case.batches(20, seed=5)).to(dtype)
+    with pytest.warns(bb.BatchbayesWarning, match="log-probabilities, it seems.*does without it"):
+        detector = bb.novelty(network, [batch.to(dtype) for batch in batches])
+    distance, _, evidence = surprise(detector.ordinary_parts, detector._parts(*detector.sight(x))[0]).T
+    torch.testing.assert_close(detector.score(x), distance + evidence / 2)
+    exported = Detector(detector, detector.sight.network)(x)
+    torch.testing.assert_close(exported.double(), detector.p_value(x), **ROUNDING)
 
 
 def test_a_stream_without_end_is_read_up_to_the_number_of_examples():

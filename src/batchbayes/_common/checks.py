@@ -82,10 +82,10 @@ def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def as_path(given: object) -> Path:
-    """Return the path of a file, or raise an error. Bytes and open files are no paths."""
+    """Return the path of a file or folder, or raise an error. Bytes and open files are no paths."""
     if not isinstance(given, str | os.PathLike) or isinstance(os.fspath(given), bytes):
-        got = f"a {type(given).__name__}"
-        raise BatchbayesError(expected="the path of a file as text or as a pathlib.Path", got=got, fix="pass its path")
+        expected, got = "the path of a file or folder as text or as a pathlib.Path", f"a {type(given).__name__}"
+        raise BatchbayesError(expected=expected, got=got, fix="pass its path")
     return Path(os.fspath(given))
 
 

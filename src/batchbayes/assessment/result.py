@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from batchbayes._common.checks import as_path
 from batchbayes.assessment.contenders import Contender
 from batchbayes.assessment.load import Case
 from batchbayes.assessment.recommend import Choice
@@ -163,7 +164,7 @@ class Assessment:
         """Write report.html and all other files to a folder, whole or not at all. Return the path of the report."""
         from batchbayes.assessment.write import save_assessment
 
-        return save_assessment(self, Path(folder), overwrite=overwrite, parquet=parquet)
+        return save_assessment(self, as_path(folder), overwrite=overwrite, parquet=parquet)
 
     def html(self) -> str:
         """Return the report as one page that needs no other files."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from batchbayes.assessment.likelihood import noted_likelihood
 from batchbayes.assessment.load import Case
+from batchbayes.calibrate import interval_ends
 from batchbayes.data.examples import Examples
 from batchbayes.detection.novelty import Novelty
 from batchbayes.likelihoods import gaussian
@@ -147,14 +148,14 @@ def _value_columns(seen: GaussianPredictive, notes: Mapping[str, Any]) -> Rows:
     """Return mean, spread and a conformal interval of each output."""
     found: Rows = {}
     mean, std, spread = (outputs_of(values) for values in (seen.mean, seen.std, seen.epistemic_variance.sqrt()))
-    for i, width in enumerate(notes["conformal_width"]):
-        half = width * std[:, i]
+    lower, upper = conformal_ends(seen, notes["conformal_width"])
+    for i in range(mean.shape[1]):
         found |= {
             f"mean{suffix(i)}": rounded(mean[:, i]),
             f"std{suffix(i)}": rounded(std[:, i]),
             f"epistemic_std{suffix(i)}": _if_drawn(seen, spread[:, i]),
-            f"lower{suffix(i)}": rounded(mean[:, i] - half),
-            f"upper{suffix(i)}": rounded(mean[:, i] + half),
+            f"lower{suffix(i)}": rounded(lower[:, i]),
+            f"upper{suffix(i)}": rounded(upper[:, i]),
         }
     thresholds = torch.tensor(notes["threshold"], dtype=torch.float64)
     return found | {"uncertain": (spread.double() > thresholds).any(1).tolist()}
@@ -198,6 +199,11 @@ def image_cells(seen: CategoricalPredictive) -> dict[str, Any]:
 def outputs_of(values: Tensor) -> Tensor:
     """Return the outputs of each example in one row, (N, D)."""
     return values.reshape(len(values), -1)
+
+
+def conformal_ends(seen: GaussianPredictive, widths: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return the ends of the conformal intervals of each output, (N, D) each."""
+    return interval_ends(outputs_of(seen.mean), outputs_of(seen.std) * torch.tensor(widths, dtype=torch.float64))
 
 
 def first_output(values: Tensor) -> Tensor:

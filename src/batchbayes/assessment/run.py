@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchbayes._common.checks import whole_number
+from batchbayes._common.checks import as_path, whole_number
 from batchbayes._common.progress import hidden_progress
 from batchbayes.assessment.data_check import outside_ranges, unfamiliar
 from batchbayes.assessment.likelihood import given_likelihood
@@ -86,7 +86,7 @@ def assess(
     ['MCBN + temperature', 'MCBN tuned + temperature']
     """
     require_extras()
-    place = None if out is None else Path(out)
+    place = None if out is None else as_path(out)
     if place is not None:
         require_place(place, overwrite)
     given, start = _settings(settings), time.monotonic()

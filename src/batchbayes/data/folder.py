@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from batchbayes._common.checks import as_path
 from batchbayes.errors import BatchbayesError
 
 VARIABLE = "BATCHBAYES_DATA"
@@ -17,7 +18,7 @@ def data_file(name: str, folder: DataFolder = None) -> Path:
         raise BatchbayesError(
             expected=f"a data folder with {name}", got="none", fix=f"pass the folder, or set {VARIABLE} to its path"
         )
-    path = Path(base) / name
+    path = as_path(base) / name
     if not path.exists():
         raise BatchbayesError(
             expected=f"the file {name} in {base}", got="no such file", fix="put it there, or give another folder"

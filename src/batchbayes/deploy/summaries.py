@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchbayes.calibrate import ConformalIntervals
+from batchbayes.calibrate import ConformalIntervals, interval_ends
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from batchbayes.running_sums import RunningBernoulli
@@ -63,8 +63,7 @@ class ValueSummary:
         spread = (variance + noise).sqrt()
         found = {"pred_mean": middle, "pred_std": spread, "epistemic_std": variance.sqrt()}
         if self.conformal is not None:
-            half = self.conformal.width * spread
-            found |= {"lower": middle - half, "upper": middle + half}
+            found["lower"], found["upper"] = interval_ends(middle, self.conformal.width * spread)
         return found, variance.sqrt().reshape(variance.shape[0], -1).amax(1)
 
 

@@ -45,6 +45,8 @@ NUMBERS = 2**26
 fitted to fewer examples, for example a ResNet-50 to some 800."""
 MOST = 1e12
 """Parts of a score are clipped here, so that an infinite output gives a finite score."""
+NO_ENERGY = 0.01
+"""The energy of log-probabilities is zero. In half precision it is rounded by less than this."""
 FEWEST = 40
 """Training examples. With fewer, no p-value could be small."""
 
@@ -202,6 +204,12 @@ def novelty(
     nothing = torch.empty(0)
     detector = Novelty(sight, gaussian, nothing, nothing, nothing, calibration is not None)
     parts, sites = detector._parts(statistics[ordinary], logit_rows[ordinary])
+    if parts[:, 1:2].numel() and parts[:, 1].abs().max() < NO_ENERGY:
+        warn(
+            "the outputs of the network are log-probabilities, it seems. Their energy is 0 for all inputs, so the "
+            "novelty does without it. Let the network return logits to use it."
+        )
+        parts[:, 1] = MOST  # so no energy is a surprise
     detector = replace(detector, ordinary_parts=parts, ordinary_sites=sites)
     if calibration is None:
         if logit_rows.shape[1]:

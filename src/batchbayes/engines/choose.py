@@ -67,7 +67,7 @@ def _linear_engine(
     plan, num_outputs = _plan(posterior, inputs, num_samples, seed, contrasts)
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
-    found = known_linearity(posterior, inputs, contrasts=contrasts)
+    found = known_linearity(posterior, inputs, contrasts=plan.contrasts)
     if fallback and not found.trusted:
         return replace(fallback, name=f"sample: not linear enough ({found})")
     warn_unless_trusted(found)
@@ -125,7 +125,7 @@ class _Checked:
         if spread.max() <= self._limit:
             return True
         beyond = (spread.mean(1) > self._limit).nonzero()[:, 0]
-        if len(beyond) < 3:  # too few for a check
+        if len(beyond) < (3 if draws.middle.ndim < 3 else 1):  # too few for a check; a map is enough
             return True
         found = known_beyond(self._posterior, inputs[beyond], contrasts=self._plan.contrasts)
         if found.trusted:

@@ -11,7 +11,7 @@ from torch import Tensor
 from batchbayes._common.checks import whole_number
 from batchbayes.batches import spread_evenly
 from batchbayes.engines.linear import linear_draws, plan_linear, require_linearisable
-from batchbayes.engines.linear_draws import LinearPieces
+from batchbayes.engines.linear_draws import LinearDraws, LinearPieces
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.posterior import Linearisable, Posterior
 
@@ -22,6 +22,9 @@ EXACT, the rank correlation does not count: the order of variances that are almo
 CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = 8, (16, 64), 2**16
 """The check makes this many exact draws, on 16 to 64 examples that hold about 65,000 numbers. On 16 rows of a table the
 check may pass by luck, on 64 it hardly ever does."""
+FEWEST_MAPS, MAP_POSITIONS = 2, 2**12
+"""If outputs are maps, positions are ranked, not examples. So fewer examples of the training data are enough, and of
+each map an even selection of this many positions is compared."""
 TOGETHER = 2**15
 """Several exact draws are made in one pass, of at most this many input numbers."""
 
@@ -31,7 +34,7 @@ class Linearity:
     """How well the linear engine repeats exact draws, on a sample of inputs."""
 
     rank_correlation: float
-    """Rank correlation over examples of the exact and the linear variance."""
+    """Rank correlation of the exact and the linear variance, over examples, or over the positions of maps."""
     scale_ratio: float
     """Mean linear variance over mean exact variance."""
     unexplained: float
@@ -89,18 +92,30 @@ def measure_linearity(
     contrasts: bool = False,
 ) -> Linearity:
     """Make the comparison on examples that are spread evenly over the inputs."""
-    sample = _sample(inputs, max_examples).to(posterior.device)
+    sample = _sample(inputs, CHECK_EXAMPLES[0], max_examples).to(posterior.device)
     pieces = sample.split(max(1, TOGETHER // max(1, sample[0].numel())))
-    exact = [exact_draws(posterior, piece, num_draws, seed) for piece in pieces]
-    plan = plan_linear(posterior, exact[0][0, 0].numel(), num_draws, seed, contrasts=contrasts)
-    linear = LinearPieces(tuple(linear_draws(posterior, piece, plan) for piece in pieces))
-    return compare_with_exact(linear, torch.cat(exact, dim=1), contrasts=plan.contrasts)
+    first = exact_draws(posterior, pieces[0], num_draws, seed)
+    exact = [_rows(first), *(_rows(exact_draws(posterior, piece, num_draws, seed)) for piece in pieces[1:])]
+    plan = plan_linear(posterior, first[0, 0].numel(), num_draws, seed, contrasts=contrasts)
+    linear = LinearPieces(tuple(_as_rows(linear_draws(posterior, piece, plan)) for piece in pieces))
+    return compare_with_exact(linear, torch.cat(exact, dim=1), len(sample), contrasts=plan.contrasts)
 
 
-def _sample(inputs: Tensor, max_examples: int | None = None) -> Tensor:
+def _rows(outputs: Tensor) -> Tensor:
+    """Return outputs (s, n, K, ...) as rows (s, rows, K). Of maps, some positions of each example are the rows."""
+    if outputs.ndim < 4:
+        return outputs.reshape(*outputs.shape[:2], -1)
+    positions = outputs.flatten(3)
+    return positions[..., spread_evenly(positions.shape[3], MAP_POSITIONS)].movedim(2, 3).flatten(1, 2)
+
+
+def _as_rows(draws: LinearDraws) -> LinearDraws:
+    return replace(draws, middle=_rows(draws.middle[None])[0], tangents=_rows(draws.tangents))
+
+
+def _sample(inputs: Tensor, fewest: int, max_examples: int | None = None) -> Tensor:
     """Return examples that are spread evenly over the inputs, by default as many as the check takes."""
-    fewest, most = CHECK_EXAMPLES
-    count = max_examples or max(fewest, min(most, CHECK_NUMBERS // max(1, inputs[0].numel())))
+    count = max_examples or max(fewest, min(CHECK_EXAMPLES[1], CHECK_NUMBERS // max(1, inputs[0].numel())))
     return inputs[spread_evenly(len(inputs), count)]
 
 
@@ -112,13 +127,14 @@ _REFUSED: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = wea
 """The same, measured on noisier examples, where the linear engine was not trusted."""
 
 
-def keep_examples(posterior: Linearisable, inputs: Tensor, kinds: Iterable[bool]) -> None:
+def keep_examples(posterior: Linearisable, inputs: Tensor, kinds: Iterable[bool], *, are_maps: bool) -> None:
     """Keep some training inputs. If a prediction or a file needs one of these kinds of linearity, it is measured there.
 
     Few examples say little, so they are not kept.
     """
-    if len(inputs) >= CHECK_EXAMPLES[0]:
-        _EXAMPLES[posterior] = dict.fromkeys(kinds, _sample(inputs))
+    fewest = FEWEST_MAPS if are_maps else CHECK_EXAMPLES[0]
+    if len(inputs) >= fewest:
+        _EXAMPLES[posterior] = dict.fromkeys(kinds, _sample(inputs, fewest))
 
 
 def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) -> Linearity:
@@ -131,7 +147,7 @@ def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool)
         same = isinstance(inputs, Tensor) and isinstance(examples, Tensor)
         inputs = examples.to(inputs.dtype) if same else examples  # the network may have another precision by now
     found = known.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
-    if len(inputs) >= CHECK_EXAMPLES[0]:
+    if examples is not None or len(inputs) >= CHECK_EXAMPLES[0]:
         known[contrasts] = found
     return found
 
@@ -186,24 +202,24 @@ def _rounding(outputs: Tensor) -> Tensor:
     return 1000 * torch.finfo(outputs.dtype).eps * outputs.abs().max()
 
 
-def compare_with_exact(draws: LinearPieces, exact: Tensor, *, contrasts: bool) -> Linearity:
-    """Compare linear draws with the same draws made exactly, (S, n, ...).
+def compare_with_exact(draws: LinearPieces, exact: Tensor, num_examples: int, *, contrasts: bool) -> Linearity:
+    """Compare linear draws with the same draws made exactly, (S, rows, K); each example has the same number of rows.
 
     With contrasts, what counts is how the logits of likely classes move relative to the best class. If there are many
     classes, each counts by its probability.
     """
     from batchbayes.metrics.ranking import rank_correlation
 
-    middle, drawn = draws.middle, draws.outputs()
-    middle, drawn, exact = (part.reshape(-1, exact.shape[1], exact[0, 0].numel()) for part in (middle, drawn, exact))
-    largest, left_out = float(drawn.var(0).mean(-1).max()), sum(p.left_out for p in draws.pieces) / len(draws.pieces)
+    middle, drawn = draws.middle[None], draws.outputs()
+    largest = float(drawn.var(0).reshape(num_examples, -1).mean(1).max())
+    left_out = sum(piece.left_out for piece in draws.pieces) / len(draws.pieces)
     if many := draws.pieces[0].basis is not None:
-        likely = middle.softmax(-1)  # (1, n, K)
+        likely = middle.softmax(-1)  # (1, rows, K)
         middle, drawn, exact = (
             (part - (likely * part).sum(-1, keepdim=True)) * likely.sqrt() for part in (middle, drawn, exact)
         )
     elif contrasts:
-        best = middle.argmax(-1, keepdim=True)  # (1, n, 1)
+        best = middle.argmax(-1, keepdim=True)  # (1, rows, 1)
         middle, drawn, exact = (
             part - part.gather(-1, best.expand(len(part), -1, -1)) for part in (middle, drawn, exact)
         )
@@ -211,7 +227,7 @@ def compare_with_exact(draws: LinearPieces, exact: Tensor, *, contrasts: bool) -
         return Linearity(1.0, 1.0, 0.0)
     if contrasts and not many:
         exact = torch.where(_counted(middle[0], drawn), exact, middle)
-    spread, linear_spread = exact.var(0).mean(-1), drawn.var(0).mean(-1)  # (n,)
+    spread, linear_spread = exact.var(0).mean(-1), drawn.var(0).mean(-1)  # (rows,)
     ranked = min(len(spread.unique()), len(linear_spread.unique())) > 2
     correlation = rank_correlation(spread, linear_spread) if ranked else float("nan")
     missed = (exact - drawn).square().sum() / (exact - middle).square().sum()

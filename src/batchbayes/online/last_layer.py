@@ -104,14 +104,14 @@ class LastLayer:
         return torch.cat([half, -half])
 
     def _fitting(self, features: Tensor) -> Tensor:
-        """Return features (N, P) in float64, or refuse them."""
+        """Return features (N, P) in float64 on the CPU, or refuse them."""
         if features.ndim != 2 or features.shape[1] != self.mean.shape[1]:
             raise BatchbayesError(
                 expected=f"features of shape (N, {self.mean.shape[1]})",
                 got=f"shape {tuple(features.shape)}",
                 fix="pass the features that the prior was made for, with a column of ones if it has a bias",
             )
-        return features.double()
+        return features.cpu().double()
 
     def _loss(self, features: Tensor, fitting: Tensor, weights: Tensor, spread: Tensor) -> float:
         """Return the negative log-likelihood of a part minus the log of the former Gaussian, up to a constant."""

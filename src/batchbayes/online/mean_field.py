@@ -76,8 +76,8 @@ class MeanField:
             for rows in training_steps(optimiser, len(inputs), config):
                 std = {name: value.exp() for name, value in log_std.items()}
                 drawn = {n: m + std[n] * torch.randn(m.shape, generator=random).to(m) for n, m in mean.items()}
-                with self.network.running(inputs[rows], tensors=drawn) as outputs:
-                    fitting = self.likelihood.fitting(outputs[None], targets[rows])
+                with self.network.running(inputs[rows].to(self.network.device), tensors=drawn) as outputs:
+                    fitting = self.likelihood.fitting(outputs[None], targets[rows]).to(outputs.device)
                     fit = -self.likelihood(outputs[None]).log_prob(fitting).sum() / len(rows)
                     loss = fit + gaussian_kl(mean, std, before.mean, before.std) / len(inputs)
                     optimiser.zero_grad()

@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from batchbayes._common.checks import as_path
 from batchbayes._common.progress import Progress, progress
 from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json, write_tensors
 from batchbayes.errors import BatchbayesError
@@ -34,7 +34,7 @@ def learn_parts(
             are passed over.
     """
     first, number = state.num_parts, 0
-    if checkpoint is not None and Path(checkpoint).exists():
+    if checkpoint is not None and as_path(checkpoint).exists():
         state = state.restored(checkpoint)
     done = state.num_parts - first
     if done >= 0:
@@ -90,6 +90,7 @@ def read_state(
     path: str | os.PathLike[str], own: Mapping[str, Tensor] | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the numbers and the tensors that `write_state` wrote. Refuse tensors of other shapes than `own` has."""
+    path = as_path(path)
     try:
         header, saved = read_json(path, "online"), dict(TensorFile(path))
     except UNREADABLE as error:
@@ -104,7 +105,7 @@ def read_state(
             got="weights of other names or shapes",
             fix="build the same network, or choose another file",
         )
-    return header, saved
+    return header, {name: tensor if own is None else tensor.to(own[name].device) for name, tensor in saved.items()}
 
 
 def write_features(path: str | os.PathLike[str], kind: str, values: Mapping[str, Any]) -> None:

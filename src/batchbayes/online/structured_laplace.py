@@ -97,7 +97,7 @@ class StructuredLaplace:
         with torch.enable_grad(), self._running(weights) as (run, _):
             for rows in training_steps(optimiser, len(inputs), config):
                 outputs = run(inputs[rows])
-                fitting = self.last.likelihood.fitting(outputs[None], targets[rows])
+                fitting = self.last.likelihood.fitting(outputs[None], targets[rows]).to(outputs.device)
                 fit = -self.last.likelihood(outputs[None]).log_prob(fitting).sum() / len(rows)
                 loss = fit + 0.5 * self._squared_distance(weights) / len(inputs)
                 optimiser.zero_grad()
@@ -141,7 +141,7 @@ class StructuredLaplace:
         received = {name: seen[name][0].detach() for name in weights}
         return replace(
             self,
-            last=replace(self.last, mean=weights[output].detach().double()).update(
+            last=replace(self.last, mean=weights[output].detach().double().cpu()).update(
                 (received[output], targets), steps=0
             ),
             hidden={name: weights[name].detach() for name in hidden},
@@ -164,7 +164,7 @@ class StructuredLaplace:
 
         def checked(inputs: Any) -> Tensor:
             seen.clear()
-            outputs = run(inputs)
+            outputs = run(inputs.to(self.network.device))
             if len(seen) != len(weights) or not torch.equal(outputs, seen[list(weights)[-1]][1]):
                 raise self._unfit("a network with other layers, or with a function of its last linear layer")
             return outputs

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from batchbayes._common.atomic import atomic_path
+from batchbayes._common.checks import as_path
 from batchbayes.errors import BatchbayesError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def one_panel(ax: "Axes | None", size: tuple[float, float]) -> "Iterator[Any]":
 
 def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     """Write a PNG file. It is complete or absent, even if the program stops."""
-    with atomic_path(path) as partial:
+    with atomic_path(as_path(path)) as partial:
         figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
 
 

@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
 from operator import length_hint
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
-from batchbayes._common.checks import as_tensor, whole_number
+from batchbayes._common.checks import as_path, as_tensor, whole_number
 from batchbayes._common.memory import keep_freed_memory
 from batchbayes._common.progress import Progress
 from batchbayes._common.rng import GlobalStream
@@ -124,7 +123,7 @@ def train(
         raise BatchbayesError(expected="batches to train on", got=got, fix="pass a DataLoader or a list of batches")
     keep_freed_memory()
     training = Training(network, _optimiser(network, config), GlobalStream(config.seed))
-    file = Checkpoint(Path(checkpoint), training, vars(config)) if checkpoint else None
+    file = Checkpoint(as_path(checkpoint), training, vars(config)) if checkpoint else None
     if file:
         file.resume()
     network.train()

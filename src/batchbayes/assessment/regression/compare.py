@@ -22,7 +22,15 @@ from batchbayes.assessment.regression.figures import LEVELS, value_figures
 from batchbayes.assessment.regression.quantities import quantities
 from batchbayes.assessment.regression.verdict import Findings, value_terms, value_verdict
 from batchbayes.assessment.result import PASSES, STRANGE, Assessment, MetricColumn, flag_threshold, scores_for_limit
-from batchbayes.assessment.rows import CONFORMAL_LEVEL, assessed_rows, first_output, outputs_of, rounded, suffix
+from batchbayes.assessment.rows import (
+    CONFORMAL_LEVEL,
+    assessed_rows,
+    conformal_ends,
+    first_output,
+    outputs_of,
+    rounded,
+    suffix,
+)
 from batchbayes.assessment.thumbnails import pick_details, pick_thumbnails
 from batchbayes.assessment.tuning import cross_fitted
 from batchbayes.calibrate import conformal_quantile, tune_precision
@@ -78,15 +86,14 @@ def assess_regression(case: Case) -> Assessment:
     predicted = quantities(case.test.target_name, case.settings.unit, truth.shape[1])
     columns = {f"target{suffix(i)}": rounded(column) for i, column in enumerate(truth.T)}
     rows = assessed_rows(chosen.posterior, case, notes, columns, novelty)
-    mean, half = outputs_of(test.mean), outputs_of(test.std) * torch.tensor(widths)
-    errors, spread = mean - truth, test_spread[:, 0] if chosen.has_draws else None
+    errors, spread = outputs_of(test.mean) - truth, test_spread[:, 0] if chosen.has_draws else None
     findings = Findings(
         rows=rows,
         contenders=contenders,
         choice=choice,
         targets=truth,
         errors=errors,
-        ends=(mean - half, mean + half),
+        ends=conformal_ends(test, widths),
         spread=spread,
         quantities=predicted,
         ood=case.ood,
@@ -211,8 +218,8 @@ def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) 
         found[f"width_{level * 100:.0f}"] = summary.mean_width
     widths = conformal_widths(seen.calibration, held_out)
     if math.isfinite(sum(widths)):
-        half = (outputs_of(test.std) * torch.tensor(widths)).view_as(test.mean)
-        summary = metrics.interval_summary(test.mean - half, test.mean + half, targets)
+        lower, upper = (end.view_as(test.mean) for end in conformal_ends(test, widths))
+        summary = metrics.interval_summary(lower, upper, targets)
         found |= {"conformal_coverage": summary.coverage, "conformal_width": summary.mean_width}
     if float(test.std.max()) > float(test.std.min()) * (1 + 1e-6):
         found["rank_correlation"] = metrics.rank_correlation(test.std, (test.mean - targets).abs())

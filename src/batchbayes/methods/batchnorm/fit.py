@@ -148,37 +148,37 @@ def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, metho
     if len(rows) < 2:
         return posterior
     few = prepared.first[: min(32, max(2, prepared.batch_size // 4))]
-    drawn, is_vector = _draw_outputs(posterior, few, len(rows))
+    drawn, are_maps = _draw_outputs(posterior, few, len(rows))
     moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
     _, weights, index = posterior.combinations(len(rows), seed=0)
     order = weights[index].double()  # draws -> rows: a permutation
     influence = (order.T @ (moved @ moved.T) @ order).to(rows.dtype)
     posterior, count = replace(posterior, influence=influence), drawn.shape[2]
-    if is_vector and FEW_OUTPUTS < count <= MOST_OUTPUTS:
+    if not are_maps and FEW_OUTPUTS < count <= MOST_OUTPUTS:
         from batchbayes.methods.batchnorm.leading import find_output_axes
 
         drawn, _ = _draw_outputs(posterior, prepared.first[:AXIS_EXAMPLES], min(AXIS_DRAWS, len(rows)))
         axes = find_output_axes(drawn)
         posterior = replace(posterior, output_axes=axes and axes.to(rows))
-    if count < SAMPLE_OUTPUTS:
-        kinds = {False: count <= FEW_OUTPUTS, True: count > 1}  # without and with contrasts
-        keep_examples(posterior, prepared.first, [kind for kind, is_wanted in kinds.items() if is_wanted])
+    is_few, by_classes = count <= FEW_OUTPUTS, posterior.knows_classes
+    kinds = {False: is_few or not by_classes, True: count > 1 and (is_few or by_classes)}  # without and with contrasts
+    keep_examples(posterior, prepared.first, [kind for kind, wanted in kinds.items() if wanted], are_maps=are_maps)
     return posterior
 
 
 def _draw_outputs(posterior: BatchNormPosterior, examples: Any, num_samples: int) -> tuple[Tensor, bool]:
-    """Return draws on some examples, (S, n, outputs), and whether an output of the network is a vector.
+    """Return draws on some examples, (S, n, outputs), and whether the outputs of the network are maps.
 
     Of maps, which are large, an even selection is kept, at once.
     """
-    thinned, is_vector = [], False
+    thinned, are_maps = [], False
     with torch.no_grad():
         for outputs in sampled_outputs(posterior, examples.to(posterior.device), num_samples, seed=0):
-            is_vector = outputs.ndim == 3
+            are_maps = outputs.ndim > 3
             flat = outputs.reshape(*outputs.shape[:2], -1)
             last = flat.shape[-1] - 1
             thinned.append(flat[..., torch.linspace(0, last, min(SAMPLE_OUTPUTS, last + 1)).long()])
-    return torch.cat(thinned), is_vector
+    return torch.cat(thinned), are_maps
 
 
 def require_center(center: str) -> None:

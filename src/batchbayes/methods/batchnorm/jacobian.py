@@ -70,7 +70,7 @@ def tangents_by_reverse_mode(
                 graph.slopes(weights, along, out=found)
             outputs.append(graph.outputs)
             start += len(part)
-        middle = torch.cat(outputs)  # a copy, because a network may use its output tensor again
+        middle = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
         if contrasts:
             slopes = _all_contrasts(build, inputs, middle.to(slopes.dtype), slopes[0], along, size)
     return middle, slopes.permute(2, 1, 0).reshape(num_directions, *middle.shape)

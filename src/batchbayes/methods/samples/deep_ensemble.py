@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchbayes._common.atomic import words_for_disk_errors
-from batchbayes._common.checks import finite_number, whole_number
+from batchbayes._common.checks import as_path, finite_number, whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.errors import BatchbayesError
@@ -93,9 +93,10 @@ def _trained(
         )
     files: list[Path | None] = [None] * len(networks)
     if checkpoints:
-        with words_for_disk_errors(checkpoints):
-            Path(checkpoints).mkdir(parents=True, exist_ok=True)
-        files = [Path(checkpoints) / f"member-{number}.safetensors" for number in range(len(networks))]
+        folder = as_path(checkpoints)
+        with words_for_disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / f"member-{number}.safetensors" for number in range(len(networks))]
     apply = workers.map if workers else map
     done = apply(partial(_trained_member, data, loss), networks, configs, files)
     return list(progress(done, "training members", len(networks)))

@@ -1,0 +1,113 @@
+"""Maps (N, K, H, W) under the linear engine: "auto" uses it where it agrees with exact draws, and only there."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import batchbayes as bb
+from batchbayes.engines import linear_check
+
+
+def block(channels_in: int, channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels_in, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU())
+
+
+class UNet(nn.Module):
+    """Two resolutions and a shortcut. `curve` is the activation before the last layer."""
+
+    def __init__(self, curve: nn.Module) -> None:
+        super().__init__()
+        self.down, self.deep, self.up = block(1, 6), block(6, 6), block(12, 6)
+        self.curve, self.last = curve, nn.Conv2d(6, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = self.down(x)
+        low = nn.functional.interpolate(self.deep(nn.functional.avg_pool2d(high, 2)), scale_factor=2)
+        return self.last(self.curve(self.up(torch.cat([low, high], 1))))
+
+
+class Wave(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.sin(30 * h)
+
+
+class Steep(nn.Module):
+    """Linear for ordinary values, and far from it for large ones."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + (h.abs() > 12) * 30 * torch.sin(8 * h)
+
+
+def fitted(curve: nn.Module, size: int = 40) -> tuple[bb.Posterior, Tensor]:
+    """Fit batches of 4, which are fewer examples than a check of vectors takes."""
+    torch.manual_seed(0)
+    network, images = UNet(curve), torch.randn(40, 1, size, size)
+    for _ in range(60):
+        network(images[torch.randperm(40)[:4]])
+    return bb.mcbn(network.eval(), images, batch_size=4, center="running"), torch.randn(2, 1, size, size)
+
+
+def disagreement(posterior: bb.Posterior, images: Tensor) -> float:
+    """Return the mean difference of the mutual information of exact and linear draws, over its mean."""
+    exact, linear = (
+        bb.predict(posterior, images, bb.categorical(), engine=engine).mutual_information
+        for engine in ("sample", "linear")
+    )
+    return float((exact - linear).abs().mean() / exact.mean())
+
+
+@pytest.mark.parametrize("size", [20, 40])
+@pytest.mark.parametrize("likelihood", [bb.categorical(), bb.gaussian(1.0)], ids=["classes", "numbers"])
+def test_auto_is_linear_for_maps_where_it_agrees_with_exact_draws(size, likelihood):
+    posterior, images = fitted(nn.Identity(), size)
+    assert bb.predict(posterior, images, likelihood, engine="auto").engine.startswith("linear, forward mode")
+    assert disagreement(posterior, images) < 0.2
+
+
+@pytest.mark.filterwarnings("ignore:the network is not linear enough")
+def test_auto_makes_exact_draws_of_maps_where_the_linear_engine_disagrees():
+    posterior, images = fitted(Wave())
+    auto, exact = (bb.predict(posterior, images, bb.categorical(), engine=engine) for engine in ("auto", "sample"))
+    assert auto.engine.startswith("sample: not linear enough")
+    assert torch.equal(auto.probs, exact.probs)
+    assert disagreement(posterior, images) > 0.3
+
+
+def test_maps_are_checked_once_on_training_examples(monkeypatch):
+    posterior, images = fitted(nn.Identity())
+    measured, measure = [], linear_check.measure_linearity
+    monkeypatch.setattr(
+        linear_check,
+        "measure_linearity",
+        lambda *args, **options: measured.append(args[1]) or measure(*args, **options),
+    )
+    for likelihood in (bb.categorical(), bb.gaussian(1.0)):
+        bb.predict(posterior, images[:1], likelihood, engine="auto")
+    assert [len(examples) for examples in measured] == [4]
+    assert set(posterior.state()[0]["linearity"]) == {"values"}
+
+
+def test_a_large_map_needs_few_examples_and_positions(monkeypatch):
+    posterior, _ = fitted(nn.Identity())
+    ranked, compare = [], linear_check.compare_with_exact
+    monkeypatch.setattr(
+        linear_check,
+        "compare_with_exact",
+        lambda draws, exact, *rest, **options: ranked.append(exact.shape) or compare(draws, exact, *rest, **options),
+    )
+    large = torch.randn(5, 1, 200, 200)
+    linear_check.keep_examples(posterior, large, [False], are_maps=True)
+    assert linear_check.known_linearity(posterior, large, contrasts=False).trusted
+    assert ranked == [(8, 2 * 4096, 3)]
+
+
+def test_a_single_map_with_more_noise_than_was_checked_is_checked_itself():
+    posterior, images = fitted(Steep())
+    assert bb.predict(posterior, images, bb.categorical(), engine="auto").engine.startswith("linear")
+    hard = torch.cat([images[:1], images[1:] * 40])
+    auto, exact = (
+        bb.predict(posterior, hard, bb.categorical(), engine=engine, chunk_size=1) for engine in ("auto", "sample")
+    )
+    assert "exact draws" in auto.engine
+    assert not torch.equal(auto.probs[0], exact.probs[0])
+    assert torch.equal(auto.probs[1], exact.probs[1])
