@@ -327,3 +327,112 @@ def test_a_network_may_change_its_precision_after_the_fit():
     network.double()
     found = bb.predict(posterior, x.double(), bb.categorical(), engine="linear")
     assert found.probs.dtype == torch.float64
+
+
+class BySize(nn.Module):
+    """What runs, in which order and how often depends on the number of positions."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.second = kind, nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+        self.mix, self.last = nn.Conv1d(3, 3, 1), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "order" and x.shape[-1] < 8:
+            b, a = self.second(self.mix(x)), self.first(x)
+        else:
+            a, b = self.first(x), self.second(self.mix(x))
+        h = torch.tanh(a + 0.3 * b)
+        if self.kind == "twice" and x.shape[-1] < 8:
+            h = torch.tanh(self.second(self.mix(h)))
+        return self.last(h.mean(2))
+
+
+class Skips(BySize):
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if self.kind == "both" and x.shape[-1] < 8 else torch.tanh(self.first(x))
+        h = h + torch.tanh(self.second(self.mix(h))) if x.shape[-1] >= 8 else h
+        return self.last(h.mean(2))
+
+
+@pytest.mark.parametrize("network", [BySize("order"), BySize("twice"), Skips("one"), Skips("both")])
+def test_what_runs_may_depend_on_the_inputs(network):
+    x = torch.randn(400, 3, 8, generator=torch.Generator().manual_seed(0)).double() + 0.5
+    posterior = bb.mcbn(settled(network.double(), x), x, batch_size=50)
+    few, step = x[:20, :, :5], 1e-4
+    outputs, found = posterior.tangents(few, posterior.deviations)
+    with torch.no_grad():
+        there, back = (
+            torch.stack([posterior.function(posterior.center + side * row)(few) for row in posterior.deviations])
+            for side in (step, -step)
+        )
+        assert torch.equal(outputs, posterior.function(posterior.center)(few))
+    torch.testing.assert_close(found, (there - back) / (2 * step), atol=1e-7, rtol=1e-5)
+
+
+class ChangesItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.last(h.add_(torch.tanh(self.norm(h))))
+
+
+def test_inputs_of_layers_that_change_in_place_are_refused_and_auto_draws_exactly():
+    posterior = bb.mcbn(settled(ChangesItsInput()), X, batch_size=100)
+    with pytest.raises(
+        bb.BatchbayesError, match=r"leaves the input of a batch-norm layer alone.*got a change in place"
+    ):
+        bb.predict(posterior, X[:20], bb.gaussian(1.0), engine="linear")
+    exact, auto = (bb.predict(posterior, X[:20], bb.gaussian(1.0), engine=engine) for engine in ("sample", "auto"))
+    assert torch.equal(exact.mean, auto.mean)
+
+
+class Cut(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).detach()
+
+
+def test_frozen_outputs_without_a_gradient_are_not_trusted():
+    network = settled(Cut(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))).requires_grad_(False)
+    posterior = bb.mcbn(network, X, batch_size=100)
+    with pytest.warns(bb.BatchbayesWarning, match="do not trust the linear engine"):
+        bb.predict(posterior, X[:20], bb.gaussian(1.0), engine="linear")
+
+
+def test_a_forward_that_the_user_has_put_into_a_layer_is_used():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    plain = bb.mcbn(nn.Sequential(network[0], network[1], nn.Tanh(), network[2]), X, batch_size=100)
+    expected = plain.tangents(X[:9], plain.deviations)[1]
+    usual = network[1].forward
+    network[1].forward = lambda input: torch.tanh(usual(input))
+    with pytest.warns(bb.BatchbayesWarning, match="cannot be copied"):
+        posterior = bb.mcbn(network, X, batch_size=100)
+    torch.testing.assert_close(posterior.tangents(X[:9], posterior.deviations)[1], expected)
+
+
+class SameTensor(nn.Module):
+    """A stand-in for a network whose outputs are always in the same tensor, as those of a CUDA graph are."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.body(x)
+        return found if found.requires_grad else HELD.setdefault(found.shape, torch.empty_like(found)).copy_(found)
+
+
+HELD: dict[torch.Size, Tensor] = {}
+
+
+@pytest.mark.parametrize("outputs", [2, 40])
+def test_outputs_may_always_be_in_the_same_tensor(outputs):
+    network = settled(SameTensor(outputs).double(), X.double())
+    found, expected = (
+        bb.predict(bb.mcbn(each, X.double(), batch_size=100), X[:20].double(), bb.gaussian(1.0), engine="linear")
+        for each in (network, network.body)
+    )
+    torch.testing.assert_close(found.epistemic_variance, expected.epistemic_variance)

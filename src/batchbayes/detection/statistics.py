@@ -183,5 +183,5 @@ def _head(outputs: Tensor, logits: bool) -> Tensor:
     if not logits:
         return torch.empty(len(outputs), 0, dtype=torch.float64)
     if outputs.ndim == 2:
-        return outputs.double().cpu()
+        return outputs.to("cpu", torch.float64, copy=True)  # a network may use its output tensor again
     return outputs.double().logsumexp(1).flatten(1).mean(1, keepdim=True).cpu()

@@ -149,14 +149,14 @@ def tangents_by_differences(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs at the centre (n, ...), and their slopes (Q, n, ...) by a pass for each direction and side."""
     center = posterior.center
-    outputs = posterior.function(center)(inputs)
+    outputs = posterior.function(center)(inputs).clone()  # a network may use its output tensor again
     tangents = outputs.new_empty(len(directions), *outputs.shape)
     for tangent, direction in zip(tangents, directions, strict=True):
         if sides == 1:
             torch.sub(posterior.function(center + direction)(inputs), outputs, out=tangent)
         else:
-            ahead, behind = (posterior.function(center + side * STEP * direction)(inputs) for side in (1, -1))
-            torch.sub(ahead, behind, out=tangent).div_(2 * STEP)
+            tangent.copy_(posterior.function(center + STEP * direction)(inputs))
+            tangent.sub_(posterior.function(center - STEP * direction)(inputs)).div_(2 * STEP)
     return outputs, tangents
 
 

@@ -174,11 +174,11 @@ def exact_draws(posterior: Linearisable, inputs: Tensor, num_draws: int, seed: i
     """
     size = max(1, TOGETHER // max(1, inputs.numel()))
     parts = [range(num_draws)[start : start + size] for start in range(0, num_draws, size)]
-    first = posterior.draw(seed, 0)(inputs).cpu()
+    first = posterior.draw(seed, 0)(inputs).cpu().clone()  # a network may use its output tensor again
     together = torch.cat([posterior.draw_together(seed, part)(inputs).cpu() for part in parts])
     if (together[0] - first).abs().max() <= _rounding(first):
         return together
-    return torch.stack([first, *(posterior.draw(seed, s)(inputs).cpu() for s in range(1, num_draws))])
+    return torch.stack([first, *(posterior.draw(seed, s)(inputs).cpu().clone() for s in range(1, num_draws))])
 
 
 def _rounding(outputs: Tensor) -> Tensor:
