@@ -119,6 +119,12 @@ def test_a_file_is_refused_by_another_network(tmp_path):
     bb.save(fitted()[2], tmp_path / "novelty")
     with pytest.raises(bb.BatchbayesError, match="no layer"):
         bb.load(tmp_path / "novelty", NETWORKS["BatchNorm1d (N, C)"].network())
+    other = NETWORKS["BatchNorm2d"].network()
+    with torch.no_grad():
+        other[0].weight.mul_(2.0)  # the running statistics stay
+    with pytest.raises(bb.BatchbayesError, match="got other weights"):
+        bb.load(tmp_path / "novelty", other)
+    assert isinstance(bb.load(tmp_path / "novelty", other, other_weights=True), bb.Novelty)
 
 
 def test_a_classifier_without_calibration_data_is_warned_of():
