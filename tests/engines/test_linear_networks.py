@@ -126,7 +126,7 @@ def test_linearity_is_measured_once_on_training_examples_when_it_is_first_asked_
     bb.predict(posterior, X[:3], bb.categorical(), num_samples=8)
     assert not measured
     for _ in range(2):
-        bb.predict(posterior, X[:2] + 100, bb.categorical(), engine="auto")
+        bb.predict(posterior, X[:2] + 0.01, bb.categorical(), engine="auto")
     assert [len(examples) for examples in measured] == [64]
     assert all(any(torch.equal(row, own) for own in X) for row in measured[0])
     saved = bb.mcbn(network, X, batch_size=200).state()[0]["linearity"]
@@ -170,6 +170,19 @@ def test_examples_with_more_noise_than_was_checked_are_checked_themselves():
         posterior, torch.cat([easy, hard]), bb.categorical(), num_samples=32, engine="auto", chunk_size=40
     )
     assert torch.equal(auto.probs[40:], exact.probs)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_few_examples_with_more_noise_than_was_checked_are_checked_too(size):
+    """As in a service that gets one example at a time."""
+    x = X[:12] * 40
+    for_auto, for_linear = (bb.mcbn(settled(Curved()), X, batch_size=16) for _ in range(2))
+    drawn = {"data": x, "likelihood": bb.gaussian(1.0), "num_samples": 32}
+    exact = bb.predict(for_auto, **drawn)
+    auto = bb.predict(for_auto, engine="auto", chunk_size=size, **drawn)
+    torch.testing.assert_close(auto.epistemic_variance, exact.epistemic_variance)
+    with pytest.warns(bb.BatchbayesWarning, match="do not trust the linear engine"):
+        bb.predict(for_linear, engine="linear", chunk_size=size, **drawn)
 
 
 def test_heads_that_are_not_asked_for_move_nothing():

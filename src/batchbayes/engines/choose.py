@@ -125,7 +125,7 @@ class _Checked:
         if spread.max() <= self._limit:
             return True
         beyond = (spread.mean(1) > self._limit).nonzero()[:, 0]
-        if len(beyond) < 3:  # too few for a check
+        if not len(beyond):
             return True
         found = known_beyond(self._posterior, inputs[beyond], contrasts=self._plan.contrasts)
         if found.trusted:

@@ -22,6 +22,8 @@ EXACT, the rank correlation does not count: the order of variances that are almo
 CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = 8, (16, 64), 2**16
 """The check makes this many exact draws, on 16 to 64 examples that hold about 65,000 numbers. On 16 rows of a table the
 check may pass by luck, on 64 it hardly ever does."""
+FEWEST_RANKED = 3
+"""Fewer examples have no rank correlation."""
 TOGETHER = 2**15
 """Several exact draws are made in one pass, of at most this many input numbers."""
 
@@ -143,6 +145,9 @@ def known_beyond(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) ->
     """
     refused, known = _REFUSED.setdefault(posterior, {}), _KNOWN.get(posterior, {})
     found = refused.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
+    is_few = len(inputs) < FEWEST_RANKED and contrasts not in refused
+    if is_few and found.unexplained - found.left_out < MOST_UNEXPLAINED:
+        found = replace(found, rank_correlation=1.0, scale_ratio=1.0)  # of one or two examples they say little
     if not found.trusted:
         refused[contrasts] = found
     elif contrasts in known:
@@ -212,7 +217,7 @@ def compare_with_exact(draws: LinearPieces, exact: Tensor, *, contrasts: bool) -
     if contrasts and not many:
         exact = torch.where(_counted(middle[0], drawn), exact, middle)
     spread, linear_spread = exact.var(0).mean(-1), drawn.var(0).mean(-1)  # (n,)
-    ranked = min(len(spread.unique()), len(linear_spread.unique())) > 2
+    ranked = min(len(spread.unique()), len(linear_spread.unique())) >= FEWEST_RANKED
     correlation = rank_correlation(spread, linear_spread) if ranked else float("nan")
     missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
     return Linearity(correlation, float(linear_spread.mean() / spread.mean()), float(missed), left_out, largest)
