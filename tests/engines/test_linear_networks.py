@@ -449,3 +449,14 @@ def test_outputs_may_always_be_in_the_same_tensor(outputs):
         for each in (network, network.body)
     )
     torch.testing.assert_close(found.epistemic_variance, expected.epistemic_variance)
+
+
+@pytest.mark.filterwarnings("ignore:the weights of Sequential have changed")
+def test_a_new_head_with_other_classes_is_told():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 40)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    assert "for the classes that matter" in bb.predict(posterior, X[:20], bb.categorical(), engine="linear").engine
+    network[2] = nn.Linear(8, 30)
+    with pytest.raises(bb.BatchbayesError, match="40 classes, as at the fit; got 30"):
+        bb.predict(posterior, X[:20], bb.categorical(), engine="linear")
+    assert bb.predict(posterior, X[:20], bb.categorical(), engine="auto").probs.shape == (20, 30)
