@@ -271,6 +271,19 @@ def test_a_bad_function_is_refused_at_its_first_view(network, x, transform, mess
         bb.predict(posterior, x, bb.categorical(), num_samples=2)
 
 
+@pytest.mark.parametrize("unit", [1e-8, 1.0, 1e8])
+def test_a_function_is_checked_in_the_units_of_the_inputs(network, x, unit):
+    mix = torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(0))
+
+    def blurred(inputs, generator):
+        found = nn.functional.conv2d(inputs, mix, padding=1)
+        return found * (1 + 1e-5 * len(inputs) / 5)  # as much as rounding may differ between batches
+
+    bb.predict(bb.with_views(bb.deterministic(network), blurred), unit * x, bb.categorical(), num_samples=2)
+    with pytest.raises(bb.BatchbayesError, match="use one set of them for all examples"):
+        bb.predict(bb.with_views(bb.deterministic(network), row_by_row), unit * x, bb.categorical(), num_samples=2)
+
+
 @pytest.mark.parametrize("transform", [bb.RandomFlip(), bb.TableJitter(0.1, (1.0,)), rolled])
 def test_several_inputs_are_refused_in_words(network, x, transform):
     posterior = bb.with_views(bb.deterministic(network), transform)
