@@ -150,6 +150,14 @@ def test_sequences_are_moved_back_by_an_own_function_and_by_no_ready_one(network
         bb.with_views(bb.deterministic(network), bb.RandomFlip()).draw(0, 0)(x)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("network", [nn.Identity(), nn.Unflatten(1, (1, 9))])
+def test_signals_without_channels_are_moved_back_too(network):
+    x = torch.rand(2, 9)
+    posterior = bb.with_views(bb.deterministic(network), rolled, undo=rolled_back)
+    assert torch.equal(posterior.draw(0, 3)(x), network(x))
+
+
 @pytest.mark.parametrize(
     ("undo", "message"),
     [

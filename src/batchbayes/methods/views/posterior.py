@@ -111,8 +111,8 @@ class ViewsPosterior(Posterior):
 
         Maps of another size are refused. Only a user's own function can move sequences back.
         """
-        if inputs.ndim < 3 or outputs.ndim < 3:
-            return False
+        if inputs.ndim < 3 or outputs.ndim < 3:  # tables, signals (N, L), or one row of outputs for each example
+            return self.undo is not None and (outputs.ndim > 2 or outputs.shape == inputs.shape)
         if outputs.shape[-2:] == inputs.shape[-2:]:
             return True
         is_flat, (_, rows, columns) = outputs.ndim == 3, inputs.shape[-3:]
@@ -176,8 +176,8 @@ def with_views(
         average: how many views each draw averages the outputs of. Draw s is the mean of the draws from `average * s` on
             that it would be without this option. A mean of logits with a temperature is better than a mean of
             probabilities with one (docs/results/views.md), but fewer draws say less about mutual information.
-        undo: for a function and a network that returns maps: a function `(outputs, generator) -> outputs` that moves a
-            map back. Its generator starts where that of the transform starts.
+        undo: for a function and a network that returns maps or sequences: a function `(outputs, generator) -> outputs`
+            that moves them back. Its generator starts where that of the transform starts.
 
     >>> import batchbayes as bb
     >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
