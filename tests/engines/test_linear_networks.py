@@ -460,3 +460,31 @@ def test_a_new_head_with_other_classes_is_told():
     with pytest.raises(bb.BatchbayesError, match="40 classes, as at the fit; got 30"):
         bb.predict(posterior, X[:20], bb.categorical(), engine="linear")
     assert bb.predict(posterior, X[:20], bb.categorical(), engine="auto").probs.shape == (20, 30)
+
+
+class Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+
+class WithoutBackward(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first = kind, nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Sigmoid())
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h.mul_(2) if self.kind == "in place" else Round.apply(4 * h))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("in place", "modified by an inplace"), ("no backward", "backward or vjp")]
+)
+def test_networks_without_a_backward_pass_are_refused_in_words(kind, message):
+    with torch.no_grad():
+        posterior = bb.mcbn(settled(WithoutBackward(kind)), X, batch_size=100)
+    with pytest.raises(bb.BatchbayesError, match=f"a network that gradients can pass through.*{message}"):
+        bb.check_linearity(posterior, X)
+    assert bb.predict(posterior, X[:9], bb.gaussian(1.0), engine="auto").engine.startswith("sample: no linear engine")

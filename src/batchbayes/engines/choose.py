@@ -51,7 +51,7 @@ def choose_engine(
     try:
         fallback = exact if name == "auto" else None
         return _linear_engine(require_linearisable(posterior), inputs, num_samples, seed, contrasts, fallback)
-    except (BatchbayesError, RuntimeError) as error:  # torch raises the latter where gradients cannot pass
+    except (BatchbayesError, RuntimeError) as error:  # the latter by torch, as for a singular matrix
         if name == "linear":
             raise
         return replace(exact, name=f"sample: no linear engine for this network ({error})")

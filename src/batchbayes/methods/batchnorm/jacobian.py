@@ -231,8 +231,11 @@ class Graph:
         one, inputs = weights.to(self._outputs.dtype).view_as(self._outputs), [h for _, h, _ in self._seen]
         try:
             gradients = torch.autograd.grad(self._outputs, inputs, one, retain_graph=True, allow_unused=True)
-        except CheckpointError as error:
-            raise _unfit("a network without activation checkpoints", "checkpoints in its forward pass") from error
+        except RuntimeError as error:  # something is changed in place, or has no backward pass
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            got = "activation checkpoints" if isinstance(error, CheckpointError) else f"{error}"[:300]
+            raise _unfit("a network that gradients can pass through", got) from error
         every = zip(gradients, self._seen, strict=True)
         moved = [(gradient, h, *along[site]) for gradient, (site, h, _) in every if gradient is not None]
         if not moved:
