@@ -72,7 +72,9 @@ def reachable(start: Iterable[object]) -> Iterator[object]:
             raise ValueError("its attributes lead to too many objects")
         seen.add(id(value))
         yield value
-        if isinstance(value, FunctionType):  # not its globals, which lead to everything
+        if isinstance(value, FunctionType):  # of its globals, which lead to everything, only modules that it names
+            named = [value.__globals__.get(name) for name in value.__code__.co_names]
+            waiting += [each for each in named if isinstance(getattr(each, "__self__", each), nn.Module)]
             waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             waiting += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         elif isinstance(value, weakref.ref):

@@ -168,6 +168,14 @@ def test_even_numbers_fall_once_into_each_of_equal_parts(count):
         assert sorted(column.tolist()) == list(range(count))
 
 
+def test_there_are_as_many_even_numbers_as_a_wide_table_takes():
+    first, second = even_numbers(0, 0, 30_000), even_numbers(0, 1, 30_000)
+    assert torch.equal(first[:20_000], even_numbers(0, 0, 20_000)[:20_000])
+    for numbers in (first, second):
+        assert 0.45 < numbers[25_000:].mean() < 0.55
+    assert not (first == second).any()
+
+
 def test_even_numbers_depend_on_seed_and_index_alone():
     later = even_numbers(0, 100, 3)
     assert torch.equal(later, even_numbers(0, 100, 3))

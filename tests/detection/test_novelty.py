@@ -121,6 +121,12 @@ def test_a_file_is_refused_by_another_network(tmp_path):
     bb.save(fitted()[2], tmp_path / "novelty")
     with pytest.raises(bb.BatchbayesError, match="no layer"):
         bb.load(tmp_path / "novelty", NETWORKS["BatchNorm1d (N, C)"].network())
+    other = NETWORKS["BatchNorm2d"].network()
+    with torch.no_grad():
+        other[0].weight.mul_(2.0)  # the running statistics stay
+    with pytest.raises(bb.BatchbayesError, match="got other weights"):
+        bb.load(tmp_path / "novelty", other)
+    assert isinstance(bb.load(tmp_path / "novelty", other, other_weights=True), bb.Novelty)
 
 
 def test_a_classifier_without_calibration_data_is_warned_of():
@@ -296,3 +302,23 @@ def test_batch_norm_over_the_positions_of_all_inputs_is_refused():
         bb.BatchbayesError, match=r"each of 64 inputs at the batch-norm layer 1; got .* shape \(320, 4\)"
     ):
         bb.novelty(network, torch.randn(64, 5, 4))
+
+
+class SameTensor(nn.Module):
+    """A stand-in for a network whose outputs are always in the same tensor."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.held = body, torch.zeros(500, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.held[: len(x)].copy_(self.body(x))
+
+
+def test_outputs_may_always_be_in_the_same_tensor():
+    x = torch.randn(300, 4).double()
+    body = nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3)).double()
+    body(x)
+    data = list(x.split(50))
+    expected, found = (bb.novelty(network, data).score(x) for network in (body.eval(), SameTensor(body).eval()))
+    torch.testing.assert_close(found, expected)

@@ -165,6 +165,16 @@ def test_surprise_never_falls_as_scores_rise(ordinary, scores):
     assert (found.diff() >= -1e-9).all()
 
 
+def test_surprise_does_not_depend_on_the_default_precision():
+    ordinary, scores = torch.arange(99.0), torch.linspace(0, 200, 50)
+    expected = surprise(ordinary, scores)
+    torch.set_default_dtype(torch.float16)
+    try:
+        assert torch.equal(surprise(ordinary, scores), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_surprise_below_the_tail_is_the_log_of_the_rank():
     ordinary = torch.randn(200).double()
     scores = ordinary[ordinary.argsort()[:150]]

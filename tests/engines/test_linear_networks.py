@@ -126,7 +126,7 @@ def test_linearity_is_measured_once_on_training_examples_when_it_is_first_asked_
     bb.predict(posterior, X[:3], bb.categorical(), num_samples=8)
     assert not measured
     for _ in range(2):
-        bb.predict(posterior, X[:2] + 100, bb.categorical(), engine="auto")
+        bb.predict(posterior, X[:2] + 0.01, bb.categorical(), engine="auto")
     assert [len(examples) for examples in measured] == [64]
     assert all(any(torch.equal(row, own) for own in X) for row in measured[0])
     saved = bb.mcbn(network, X, batch_size=200).state()[0]["linearity"]
@@ -170,6 +170,19 @@ def test_examples_with_more_noise_than_was_checked_are_checked_themselves():
         posterior, torch.cat([easy, hard]), bb.categorical(), num_samples=32, engine="auto", chunk_size=40
     )
     assert torch.equal(auto.probs[40:], exact.probs)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_few_examples_with_more_noise_than_was_checked_are_checked_too(size):
+    """As in a service that gets one example at a time."""
+    x = X[:12] * 40
+    for_auto, for_linear = (bb.mcbn(settled(Curved()), X, batch_size=16) for _ in range(2))
+    drawn = {"data": x, "likelihood": bb.gaussian(1.0), "num_samples": 32}
+    exact = bb.predict(for_auto, **drawn)
+    auto = bb.predict(for_auto, engine="auto", chunk_size=size, **drawn)
+    torch.testing.assert_close(auto.epistemic_variance, exact.epistemic_variance)
+    with pytest.warns(bb.BatchbayesWarning, match="do not trust the linear engine"):
+        bb.predict(for_linear, engine="linear", chunk_size=size, **drawn)
 
 
 def test_heads_that_are_not_asked_for_move_nothing():
@@ -327,3 +340,151 @@ def test_a_network_may_change_its_precision_after_the_fit():
     network.double()
     found = bb.predict(posterior, x.double(), bb.categorical(), engine="linear")
     assert found.probs.dtype == torch.float64
+
+
+class BySize(nn.Module):
+    """What runs, in which order and how often depends on the number of positions."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.second = kind, nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+        self.mix, self.last = nn.Conv1d(3, 3, 1), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "order" and x.shape[-1] < 8:
+            b, a = self.second(self.mix(x)), self.first(x)
+        else:
+            a, b = self.first(x), self.second(self.mix(x))
+        h = torch.tanh(a + 0.3 * b)
+        if self.kind == "twice" and x.shape[-1] < 8:
+            h = torch.tanh(self.second(self.mix(h)))
+        return self.last(h.mean(2))
+
+
+class Skips(BySize):
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if self.kind == "both" and x.shape[-1] < 8 else torch.tanh(self.first(x))
+        h = h + torch.tanh(self.second(self.mix(h))) if x.shape[-1] >= 8 else h
+        return self.last(h.mean(2))
+
+
+@pytest.mark.parametrize("network", [BySize("order"), BySize("twice"), Skips("one"), Skips("both")])
+def test_what_runs_may_depend_on_the_inputs(network):
+    x = torch.randn(400, 3, 8, generator=torch.Generator().manual_seed(0)).double() + 0.5
+    posterior = bb.mcbn(settled(network.double(), x), x, batch_size=50)
+    few, step = x[:20, :, :5], 1e-4
+    outputs, found = posterior.tangents(few, posterior.deviations)
+    with torch.no_grad():
+        there, back = (
+            torch.stack([posterior.function(posterior.center + side * row)(few) for row in posterior.deviations])
+            for side in (step, -step)
+        )
+        assert torch.equal(outputs, posterior.function(posterior.center)(few))
+    torch.testing.assert_close(found, (there - back) / (2 * step), atol=1e-7, rtol=1e-5)
+
+
+class ChangesItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.last(h.add_(torch.tanh(self.norm(h))))
+
+
+def test_inputs_of_layers_that_change_in_place_are_refused_and_auto_draws_exactly():
+    posterior = bb.mcbn(settled(ChangesItsInput()), X, batch_size=100)
+    with pytest.raises(
+        bb.BatchbayesError, match=r"leaves the input of a batch-norm layer alone.*got a change in place"
+    ):
+        bb.predict(posterior, X[:20], bb.gaussian(1.0), engine="linear")
+    exact, auto = (bb.predict(posterior, X[:20], bb.gaussian(1.0), engine=engine) for engine in ("sample", "auto"))
+    assert torch.equal(exact.mean, auto.mean)
+
+
+class Cut(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).detach()
+
+
+def test_frozen_outputs_without_a_gradient_are_not_trusted():
+    network = settled(Cut(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))).requires_grad_(False)
+    posterior = bb.mcbn(network, X, batch_size=100)
+    with pytest.warns(bb.BatchbayesWarning, match="do not trust the linear engine"):
+        bb.predict(posterior, X[:20], bb.gaussian(1.0), engine="linear")
+
+
+def test_a_forward_that_the_user_has_put_into_a_layer_is_used():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    plain = bb.mcbn(nn.Sequential(network[0], network[1], nn.Tanh(), network[2]), X, batch_size=100)
+    expected = plain.tangents(X[:9], plain.deviations)[1]
+    usual = network[1].forward
+    network[1].forward = lambda input: torch.tanh(usual(input))
+    with pytest.warns(bb.BatchbayesWarning, match="cannot be copied"):
+        posterior = bb.mcbn(network, X, batch_size=100)
+    torch.testing.assert_close(posterior.tangents(X[:9], posterior.deviations)[1], expected)
+
+
+class SameTensor(nn.Module):
+    """A stand-in for a network whose outputs are always in the same tensor, as those of a CUDA graph are."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.body(x)
+        return found if found.requires_grad else HELD.setdefault(found.shape, torch.empty_like(found)).copy_(found)
+
+
+HELD: dict[torch.Size, Tensor] = {}
+
+
+@pytest.mark.parametrize("outputs", [2, 40])
+def test_outputs_may_always_be_in_the_same_tensor(outputs):
+    network = settled(SameTensor(outputs).double(), X.double())
+    found, expected = (
+        bb.predict(bb.mcbn(each, X.double(), batch_size=100), X[:20].double(), bb.gaussian(1.0), engine="linear")
+        for each in (network, network.body)
+    )
+    torch.testing.assert_close(found.epistemic_variance, expected.epistemic_variance)
+
+
+@pytest.mark.filterwarnings("ignore:the weights of Sequential have changed")
+def test_a_new_head_with_other_classes_is_told():
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 40)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    assert "for the classes that matter" in bb.predict(posterior, X[:20], bb.categorical(), engine="linear").engine
+    network[2] = nn.Linear(8, 30)
+    with pytest.raises(bb.BatchbayesError, match="40 classes, as at the fit; got 30"):
+        bb.predict(posterior, X[:20], bb.categorical(), engine="linear")
+    assert bb.predict(posterior, X[:20], bb.categorical(), engine="auto").probs.shape == (20, 30)
+
+
+class Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+
+class WithoutBackward(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first = kind, nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Sigmoid())
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h.mul_(2) if self.kind == "in place" else Round.apply(4 * h))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("in place", "modified by an inplace"), ("no backward", "backward or vjp")]
+)
+def test_networks_without_a_backward_pass_are_refused_in_words(kind, message):
+    with torch.no_grad():
+        posterior = bb.mcbn(settled(WithoutBackward(kind)), X, batch_size=100)
+    with pytest.raises(bb.BatchbayesError, match=f"a network that gradients can pass through.*{message}"):
+        bb.check_linearity(posterior, X)
+    assert bb.predict(posterior, X[:9], bb.gaussian(1.0), engine="auto").engine.startswith("sample: no linear engine")

@@ -138,12 +138,19 @@ def even_numbers(seed: int, index: int, size: int) -> torch.Tensor:
 
     The draws are points of a scrambled Sobol sequence: of the first $2^k$ draws, each number falls once into each of
     $2^k$ equal parts of the unit interval. The seed sets the scrambling. Reference: Owen, J. Complexity 14 (1998).
+    The sequence has some 20,000 numbers for each draw. If more are asked for, the others are independent.
 
     >>> sorted(int(4 * even_numbers(0, index, 2)[1]) for index in range(4))
     [0, 1, 2, 3]
     """
     block, position = divmod(index, _BLOCK)
-    return _even_block(seed, block, size)[position].clone()
+    even = _even_block(seed, block, min(size, _MOST_EVEN))[position].clone()
+    more = size - len(even)
+    return (
+        torch.cat([even, torch.rand(more, generator=generator(seed, "more", index), dtype=torch.float64)])
+        if more
+        else even
+    )
 
 
 def fold_numbers(count: int, folds: int, seed: int) -> torch.Tensor:
@@ -155,7 +162,7 @@ def fold_numbers(count: int, folds: int, seed: int) -> torch.Tensor:
     return (torch.arange(count) % folds)[torch.randperm(count, generator=generator(seed, "folds"))]
 
 
-_BLOCK = 64
+_BLOCK, _MOST_EVEN = 64, torch.quasirandom.SobolEngine.MAXDIM
 
 
 @lru_cache(maxsize=32)

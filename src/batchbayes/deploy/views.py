@@ -112,6 +112,7 @@ def _moved_back(outputs: Tensor, row: Tensor) -> Tensor:
 
 
 def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
-    grid = F.affine_grid(matrix[None].to(images.dtype), [1, *images.shape[1:]], align_corners=False)
+    fine = images.to(torch.promote_types(images.dtype, torch.float32))  # half precision is too coarse for places
+    grid = F.affine_grid(matrix[None].to(fine.dtype), [1, *images.shape[1:]], align_corners=False)
     grid = grid.repeat(images.shape[0], 1, 1, 1)  # onnxruntime does not broadcast it
-    return F.grid_sample(images, grid, padding_mode=outside, align_corners=False)
+    return F.grid_sample(fine, grid, padding_mode=outside, align_corners=False).to(images.dtype)

@@ -86,6 +86,11 @@ class Novelty:
     held_out: bool
     """Whether those are data that the network was not trained on."""
 
+    @property
+    def network(self) -> Network:
+        """The network that is watched. A file has a fingerprint of its weights."""
+        return self.sight.network
+
     def report(self, data: Batches, *, inputs: Picker = None, chunk_size: int | None = None) -> NoveltyReport:
         """Return score, p-value and most unusual site of each input, from one forward pass.
 

@@ -1,5 +1,7 @@
 """Ranks among ordinary examples: how surprising a score is, and p-values that are valid at any number of examples."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ def surprise(ordinary: Tensor, scores: Tensor) -> Tensor:
     start = ordered[:, -tail - 1 :][:, :1]
     excess = (ordered[:, -tail:] - start).mean(1, keepdim=True).clamp_min(1e-9)
     ranks = -torch.log((1 + count - torch.searchsorted(ordered, values)).double() / (count + 1))
-    beyond = -torch.log(torch.tensor((1.0 + tail) / (count + 1))) + (values - start) / excess
+    beyond = -math.log((1 + tail) / (count + 1)) + (values - start) / excess
     return torch.where(values > start, beyond, ranks).T
 
 

@@ -51,7 +51,7 @@ def choose_engine(
     try:
         fallback = exact if name == "auto" else None
         return _linear_engine(require_linearisable(posterior), inputs, num_samples, seed, contrasts, fallback)
-    except (BatchbayesError, RuntimeError) as error:  # torch raises the latter where gradients cannot pass
+    except (BatchbayesError, RuntimeError) as error:  # the latter by torch, as for a singular matrix
         if name == "linear":
             raise
         return replace(exact, name=f"sample: no linear engine for this network ({error})")
@@ -125,7 +125,7 @@ class _Checked:
         if spread.max() <= self._limit:
             return True
         beyond = (spread.mean(1) > self._limit).nonzero()[:, 0]
-        if len(beyond) < (3 if draws.middle.ndim < 3 else 1):  # too few for a check; a map is enough
+        if not len(beyond):
             return True
         found = known_beyond(self._posterior, inputs[beyond], contrasts=self._plan.contrasts)
         if found.trusted:

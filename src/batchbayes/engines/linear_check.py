@@ -1,5 +1,6 @@
 """Is the linear engine to be trusted? A comparison with a few exact draws."""
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -25,6 +26,8 @@ check may pass by luck, on 64 it hardly ever does."""
 FEWEST_MAPS, MAP_POSITIONS = 2, 2**12
 """If outputs are maps, positions are ranked, not examples. So fewer examples of the training data are enough, and of
 each map an even selection of this many positions is compared."""
+FEWEST_RANKED = 3
+"""Fewer examples have no rank correlation."""
 TOGETHER = 2**15
 """Several exact draws are made in one pass, of at most this many input numbers."""
 
@@ -159,6 +162,9 @@ def known_beyond(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) ->
     """
     refused, known = _REFUSED.setdefault(posterior, {}), _KNOWN.get(posterior, {})
     found = refused.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
+    is_few = len(inputs) < FEWEST_RANKED and math.isnan(found.rank_correlation) and contrasts not in refused
+    if is_few and found.unexplained - found.left_out < MOST_UNEXPLAINED:
+        found = replace(found, rank_correlation=1.0, scale_ratio=1.0)  # of one or two examples they say little
     if not found.trusted:
         refused[contrasts] = found
     elif contrasts in known:
@@ -228,7 +234,7 @@ def compare_with_exact(draws: LinearPieces, exact: Tensor, num_examples: int, *,
     if contrasts and not many:
         exact = torch.where(_counted(middle[0], drawn), exact, middle)
     spread, linear_spread = exact.var(0).mean(-1), drawn.var(0).mean(-1)  # (rows,)
-    ranked = min(len(spread.unique()), len(linear_spread.unique())) > 2
+    ranked = min(len(spread.unique()), len(linear_spread.unique())) >= FEWEST_RANKED
     correlation = rank_correlation(spread, linear_spread) if ranked else float("nan")
     missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
     return Linearity(correlation, float(linear_spread.mean() / spread.mean()), float(missed), left_out, largest)

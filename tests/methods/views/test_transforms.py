@@ -42,6 +42,15 @@ def test_bytes_can_be_cropped():
     assert bb.RandomCrop(1).apply(x, torch.tensor([0.5, 0.5])).equal(x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_as_exact_as_its_digits(dtype):
+    x, shift = images(1, 2, 224, 224).to(dtype), bb.RandomShiftScale(0.1, 0.1, fill=0.5)
+    numbers = torch.tensor([0.8, 0.3, 0.7], dtype=torch.float64)
+    for change in (shift.apply, shift.undo):
+        found, expected = change(x, numbers), change(x.double(), numbers)
+        torch.testing.assert_close(found.double(), expected, atol=2 * torch.finfo(dtype).eps, rtol=0)
+
+
 def test_a_flip_mirrors_left_and_right():
     x = images()
     assert torch.equal(bb.RandomFlip().apply(x, torch.tensor([0.49])), x.flip(-1))
@@ -139,6 +148,8 @@ def test_every_ready_transform_is_tried_above():
         (lambda: bb.RandomCrop(8)(images(), None), "images larger than the padding of 8; got 8 x 10"),
         (lambda: bb.RandomCrop(2, fill=(1.0,))(images(), None), r"images \(N, 1, H, W\)"),
         (lambda: bb.RandomCrop(2)(torch.zeros(4, 3), None), r"images .* for RandomCrop; got inputs of shape \(4, 3\)"),
+        (lambda: bb.RandomCrop(2, fill=-1)(images().byte(), None), "that torch.uint8 can hold; got -1"),
+        (lambda: bb.RandomCrop(2, fill=(0.4, 300.0))(images().byte(), None), "that torch.uint8 can hold"),
         (lambda: bb.RandomFlip()(torch.zeros(4, 3), None), "for RandomFlip"),
         (lambda: bb.RandomShiftScale()(images()[0], None), "for RandomShiftScale"),
         (lambda: bb.RandomShiftScale()(images().byte(), None), "floating-point inputs for RandomShiftScale"),

@@ -129,6 +129,50 @@ def test_an_own_function_on_maps_needs_its_inverse():
         assert torch.equal(posterior.draw(0, index)(x), torch.cat([x, -x], 1))
 
 
+@pytest.mark.parametrize(
+    "network", [nn.Conv1d(3, 5, 1), nn.Linear(9, 5), nn.Sequential(nn.Flatten(), nn.Linear(27, 5))]
+)
+@torch.no_grad()
+def test_sequences_are_moved_back_by_an_own_function_and_by_no_ready_one(network):
+    x, where = torch.rand(2, 3, 9), 1 if isinstance(network, nn.Linear) else -1  # (N, C, L), or (N, L, C)
+
+    def mirrored(values, generator):
+        return values.flip(where)
+
+    found = bb.with_views(bb.deterministic(network), mirrored, undo=mirrored).draw(0, 0)(x)
+    if isinstance(network, nn.Sequential):  # a class for each example, and no positions
+        assert torch.equal(found, network(x.flip(-1)))
+        return
+    torch.testing.assert_close(found, network(x))
+    with pytest.raises(bb.BatchbayesError, match="undo= for the transform mirrored"):
+        bb.with_views(bb.deterministic(network), mirrored).draw(0, 0)(x)
+    with pytest.raises(bb.BatchbayesError, match="for sequences, pass functions of your own"):
+        bb.with_views(bb.deterministic(network), bb.RandomFlip()).draw(0, 0)(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("network", [nn.Identity(), nn.Unflatten(1, (1, 9))])
+def test_signals_without_channels_are_moved_back_too(network):
+    x = torch.rand(2, 9)
+    posterior = bb.with_views(bb.deterministic(network), rolled, undo=rolled_back)
+    assert torch.equal(posterior.draw(0, 3)(x), network(x))
+
+
+@pytest.mark.parametrize(
+    ("undo", "message"),
+    [
+        (lambda outputs: outputs, r"a function undo=<lambda> that takes \(inputs, generator\)"),
+        (lambda outputs, _: None, "a tensor from the function undo=<lambda>; got NoneType"),
+        (lambda outputs, _: outputs[:1], r"the same shape from .*: \(3, 2, 4, 8\); got \(1, 2, 4, 8\)"),
+        (lambda outputs, _: outputs.long(), "the same dtype from .*; got torch.int64"),
+    ],
+)
+def test_a_bad_inverse_is_refused(undo, message):
+    posterior = bb.with_views(bb.deterministic(Blank()), rolled, undo=undo, average=2)
+    with pytest.raises(bb.BatchbayesError, match=message):
+        bb.predict(posterior, torch.rand(3, 1, 4, 8), bb.categorical(), num_samples=2)
+
+
 class Flip:
     """Called as torchvision's v2.RandomHorizontalFlip is: with a batch alone, and random by the global generator."""
 
@@ -235,6 +279,19 @@ def test_a_bad_function_is_refused_at_its_first_view(network, x, transform, mess
         bb.predict(posterior, x, bb.categorical(), num_samples=2)
 
 
+@pytest.mark.parametrize("unit", [1e-8, 1.0, 1e8])
+def test_a_function_is_checked_in_the_units_of_the_inputs(network, x, unit):
+    mix = torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(0))
+
+    def blurred(inputs, generator):
+        found = nn.functional.conv2d(inputs, mix, padding=1)
+        return found * (1 + 1e-5 * len(inputs) / 5)  # as much as rounding may differ between batches
+
+    bb.predict(bb.with_views(bb.deterministic(network), blurred), unit * x, bb.categorical(), num_samples=2)
+    with pytest.raises(bb.BatchbayesError, match="use one set of them for all examples"):
+        bb.predict(bb.with_views(bb.deterministic(network), row_by_row), unit * x, bb.categorical(), num_samples=2)
+
+
 @pytest.mark.parametrize("transform", [bb.RandomFlip(), bb.TableJitter(0.1, (1.0,)), rolled])
 def test_several_inputs_are_refused_in_words(network, x, transform):
     posterior = bb.with_views(bb.deterministic(network), transform)
@@ -330,9 +387,27 @@ def test_the_header_nests_the_wrapped_posterior(network, tmp_path):
         bb.load(tmp_path / "point", network, transform=rolled)
 
 
+def test_a_file_of_views_needs_weights_only_if_the_wrapped_posterior_does(network, x, tmp_path):
+    weights = [CASE.network().state_dict(), {name: 1.1 * value for name, value in network.state_dict().items()}]
+    posterior = bb.with_views(bb.weight_samples(network, weights), CROP_AND_FLIP)
+    expected = posterior.draw(0, 3)(x)
+    bb.save(posterior, tmp_path / "views")
+    other = CASE.network()
+    with torch.no_grad():
+        other[0].weight.add_(1.0)
+    assert torch.equal(bb.load(tmp_path / "views", other).draw(0, 3)(x), expected)
+
+
+def test_own_functions_inside_an_ensemble_are_not_saved(network, tmp_path):
+    inside = bb.ensemble([bb.with_views(bb.deterministic(network), rolled), bb.mcbn(network, CASE.batches(6))])
+    with pytest.raises(bb.BatchbayesError, match=r"functions of your own.*put the views around the ensemble"):
+        bb.save(inside, tmp_path / "inside")
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
+        ({"average": 0}, "average as a whole number of at least 1"),
         ({"transform": []}, "one ready transform or more; got none"),
         ({"transform": [{"name": "RandomCrop"}]}, "header that does not fit"),
         ({"transform": [{"name": "RandomCrop", "padding": -1}]}, "padding as a whole number of at least 1"),

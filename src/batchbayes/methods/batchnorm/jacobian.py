@@ -150,10 +150,11 @@ def watched(
 
     The backward passes belong inside the block, because activation checkpoints run parts of the network again.
     """
-    seen: list[Tensor] = []
-    plain = {site.name: pair for site, pair in zip(sites, statistics, strict=True) if _is_plain(site.layer)}
-    instead = {site.name: _Normalise(site, *plain[site.name], seen) for site in sites if site.name in plain}
-    before = {site.name: partial(_see, site.name, seen) for site in sites if site.name not in plain}
+    seen: list[Seen] = []
+    sees = {site.name: partial(_see, site.name, number, seen) for number, site in enumerate(sites)}
+    plain = [pair for pair in zip(sites, statistics, strict=True) if _is_plain(pair[0].layer)]
+    instead = {site.name: _Normalise(site, *pair, sees[site.name]) for site, pair in plain}
+    before = {name: see for name, see in sees.items() if name not in instead}
     tensors = as_buffers(sites, statistics)
     with network.prepared(tensors=tensors, before=before, instead=instead) as run:
 
@@ -167,32 +168,37 @@ def watched(
 
 
 def _is_plain(layer: _BatchNorm) -> bool:
-    """Whether a layer does nothing but normalise its input."""
-    return type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and not layer._forward_pre_hooks
+    """Whether a layer does nothing but normalise its input: it has torch's own `forward`, and no hook before it."""
+    is_own = type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or "forward" in vars(layer)
+    return not (is_own or layer._forward_pre_hooks)
 
 
-def _see(name: str, seen: list[Tensor], h: Tensor) -> Tensor:
+Seen = tuple[int, Tensor, int]
+"""The number of a site, its input, and the version of that, which tells whether it was changed in place later."""
+
+
+def _see(name: str, number: int, seen: list[Seen], h: Tensor) -> Tensor:
     """Note the input of a site, and return it as a node of the graph that this layer alone uses.
 
     The input itself may go elsewhere too (a shortcut).
     """
     if not torch.is_grad_enabled():
         raise _unfit("a network without no_grad in its forward pass", f"{name} under no_grad")
-    seen.append(h.view_as(h) if h.requires_grad else h.detach().requires_grad_())
-    return seen[-1]
+    h = h.view_as(h) if h.requires_grad else h.detach().requires_grad_()
+    seen.append((number, h, h._version))
+    return h
 
 
 class _Normalise:
     """A layer that does nothing but normalise, as one multiplication and addition (see `affine_batch_norm`)."""
 
-    def __init__(self, site: Site, mean: Tensor, variance: Tensor, seen: list[Tensor]) -> None:
-        layer = site.layer
-        self._site, self._seen = site, seen
+    def __init__(self, site: Site, mean: Tensor, variance: Tensor, see: Callable[[Tensor], Tensor]) -> None:
+        layer, self._see = site.layer, see
         self._fixed = (mean, variance, layer.weight, layer.bias, False, 0.0, layer.eps)
         self._scale, self._shift = _scale_and_shift(mean, variance, layer.weight, layer.bias, layer.eps)
 
     def __call__(self, h: Tensor) -> Tensor:
-        h = _see(self._site.name, self._seen, h)
+        h = self._see(h)
         if h.dtype != self._scale.dtype:
             return F.batch_norm(h, *self._fixed)
         return _scaled(h, self._scale, self._shift)
@@ -201,31 +207,40 @@ class _Normalise:
 class Graph:
     """One forward pass at given statistics, ready for backward passes to the inputs of the sites."""
 
-    def __init__(self, outputs: Tensor, seen: Sequence[Tensor]) -> None:
+    def __init__(self, outputs: Tensor, seen: Sequence[Seen]) -> None:
         self._outputs, self._seen = outputs, seen
         self.outputs = outputs.detach()
         """(n, ...)"""
         flat = self.outputs.flatten(1) if outputs.ndim > 1 else self.outputs[:, None]
         self.flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
         """(n, K)"""
-        for h in seen:
+        for _, h, version in seen:
+            if h._version != version:
+                raise _unfit("a network that leaves the input of a batch-norm layer alone", "a change in place")
             if h.shape[0] % flat.shape[0]:
                 got = f"{h.shape[0]} rows at a batch-norm layer for {flat.shape[0]}"
                 raise _unfit("the same number of rows for every example", got)
-        shapes = {(h.shape, h.dtype): h for h in seen}
+        shapes = {(h.shape, h.dtype): h for _, h, _ in seen}
         self._products = {key: torch.empty_like(h, requires_grad=False) for key, h in shapes.items()}
 
     def slopes(self, weights: Tensor, along: Sequence[tuple[Tensor, Tensor]], *, out: Tensor) -> None:
         """Write to `out` (n, Q) the derivatives along Q directions of the sum of outputs with weights (n, K)."""
-        one = weights.to(self._outputs.dtype).view_as(self._outputs)
+        if not (self._seen and self._outputs.requires_grad):
+            out.zero_()
+            return
+        one, inputs = weights.to(self._outputs.dtype).view_as(self._outputs), [h for _, h, _ in self._seen]
         try:
-            gradients = torch.autograd.grad(self._outputs, self._seen, one, retain_graph=True, allow_unused=True)
-        except CheckpointError as error:
-            raise _unfit("a network without activation checkpoints", "checkpoints in its forward pass") from error
-        moved = [found for found in zip(gradients, self._seen, along, strict=True) if found[0] is not None]
+            gradients = torch.autograd.grad(self._outputs, inputs, one, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:  # something is changed in place, or has no backward pass
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            got = "activation checkpoints" if isinstance(error, CheckpointError) else f"{error}"[:300]
+            raise _unfit("a network that gradients can pass through", got) from error
+        every = zip(gradients, self._seen, strict=True)
+        moved = [(gradient, h, *along[site]) for gradient, (site, h, _) in every if gradient is not None]
         if not moved:
             out.zero_()
-        for number, (gradient, h, (mean, log_std)) in enumerate(moved):
+        for number, (gradient, h, mean, log_std) in enumerate(moved):
             product = torch.mul(gradient, h.detach(), out=self._products[h.shape, h.dtype])
             out.addmm_(_summed(gradient, self.flat), mean, beta=float(number > 0), alpha=-1.0)  # the first one writes
             out.addmm_(_summed(product, self.flat), log_std, alpha=-1.0)

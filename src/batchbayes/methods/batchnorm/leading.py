@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from batchbayes.engines.linear import LEADING_PASSES
+from batchbayes.errors import BatchbayesError
 from batchbayes.inputs import require_finite
 from batchbayes.methods.batchnorm.jacobian import along_directions, graph_size, watched
 from batchbayes.methods.batchnorm.sites import Site
@@ -143,6 +144,9 @@ def leading_tangents(
         for part in inputs.split(graph_size(inputs)):
             graph = build(part)
             require_finite(graph.flat, "the network's output")
+            if (found := graph.flat.shape[1]) != (known := axes.axes.shape[1]):
+                fix = "fit again after you change the network"
+                raise BatchbayesError(expected=f"{known} classes, as at the fit", got=f"{found}", fix=fix)
             if not outputs:
                 axes, along = axes.to(graph.flat), along_directions(sites, statistics, directions.to(graph.flat))
                 slopes = graph.flat.new_empty(count, len(inputs), len(directions))

@@ -63,6 +63,12 @@ class EnsemblePosterior(Posterior):
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         states = [member.state() for member in self.members]
         headers = [{"kind": member.kind, **own} for member, (own, _) in zip(self.members, states, strict=True)]
+        if any(own.get("own") for own in headers):
+            raise BatchbayesError(
+                expected="an ensemble that a file can hold",
+                got="members whose views are functions of your own, which could not be passed again to load",
+                fix="put the views around the ensemble: with_views(ensemble([...]), transform)",
+            )
         tensors = {f"{number}.{key}": t for number, (_, own) in enumerate(states) for key, t in own.items()}
         return {"members": headers, "module_of_member": self._modules()[1]}, tensors
 

@@ -136,15 +136,23 @@ def _require_fill(fill: float | tuple[float, ...]) -> None:
 
 def _filled(fill: float | tuple[float, ...], images: Tensor) -> Tensor:
     """Return the fill value, ready to broadcast with images (N, C, H, W)."""
+    values = torch.tensor(fill, dtype=torch.float64)
+    filled = values.to(images)
+    if not torch.allclose(filled.double().cpu(), values, rtol=0.01):
+        raise BatchbayesError(
+            expected=f"fill values that {images.dtype} can hold",
+            got=f"{fill}",
+            fix="give them in the units of the inputs",
+        )
     if not isinstance(fill, tuple):
-        return images.new_full((), fill)
+        return filled
     if images.ndim != 4 or images.shape[1] != len(fill):
         raise BatchbayesError(
             expected=f"images (N, {len(fill)}, H, W), one channel for each fill value",
             got=f"shape {tuple(images.shape)}",
             fix="pass one fill value for each channel, or a single number",
         )
-    return images.new_tensor(fill).view(-1, 1, 1)
+    return filled.view(-1, 1, 1)
 
 
 def _overlap(offset: int, length: int) -> tuple[slice, slice]:
@@ -155,7 +163,8 @@ def _overlap(offset: int, length: int) -> tuple[slice, slice]:
 
 def _resampled(images: Tensor, zoom: float, offsets: list[float], outside: str) -> Tensor:
     """Return images (N, C, H, W) read at the places y -> y / zoom - offset, in units of half an image."""
-    matrix = torch.tensor([[1 / zoom, 0, -offsets[0]], [0, 1 / zoom, -offsets[1]]], dtype=images.dtype)
-    shape = [1, *images.shape[1:]]
-    grid = F.affine_grid(matrix[None].to(images.device), shape, align_corners=False)
-    return F.grid_sample(images, grid.expand(len(images), -1, -1, -1), padding_mode=outside, align_corners=False)
+    fine = images.to(torch.promote_types(images.dtype, torch.float32))  # half precision is too coarse for places
+    matrix = torch.tensor([[1 / zoom, 0, -offsets[0]], [0, 1 / zoom, -offsets[1]]], dtype=fine.dtype)
+    grid = F.affine_grid(matrix[None].to(images.device), [1, *images.shape[1:]], align_corners=False)
+    grid = grid.expand(len(images), -1, -1, -1)
+    return F.grid_sample(fine, grid, padding_mode=outside, align_corners=False).to(images.dtype)

@@ -28,34 +28,41 @@ def name_of(function: object) -> str:
 def checked_view(function: OwnFunction, inputs: Tensor, generator: Callable[[], torch.Generator]) -> Tensor:
     """Return the view of inputs (N, ...) that a user's function makes, or raise an error that says what is wrong."""
     name = name_of(function)
-    try:
-        view = function(inputs.clone(), generator())  # it may change its input in place
-    except TypeError as error:
-        raise BatchbayesError(
-            expected=f"a transform {name} that takes (inputs, generator)",
-            got=f"TypeError: {error}"[:300],
-            fix="take all random numbers from the generator; torchvision_transform(...) wraps those of torchvision",
-        ) from error
-    if not isinstance(view, Tensor):
-        raise BatchbayesError(
-            expected=f"a tensor from the transform {name}", got=type(view).__name__, fix="return the transformed inputs"
-        )
-    for what in ("shape", "dtype", "device"):
-        kept, found = getattr(inputs, what), getattr(view, what)
-        if kept != found:
-            raise BatchbayesError(
-                expected=f"inputs of the same {what} from the transform {name}: {_text(kept)}",
-                got=_text(found),
-                fix=f"let the transform keep the {what} of its inputs",
-            )
+    view = checked_call(f"transform {name}", function, inputs, generator())
     require_finite(view, f"the view of the transform {name}")
     _require_repeatable(name, view[-1:], function(inputs[-1:].clone(), generator()))
     return view
 
 
+def checked_call(name: str, function: OwnFunction, values: Tensor, generator: torch.Generator) -> Tensor:
+    """Return what a user's function makes of values (N, ...), or raise an error if it is of another form."""
+    try:
+        result = function(values.clone(), generator)  # it may change its input in place
+    except TypeError as error:
+        raise BatchbayesError(
+            expected=f"a {name} that takes (inputs, generator)",
+            got=f"TypeError: {error}"[:300],
+            fix="take all random numbers from the generator; torchvision_transform(...) wraps those of torchvision",
+        ) from error
+    if not isinstance(result, Tensor):
+        fix = "return what it makes of its input"
+        raise BatchbayesError(expected=f"a tensor from the {name}", got=type(result).__name__, fix=fix)
+    for what in ("shape", "dtype", "device"):
+        kept, found = getattr(values, what), getattr(result, what)
+        if kept != found:
+            raise BatchbayesError(
+                expected=f"a tensor of the same {what} from the {name}: {_text(kept)}",
+                got=_text(found),
+                fix=f"let it keep the {what} of its input",
+            )
+    return result
+
+
 def _require_repeatable(name: str, together: Tensor, alone: Tensor) -> None:
     """Refuse a transform that treats an example differently when it comes alone, with the same generator."""
-    if alone.shape != together.shape or not torch.allclose(alone.double(), together.double(), rtol=1e-4, atol=1e-5):
+    together, alone = together.double(), alone.double()
+    rounding = 1e-4 * float(together.abs().max())  # in the units of the inputs, whichever they are
+    if alone.shape != together.shape or not torch.allclose(alone, together, rtol=0, atol=rounding):
         raise BatchbayesError(
             expected=f"the same view of an example whenever the transform {name} gets the same generator",
             got="another view when the example came alone",

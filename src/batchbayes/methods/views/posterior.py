@@ -22,7 +22,7 @@ from batchbayes._common.tensor_file import under
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.methods.table import posterior_class
 from batchbayes.methods.views.images import RandomCrop, RandomFlip, RandomShiftScale
-from batchbayes.methods.views.own import OwnFunction, checked_view, name_of
+from batchbayes.methods.views.own import OwnFunction, checked_call, checked_view, name_of
 from batchbayes.methods.views.tables import TableJitter
 from batchbayes.methods.views.transform import Compose, Transform
 from batchbayes.network import Function, Network
@@ -55,6 +55,10 @@ class ViewsPosterior(Posterior):
         """The network of the wrapped posterior."""
         return self.posterior.network
 
+    @property
+    def needs_weights(self) -> bool:  # type: ignore[override]
+        return self.posterior.needs_weights
+
     def __repr__(self) -> str:
         parts = self.transform.transforms if isinstance(self.transform, Compose) else [self.transform]
         names = ", ".join(name_of(part) for part in parts) + f", {self.average} averaged" * (self.average > 1)
@@ -79,7 +83,7 @@ class ViewsPosterior(Posterior):
                     fix="wrap the network so that it takes one, or use the posterior without views",
                 )
             outputs = drawn(look(inputs))
-            return move_back(outputs) if _is_map(outputs, inputs) else outputs
+            return move_back(outputs) if self._is_map(outputs, inputs) else outputs
 
         return seen
 
@@ -90,9 +94,9 @@ class ViewsPosterior(Posterior):
             return partial(self.transform.apply, numbers=numbers), partial(self.transform.undo, numbers=numbers)
         random = partial(generator, seed, "view", index)
         look = partial(checked_view, self.transform, generator=random)
-        return look, lambda outputs: self._own_undo()(outputs, random())
+        return look, lambda outputs: self._undone(outputs, random())
 
-    def _own_undo(self) -> OwnFunction:
+    def _undone(self, outputs: Tensor, random: torch.Generator) -> Tensor:
         if self.undo is None:
             raise BatchbayesError(
                 expected=f"undo= for the transform {name_of(self.transform)}, because the network returns maps",
@@ -100,7 +104,28 @@ class ViewsPosterior(Posterior):
                 fix="pass undo=, a function (outputs, generator) -> outputs that moves maps back to the inputs; if the "
                 "transform moves no pixels, it returns the outputs as they are",
             )
-        return self.undo
+        return checked_call(f"function undo={name_of(self.undo)}", self.undo, outputs, random)
+
+    def _is_map(self, outputs: Tensor, inputs: Tensor) -> bool:
+        """Return whether outputs are maps of images (N, ..., H, W), or have positions as the sequences (N, C, L) have.
+
+        Maps of another size are refused. Only a user's own function can move sequences back.
+        """
+        if inputs.ndim < 3 or outputs.ndim < 3:  # tables, signals (N, L), or one row of outputs for each example
+            return self.undo is not None and (outputs.ndim > 2 or outputs.shape == inputs.shape)
+        if outputs.shape[-2:] == inputs.shape[-2:]:
+            return True
+        is_flat, (_, rows, columns) = outputs.ndim == 3, inputs.shape[-3:]
+        is_sequence = is_flat and inputs.ndim == 3 and (outputs.shape[1] == rows or outputs.shape[2] == columns)
+        is_ready = isinstance(self.transform, Transform)
+        if (is_sequence and is_ready) or (not is_flat and outputs.shape[-2:] != (1, 1)):
+            raise BatchbayesError(
+                expected=f"maps of the size of the inputs, {tuple(inputs.shape[-2:])}, so that views can be undone",
+                got=f"outputs of shape {tuple(outputs.shape)}",
+                fix="wrap the network so that it scales its outputs to the size of its inputs; for sequences, pass "
+                "functions of your own as transform and as undo=",
+            )
+        return is_sequence or (is_flat and self.undo is not None)
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         header, tensors = self.posterior.state()
@@ -125,7 +150,9 @@ class ViewsPosterior(Posterior):
         for role, given in (("transform", transform), ("undo", undo)):
             _require_named(role, given, saved[role] if saved else None)
         inner = posterior_class(wrapped["kind"]).restore(wrapped, under(tensors, _PREFIX), model)
-        return cls(inner, transform or from_header(header["transform"]), undo, int(header["average"]))
+        return cls(
+            inner, transform or from_header(header["transform"]), undo, whole_number("average", int(header["average"]))
+        )
 
 
 def with_views(
@@ -149,8 +176,8 @@ def with_views(
         average: how many views each draw averages the outputs of. Draw s is the mean of the draws from `average * s` on
             that it would be without this option. A mean of logits with a temperature is better than a mean of
             probabilities with one (docs/results/views.md), but fewer draws say less about mutual information.
-        undo: for a function and a network that returns maps: a function `(outputs, generator) -> outputs` that moves a
-            map back. Its generator starts where that of the transform starts.
+        undo: for a function and a network that returns maps or sequences: a function `(outputs, generator) -> outputs`
+            that moves them back. Its generator starts where that of the transform starts.
 
     >>> import batchbayes as bb
     >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
@@ -181,24 +208,6 @@ def with_views(
             fix="leave it out if the transform is a ready one, because that has its own inverse",
         )
     return ViewsPosterior(posterior, transform, undo, whole_number("average", average))
-
-
-def _is_map(outputs: Tensor, inputs: Tensor) -> bool:
-    """Return whether outputs are maps of images (N, ..., H, W): one value or more for each pixel.
-
-    Maps of another size are refused.
-    """
-    if inputs.ndim < 3 or outputs.ndim < 3:
-        return False
-    if outputs.shape[-2:] == inputs.shape[-2:]:
-        return True
-    if outputs.ndim >= 4 and outputs.shape[-2:] != (1, 1):
-        raise BatchbayesError(
-            expected=f"maps of the size of the inputs, {tuple(inputs.shape[-2:])}, so that views can be undone",
-            got=f"outputs of shape {tuple(outputs.shape)}",
-            fix="wrap the network so that it scales its outputs to the size of its inputs",
-        )
-    return False
 
 
 def _require_named(role: str, given: OwnFunction | None, saved: str | None) -> None:
