@@ -137,22 +137,21 @@ def _require_fill(fill: float | tuple[float, ...]) -> None:
 def _filled(fill: float | tuple[float, ...], images: Tensor) -> Tensor:
     """Return the fill value, ready to broadcast with images (N, C, H, W)."""
     values = torch.tensor(fill, dtype=torch.float64)
-    filled = values.to(images)
-    if not torch.allclose(filled.double().cpu(), values, rtol=0.01):
+    if not torch.allclose(values.to(images.dtype).double(), values, rtol=0.01):
         raise BatchbayesError(
             expected=f"fill values that {images.dtype} can hold",
             got=f"{fill}",
             fix="give them in the units of the inputs",
         )
     if not isinstance(fill, tuple):
-        return filled
+        return images.new_full((), fill)
     if images.ndim != 4 or images.shape[1] != len(fill):
         raise BatchbayesError(
             expected=f"images (N, {len(fill)}, H, W), one channel for each fill value",
             got=f"shape {tuple(images.shape)}",
             fix="pass one fill value for each channel, or a single number",
         )
-    return filled.view(-1, 1, 1)
+    return images.new_tensor(fill).view(-1, 1, 1)
 
 
 def _overlap(offset: int, length: int) -> tuple[slice, slice]:
