@@ -145,12 +145,10 @@ def even_numbers(seed: int, index: int, size: int) -> torch.Tensor:
     """
     block, position = divmod(index, _BLOCK)
     even = _even_block(seed, block, min(size, _MOST_EVEN))[position].clone()
-    more = size - len(even)
-    return (
-        torch.cat([even, torch.rand(more, generator=generator(seed, "more", index), dtype=torch.float64)])
-        if more
-        else even
-    )
+    if size <= _MOST_EVEN:
+        return even
+    more = torch.rand(size - _MOST_EVEN, generator=generator(seed, "more", index), dtype=torch.float64)
+    return torch.cat([even, more])
 
 
 def fold_numbers(count: int, folds: int, seed: int) -> torch.Tensor:
