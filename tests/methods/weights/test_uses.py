@@ -1,5 +1,7 @@
 """What a posterior of weights is good for: sparse weights, mean propagation, few bits."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -142,3 +144,15 @@ def test_wide_posteriors_need_fewer_bits_and_rounding_stays_within_the_spread():
         assert errors.abs().max() <= 0.5 * 12**0.5 * std + 1e-6
         assert len(rounded_means(posterior)["0.weight"].unique()) <= 2 ** bits[std]
     assert bits[1e-4] > bits[1e-2] > bits[0.1] >= 1
+
+
+def test_rounding_neither_wipes_out_wide_weights_nor_blurs_the_few_that_are_known_well():
+    wide = bb.noisy(network(), bb.MeanField(initial_std=10.0)).posterior()
+    mean, rounded = wide.means()["0.weight"], rounded_means(wide)["0.weight"]
+    assert (rounded - mean).square().mean() < 0.15 * mean.square().mean()
+
+    mixed = bb.noisy(network(), bb.MeanField(initial_std=10.0))
+    log_std = mixed.parameters_of(mixed.sites[0])["log_std"]
+    log_std.data.view(-1)[::4] = math.log(1e-3)  # one in four has a spread of 0.001
+    errors = rounded_means(mixed.posterior())["0.weight"] - mixed.posterior().means()["0.weight"]
+    assert errors.abs().max() <= 0.5 * 48**0.5 * 1e-3 + 1e-6

@@ -2,8 +2,9 @@ r"""How many weights a posterior needs, and how few bits each of them.
 
 Weights whose mean is zero can be left out. For the others, rounding to a grid of step $\Delta$ adds an error of
 variance $\Delta^2/12$. As long as it is below the variance of the posterior, rounding is noise that the network was
-trained to bear. So each layer gets the step $\Delta = \sqrt{12\, mean_i(\sigma_i^2)}$ over the weights that are not
-zero, and as many bits as its range needs.
+trained to bear. So each layer gets the step $\Delta = \sqrt{12 / mean_i(\sigma_i^{-2})}$ over the weights that are not
+zero, by which the error in units of each weight's own spread is 1 on average, and as many bits as its range needs. The
+step is at most the root mean square of the means: a coarser one would not add noise to them, but wipe them out.
 
 Reference: Louizos, Ullrich, Welling, "Bayesian Compression for Deep Learning", NIPS 2017.
 """
@@ -77,7 +78,8 @@ def _grid(given: object, name: str) -> tuple[int, float]:
     if not bool(kept.any()):
         return 0, 1.0
     largest = float(given.mean.abs().max())
-    step = math.sqrt(12 * float(given.variance[kept].mean()))
+    borne = 12 / float((1 / given.variance[kept]).mean())
+    step = math.sqrt(min(borne, float(given.mean[kept].square().mean())))
     levels = 2 * math.floor(largest / step + 0.5) + 1 if step > 0 else math.inf
     bits = math.ceil(math.log2(levels)) if levels < 2**MOST_BITS else MOST_BITS
     return bits, max(step, largest / 2 ** (MOST_BITS - 1))
