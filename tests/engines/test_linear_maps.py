@@ -73,32 +73,29 @@ def test_auto_makes_exact_draws_of_maps_where_the_linear_engine_disagrees():
     assert disagreement(posterior, images) > 0.3
 
 
+def calls(monkeypatch, name: str) -> list[tuple]:
+    """Return a list that grows with each call of a function of the check, by its arguments."""
+    seen, function = [], getattr(linear_check, name)
+    monkeypatch.setattr(linear_check, name, lambda *args, **options: seen.append(args) or function(*args, **options))
+    return seen
+
+
 def test_maps_are_checked_once_on_training_examples(monkeypatch):
     posterior, images = fitted(nn.Identity())
-    measured, measure = [], linear_check.measure_linearity
-    monkeypatch.setattr(
-        linear_check,
-        "measure_linearity",
-        lambda *args, **options: measured.append(args[1]) or measure(*args, **options),
-    )
+    measured = calls(monkeypatch, "measure_linearity")
     for likelihood in (bb.categorical(), bb.gaussian(1.0)):
         bb.predict(posterior, images[:1], likelihood, engine="auto")
-    assert [len(examples) for examples in measured] == [4]
+    assert [len(examples) for _, examples in measured] == [4]
     assert set(posterior.state()[0]["linearity"]) == {"values"}
 
 
 def test_a_large_map_needs_few_examples_and_positions(monkeypatch):
     posterior, _ = fitted(nn.Identity())
-    ranked, compare = [], linear_check.compare_with_exact
-    monkeypatch.setattr(
-        linear_check,
-        "compare_with_exact",
-        lambda draws, exact, *rest, **options: ranked.append(exact.shape) or compare(draws, exact, *rest, **options),
-    )
+    compared = calls(monkeypatch, "compare_with_exact")
     large = torch.randn(5, 1, 200, 200)
     linear_check.keep_examples(posterior, large, [False], are_maps=True)
     assert linear_check.known_linearity(posterior, large, contrasts=False).trusted
-    assert ranked == [(8, 2 * 4096, 3)]
+    assert [exact.shape for _, exact, _ in compared] == [(8, 2 * 4096, 3)]
 
 
 def test_a_single_map_with_more_noise_than_was_checked_is_checked_itself():

@@ -426,31 +426,6 @@ def test_a_forward_that_the_user_has_put_into_a_layer_is_used():
     torch.testing.assert_close(posterior.tangents(X[:9], posterior.deviations)[1], expected)
 
 
-class SameTensor(nn.Module):
-    """A stand-in for a network whose outputs are always in the same tensor, as those of a CUDA graph are."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.body(x)
-        return found if found.requires_grad else HELD.setdefault(found.shape, torch.empty_like(found)).copy_(found)
-
-
-HELD: dict[torch.Size, Tensor] = {}
-
-
-@pytest.mark.parametrize("outputs", [2, 40])
-def test_outputs_may_always_be_in_the_same_tensor(outputs):
-    network = settled(SameTensor(outputs).double(), X.double())
-    found, expected = (
-        bb.predict(bb.mcbn(each, X.double(), batch_size=100), X[:20].double(), bb.gaussian(1.0), engine="linear")
-        for each in (network, network.body)
-    )
-    torch.testing.assert_close(found.epistemic_variance, expected.epistemic_variance)
-
-
 @pytest.mark.filterwarnings("ignore:the weights of Sequential have changed")
 def test_a_new_head_with_other_classes_is_told():
     network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 40)))

@@ -13,8 +13,9 @@ what it does to the logits.
 The other combinations are left out. The eigenvalues tell how much they matter on average, and a factor makes up for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ NEAR = 0.5
 """Training examples count as near up to about this part of the median distance between two of them."""
 OF_ALL = 0.1
 """The part of the covariance that is taken from all training examples, near or not."""
+_IN_FILES = ("output_axes", "output_positions", "output_covariances")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,6 +58,15 @@ class OutputAxes:
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.axes, self.positions, self.covariances
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors by their names in a file."""
+        return dict(zip(_IN_FILES, self.tensors(), strict=True))
+
+    @classmethod
+    def restore(cls, saved: Mapping[str, Tensor]) -> Self | None:
+        """Return the axes that a file holds; None if it holds none."""
+        return cls(*(saved[name] for name in _IN_FILES)) if _IN_FILES[0] in saved else None
 
     def to(self, like: Tensor) -> "OutputAxes":
         """Return the same on the device and in the precision of a tensor."""

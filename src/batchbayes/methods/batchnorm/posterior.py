@@ -35,8 +35,6 @@ Noise = Literal["rows", "correlated", "factorised"]
 
 LEAST_VARIANCE = 0.01
 """At another batch size a variance keeps at least this share, so that it stays positive."""
-OUTPUT_AXES = ("output_axes", "output_positions", "output_covariances")
-"""Names in a file."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -292,16 +290,18 @@ class BatchNormPosterior(Posterior):
         if self.influence is not None:
             tensors["influence"] = self.influence
         if self.output_axes:
-            tensors |= dict(zip(OUTPUT_AXES, self.output_axes.tensors(), strict=True))
+            tensors |= self.output_axes.state()
         return header, tensors
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        from batchbayes.methods.batchnorm.leading import OutputAxes
+
         network = as_network(model, header["output"])
         sites = sites_of_header(header, network.module)
         center, deviations = tensors["center"], tensors["deviations"]
         influence = tensors.get("influence")
-        axes = _axes_of_file(tensors) if OUTPUT_AXES[0] in tensors else None
+        axes = OutputAxes.restore(tensors)
         if center.shape != (size(sites),) or deviations.shape[1:] != center.shape or not len(deviations):
             raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
         if influence is not None and influence.shape != (len(deviations),) * 2:
@@ -321,12 +321,6 @@ class BatchNormPosterior(Posterior):
         posterior = cls(network, sites, center, deviations, *fixed, idle_of_header(header, network.module), axes)
         linearity_from_json(posterior, header.get("linearity", {}))
         return posterior
-
-
-def _axes_of_file(tensors: Mapping[str, Tensor]) -> "OutputAxes":
-    from batchbayes.methods.batchnorm.leading import OutputAxes
-
-    return OutputAxes(*(tensors[name] for name in OUTPUT_AXES))
 
 
 def _sizes_of_header(header: Mapping[str, Any], num_sites: int, *, has_noise: bool) -> tuple[float, ...]:
