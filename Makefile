@@ -37,7 +37,7 @@ third-party: .venv-third-party/stamp  ## MCBN on networks of timm and segmentati
 
 users: .venv-users/stamp  ## the seven users of examples/users, and pandas, MAPIE, Parquet and Zarr beside batchbayes
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 -m slow tests/test_users.py
-	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n auto tests/sklearn tests/data tests/assessment/test_parts.py
+	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n auto tests/sklearn tests/report/read tests/report/test_parts.py
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 tests/methods/weights/test_third_party_networks.py
 
 clean:
@@ -47,28 +47,28 @@ clean:
 .venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
 
-.venv/demo.stamp: .venv/pyvenv.cfg pyproject.toml constraints.txt
-	$(INSTALL) -e '.[demo]'
+.venv/demo.stamp: .venv/pyvenv.cfg pyproject.toml papers/pyproject.toml constraints.txt
+	$(INSTALL) -e '.[sklearn,report]' -e 'papers[rl]'
 	touch $@
 
-.venv/dev.stamp: .venv/pyvenv.cfg pyproject.toml constraints.txt
-	$(INSTALL) -e '.[dev]'
+.venv/dev.stamp: .venv/pyvenv.cfg pyproject.toml papers/pyproject.toml constraints.txt
+	$(INSTALL) -e '.[dev]' -e 'papers[rl]'
 	touch $@ .venv/demo.stamp
 
-.venv/docs.stamp: .venv/pyvenv.cfg pyproject.toml constraints.txt
-	$(INSTALL) -e '.[docs]'
+.venv/docs.stamp: .venv/pyvenv.cfg pyproject.toml papers/pyproject.toml constraints.txt
+	$(INSTALL) -e '.[docs]' -e papers
 	touch $@
 
 # An environment of its own: the torchvision that these networks import breaks other packages.
 .venv-third-party/stamp: pyproject.toml constraints.txt constraints-third-party.txt
 	$(PYTHON) -m venv .venv-third-party
 	.venv-third-party/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-c constraints-third-party.txt -e . timm segmentation-models-pytorch
+		-c constraints-third-party.txt -e . -e papers timm segmentation-models-pytorch
 	touch $@
 
 .venv-users/stamp: pyproject.toml constraints.txt constraints-third-party.txt
 	$(PYTHON) -m venv .venv-users
 	.venv-users/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-c constraints-third-party.txt -e '.[dev]' timm segmentation-models-pytorch lightning transformers pandas \
+		-c constraints-third-party.txt -e '.[dev]' -e papers timm segmentation-models-pytorch lightning transformers pandas \
 		mapie pyarrow zarr
 	touch $@

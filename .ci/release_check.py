@@ -1,8 +1,9 @@
-"""Build the sdist and the wheel, install the wheel into empty environments, and use it there: `make release-check`.
+"""Build sdists and wheels of both packages, install the wheels into empty environments, and use them there.
 
-One environment has the package alone; each extra has one of its own. They share one installation of torch, which is
+`make release-check` does this. One environment has the library alone; each extra has one of its own, and so have the
+papers. They share one installation of torch, which is
 most of the download. With --lowest, every other requirement has the lowest version that pyproject.toml allows. A step
-that has passed is not done again with the same wheel, so that a stopped check continues.
+that has passed is not done again with the same wheels, so that a stopped check continues.
 """
 
 import argparse
@@ -13,10 +14,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"batchbayes": ROOT, "batchbayes_papers": ROOT / "papers"}
+"""The packages, and the folders of their sources."""
 MODEL = """
 import torch
 from torch import nn
@@ -62,10 +67,10 @@ POSTERIOR = ["--posterior", "report/posterior.safetensors", "--input", "test.npz
 
 
 class Environment:
-    """An empty environment with the wheel and an extra in it, and an empty folder to work in."""
+    """An empty environment with some wheels in it, and an empty folder to work in."""
 
-    def __init__(self, folder: Path, extra: str, wheel: Path, torch_packages: Path, lowest: bool) -> None:
-        self.name, self.bin = extra or "core", folder / "environment/bin"
+    def __init__(self, name: str, folder: Path, wheels: list[str], torch_packages: Path, lowest: bool) -> None:
+        self.name, self.bin = name, folder / "environment/bin"
         self.work, self._steps = folder / "work", folder / "steps"
         if self._is_done("install"):
             return
@@ -75,9 +80,7 @@ class Environment:
         (packages_of(self.bin) / "torch.pth").write_text(f"{torch_packages}\n")
         pins = folder / "pins.txt"
         pins.write_text("\n".join(lowest_versions()) if lowest else "")
-        run(
-            [str(self.bin / "pip"), "install", "--quiet", "-c", str(pins), f"{wheel}[{extra}]" if extra else str(wheel)]
-        )
+        run([str(self.bin / "pip"), "install", "--quiet", "-c", str(pins), *wheels])
         self._done("install")
 
     def _is_done(self, step: str) -> bool:
@@ -97,19 +100,19 @@ class Environment:
     def python(self, code: str) -> None:
         run([str(self.bin / "python"), "-c", code], self.work)
 
-    def batchbayes(self, *words: str, code: int = 0) -> None:
-        run([str(self.bin / "batchbayes"), *words], self.work, code)
+    def batchbayes(self, *words: str, code: int = 0) -> str:
+        return run([str(self.bin / "batchbayes"), *words], self.work, code)
 
 
 def run(command: list[str], folder: Path = ROOT, code: int = 0) -> str:
-    """Run a command, and stop with what it printed if its exit code is another one."""
+    """Run a command and return what it printed. Stop with that if its exit code is another one."""
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(command, cwd=folder, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode != code:
         raise SystemExit(
             f"{' '.join(command)[:300]}\nexit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
         )
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def packages_of(binaries: Path) -> Path:
@@ -118,31 +121,43 @@ def packages_of(binaries: Path) -> Path:
 
 def lowest_versions() -> list[str]:
     """Return a pin for each requirement, without torch: "numpy>=1.26" becomes "numpy==1.26.0"."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    projects = [tomllib.loads((path / "pyproject.toml").read_text())["project"] for path in PACKAGES.values()]
     extras = [
         line
+        for project in projects
         for name, lines in project["optional-dependencies"].items()
         if name not in ("dev", "docs")
         for line in lines
     ]
-    found = [re.match(r"([\w-]+)>=([\d.]+)", line) for line in [*project["dependencies"], *extras]]
+    found = [re.match(r"([\w-]+)>=([\d.]+)", line) for line in [*projects[0]["dependencies"], *extras]]
     return [f"{m[1]}=={m[2]}{'.0' * (2 - m[2].count('.'))}" for m in found if m and m[1] != "torch"]
 
 
-def build(folder: Path) -> Path:
-    """Build and check both files. Return the wheel."""
+def build(folder: Path) -> dict[str, Path]:
+    """Build and check all files. Return the wheel of each package."""
     tools = folder / "tools/bin"
     if not (tools / "twine").exists():
         run([sys.executable, "-m", "venv", str(folder / "tools")])
         run([str(tools / "pip"), "install", "--quiet", "build", "twine"])
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
-    run([str(tools / "python"), "-m", "build", "--quiet"])
+    for source in PACKAGES.values():
+        run([str(tools / "python"), "-m", "build", "--quiet", "--outdir", str(ROOT / "dist"), str(source)])
     files = sorted((ROOT / "dist").iterdir())
     run([str(tools / "twine"), "check", "--strict", *map(str, files)])
-    wheel, sdist = (next(path for path in files if path.name.endswith(end)) for end in (".whl", ".tar.gz"))
-    for path in (wheel, sdist):
+    for path in files:
         print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
-    return wheel
+    return wheels_in(ROOT / "dist")
+
+
+def wheels_in(folder: Path) -> dict[str, Path]:
+    """Return the wheel of each package in a folder. Each holds its own package and nothing else."""
+    found = {name: next(folder.glob(f"{name}-*.whl")) for name in PACKAGES}
+    for name, wheel in found.items():
+        with zipfile.ZipFile(wheel) as archive:
+            inside = {path.split("/")[0] for path in archive.namelist() if ".dist-info/" not in path}
+        if inside != {name}:
+            raise SystemExit(f"{wheel.name} holds {', '.join(sorted(inside))}")
+    return found
 
 
 def torch_alone(folder: Path) -> Path:
@@ -178,6 +193,14 @@ def check_core(place: Environment) -> None:
     place.step(
         "assess without its extra says what to install", lambda: place.batchbayes(*ASSESS, "--out", "report", code=2)
     )
+    place.step("reproduce without the papers says in one line what to install", lambda: check_without_papers(place))
+
+
+def check_without_papers(place: Environment) -> None:
+    for words in (["reproduce", "mcbn-toy", "--preset", "smoke"], ["table", "mcbn-toy", "runs"]):
+        said = place.batchbayes(*words, code=2)
+        if "pip install batchbayes-papers" not in said or len(said.strip().splitlines()) != 1:
+            raise SystemExit(f"batchbayes {' '.join(words)} says {said!r}")
 
 
 def check_report(place: Environment) -> None:
@@ -186,7 +209,7 @@ def check_report(place: Environment) -> None:
     place.step("predict", lambda: place.batchbayes("predict", *NETWORK, *POSTERIOR, "--out", "new.csv", "--quiet"))
 
 
-def check_demo(place: Environment) -> None:
+def check_sklearn(place: Environment) -> None:
     place.step("demo", lambda: place.batchbayes("demo"))
     estimator = (
         "from sklearn.datasets import load_diabetes; from batchbayes.sklearn import UncertainRegressor\n"
@@ -218,34 +241,47 @@ def check_cluster(place: Environment) -> None:
     place.step("reproduce on a cluster", lambda: place.batchbayes("reproduce", "mcbn-toy", *options))
 
 
-CHECKS: dict[str, list[Callable[[Environment], None]]] = {
-    "": [check_core],
-    "report": [check_report],
-    "demo": [check_demo],
-    "demo,report,rl": [check_reproduce],
-    "export,report": [check_export],
-    "cluster,report": [check_cluster],
+@dataclass(frozen=True)
+class Case:
+    """What is tried with which extras of which package. The papers bring the library with them."""
+
+    check: Callable[[Environment], None]
+    extra: str = ""
+    papers: str | None = None
+    """Extras of the papers; None for an environment without them."""
+
+    def wheels(self, built: dict[str, Path]) -> list[str]:
+        """Return what pip is asked to install."""
+        wanted = {"batchbayes": self.extra} | ({} if self.papers is None else {"batchbayes_papers": self.papers})
+        return [f"{built[name]}[{extra}]" if extra else str(built[name]) for name, extra in wanted.items()]
+
+
+CASES = {
+    "core": Case(check_core),
+    "report": Case(check_report, "report"),
+    "sklearn": Case(check_sklearn, "sklearn"),
+    "export": Case(check_export, "export,report"),
+    "papers": Case(check_reproduce, papers="rl"),
+    "cluster": Case(check_cluster, "cluster", papers=""),
 }
-"""Extras, and what is tried with them. An experiment needs the figures and the page of `report`."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / ".venv-release", help="where the environments go")
     parser.add_argument("--lowest", action="store_true", help="the lowest versions of everything but torch")
-    parser.add_argument("--wheel", type=Path, help="a wheel that is built already")
-    parser.add_argument("--only", choices=[extra or "core" for extra in CHECKS], help="one set of extras")
+    parser.add_argument("--wheels", type=Path, help="a folder with both wheels, if they are built already")
+    parser.add_argument("--only", choices=CASES, help="one environment")
     options = parser.parse_args()
     folder = options.folder.resolve()
     folder.mkdir(exist_ok=True)
-    wheel = options.wheel.resolve() if options.wheel else build(folder)
+    built = wheels_in(options.wheels.resolve()) if options.wheels else build(folder)
     shared = torch_alone(folder)
-    key = hashlib.sha256(wheel.read_bytes()).hexdigest()[:12] + ("-lowest" if options.lowest else "")
-    for extra, checks in CHECKS.items():
-        if options.only in (None, extra or "core"):
-            place = Environment(folder / f"{extra or 'core'}-{key}", extra, wheel, shared, options.lowest)
-            for check in checks:
-                check(place)
+    content = b"".join(wheel.read_bytes() for wheel in built.values())
+    key = hashlib.sha256(content).hexdigest()[:12] + ("-lowest" if options.lowest else "")
+    for name, case in CASES.items():
+        if options.only in (None, name):
+            case.check(Environment(name, folder / f"{name}-{key}", case.wheels(built), shared, options.lowest))
 
 
 if __name__ == "__main__":

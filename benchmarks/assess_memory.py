@@ -53,8 +53,8 @@ def test() -> "DataLoader[tuple[Tensor, Tensor]]":
 
 
 def measure(draws: int) -> None:
-    from batchbayes.assessment.options import AssessOptions
-    from batchbayes.assessment.run import run_assessment
+    from batchbayes.report.assess import run_assessment
+    from batchbayes.report.options import AssessOptions
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

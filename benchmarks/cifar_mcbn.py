@@ -7,12 +7,12 @@ The statistics come from training images with the random crop and flip that thes
 
 import argparse
 
+from batchbayes_papers.data.cifar10 import augmented_batches, load_cifar10, load_svhn, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
+
 import batchbayes as bb
-from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
-from batchbayes.data.folder import data_file
-from batchbayes.data.svhn import load_svhn
 from batchbayes.metrics import accuracy, expected_calibration_error, ood_auroc
-from batchbayes.models.pretrained import cifar_resnet
 
 
 def row(name: str, posterior: bb.Posterior, test, labels, unseen, draws: int) -> str:

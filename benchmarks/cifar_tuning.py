@@ -11,17 +11,16 @@ import argparse
 import math
 
 import torch
+from batchbayes_papers.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, load_svhn, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
 from torch import Tensor
 
 import batchbayes as bb
 from batchbayes._common.minimise import minimise
-from batchbayes._common.rng import generator
-from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
-from batchbayes.data.folder import data_file
-from batchbayes.data.svhn import load_svhn
-from batchbayes.methods.batchnorm.tuning.family import LinearFamily, linear_family
+from batchbayes.methods.batchnorm.tuning_family import LinearFamily, linear_family
 from batchbayes.metrics import accuracy, expected_calibration_error, ood_auroc
-from batchbayes.models.pretrained import cifar_resnet
+from batchbayes.tools import generator
 
 TRAINING_BATCH_SIZE, WEIGHT_DECAY, TRAINING_IMAGES = 128, 1e-4, 50_000
 NO_NOISE = math.inf

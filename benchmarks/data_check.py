@@ -22,22 +22,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from batchbayes_papers.data.cifar10 import MEAN, STD, crop_and_flip, load_cifar10, standardise
+from batchbayes_papers.data.mnist import load_mnist
+from batchbayes_papers.models.pretrained import cifar_resnet
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes._common.atomic import atomic_path
-from batchbayes._common.progress import progress
-from batchbayes._common.rng import GlobalStream, generator
-from batchbayes.assessment.data_check import outside_ranges, unfamiliar
-from batchbayes.data.cifar10 import MEAN, STD, crop_and_flip, load_cifar10, standardise
-from batchbayes.data.examples import from_tensors
-from batchbayes.data.mnist import load_mnist
-from batchbayes.data.schema import Column, Schema
-from batchbayes.models.convnet import conv_block
-from batchbayes.models.mlp import MLP
-from batchbayes.models.pretrained import cifar_resnet
-from batchbayes.training.loop import TrainingConfig
+from batchbayes import TrainingConfig
+from batchbayes.models import MLP, conv_block
+from batchbayes.report.read.data_check import outside_ranges, unfamiliar
+from batchbayes.report.read.examples import from_tensors
+from batchbayes.report.read.schema import Column, Schema
+from batchbayes.tools import GlobalStream, atomic_path, generator, progress
 from batchbayes.training.stack.train import train_together
 
 TABLES = ("boston", "concrete", "energy", "power", "wine")

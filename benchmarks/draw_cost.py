@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 
 import torch
+from batchbayes_papers.data import cifar10
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.data import cifar10
-from batchbayes.data.folder import data_file
-from batchbayes.models.pretrained import cifar_resnet
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from batchbayes_papers.models.cifar_resnet import CifarResNet
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.models.cifar_resnet import CifarResNet
 
 MEMBERS, MEASUREMENTS = 10, 9
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

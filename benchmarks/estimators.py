@@ -33,10 +33,10 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from batchbayes._common.atomic import atomic_path
 from batchbayes.calibrate import conformal_quantile
-from batchbayes.scores import gaussian_crps
+from batchbayes.metrics import gaussian_crps
 from batchbayes.sklearn import UncertainRegressor
+from batchbayes.tools import atomic_path
 
 SPLITS = {
     "boston": 20, "concrete": 20, "energy": 20, "kin8nm": 3, "power": 3, "protein": 1, "wine": 8, "yacht": 100,

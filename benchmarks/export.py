@@ -18,17 +18,17 @@ from pathlib import Path
 import numpy as np
 import onnxruntime  # pyright: ignore[reportMissingImports]
 import torch
+from batchbayes_papers.data.camvid import load_camvid_frames
+from batchbayes_papers.data.camvid import standardise as standardise_frames
+from batchbayes_papers.data.cifar10 import augmented_batches, load_cifar10, standardise
+from batchbayes_papers.models.pretrained import cifar_resnet, espnet_camvid
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes._common.rng import GlobalStream, generator
-from batchbayes.data.camvid import load_camvid_frames
-from batchbayes.data.camvid import standardise as standardise_frames
-from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
-from batchbayes.models.mlp import MLP
-from batchbayes.models.pretrained import cifar_resnet, espnet_camvid
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
+from batchbayes import TrainingConfig, train
+from batchbayes.models import MLP
+from batchbayes.tools import GlobalStream, generator, shuffled
+from batchbayes.training.loop import half_squared_error, supervised
 
 CROP_AND_FLIP = bb.Compose(bb.RandomCrop(4), bb.RandomFlip())
 PARTS = {"probs": "probs", "entropy": "entropy", "mutual_information": "mutual_information"}

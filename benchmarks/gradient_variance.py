@@ -11,19 +11,17 @@ import argparse
 from collections.abc import Mapping
 
 import torch
+from batchbayes_papers.image_networks import load_images
+from batchbayes_papers.models.lenet import LeNet300
+from batchbayes_papers.weights.gradient_variance import estimate, gradient_moments, random_parameters
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes._common.rng import GlobalStream
-from batchbayes.experiments.weights.gradient_variance import estimate
-from batchbayes.experiments.weights.images import load_images
-from batchbayes.methods.weights.estimators import gradient_moments, random_parameters
-from batchbayes.methods.weights.noisy import Noisy
+from batchbayes import Noisy, TrainingConfig
 from batchbayes.methods.weights.sites import Site
 from batchbayes.methods.weights.sparse import LIMIT, THRESHOLD, TINY
-from batchbayes.models.lenet import LeNet300
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Step, TrainingConfig
+from batchbayes.tools import GlobalStream, shuffled
+from batchbayes.training.loop import Step
 
 BATCH = 100
 Variances = dict[str, dict[str, Tensor]]

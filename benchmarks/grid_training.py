@@ -15,16 +15,15 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from batchbayes_papers.data.uci import load_regression, published_folds, published_split
+from batchbayes_papers.mcbn.protocol import new_network
+from batchbayes_papers.mcbn.splits import standardised
 
-from batchbayes._common.rng import generator
-from batchbayes.data.uci import load_regression, published_folds, published_split
-from batchbayes.experiments.mcbn.protocol import new_network
-from batchbayes.experiments.mcbn.splits import standardised
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
-from batchbayes.training.stack.convert import stack_networks
-from batchbayes.training.stack.group import Group
-from batchbayes.training.stack.train import train_together
+from batchbayes import TrainingConfig, train
+from batchbayes.tools import generator, shuffled
+from batchbayes.training.loop import half_squared_error, supervised
+from batchbayes.training.stack.stack import stack_networks
+from batchbayes.training.stack.train import Group, train_together
 
 DECAYS, EPOCHS, REPEATS = 15, 20, 3
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
-from batchbayes.methods.laplace.last_layer import log_evidence
+from batchbayes.methods.laplace.last_layer_laplace import log_evidence
 
 skip_torchvision()
 from laplace import Laplace  # noqa: E402

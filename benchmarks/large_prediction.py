@@ -23,11 +23,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from batchbayes import cli
-from batchbayes._common.rng import GlobalStream
-from batchbayes.models.mlp import MLP
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
+from batchbayes import TrainingConfig, cli, train
+from batchbayes.models import MLP
+from batchbayes.tools import GlobalStream, shuffled
+from batchbayes.training.loop import half_squared_error, supervised
 
 FILES, ROWS, KILLS = 10, 100_000, 10
 COMMAND = [sys.executable, "-c", "import sys; from batchbayes.cli import main; sys.exit(main())", "predict"]

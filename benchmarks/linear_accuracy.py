@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import many_classes as many
 import torch
+from batchbayes_papers.data.cifar10 import augmented_batches, load_cifar10, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
-from batchbayes.data.folder import data_file
 from batchbayes.metrics import rank_correlation
-from batchbayes.models.pretrained import cifar_resnet
 
 
 def compare(

@@ -16,15 +16,15 @@ from typing import Any
 
 import many_classes as many
 import torch
+from batchbayes_papers.data import camvid, cifar10
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet, espnet_camvid
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.data import camvid, cifar10
-from batchbayes.data.folder import data_file
 from batchbayes.engines.linear import forward_plan, linear_draws, plan_linear
 from batchbayes.metrics import rank_correlation
-from batchbayes.models.mlp import MLP
-from batchbayes.models.pretrained import cifar_resnet, espnet_camvid
+from batchbayes.models import MLP
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -10,12 +10,11 @@ dogs in ImageNet are. Only the head is trained, on the features of these images 
 import argparse
 
 import torch
+from batchbayes_papers.data.cifar10 import crop_and_flip, load_cifar10, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-
-from batchbayes.data.cifar10 import crop_and_flip, load_cifar10, standardise
-from batchbayes.data.folder import data_file
-from batchbayes.models.pretrained import cifar_resnet
 
 CLASSES, IMAGES, ROUNDS = 1000, 20_000, 15
 BATCH_SIZE, STEPS, RATE = 1000, 800, 0.02

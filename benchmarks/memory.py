@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import torch
+from batchbayes_papers.models.cifar_resnet import CifarResNet
 
 import batchbayes as bb
-from batchbayes.models.cifar_resnet import CifarResNet
 
 
 def peak_mebibytes(draws: int) -> float:

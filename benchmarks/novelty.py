@@ -17,15 +17,15 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
+from batchbayes_papers.data.cifar10 import augmented_batches, load_cifar10, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
 from torch import Tensor, nn
 from unseen import CHOSEN_ON, NEAR, unseen_sets
 
 import batchbayes as bb
-from batchbayes._common.rng import generator
-from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
-from batchbayes.data.folder import data_file
 from batchbayes.metrics import count_by_score
-from batchbayes.models.pretrained import cifar_resnet
+from batchbayes.tools import generator
 
 TRAINING, CALIBRATION, TEST, CORRUPTED = 8000, slice(4000, 7000), slice(7000, 9000), slice(9000, 10000)
 DRAWS = 8

@@ -13,23 +13,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from batchbayes_papers.data.camvid import standardise as camvid_standardise
+from batchbayes_papers.data.cifar10 import crop_and_flip, load_cifar10, load_svhn, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.data.uci import load_regression, published_split
+from batchbayes_papers.models.cifar_resnet import CifarResNet
+from batchbayes_papers.models.pretrained import espnet_camvid, load_weights
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from unseen import street_scenes
 
 import batchbayes as bb
-from batchbayes._common.rng import generator
-from batchbayes.data.camvid import standardise as camvid_standardise
-from batchbayes.data.cifar10 import crop_and_flip, load_cifar10, standardise
-from batchbayes.data.folder import data_file
-from batchbayes.data.svhn import load_svhn
-from batchbayes.data.uci import load_regression, published_split
+from batchbayes import TrainingConfig, train
 from batchbayes.metrics import ood_auroc
-from batchbayes.models.cifar_resnet import CifarResNet
-from batchbayes.models.mlp import MLP
-from batchbayes.models.pretrained import espnet_camvid, load_weights
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import Step, TrainingConfig, supervised, train
+from batchbayes.models import MLP
+from batchbayes.tools import generator, shuffled
+from batchbayes.training.loop import Step, supervised
 
 KNOWN, EPOCHS, BATCH_SIZE, LEARNING_RATE = 5, 14, 128, 0.1
 TABLES = {

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from batchbayes_papers.data.cifar10 import augmented_batches, load_cifar10, load_svhn, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
-from batchbayes.data.folder import data_file
-from batchbayes.data.svhn import load_svhn
 from batchbayes.metrics import accuracy, expected_calibration_error, ood_auroc
-from batchbayes.models.pretrained import cifar_resnet
 
 TRAINING, CALIBRATION, TEST, UNSEEN = 3000, slice(0, 1000), slice(1000, 2500), 500
 BATCH_SIZE, DRAWS, LEVEL = 128, 16, 0.9

@@ -10,13 +10,13 @@ import warnings
 from statistics import fmean
 
 import torch
+from batchbayes_papers.mcbn.methods import chosen_mcbn
+from batchbayes_papers.mcbn.passes import PRESETS
+from batchbayes_papers.mcbn.scores import crps, scores_of
+from batchbayes_papers.mcbn.scores import tune_fold_precision as tune_precision
+from batchbayes_papers.mcbn.splits import load_split
 
-from batchbayes.errors import BatchbayesWarning
-from batchbayes.experiments.mcbn.methods import chosen_mcbn
-from batchbayes.experiments.mcbn.passes import PRESETS
-from batchbayes.experiments.mcbn.scores import crps, scores_of
-from batchbayes.experiments.mcbn.scores import tune_fold_precision as tune_precision
-from batchbayes.experiments.mcbn.splits import load_split
+from batchbayes import BatchbayesWarning
 
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16)
 

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 import batchbayes as bb
-from batchbayes._common.rng import generator
+from batchbayes import TrainingConfig, train
 from batchbayes.calibrate import ConformalIntervals
-from batchbayes.models.mlp import MLP
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
+from batchbayes.models import MLP
+from batchbayes.tools import generator, shuffled
+from batchbayes.training.loop import half_squared_error, supervised
 
 SERVICE = Path(__file__).resolve().parents[1] / "examples" / "service.py"
 THREADS, DRAWS, TOLERANCE, RANKS = 8, 32, 1e-5, 0.03

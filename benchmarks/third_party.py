@@ -33,8 +33,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import batchbayes as bb
-from batchbayes._common.rng import dealt, generator
-from batchbayes.network import pick_output
+from batchbayes._common.rng import dealt
+from batchbayes.network.function import pick_output
+from batchbayes.tools import generator
 
 BATCH_SIZE, ROWS, QUERIES, CLASSES = 8, 4, 5, 5
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}

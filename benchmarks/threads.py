@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from batchbayes_papers.models.cifar_resnet import CifarResNet
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.models.cifar_resnet import CifarResNet
 
 
 class Memoising(nn.Module):

@@ -3,12 +3,12 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
+from batchbayes_papers.data.cifar10 import load_svhn
+from batchbayes_papers.data.folder import data_file, read_mosaic
+from batchbayes_papers.data.mnist import load_mnist, read_idx
 from torch import Tensor
 
-from batchbayes._common.rng import generator
-from batchbayes.data.folder import data_file, read_mosaic
-from batchbayes.data.mnist import load_mnist, read_idx
-from batchbayes.data.svhn import load_svhn
+from batchbayes.tools import generator
 
 NEAR = ("permuted patches", "upside-down", "street scenes")
 """Sets with the style of CIFAR-10. All others are far."""

@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from batchbayes_papers.data.cifar10 import load_cifar10, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from views import BLACK, VIEWS, predictive
 
 import batchbayes as bb
-from batchbayes._common.rng import even_numbers, generator
-from batchbayes.data.cifar10 import load_cifar10, standardise
-from batchbayes.data.folder import data_file
+from batchbayes._common.rng import even_numbers
 from batchbayes.metrics import accuracy
-from batchbayes.models.pretrained import cifar_resnet
+from batchbayes.tools import generator
 
 OFFSETS, SEEDS, CALIBRATION, TEST = 9, 20, 1000, 2000
 

@@ -11,14 +11,14 @@ import argparse
 from pathlib import Path
 
 import torch
+from batchbayes_papers.data.cifar10 import load_cifar10, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
 from safetensors.torch import load_file
 from torch import Tensor
 from views import AVERAGED, FURTHER, NETWORK, PLAIN_VIEWS, compared, image_sets, predictive
 
 import batchbayes as bb
-from batchbayes.data.cifar10 import load_cifar10, standardise
-from batchbayes.data.folder import data_file
-from batchbayes.models.pretrained import cifar_resnet
 
 TRAINING, LEVEL = 3000, 0.95
 

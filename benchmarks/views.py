@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from batchbayes_papers.data.cifar10 import augmented_batches, load_cifar10, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
 from cifar_tuning import corrupted
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import batchbayes as bb
-from batchbayes.data.cifar10 import augmented_batches, load_cifar10, standardise
-from batchbayes.data.folder import data_file
 from batchbayes.metrics import accuracy, expected_calibration_error
-from batchbayes.models.pretrained import cifar_resnet
 
 DRAWS, CALIBRATION, TEST, SHIFTED, SMALL_BATCH, AVERAGED = 16, 1000, 2000, 300, 24, 4
 SHIFTS = [(kind, strength) for kind in ("noise", "blur", "contrast") for strength in (1, 2, 3)]

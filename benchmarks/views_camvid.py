@@ -6,11 +6,11 @@ python benchmarks/views_camvid.py DATA_FOLDER
 import argparse
 
 import torch
+from batchbayes_papers.data.camvid import UNLABELLED, load_camvid_frames, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import espnet_camvid
 
 import batchbayes as bb
-from batchbayes.data.camvid import UNLABELLED, load_camvid_frames, standardise
-from batchbayes.data.folder import data_file
-from batchbayes.models.pretrained import espnet_camvid
 
 FRAMES = 20
 BLACK = tuple(standardise(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten().tolist())

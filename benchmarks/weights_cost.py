@@ -13,16 +13,16 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from batchbayes_papers.models.cifar_resnet import CifarResNet
+from batchbayes_papers.models.lenet import LeNet5, LeNet300
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes._common.memory import keep_freed_memory
-from batchbayes.batches import cut
+from batchbayes._common.machine import keep_freed_memory
 from batchbayes.engines.sample import CHUNK
-from batchbayes.methods.weights.fit import negative_elbo
-from batchbayes.models.cifar_resnet import CifarResNet
-from batchbayes.models.lenet import LeNet5, LeNet300
+from batchbayes.methods.weights.variational import negative_elbo
+from batchbayes.network.batches import cut
 
 CASES = {
     "LeNet-300-100, batch 100": (LeNet300, (100, 1, 28, 28)),

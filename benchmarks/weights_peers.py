@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.methods.weights.fit import negative_elbo
-from batchbayes.training.batches import shuffled
+from batchbayes.methods.weights.variational import negative_elbo
+from batchbayes.tools import shuffled
 
 DRAWS, COUNT = 30, 10_000
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -133,7 +133,7 @@ def main() -> None:
     torch.set_num_threads(1)
     # Skips a part of torchvision that fails beside another build of torch. No library here uses it.
     sys.modules["torchvision._meta_registrations"] = ModuleType("skipped")
-    from batchbayes.experiments.weights.images import load_images
+    from batchbayes_papers.image_networks import load_images
 
     data = load_images("mnist", COUNT, 10_000, options.folder)
     print("| library | step | steps | test NLL | test error | lines of code |\n|---|---:|---:|---:|---:|---:|")

@@ -10,11 +10,10 @@ Set BATCHBAYES_DATA to the folder with the data sets. Then run in the top folder
 from typing import Any, Literal
 
 import torch
+from batchbayes_papers.data.camvid import CLASSES, load_camvid_frames, standardise
+from batchbayes_papers.models.espnet import ESPNet
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-
-from batchbayes.data.camvid import CLASSES, load_camvid_frames, standardise
-from batchbayes.models.espnet import ESPNet
 
 BATCH_SIZE = 6  # assumed: the file of weights does not say
 

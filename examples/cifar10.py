@@ -11,12 +11,10 @@ Set BATCHBAYES_DATA to the folder with the data sets. Then run in the top folder
 from collections.abc import Iterator
 
 import torch
+from batchbayes_papers.data.cifar10 import CLASSES, augmented_batches, load_cifar10, load_svhn, standardise
+from batchbayes_papers.models.cifar_resnet import CifarResNet
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-
-from batchbayes.data.cifar10 import CLASSES, augmented_batches, load_cifar10, standardise
-from batchbayes.data.svhn import load_svhn
-from batchbayes.models.cifar_resnet import CifarResNet
 
 BATCH_SIZE = 128  # the script that trained the network used this one
 TEST_IMAGES, STRANGE_IMAGES = 3200, 1000  # assess takes one third of the former for calibration

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from batchbayes_papers.data.folder import data_file
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from batchbayes._common.rng import GlobalStream, generator
-from batchbayes.data.folder import data_file
-from batchbayes.models.mlp import MLP
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, supervised, train
+from batchbayes import TrainingConfig, train
+from batchbayes.models import MLP
+from batchbayes.tools import GlobalStream, generator, shuffled
+from batchbayes.training.loop import supervised
 
 FEATURES = ("cement", "slag", "fly ash", "water", "superplasticizer", "coarse aggregate", "fine aggregate", "age")
 TEST_SHARE = 0.3  # assess takes one third of it for calibration

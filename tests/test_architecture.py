@@ -1,104 +1,104 @@
 """The shape of the code: who may import whom, and what an import costs."""
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
+from importlib import import_module
+from inspect import isroutine
 
 import pytest
+from helpers.source import LIBRARY, Module, modules, unpickled_or_evaluated
 
 import batchbayes
 from batchbayes.methods.table import METHODS, resolve
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "batchbayes"
-
 # From the inside out: a module may import those of its own layer and of the layers above it in this list.
 LAYERS = [
-    {"errors", "_common"},
-    {"scores"},
-    {
-        "metrics",
-        "copying",
-        "restoring",
-        "stale",
-        "shadow",
-        "network",
-        "batches",
-        "inputs",
-        "posterior",
-        "predictive",
-        "running_sums",
-        "likelihoods",
-        "engines",
-        "prediction",
-    },
-    {"training", "models", "data"},
+    {"__version__", "errors", "_common"},
+    {"network"},
+    {"metrics", "posterior", "engines", "predictive", "likelihoods", "predict"},
+    {"training", "models", "datasets"},
     {"methods"},
-    {"saving", "plots", "calibrate", "detection", "distill", "online", "attacks", "decisions"},
-    {"reproduce"},
-    {"demo", "assessment", "experiments", "deploy", "sklearn"},
+    {"novelty", "drift", "saving", "plots", "calibrate", "distill", "decisions"},
+    {"tools"},
+    {"report", "sklearn", "demo"},
+    {"export", "serve"},
     {"cli", "__main__"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.
-ALONE = {"methods", "models", "data", "scores", "training"}
-
-
-def modules():
-    paths = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
-    parts = [path.relative_to(SOURCE).with_suffix("").parts for path in paths]
-    return [pytest.param(path, names, id="/".join(names)) for path, names in zip(paths, parts, strict=True)]
-
-
-def imported(path):
-    """Modules of ours that a file imports, as tuples of names below the package."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        yield from (tuple(n.split(".")[1:]) for n in names if n.split(".")[0] == "batchbayes" and "." in n)
+ALONE = {"methods", "models", "datasets", "training"}
+SHARED_BY_METHODS = {("table",), ("candidates",)}
+OWN_NETWORK = {("network", "function"), ("network", "shadow")}
 
 
 def layer(name):
     return next(i for i, names in enumerate(LAYERS) if name in names)
 
 
-@pytest.mark.parametrize(("path", "parts"), modules())
-def test_imports_point_inwards(path, parts):
-    for target in imported(path):
-        assert layer(target[0]) <= layer(parts[0]), f"{'/'.join(parts)} imports {'/'.join(target)}"
-        if parts[0] in ALONE and layer(target[0]) == layer(parts[0]):
-            assert target[0] == parts[0], f"{'/'.join(parts)} imports {'/'.join(target)}"
-        if (
-            parts[0] == target[0] == "methods"
-            and len(parts) > 2
-            and target[1:] not in ((), ("table",), ("candidates",))
-        ):
-            assert target[1] == parts[1], f"{'/'.join(parts)} imports another family's {'/'.join(target)}"
+def may_import(parts, target):
+    """Say whether a module may import another one. Both are names below the package."""
+    if layer(target[0]) > layer(parts[0]):
+        return False
+    same_layer = target[0] != parts[0] and layer(target[0]) == layer(parts[0])
+    if same_layer and (parts[0] in ALONE or (parts[0] == "metrics" and parts != ("metrics", "evaluation"))):
+        return False  # a score is a plain function of tensors; `evaluate` alone knows what a predictive is
+    if parts[0] == target[0] == "methods" and len(parts) > 2 and target[1:] not in SHARED_BY_METHODS:
+        return target[1:2] in ((), parts[1:2])  # a family of methods imports no other family
+    return True
 
 
-@pytest.mark.parametrize(("path", "parts"), modules())
-def test_modes_buffers_and_hooks_belong_to_the_network(path, parts):
-    text = path.read_text()
-    if parts not in (("network",), ("shadow",)):
-        for word in ("register_forward", "_forward_hooks", ".train()", ".running_mean =", "functional_call"):
-            allowed = word == ".train()" and parts[0] in ("training", "experiments", "demo")
-            assert allowed or word not in text, f"{'/'.join(parts)} has {word}"
+def test_imports_point_inwards():
+    wrong = [
+        f"{module} imports {'/'.join(target)}"
+        for module in modules(LIBRARY)
+        for target in module.imports_of("batchbayes")
+        if not may_import(module.parts, target)
+    ]
+    assert not wrong
 
 
-@pytest.mark.parametrize(("path", "parts"), modules())
-def test_nothing_is_unpickled_or_evaluated(path, parts):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
-            assert not names & {"pickle", "marshal", "shelve", "dill", "joblib"}
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in {"eval", "exec", "pickle.load", "pickle.loads"}
-            if called == "torch.load":  # the weights of a user's network, read by torch's own reader of tensors alone
-                assert parts == ("data", "weights")
-                assert "weights_only=True" in [ast.unparse(keyword) for keyword in node.keywords]
+@pytest.mark.parametrize(
+    ("parts", "target"),
+    [
+        ("network/function", "posterior"),
+        ("metrics/regression", "predictive"),
+        ("models", "training/loop"),
+        ("methods/samples/swag", "methods/weights/noisy"),
+        ("methods/samples/swag", "report/words/shared"),
+        ("methods/mc_dropout", "plots"),
+        ("report/assess", "export/export"),
+        ("report/assess", "cli"),
+    ],
+)
+def test_an_import_that_points_outwards_is_found(parts, target):
+    assert not may_import(tuple(parts.split("/")), tuple(target.split("/")))
+
+
+def test_the_library_imports_no_papers():
+    files = [*modules(LIBRARY), Module(LIBRARY / "__init__.py", ("__init__",))]
+    assert not [str(module) for module in files if module.imports_of("batchbayes_papers", whole=True)]
+
+
+def test_modes_buffers_and_hooks_belong_to_the_network():
+    wrong = [
+        f"{module} has {word}"
+        for module in modules(LIBRARY)
+        if module.parts not in OWN_NETWORK
+        for word in ("register_forward", "_forward_hooks", ".train()", ".running_mean =", "functional_call")
+        if word in module.text and not (word == ".train()" and module.parts[0] == "training")
+    ]
+    assert not wrong
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    # The weights of a user's network are read by torch's own reader of tensors alone.
+    reader = ("report", "read", "factories")
+    assert not [each for module in modules(LIBRARY) for each in unpickled_or_evaluated(module, may_load=reader)]
+
+
+def test_every_tool_is_explained():
+    tools = import_module("batchbayes.tools")
+    values = {name: getattr(tools, name) for name in tools.__all__}
+    assert not [name for name, value in values.items() if isroutine(value) and not value.__doc__]
 
 
 def test_importing_brings_no_heavy_package():
@@ -124,14 +124,14 @@ def test_a_look_at_the_package_shows_public_names_only():
 
 def test_public_names_are_all_there_whatever_was_imported_before():
     script = (
-        "import batchbayes.prediction, batchbayes.engines.linear, batchbayes.metrics, batchbayes as bb; "
+        "import types, batchbayes.predict, batchbayes.engines.linear, batchbayes.metrics, batchbayes as bb; "
         "from batchbayes.methods.table import METHODS; "
         "assert set(METHODS) < set(bb.__all__), set(METHODS) - set(bb.__all__); "
         "assert all(hasattr(bb, name) for name in bb.__all__); "
-        "print(*sorted(name for name in bb.__all__ if isinstance(getattr(bb, name), type(bb))))"
+        "print(*sorted(name for name in bb.__all__ if isinstance(getattr(bb, name), types.ModuleType)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    modules = ["attacks", "calibrate", "decisions", "distill", "metrics", "online", "plots", "scores"]
+    modules = ["calibrate", "decisions", "distill", "metrics", "plots", "tools"]
     assert done.stdout.split() == modules
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
-from batchbayes.batches import require_finite
+from batchbayes.network.batches import require_finite
 
 X = torch.linspace(-1, 1, 64 * 4).view(64, 4).sin()
 

@@ -5,9 +5,6 @@ import torch
 from scipy import optimize
 
 from batchbayes import BatchbayesError
-from batchbayes.assessment.contenders import Seen
-from batchbayes.assessment.regression import compare
-from batchbayes.assessment.rows import _value_columns, rounded
 from batchbayes.calibrate import (
     ConformalIntervals,
     agreement_temperature,
@@ -16,10 +13,12 @@ from batchbayes.calibrate import (
     tune_precision,
     tune_temperature,
 )
-from batchbayes.deploy.summaries import summary_of
+from batchbayes.export.program import summary_of
 from batchbayes.likelihoods import Categorical, bernoulli, categorical, gaussian, heteroscedastic_gaussian
-from batchbayes.metrics import best_constant_precision
-from batchbayes.scores import mixture_crps
+from batchbayes.metrics import best_constant_precision, mixture_crps
+from batchbayes.report.compare import regression as compare
+from batchbayes.report.compare.contenders import Seen
+from batchbayes.report.compare.rows import _value_columns, rounded
 
 
 def made(draws, likelihood):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import batchbayes as bb
-from batchbayes._common.threads import single_threaded
+from batchbayes._common.machine import single_threaded
 from batchbayes.methods.table import METHODS
 
 ROOT = Path(__file__).parents[1]

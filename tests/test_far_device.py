@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from batchbayes_papers.online import OnlineMeanField, StructuredLaplace
+from batchbayes_papers.samples.diagnostics import chain_diagnostics
 from helpers.far_device import COUNTED, FarDevice, moved
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.methods.samples.diagnostics import chain_diagnostics
-from batchbayes.online import MeanField, StructuredLaplace
 
 INPUTS = torch.randn(64, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(64) % 3
@@ -98,7 +98,7 @@ def test_a_network_is_trained_further_where_it_is(name: str) -> None:
 
 
 def learned(
-    kind: type[MeanField] | type[StructuredLaplace], place: Callable[[nn.Module], nn.Module], path: Path
+    kind: type[OnlineMeanField] | type[StructuredLaplace], place: Callable[[nn.Module], nn.Module], path: Path
 ) -> Any:
     """Learn two parts. The first one is read from a file again."""
     torch.manual_seed(0)
@@ -109,9 +109,9 @@ def learned(
 
 
 def test_parts_are_learned_where_the_network_is(tmp_path: Path) -> None:
-    near = [learned(kind, lambda net: net, tmp_path / "state") for kind in (MeanField, StructuredLaplace)]
+    near = [learned(kind, lambda net: net, tmp_path / "state") for kind in (OnlineMeanField, StructuredLaplace)]
     with FarDevice():
-        far = [learned(kind, moved, tmp_path / "state") for kind in (MeanField, StructuredLaplace)]
+        far = [learned(kind, moved, tmp_path / "state") for kind in (OnlineMeanField, StructuredLaplace)]
         for found, expected in zip(far[0].mean.values(), near[0].mean.values(), strict=True):
             torch.testing.assert_close(found.cpu(), expected)
         found = predicted_by(far[0].posterior(4))

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batchbayes_papers.mcbn.normality_tests import CorrelationMap, Marginal
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
@@ -11,7 +12,6 @@ from PIL import Image
 from torch.distributions import LogNormal, Normal
 
 from batchbayes import BatchbayesError
-from batchbayes.methods.batchnorm.diagnostics.normality import CorrelationMap, Marginal
 from batchbayes.metrics import equal_width_reliability
 from batchbayes.plots import (
     Band,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 from torch.distributions import Normal
 
 import batchbayes as bb
-from batchbayes import prediction
 from batchbayes.likelihoods import Categorical
+
+prediction = import_module("batchbayes.predict")
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from batchbayes_papers.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
+from batchbayes_papers.models.pretrained import cifar_resnet, espnet_camvid
 from helpers.references import left_alone, training_forward
 
 import batchbayes as bb
-from batchbayes.data.cifar10 import augmented_batches, crop_and_flip, load_cifar10, standardise
-from batchbayes.engines.linear_check import measure_linearity
-from batchbayes.models.mlp import MLP
-from batchbayes.models.pretrained import cifar_resnet, espnet_camvid
+from batchbayes.engines.check import measure_linearity
+from batchbayes.models import MLP
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
 

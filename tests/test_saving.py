@@ -6,12 +6,12 @@ import stat
 
 import pytest
 import torch
+from batchbayes_papers.data.folder import data_file
 from safetensors.torch import save_file
 from torch import nn
 
 import batchbayes as bb
-from batchbayes._common.atomic import atomic_path
-from batchbayes.data.folder import data_file
+from batchbayes._common.files import atomic_path
 from batchbayes.saving import fingerprint, load_notes
 from batchbayes.training.loop import supervised
 

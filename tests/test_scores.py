@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from batchbayes import BatchbayesError, metrics, scores
-from batchbayes.metrics import accuracy, classwise_calibration_error
-from batchbayes.scores import (
+from batchbayes.metrics import (
     absolute_error,
+    accuracy,
     brier,
     categorical_log_likelihood,
+    classwise_calibration_error,
     crps_optimal_std,
     gaussian_crps,
     gaussian_log_likelihood,

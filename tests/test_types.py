@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import batchbayes as bb
-from batchbayes import calibrate, metrics, scores
+from batchbayes import calibrate, metrics
 
 
 def test_labels_and_scores_may_be_arrays_and_lists():
@@ -17,7 +17,7 @@ def test_labels_and_scores_may_be_arrays_and_lists():
     assert values.log_prob(targets).shape == values.crps(targets).shape == values.cdf(targets).shape == (3, 3)
     assert metrics.evaluate(answer, labels)["accuracy"] == metrics.accuracy(answer.probs.numpy(), labels)
     assert metrics.area_under_roc([0.1, 0.2], [False, True]) == 1.0
-    assert scores.brier([[0.25, 0.75]], [0]).tolist() == [1.125]
+    assert metrics.brier([[0.25, 0.75]], [0]).tolist() == [1.125]
     assert calibrate.tune_temperature(answer, labels) > 0
     assert calibrate.conformal_sets(answer, labels).level == calibrate.conformal_intervals(values, targets).level
     precisions: tuple[float, ...] = calibrate.tune_precision(values, targets, per_output=True)

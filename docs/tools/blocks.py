@@ -23,7 +23,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FILE_NAME = re.compile(r"# (\w+\.py)\n")
+FILE_NAME = re.compile(r"# ([\w/]+\.py)\n")
 
 Show = Callable[[Any], str]
 
@@ -73,12 +73,14 @@ def _inside(folder: Path) -> Iterator[None]:
     finally:
         sys.path.remove(str(folder))
         for name in set(sys.modules) - known:
-            if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == folder:
+            places = [getattr(sys.modules[name], "__file__", None), *getattr(sys.modules[name], "__path__", [])]
+            if any(folder in Path(place).parents for place in places if place):
                 del sys.modules[name]
 
 
 def _run_python(block: Block, path: Path, names: dict[str, Any]) -> list[Any]:
     if file_name := FILE_NAME.match(block.code):
+        Path(file_name[1]).parent.mkdir(exist_ok=True)
         Path(file_name[1]).write_text(block.code, encoding="utf-8")
         return []
     tree = ast.parse("\n" * (block.line - 1) + block.code, str(path))

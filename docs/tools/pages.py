@@ -7,13 +7,12 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
-from batchbayes.assessment.classification import compare as classification
-from batchbayes.assessment.options import AssessOptions, Settings
-from batchbayes.assessment.regression import compare as regression
-from batchbayes.assessment.result import MetricColumn
-from batchbayes.assessment.segmentation import compare as segmentation
+from batchbayes_papers.runner.experiment import EXPERIMENTS
+
 from batchbayes.methods.table import METHODS
-from batchbayes.reproduce.experiment import EXPERIMENTS
+from batchbayes.report.compare import classification, regression, segmentation
+from batchbayes.report.options import AssessOptions, Settings
+from batchbayes.report.result import MetricColumn
 
 PEERS = "peers"
 """The results page with all methods on one network. Its rows are named in methods.csv."""

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.data import toy
+from batchbayes import TrainingConfig, train
+from batchbayes import datasets as toy
 from batchbayes.metrics import equal_width_reliability
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
 from batchbayes.plots import reliability_figure, save_figure
-from batchbayes.plots.style import BLUE, GREY, VERMILION, house_style, new_figure
-from batchbayes.training.batches import shuffled
-from batchbayes.training.loop import TrainingConfig, supervised, train
+from batchbayes.tools import BLUE, GREY, VERMILION, house_style, new_figure, shuffled
+from batchbayes.training.loop import supervised
 
 BATCH_SIZE = 32
 CENTRES = ((-1.4, 0.0), (1.4, 0.0), (0.0, 2.2))

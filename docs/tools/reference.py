@@ -11,29 +11,29 @@ import batchbayes as bb
 PACKAGE = Path(bb.__file__).parent
 
 PAGES = {
-    "predict": ("Posteriors, prediction, files", ("posterior", "prediction", "predictive", "likelihoods", "saving",
+    "predict": ("Posteriors, prediction, files", ("posterior", "predict", "predictive", "likelihoods", "saving",
                                                   "errors")),
     "batch-norm": ("Batch normalisation", ("methods.batchnorm",)),
     "other-methods": ("Dropout, views, Laplace, the network as it is",
-                      ("methods.point", "methods.dropout", "methods.views", "methods.laplace")),
+                      ("methods.deterministic", "methods.mc_dropout", "methods.views", "methods.laplace")),
     "samples": ("Several sets of weights", ("methods.samples",)),
     "weights": ("Random weights", ("methods.weights",)),
-    "assess": ("Assessment, novelty, export", ("assessment", "detection", "deploy", "engines")),
+    "assess": ("Assessment, novelty, export", ("report", "novelty", "export", "engines")),
     "own": ("Methods of your own", ("methods",)),
     "more": ("Training, and what else is public", ("training",)),
 }  # fmt: skip
 """The name of each page, its title, and the modules whose public names it has. The longest prefix wins."""
 
 MODULES = {
-    "calibrate": "Calibration", "scores": "Scores of single examples", "metrics": "Metrics", "decisions": "Decisions",
-    "plots": "Figures", "distill": "Distillation", "online": "Data in parts", "attacks": "Attacks",
-    "sklearn": "scikit-learn estimators", "training.loop": "Training",
-    "training.stack.train": "Hundreds of small networks at once", "training.stack.convert": "Stacks of networks",
-    "data.digits": "Digits", "data.toy": "Toy data", "models.mlp": "Perceptron",
-    "models.convnet": "Small networks for images",
+    "calibrate": "Calibration", "metrics": "Scores and metrics", "decisions": "Decisions", "plots": "Figures",
+    "distill": "Distillation", "sklearn": "scikit-learn estimators", "training.loop": "Training",
+    "training.stack.train": "Hundreds of small networks at once", "training.stack.stack": "Stacks of networks",
+    "datasets": "Digits and toy data", "models": "Small networks", "tools": "Tools for experiments and methods",
 }  # fmt: skip
-"""Modules that have a page of their own."""
+"""Modules that have a page of their own. Together with `bb.NAME`, this is what is public."""
 
+ALIASES = ("typing", "collections.abc")
+"""Where the types of aliases such as Figure come from. They have no page."""
 NOT_OURS = "set_fit_request, set_partial_fit_request, set_predict_request, set_score_request"
 """What scikit-learn adds to its estimators."""
 OPTIONS = {
@@ -106,7 +106,7 @@ def _rst(lines: list[str]) -> str:
 def _names(module: ModuleType) -> list[str]:
     """Return the public names of a module: its `__all__`, or what it defines."""
     if listed := getattr(module, "__all__", None):
-        return list(listed)
+        return [name for name in listed if getattr(getattr(module, name), "__module__", "") not in ALIASES]
     found = [name for name in vars(module) if not name.startswith("_")]
     own = [name for name in found if str(getattr(getattr(module, name), "__module__", "")).startswith(module.__name__)]
     return [name for name in own if (getattr(module, name).__doc__ or "").strip()]

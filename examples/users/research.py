@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 import batchbayes as bb
-from batchbayes.network import Network, as_network
+from batchbayes.tools import Network, as_network
 from examples.users.shapes import draw, scaled, train
 
 

@@ -5,9 +5,11 @@ predictive = batchbayes.predict(posterior, inputs, batchbayes.categorical())
 predictive.probs, predictive.mutual_information
 """
 
+import sys
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.2.0"
@@ -29,10 +31,31 @@ _HOMES = _homes()
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+_MOVED = {
+    "scores": "batchbayes.metrics",
+    "attacks": "batchbayes_papers.attacks.attacks",
+    "online": "batchbayes_papers.online",
+}
+"""Modules that had a public name in 0.2."""
+
+
+class _Package(ModuleType):
+    """This package. A public function keeps its name when the module or folder of the same name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not isinstance(value, ModuleType) or _HOMES.get(name, __name__) == __name__:
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that `batchbayes --help` need not wait for torch."""
     if _HOMES.get(name) == __name__:
         found = import_module(f"{__name__}.{name}")
+    elif name in _MOVED:
+        found = import_module(_MOVED[name])
     elif name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
     else:

@@ -1,19 +1,17 @@
 # The public names and where they live. `__init__.py` imports a name from here when it is first used.
 from batchbayes import (
-    attacks as attacks,
     calibrate as calibrate,
     decisions as decisions,
     distill as distill,
     metrics as metrics,
-    online as online,
     plots as plots,
-    scores as scores,
+    tools as tools,
 )
-from batchbayes.assessment.result import Assessment as Assessment
-from batchbayes.assessment.run import assess as assess
-from batchbayes.deploy.export import Exported as Exported, export as export
-from batchbayes.detection.novelty import Novelty as Novelty, NoveltyReport as NoveltyReport, novelty as novelty
-from batchbayes.engines.linear_check import check_linearity as check_linearity
+from batchbayes.report.result import Assessment as Assessment
+from batchbayes.report.assess import assess as assess
+from batchbayes.export.export import Exported as Exported, export as export
+from batchbayes.novelty.detector import Novelty as Novelty, NoveltyReport as NoveltyReport, novelty as novelty
+from batchbayes.engines.check import check_linearity as check_linearity
 from batchbayes.errors import BatchbayesError as BatchbayesError, BatchbayesWarning as BatchbayesWarning
 from batchbayes.likelihoods import (
     bernoulli as bernoulli,
@@ -26,34 +24,40 @@ from batchbayes.methods.batchnorm.clt_bn import clt_bn as clt_bn
 from batchbayes.methods.batchnorm.mcbn import mcbn as mcbn
 from batchbayes.methods.batchnorm.population import population as population
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior as BatchNormPosterior
-from batchbayes.methods.batchnorm.prior import batch_norm_regulariser as batch_norm_regulariser
-from batchbayes.methods.batchnorm.stochastic_bn import correlated_bn as correlated_bn, stochastic_bn as stochastic_bn
-from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size as tune_batch_size
-from batchbayes.methods.dropout import DropoutPosterior as DropoutPosterior, mc_dropout as mc_dropout
-from batchbayes.methods.laplace.last_layer import last_layer_laplace as last_layer_laplace
-from batchbayes.methods.laplace.posterior import LaplacePosterior as LaplacePosterior
-from batchbayes.methods.point import PointPosterior as PointPosterior, deterministic as deterministic
+from batchbayes.methods.batchnorm.regulariser import batch_norm_regulariser as batch_norm_regulariser
+from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn as stochastic_bn
+from batchbayes.methods.batchnorm.correlated_bn import correlated_bn as correlated_bn
+from batchbayes.methods.batchnorm.tune_batch_size import tune_batch_size as tune_batch_size
+from batchbayes.methods.mc_dropout import DropoutPosterior as DropoutPosterior, mc_dropout as mc_dropout
+from batchbayes.methods.laplace.last_layer_laplace import last_layer_laplace as last_layer_laplace
+from batchbayes.methods.laplace.last_layer_laplace import LaplacePosterior as LaplacePosterior
+from batchbayes.methods.deterministic import PointPosterior as PointPosterior, deterministic as deterministic
 from batchbayes.methods.samples.deep_ensemble import deep_ensemble as deep_ensemble
 from batchbayes.methods.samples.ensemble import EnsemblePosterior as EnsemblePosterior, ensemble as ensemble
 from batchbayes.methods.samples.sg_mcmc import sg_mcmc as sg_mcmc
 from batchbayes.methods.samples.svgd import svgd as svgd
-from batchbayes.methods.samples.trajectory import (
-    fast_geometric as fast_geometric,
-    snapshots as snapshots,
-    swag as swag,
-)
+from batchbayes.methods.samples.fast_geometric import fast_geometric as fast_geometric
+from batchbayes.methods.samples.snapshots import snapshots as snapshots
+from batchbayes.methods.samples.swag import swag as swag
 from batchbayes.methods.samples.weight_samples import WeightSamples as WeightSamples, weight_samples as weight_samples
-from batchbayes.methods.views.images import (
+from batchbayes.methods.views.transforms import (
     RandomCrop as RandomCrop,
     RandomFlip as RandomFlip,
     RandomShiftScale as RandomShiftScale,
 )
-from batchbayes.methods.views.own import torchvision_transform as torchvision_transform
-from batchbayes.methods.views.posterior import ViewsPosterior as ViewsPosterior, with_views as with_views
-from batchbayes.methods.views.tables import TableJitter as TableJitter
-from batchbayes.methods.views.transform import Compose as Compose
+from batchbayes.methods.views.torchvision import torchvision_transform as torchvision_transform
+from batchbayes.methods.views.with_views import ViewsPosterior as ViewsPosterior, with_views as with_views
+from batchbayes.methods.views.transforms import TableJitter as TableJitter
+from batchbayes.methods.views.signals import SignalCrop as SignalCrop
+from batchbayes.methods.views.signals import SignalNoise as SignalNoise
+from batchbayes.methods.views.signals import SignalShift as SignalShift
+from batchbayes.methods.views.transforms import Compose as Compose
 from batchbayes.methods.weights.binary_dropout import BinaryDropout as BinaryDropout
-from batchbayes.methods.weights.fit import Schedule as Schedule, fit_noisy as fit_noisy, variational as variational
+from batchbayes.methods.weights.variational import (
+    Schedule as Schedule,
+    fit_noisy as fit_noisy,
+    variational as variational,
+)
 from batchbayes.methods.weights.flow import MultiplicativeFlow as MultiplicativeFlow
 from batchbayes.methods.weights.mean_field import MeanField as MeanField
 from batchbayes.methods.weights.noisy import Noisy as Noisy, noisy as noisy
@@ -65,7 +69,7 @@ from batchbayes.methods.weights.variational_dropout import (
     VariationalDropout as VariationalDropout,
 )
 from batchbayes.posterior import Posterior as Posterior
-from batchbayes.prediction import predict as predict, predict_stream as predict_stream
+from batchbayes.predict import predict as predict, predict_stream as predict_stream
 from batchbayes.predictive import (
     BernoulliPredictive as BernoulliPredictive,
     CategoricalPredictive as CategoricalPredictive,

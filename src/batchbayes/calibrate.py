@@ -2,7 +2,7 @@
 
 Each function takes the predictive of held-out examples and their targets. It does not run the network. The functions
 that tune need a predictive that kept its draws. The exception is `tune_batch_size`, which takes a batch-norm posterior
-and data; its home is `methods/batchnorm/tuning/batch_size.py`.
+and data; its home is `methods/batchnorm/tune_batch_size.py`.
 """
 
 import math
@@ -17,19 +17,22 @@ from torch.nn.functional import one_hot
 from batchbayes._common.checks import (
     Values,
     check_finite,
+    check_no_nan,
     check_not_empty,
     finite_number,
     log_inverse_error,
+    require_choice,
+    require_type,
     shaped_like,
     whole_number,
 )
 from batchbayes._common.minimise import minimise
-from batchbayes.errors import BatchbayesError, unknown_name
+from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
-from batchbayes.methods.batchnorm.tuning.batch_size import tune_batch_size as tune_batch_size
+from batchbayes.methods.batchnorm.tune_batch_size import tune_batch_size as tune_batch_size
 from batchbayes.metrics import mean_score
+from batchbayes.metrics.regression import crps_of_mixture, log_density_of_mixture
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
-from batchbayes.scores import mixture_crps, mixture_log_likelihood
 
 Objective = Literal["log_likelihood", "crps"]
 
@@ -65,8 +68,7 @@ def tune_precision(
     >>> round(tune_precision(held_out, torch.tensor([2.0, -2.0, 2.0, -2.0])), 3)
     0.25
     """
-    if objective not in ("log_likelihood", "crps"):
-        raise unknown_name("an objective", objective, ("log_likelihood", "crps"))
+    require_choice("an objective", objective, ("log_likelihood", "crps"))
     _require(predictive, GaussianPredictive, "gaussian(1.0)")
     if isinstance(predictive.likelihood, HeteroscedasticGaussian):
         fix = "use the variances that the network predicts, or conformal_intervals"
@@ -74,6 +76,7 @@ def tune_precision(
     draws, targets = predictive.draws.double(), shaped_like(targets, predictive.mean.shape).double()
     check_not_empty("targets", targets)
     check_finite("targets", targets)
+    check_no_nan("the draws", draws)
     if not per_output:
         return _best_precision(draws, predictive.mean, targets, objective)
     if targets.ndim < 2:
@@ -84,9 +87,10 @@ def tune_precision(
 
 def _best_precision(draws: Tensor, mean: Tensor, targets: Tensor, objective: Objective) -> float:
     def cost(precision: float) -> float:
+        tau = torch.tensor(precision, dtype=torch.float64)
         if objective == "crps":
-            return mean_score(mixture_crps(draws, precision, targets))
-        return -mean_score(mixture_log_likelihood(draws, precision, targets))
+            return float(crps_of_mixture(draws, tau, targets).mean())
+        return -float(log_density_of_mixture(draws, tau, targets).mean())
 
     return search_precision(cost, float((mean - targets).square().mean()))
 
@@ -176,7 +180,11 @@ class ConformalIntervals:
 
     def __call__(self, predictive: GaussianPredictive) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends, in the shape of the predictive's mean."""
-        return interval_ends(predictive.mean, self.width * predictive.std)
+        return self.ends(predictive.mean, predictive.std)
+
+    def ends(self, middle: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper ends, from the means and the predicted standard deviations."""
+        return interval_ends(middle, self.width * spread)
 
 
 def interval_ends(middle: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,14 +251,14 @@ def conformal_quantile(scores: Tensor, level: float) -> float:
     check_not_empty("the held-out examples", scores)
     check_finite("the scores of the held-out examples", scores)
     ordered = scores.flatten().double().sort().values
-    rank = math.ceil((len(ordered) + 1) * level - 1e-9)
-    return float(ordered[rank - 1]) if 1 <= rank <= len(ordered) else float("inf" if rank > 0 else "-inf")
+    rank = max(1, math.ceil((len(ordered) + 1) * level - 1e-9))
+    return float(ordered[rank - 1]) if rank <= len(ordered) else float("inf")
 
 
 def _require(predictive: object, kind: type | tuple[type, ...], likelihood: str) -> None:
-    if not isinstance(predictive, kind):
-        raise BatchbayesError(
-            expected=f"what predict(posterior, data, bb.{likelihood}) returns",
-            got=f"a {type(predictive).__name__}",
-            fix="pass that predictive, not the outputs of the network",
-        )
+    require_type(
+        predictive,
+        kind,
+        expected=f"what predict(posterior, data, bb.{likelihood}) returns",
+        fix="pass that predictive, not the outputs of the network",
+    )

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from batchbayes import __version__
-from batchbayes.assessment.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions, positive
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.table import resolve
+from batchbayes.report.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions
 
 BAD_INPUT, INTERRUPTED, NO_READER = 2, 130, 141
 """Exit codes. Argparse also ends with 2. Shells report 130 after Ctrl-C, and 141 if nobody reads on (`| head`)."""
@@ -41,6 +42,11 @@ ordinary inputs that are at least as unusual; it is empty if this could not be m
 uncertain or the input is novel, and why says which. mutual_information, epistemic_std and the std of a class say how
 far the draws differ; they are empty if the recommended method makes no draws.
 """
+ELSEWHERE = {
+    "reproduce": ("batchbayes-papers", "run a published experiment again; write its tables, figures and a page"),
+    "table": ("batchbayes-papers", "print the tables of an experiment from its results"),
+}
+"""Commands of packages of their own: name, package and help."""
 EXIT_CODES = "exit codes: 0 done; 2 bad input, with one line that says what to do; 130 interrupted, nothing written"
 
 
@@ -125,8 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     _add_on_data(commands)
     _add_demo(commands)
-    _add_reproduce(commands)
-    _add_table(commands)
+    _add_commands_of_other_packages(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", help="show where in the program an error came from")
     return parser
@@ -143,7 +148,7 @@ def _add_on_data(commands: "argparse._SubParsersAction[Any]") -> None:
         "and figures/*.png to DIR.",
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
     )
-    _add_fields(assess, AssessOptions, "batchbayes.assessment.run:assess_command")
+    _add_fields(assess, AssessOptions, "batchbayes.report.assess:assess_command")
     predict = add(
         "predict",
         help="predict new data with the posterior of an assessment, without the training data",
@@ -151,7 +156,7 @@ def _add_on_data(commands: "argparse._SubParsersAction[Any]") -> None:
         "method. The columns are those of predictions.csv.",
         epilog=f"{COLUMNS_HELP}\n{DATA_HELP}\n{EXIT_CODES}",
     )
-    _add_fields(predict, PredictOptions, "batchbayes.assessment.predict:predict_command")
+    _add_fields(predict, PredictOptions, "batchbayes.report.predict:predict_command")
     export = add(
         "export",
         help="write the posterior of an assessment to one ONNX file, which predicts without Python",
@@ -161,7 +166,7 @@ def _add_on_data(commands: "argparse._SubParsersAction[Any]") -> None:
         "them by the linear engine.",
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
     )
-    _add_fields(export, ExportOptions, "batchbayes.deploy.command:export_command")
+    _add_fields(export, ExportOptions, "batchbayes.export.command:export_command")
 
 
 def _add_fields(command: argparse.ArgumentParser, options: type[CommonOptions], run: str) -> None:
@@ -192,39 +197,20 @@ def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
     command.set_defaults(run=lambda parsed: resolve("batchbayes.demo:run_demo")(parsed.out, parsed.seed), options=None)
 
 
-def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
-    command = commands.add_parser(
-        "reproduce",
-        help="run a published experiment again; write its tables, figures and a page",
-        description="Run a published experiment again. Writes results.sqlite, table.md, tables/*.csv, figures/*.png "
-        "and index.html to DIR. If a run was stopped, give the same command again: it continues. Several processes "
-        "may work on one DIR.",
-        epilog="exit codes: 0 done; 2 bad input or a full disk, with one line that says what to do; 130 interrupted; "
-        "finished results are kept in each case",
-    )
-    command.add_argument(
-        "name", nargs="?", metavar="NAME", help="which one; with a dot: a module of your own, which is EXECUTED"
-    )
-    command.add_argument("--all", action="store_true", help="run all of them, and write one page (runs/all-PRESET)")
-    command.add_argument("--list", action="store_true", help="list the experiments and their presets, and stop")
-    command.add_argument("--preset", default="quick", help="smoke (seconds, no data needed), quick, ... (quick)")
-    command.add_argument("--out", type=Path, metavar="DIR", help="where the results go (runs/NAME-PRESET)")
-    command.add_argument("--datasets", "--data", nargs="+", action="extend", metavar="A,B,...",
-                         help="only these (default: all of the preset)")  # fmt: skip
-    command.add_argument("--workers", type=positive, metavar="N", help="processes (default: the cores, at most 8)")
-    command.add_argument("--cluster", metavar="WHERE", help="do the work on a dask cluster: the address of its "
-                         "scheduler (tcp://HOST:PORT), or local:N to start N workers here")  # fmt: skip
-    command.add_argument("--scheduler-file", type=Path, metavar="F", help="the scheduler file of a dask cluster")
-    command.add_argument("--data-dir", type=Path, metavar="DIR", help="where the data sets are (BATCHBAYES_DATA)")
-    command.add_argument("--quiet", action="store_true", help="show no progress and no tables")
-    command.set_defaults(run="batchbayes.reproduce.command:reproduce_command", options=None)
+def _add_commands_of_other_packages(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add what entry points offer, and say of a command whose package is missing how to install it."""
+    for plugin in entry_points(group="batchbayes.commands"):
+        plugin.load()(commands)
+    for name, (package, about) in ELSEWHERE.items():
+        if name not in commands.choices:
+            command = commands.add_parser(name, help=f"{about} (needs {package})", add_help=False)
+            command.add_argument("rest", nargs=argparse.REMAINDER)
+            command.set_defaults(run=partial(_require_package, package), options=None)
 
 
-def _add_table(commands: "argparse._SubParsersAction[Any]") -> None:
-    about = "print the tables of an experiment from its results, also of an unfinished run"
-    command = commands.add_parser("table", help=about, description=about.capitalize() + ".")
-    command.add_argument("name", metavar="NAME", help="which experiment")
-    command.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of its run")
-    formats = ("terminal", "csv", "markdown", "latex")
-    command.add_argument("--format", choices=formats, default="terminal", help="(terminal)")
-    command.set_defaults(run="batchbayes.reproduce.command:table_command", options=None)
+def _require_package(package: str, parsed: argparse.Namespace) -> None:
+    raise BatchbayesError(
+        expected=f"the package {package}, which has the command `{parsed.command}`",
+        got="an environment without it",
+        fix=f"pip install {package}, or `pip install -e papers` in a checkout",
+    )

@@ -20,6 +20,7 @@ from batchbayes._common.checks import (
     check_not_empty,
     check_same_shape,
     finite_number,
+    require_type,
     takes_arrays,
     whole_number,
 )
@@ -138,9 +139,8 @@ def choose_to_label(
             repeat each other.
         seed: of a random choice.
     """
-    if not isinstance(predictive, CategoricalPredictive | BernoulliPredictive):
-        got = f"a {type(predictive).__name__}"
-        raise BatchbayesError(expected="predictions of classes", got=got, fix="use bb.categorical() or bb.bernoulli()")
+    kinds, fix = CategoricalPredictive | BernoulliPredictive, "use bb.categorical() or bb.bernoulli()"
+    require_type(predictive, kinds, expected="predictions of classes", fix=fix)
     total = len(_one_for_each(predictive.entropy))
     if not 1 <= whole_number("count", count) <= total:
         raise BatchbayesError(expected=f"between 1 and {total} examples to choose", got=f"{count}", fix="choose fewer")

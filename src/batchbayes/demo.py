@@ -10,16 +10,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import batchbayes as bb
-from batchbayes._common.atomic import words_for_disk_errors
+from batchbayes import datasets as toy
 from batchbayes._common.checks import require_packages
+from batchbayes._common.files import words_for_disk_errors
+from batchbayes._common.machine import single_threaded
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
-from batchbayes._common.threads import single_threaded
-from batchbayes.data import toy
-from batchbayes.data.digits import Digits, inverted, load_digits, pixel_shuffled
+from batchbayes.datasets import Digits, inverted, load_digits, pixel_shuffled
 from batchbayes.likelihoods import Gaussian
-from batchbayes.models.convnet import ConvNet
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP, ConvNet
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Loss, supervised
 
@@ -82,7 +81,7 @@ def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list
         The rows of each seed. The figures are `toy.png` and `digits.png` in the folder `out`.
     """
     config = config or DemoConfig()
-    require_packages("the demo", "demo", matplotlib="matplotlib", sklearn="scikit-learn")
+    require_packages("the demo", "sklearn", matplotlib="matplotlib", sklearn="scikit-learn")
     with words_for_disk_errors(out):  # before training, so that a bad path costs no time
         out.mkdir(parents=True, exist_ok=True)
     with single_threaded():  # networks as small as these run slower on several threads

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from batchbayes._common.checks import as_tensor, whole_number
 from batchbayes._common.rng import even_numbers
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import require_finite
 from batchbayes.likelihoods import Categorical, Gaussian
-from batchbayes.methods.views.transform import Transform
-from batchbayes.network import as_network
+from batchbayes.methods.views.transforms import Transform
+from batchbayes.network.function import as_network
+from batchbayes.network.inputs import require_finite
 from batchbayes.posterior import Posterior
-from batchbayes.prediction import predict
+from batchbayes.predict import predict
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import Loss, TrainingConfig, half_squared_error, supervised, train
@@ -78,10 +78,12 @@ def train_student(
     True
     """
     loss = _loss(head, likelihood)
-    if student is getattr(getattr(posterior, "network", None), "module", None):
+    teacher = getattr(getattr(posterior, "network", None), "module", None)
+    taught = {id(parameter) for parameter in teacher.parameters()} if isinstance(teacher, nn.Module) else set()
+    if student is teacher or any(id(parameter) in taught for parameter in student.parameters()):
         raise BatchbayesError(
             expected="a student of its own",
-            got="the network of the teacher, which training would change",
+            got="weights of the teacher, which training would change",
             fix="pass a new network, or a copy.deepcopy of this one",
         )
     whole_number("num_samples", num_samples)
@@ -194,5 +196,5 @@ def dirichlet_predictive(student: nn.Module, inputs: Tensor) -> CategoricalPredi
         "mutual_information": (entropy - expected).clamp_min(0),
         "epistemic_variance": variance,
     }
-    found = {name: part.to(inputs.dtype) for name, part in parts.items()}
+    found: dict[str, Any] = {name: part.to(inputs.dtype) for name, part in parts.items()}
     return CategoricalPredictive(**found, num_samples=1, likelihood=Categorical(), engine="Dirichlet")

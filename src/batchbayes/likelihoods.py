@@ -5,7 +5,7 @@ the running summary that turns blocks of draws into a predictive.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -21,13 +21,20 @@ from batchbayes._common.checks import (
     whole_number,
 )
 from batchbayes.errors import BatchbayesError
-from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
-from batchbayes.running_sums import RunningBernoulli, RunningCategorical, RunningGaussian, RunningSummary
+from batchbayes.predictive import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    RunningBernoulli,
+    RunningCategorical,
+    RunningGaussian,
+    RunningSummary,
+)
 
 P_co = TypeVar("P_co", covariant=True)
 
 FEWEST_OUTPUTS = 16
-"""So many outputs between 0 and 1, and none outside, are taken for probabilities. Fewer may be logits by chance."""
+"""This number of outputs between 0 and 1, and none outside, means probabilities. Fewer may be logits by chance."""
 
 
 class Likelihood(Protocol[P_co]):
@@ -77,6 +84,8 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
     """Targets of this value do not count."""
     probabilities: bool | None = None
     """Whether the outputs are probabilities already; None refuses outputs that look so."""
+    is_axis_given: bool = field(default=True, repr=False, compare=False)
+    """Whether somebody said where the classes are. If not, outputs that may have them elsewhere are refused."""
 
     @property
     def shift_invariant(self) -> bool:
@@ -102,6 +111,13 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
                 got=f"an output of shape {tuple(outputs.shape[1:])}",
                 fix="use bb.gaussian() for regression, bb.bernoulli() for one logit, or name the axis as in "
                 "bb.categorical(class_axis=-1); axis 0 is that of the examples",
+            )
+        if not self.is_axis_given and _may_be_last(outputs.shape[1:]):
+            raise BatchbayesError(
+                expected="class_axis= for outputs that may have their classes first or last",
+                got=f"an output of shape {tuple(outputs.shape[1:])}",
+                fix="use bb.categorical(class_axis=-1) for tokens (N, T, K) and other outputs with classes last, or "
+                "bb.categorical(class_axis=1) for (N, K, L)",
             )
         if outputs.shape[axis] == 1:
             raise BatchbayesError(
@@ -195,6 +211,11 @@ class Bernoulli(TargetLikelihood[BernoulliPredictive]):
         return RunningBernoulli(self)
 
 
+def _may_be_last(shape: Sequence[int]) -> bool:
+    """Whether outputs (N, ...) may have classes last: sequences, and maps that are square if classes are last."""
+    return len(shape) == 3 or (len(shape) == 4 and shape[1] == shape[2] != shape[3])
+
+
 def _with_draws(axis: int, outputs: Tensor) -> int:
     """Return where an axis of the network's output is in outputs with a leading axis of draws."""
     return axis + 1 if axis >= 0 else axis + outputs.ndim
@@ -273,7 +294,7 @@ class HeteroscedasticGaussian(TargetLikelihood[GaussianPredictive]):
 
 
 def categorical(
-    class_axis: int = 1,
+    class_axis: int | None = None,
     temperature: float = 1.0,
     *,
     ignore_index: int | None = None,
@@ -282,7 +303,8 @@ def categorical(
     """Make the likelihood of classification and segmentation: logits (N, K, ...) -> probabilities (N, ..., K).
 
     Args:
-        class_axis: where the classes are in the output of the network.
+        class_axis: where the classes are in the output of the network: by default 1, as in torch's cross-entropy. It
+            has to be said for outputs (N, K, L) or (N, T, K), which do not tell.
         temperature: a number that the logits are divided by.
         ignore_index: a label that does not count, as in torch's cross-entropy.
         probabilities: True if the network ends in a softmax, so that its outputs are probabilities. By default such
@@ -291,9 +313,9 @@ def categorical(
     >>> categorical(temperature=2.0)(torch.tensor([[[0.0, 2.0]]])).logits
     tensor([[[-1.3133, -0.3133]]])
     """
-    axis = whole_number("class_axis", class_axis, least=None)
+    axis = 1 if class_axis is None else whole_number("class_axis", class_axis, least=None)
     ignored = None if ignore_index is None else whole_number("ignore_index", ignore_index, least=None)
-    return Categorical(axis, _temperature(temperature), ignored, _flag(probabilities))
+    return Categorical(axis, _temperature(temperature), ignored, _flag(probabilities), class_axis is not None)
 
 
 def bernoulli(temperature: float = 1.0, *, probabilities: bool | None = None) -> Bernoulli:

@@ -1,16 +1,40 @@
 """What a posterior is: anything that functions can be drawn from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes.network import Function, Network
+from batchbayes.network.function import Function, Network
+
+T = TypeVar("T")
 
 Header = dict[str, Any]
 """What a file says about a posterior, as JSON values."""
+
+
+class Measured(Generic[T]):
+    """A field of a posterior that may be given as a function. It is called when the field is first read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._key = f"_{name}"
+
+    @overload
+    def __get__(self, posterior: None, owner: type) -> None: ...
+    @overload
+    def __get__(self, posterior: object, owner: type) -> T | None: ...
+    def __get__(self, posterior: object | None, owner: type) -> T | None:
+        if posterior is None:
+            return None  # the default of the field
+        value: Any = vars(posterior)[self._key]
+        if callable(value):
+            value = vars(posterior)[self._key] = value()
+        return value
+
+    def __set__(self, posterior: object, value: T | Callable[[], T | None] | None) -> None:
+        vars(posterior)[self._key] = value
 
 
 class Posterior(ABC):
@@ -61,9 +85,17 @@ class Posterior(ABC):
         """
 
 
-def num_draws(posterior: Posterior, wanted: int) -> int:
-    """Return how many draws are made if so many are wanted: no function twice, if there are few of them."""
-    return 1 if posterior.is_point else min(wanted, posterior.num_functions or wanted)
+DRAWS = 64
+"""The number of draws of a prediction, if nothing else is said."""
+
+
+def num_draws(posterior: Posterior, wanted: int | None) -> int:
+    """Return how many draws are made if this many are wanted: no function twice, if there are few of them.
+
+    If no number is wanted, each of the functions is drawn, or 64 if there is no end of them.
+    """
+    few = posterior.num_functions
+    return 1 if posterior.is_point else few or DRAWS if wanted is None else min(wanted, few or wanted)
 
 
 class Linearisable(Protocol):

@@ -1,13 +1,19 @@
 """Predictives summarise what S drawn functions say about N examples.
 
 Axes: S (draws), N (examples), any others, classes last.
+
+Running sums over blocks of draws, from which predictives are built.
+
+The sums are in float64, and their size does not grow with the number of draws S.
+
+Tensors as numpy arrays and as a pandas table.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +29,7 @@ from batchbayes._common.checks import (
     without_ignored,
 )
 from batchbayes._common.text import count
-from batchbayes.engines.linear_draws import Kept, LinearDraws, LinearPieces, formed, join_draws
+from batchbayes.engines.linear import Block, Drawn, Kept, LinearDraws, LinearPieces, distinct_draws, formed, join_draws
 from batchbayes.errors import BatchbayesError
 
 
@@ -36,7 +42,9 @@ class _Summary(ABC):
     """The likelihood that made it."""
     _draws: Kept | None = None
     engine: str = "sample"
-    """How the draws were made, and how far that was checked."""
+    """How the draws were made, and how far that was checked, in words."""
+    drawn: Drawn = Drawn.EXACT
+    """How the draws were made."""
 
     @property
     def draws(self) -> Tensor:
@@ -55,13 +63,11 @@ class _Summary(ABC):
 
     def to_numpy(self) -> dict[str, np.ndarray]:
         """Return the summaries as numpy arrays, by name."""
-        from batchbayes._common.frames import to_array
 
         return {name: to_array(values) for name, values in self.columns().items()}
 
     def to_pandas(self) -> Any:
         """Return the summaries as a pandas DataFrame with one row for each example."""
-        from batchbayes._common.frames import to_frame
 
         return to_frame(self.columns())
 
@@ -206,27 +212,60 @@ class GaussianPredictive(_Summary):
         """Return the S components of the mixture, as a distribution over (S, N, ...) in float64."""
         return self.likelihood(self.draws.double())
 
+    @property
+    def covariance(self) -> Tensor:
+        """Total covariance of the D outputs of each example, (N, D, D): over draws, with divisor S, plus the noise.
+
+        Outputs of one draw move together. `variance` has the diagonal alone. It needs the draws.
+        """
+        means, noise = self.components().mean.flatten(2), self.noise_variance.double().flatten(1)  # (S, N, D), (N, D)
+        if noise.numel() * noise.shape[1] > MOST_COVARIANCES:
+            raise BatchbayesError(
+                expected="few enough outputs and examples for a matrix of each example",
+                got=f"{len(noise)} examples with {noise.shape[1]} outputs",
+                fix="predict fewer examples at a time, or use variance",
+            )
+        moved = (means - means.mean(0)).transpose(0, 1)  # (N, S, D)
+        return (moved.mT @ moved / len(means) + noise.diag_embed()).to(self.mean.dtype)
+
     def log_prob(self, targets: Values) -> Tensor:
-        r"""Return the log-density of the mixture, $\log \frac1S \sum_s N(y; f_s, \sigma_s^2)$, shaped like targets."""
+        r"""Return the log-density of each output by itself, $\log \frac1S \sum_s N(y; f_s, \sigma_s^2)$, shaped like
+        targets. Several outputs of one example are not independent, so their sum is not `joint_log_prob`."""
+        return self._mixed(targets, joint=False)
+
+    def joint_log_prob(self, targets: Values) -> Tensor:
+        r"""Return the log-density of all D outputs of an example together, (N,):
+        $\log \frac1S \sum_s \prod_d N(y_d; f_{sd}, \sigma_{sd}^2)$. With one output it is `log_prob`."""
+        return self._mixed(targets, joint=True)
+
+    def _mixed(self, targets: Values, *, joint: bool) -> Tensor:
         targets = as_tensor(targets, "targets")
         shaped = shaped_like(targets, self.mean.shape).to(torch.float64)
         kept = self._draws if isinstance(self._draws, LinearDraws | LinearPieces) else self.draws
-        total = self._log_density(kept, shaped) - math.log(self.num_samples)
-        return total.reshape(targets.shape).to(self.mean.dtype)
+        total = self._log_density(kept, shaped, joint) - math.log(self.num_samples)
+        return total.reshape(targets.shape[:1] if joint else targets.shape).to(self.mean.dtype)
 
-    def _log_density(self, draws: Kept, targets: Tensor) -> Tensor:
-        """Return the log of the sum of the components' densities, (N, ...). Linear draws are formed block by block."""
+    def _log_density(self, draws: Kept, targets: Tensor, joint: bool) -> Tensor:
+        """Return the log of the sum of the components' densities, (N, ...), or (N,) of all outputs jointly.
+
+        Linear draws are formed block by block.
+        """
         if isinstance(draws, LinearPieces):
-            parts = targets.split([len(piece.middle) for piece in draws.pieces])
-            return torch.cat([self._log_density(piece, part) for piece, part in zip(draws.pieces, parts, strict=True)])
+            pieces = zip(draws.pieces, targets.split([len(piece.middle) for piece in draws.pieces]), strict=True)
+            return torch.cat([self._log_density(piece, part, joint) for piece, part in pieces])
         if isinstance(draws, Tensor):
-            return self.likelihood(draws.double()).log_prob(targets).logsumexp(0)
-        total = torch.full_like(targets, -math.inf)
+            return self._components_density(draws, targets, joint).logsumexp(0)
+        total: Tensor | None = None
         for outputs, counts in draws.blocks():
-            each = self.likelihood(outputs.double()).log_prob(targets)  # (u, N, ...)
-            weights = counts.log().view(-1, *[1] * targets.ndim)
-            total = torch.logaddexp(total, (each + weights).logsumexp(0))
+            each = self._components_density(outputs, targets, joint)  # (u, N, ...)
+            added = (each + counts.log().view(-1, *[1] * (each.ndim - 1))).logsumexp(0)
+            total = added if total is None else torch.logaddexp(total, added)
+        assert total is not None  # there is a draw
         return total
+
+    def _components_density(self, outputs: Tensor, targets: Tensor, joint: bool) -> Tensor:
+        each = self.likelihood(outputs.double()).log_prob(targets)  # (s, N, ...)
+        return each.flatten(2).sum(2) if joint and each.ndim > 2 else each
 
     def cdf(self, values: Values) -> Tensor:
         """Return P(y <= values) under the mixture, in the shape of the values."""
@@ -239,7 +278,7 @@ class GaussianPredictive(_Summary):
 
         It takes O(S^2) time for each example, as `scores.mixture_crps` does.
         """
-        from batchbayes.scores import mixture_crps
+        from batchbayes.metrics import mixture_crps
 
         targets, mixture = as_tensor(targets, "targets"), self.components()
         precision = mixture.variance.expand_as(mixture.loc).reciprocal()  # (S, N, ...)
@@ -274,6 +313,8 @@ class GaussianPredictive(_Summary):
         }
 
 
+MOST_COVARIANCES = 2**27
+"""Numbers in all covariance matrices, at most (1 GiB)."""
 Predictive = CategoricalPredictive | BernoulliPredictive | GaussianPredictive
 
 
@@ -290,3 +331,180 @@ def _middle_range(draws: Tensor, level: float, dtype: torch.dtype) -> tuple[Tens
         torch.lerp(ordered[b], ordered[min(b + 1, len(ordered) - 1)], p - b) for b, p in zip(below, places, strict=True)
     ]
     return ends[0].to(dtype), ends[1].to(dtype)
+
+
+P = TypeVar("P")
+P_co = TypeVar("P_co", covariant=True)
+
+NOTHING = torch.zeros((), dtype=torch.float64)
+"""What sums begin with. It is never changed in place."""
+
+
+class RunningSummary(Protocol[P_co]):
+    """A running summary takes blocks of draws for one chunk of examples and builds their predictive."""
+
+    needs_draws: bool
+
+    def add(self, block: Block) -> None: ...
+
+    def finish(self, draws: Kept | None) -> P_co: ...
+
+
+def summarised(summary: RunningSummary[P], draws: Tensor, *, keep: bool = True) -> P:
+    """Return the predictive of draws (S, N, ...) by a new running summary of a likelihood. It may keep the draws.
+
+    >>> import batchbayes as bb
+    >>> summarised(bb.gaussian(1.0).summary(), torch.tensor([[1.0], [3.0]])).mean
+    tensor([2.])
+    """
+    summary.add(draws)
+    return summary.finish(draws if keep else None)
+
+
+def require_outputs(block: Block) -> None:
+    """Raise an error if a network has no outputs: there is nothing to predict."""
+    shape = tuple((block.middle if isinstance(block, LinearDraws) else block[0]).shape)
+    if 0 in shape[1:]:
+        fix = "check the last layer of the network, or output="
+        raise BatchbayesError(expected="at least one output for each example", got=f"shape {shape}", fix=fix)
+
+
+class _RunningClasses:
+    """Sums over draws of p, p^2 and the entropy. Mean probabilities down to exp(-745) stay above zero."""
+
+    needs_draws = False
+
+    def __init__(self, likelihood: Any) -> None:
+        """The likelihood has `logits`, which puts classes last, and `check_outputs` for the first block."""
+        self._likelihood, self._count, self._dtype = likelihood, 0, torch.float32
+        self._probs = self._squares = self._entropy = NOTHING
+
+    def add(self, block: Block) -> None:
+        require_outputs(block)
+        if not self._count:
+            self._likelihood.check_outputs(block.middle if isinstance(block, LinearDraws) else block[0])
+        for outputs, counts in distinct_draws(block):
+            finer = outputs.to(at_least_single(outputs.dtype))
+            log_probs = self._likelihood.logits(finer).double().log_softmax(-1)  # (u, n, ..., K)
+            probs = log_probs.exp()
+            self._dtype, self._count = outputs.dtype, self._count + int(counts.sum())
+            self._probs = self._probs + torch.tensordot(counts, probs, 1)
+            self._entropy = self._entropy - torch.tensordot(counts, log_probs.mul_(probs).sum(-1), 1)
+            self._squares = self._squares + torch.tensordot(counts, probs.square_(), 1)
+
+    def _parts(self) -> list[Tensor]:
+        """Return entropy, mutual information, variance and log of the mean of the probabilities."""
+        mean = self._probs / self._count
+        variance = (self._squares / self._count - mean.square()).clamp_min(0)
+        entropy = 0.0 - torch.special.xlogy(mean, mean).sum(-1)  # a minus sign would make -0.0 of a certain class
+        information = entropy - self._entropy / self._count
+        information = torch.where(information > 1e-12, information, 0.0)  # smaller values are rounding errors
+        return [part.to(at_least_single(self._dtype)) for part in (entropy, information, variance, mean.log())]
+
+    def _origin(self, draws: Kept | None) -> dict[str, Any]:
+        return {"num_samples": self._count, "likelihood": self._likelihood, "_draws": draws}
+
+
+class RunningCategorical(_RunningClasses):
+    """The sums of all classes."""
+
+    def finish(self, draws: Kept | None) -> CategoricalPredictive:
+        return CategoricalPredictive(*self._parts(), **self._origin(draws))
+
+
+class RunningBernoulli(_RunningClasses):
+    """The sums of two classes, no and yes."""
+
+    def finish(self, draws: Kept | None) -> BernoulliPredictive:
+        entropy, information, variance, log_probs = self._parts()
+        return BernoulliPredictive(entropy, information, variance[..., 1], log_probs, **self._origin(draws))
+
+
+class RunningGaussian:
+    """Mean and variance over draws, merged block by block (Chan's update), and the mean of the noise variance."""
+
+    needs_draws = True  # the density and the quantiles of the mixture need them
+
+    def __init__(
+        self,
+        likelihood: Callable[[Tensor], distributions.Normal],
+        noise_std: Callable[[Tensor], float | Tensor] | None = None,
+    ) -> None:
+        """`noise_std` gives the noise of outputs (S, N, ...), if that is the same for all draws.
+
+        Then linear draws have moments in closed form.
+        """
+        self._likelihood, self._noise_std, self._count, self._dtype = likelihood, noise_std, 0, torch.float32
+        self._mean = self._variance = self._noise = NOTHING
+
+    def add(self, block: Block) -> None:
+        require_outputs(block)
+        self._dtype = block.middle.dtype if isinstance(block, LinearDraws) else block.dtype
+        if isinstance(block, LinearDraws) and self._noise_std:
+            mean, variance = block.moments()
+            self._merge(len(block), mean, variance, torch.zeros_like(mean) + self._noise_std(mean[None]) ** 2)
+            return
+        for outputs, counts in distinct_draws(block):
+            components, shares = self._likelihood(outputs.double()), counts / counts.sum()
+            each = components.mean  # (u, n, ...)
+            mean = torch.tensordot(shares, each, 1)
+            noise = torch.tensordot(shares, components.variance.expand_as(each), 1)
+            self._merge(int(counts.sum()), mean, torch.tensordot(shares, (each - mean).square_(), 1), noise)
+
+    def _merge(self, count: int, mean: Tensor, variance: Tensor, noise: Tensor) -> None:
+        """Add the moments of `count` more draws."""
+        before, self._count = self._count, self._count + count
+        if not before:
+            self._mean, self._variance, self._noise = mean, variance, noise
+            return
+        shift, share = mean - self._mean, count / self._count
+        spread = shift.square() * (share * (1 - share))
+        self._mean = self._mean + shift * share
+        self._variance = torch.lerp(self._variance, variance, share) + spread
+        self._noise = torch.lerp(self._noise, noise, share)
+
+    def finish(self, draws: Kept | None) -> GaussianPredictive:
+        origin: Any = {"num_samples": self._count, "likelihood": self._likelihood, "_draws": draws}
+        moments = (self._mean, self._variance, self._noise)
+        return GaussianPredictive(*(moment.to(at_least_single(self._dtype)) for moment in moments), **origin)
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of results: that of the outputs, or float32 if this is finer. Few digits do not sum to one."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def to_array(values: Tensor) -> np.ndarray:
+    """Return a numpy array. Numpy has no bfloat16, so that becomes float32.
+
+    >>> to_array(torch.ones(2, dtype=torch.bfloat16)).dtype
+    dtype('float32')
+    """
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+
+
+def to_frame(columns: Mapping[str, Tensor]) -> Any:
+    """Return a pandas DataFrame with one row for each example.
+
+    A tensor (N,) or (N, 1) is one column. A tensor (N, D) becomes D columns, name_0 to name_{D-1}.
+    """
+    try:
+        import pandas as pd  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise BatchbayesError(
+            expected="the package pandas, which to_pandas() needs", got="none", fix="pip install pandas, or to_numpy()"
+        ) from error
+    found = {}
+    for name, values in columns.items():
+        if values.ndim > 2:
+            raise BatchbayesError(
+                expected="a few numbers for each example, for a table",
+                got=f"{name} of shape {tuple(values.shape)}",
+                fix="use to_numpy(), which keeps the shape",
+            )
+        if values.ndim == 1 or values.shape[1] == 1:
+            found[name] = to_array(values.reshape(len(values)))
+        else:
+            found.update({f"{name}_{k}": to_array(column) for k, column in enumerate(values.unbind(1))})
+    return pd.DataFrame(found)

@@ -18,14 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.checks import as_path
-from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
+from batchbayes.network.copies import plain_name
+from batchbayes.network.shadow import one_call
 from batchbayes.posterior import Posterior
 
 if TYPE_CHECKING:
-    from batchbayes.detection.novelty import Novelty
+    from batchbayes._common.files import TensorFile
+    from batchbayes.novelty.detector import Novelty
 
-FORMAT = 1
+FORMAT, TRIES = 1, 5
+OWN = "function of the user"
+"""In the header, what stands for a function that has to be passed again."""
 NOVELTY = "novelty"
 """The kind of a detector of novelty, the one thing on disk that is not a posterior."""
 
@@ -46,19 +50,47 @@ def save(
     >>> path = Path(tempfile.mkdtemp()) / "posterior.safetensors"
     >>> save(posterior, path)
     >>> load(path, network)
-    BatchNormPosterior(mcbn on Sequential: 1 site, 8 statistics, 4 rows, batch size 8, centred on batches)
+    BatchNormPosterior(mcbn on Sequential: 1 site, 8 statistics, 4 rows, batch size 8, centred on running)
     """
-    from batchbayes._common.tensor_file import write_tensors
+    from batchbayes._common.files import write_tensors
 
     if not isinstance(posterior, Posterior) and not isinstance(posterior, _class_of(NOVELTY)):
         got = f"a {type(posterior).__name__}"
         raise BatchbayesError(expected="a posterior to save", got=got, fix="pass what bb.mcbn(...) or the like returns")
-    header, tensors = posterior.state()
-    header = {"format": FORMAT, "kind": posterior.kind, **header}
+    with one_call():
+        header, tensors = posterior.state()
+    header = _named_functions({"format": FORMAT, "kind": posterior.kind, **header})
     if module := _module_of(posterior):
         header["weights"] = fingerprint(module)
     metadata = {"batchbayes": _json(header, "the posterior"), "notes": _json(dict(notes or {}), "notes=")}
     write_tensors(path, tensors, metadata)
+
+
+def _named_functions(header: Any) -> Any:
+    """Put the name of a function in the place of each `output` that is one: a file holds no code."""
+    if isinstance(header, dict):
+        return {
+            key: {OWN: getattr(value, "__qualname__", type(value).__name__)}
+            if key == "output" and callable(value)
+            else _named_functions(value)
+            for key, value in header.items()
+        }
+    return [_named_functions(part) for part in header] if isinstance(header, list | tuple) else header
+
+
+def _with_functions(header: Any, output: Callable[..., Any] | None) -> Any:
+    """Put the function that picks an output back into its place."""
+    if isinstance(header, dict):
+        if OWN in header:
+            if output is None:
+                raise BatchbayesError(
+                    expected="the function that picks the output of the network, because a file holds no code",
+                    got="none",
+                    fix=f"pass it again: bb.load(path, model, output={header[OWN]})",
+                )
+            return output
+        return {key: _with_functions(value, output) for key, value in header.items()}
+    return [_with_functions(part, output) for part in header] if isinstance(header, list) else header
 
 
 def _json(values: object, what: str) -> str:
@@ -68,7 +100,7 @@ def _json(values: object, what: str) -> str:
         raise BatchbayesError(
             expected=f"{what} as JSON values: text, numbers, lists and dicts",
             got=f"{error}",
-            fix='leave other objects out; a function as output= cannot be saved, but a name can: output="logits"',
+            fix="leave other objects out",
         ) from error
 
 
@@ -81,14 +113,27 @@ def load(
         path: a file that `save` wrote.
         model: the network, with the weights that it had when the posterior was fitted. It is not changed.
         other_weights: whether other weights than those are allowed. The posterior then describes another network.
-        code: a user's own functions that belong to the posterior, by name, such as `transform=` of `with_views`. A file
-            holds no code, so they are passed again.
+        code: a user's own functions that belong to the posterior, by name, such as `transform=` of `with_views`, or
+            `output=` if that was a function. A file holds no code, so they are passed again.
     """
     if isinstance(path, nn.Module):
         raise BatchbayesError(
             expected="the path of a file", got=f"a network, {type(path).__name__}", fix="call bb.load(path, model)"
         )
+    from batchbayes._common.files import ChangedFileError
+
+    for _ in range(TRIES):  # somebody may save to the same path at this moment
+        try:
+            return _load(path, model, other_weights, dict(code))
+        except ChangedFileError:
+            continue
+    return _load(path, model, other_weights, dict(code))
+
+
+def _load(path: Any, model: nn.Module, other_weights: bool, code: dict[str, Callable[..., Any]]) -> Any:
     header, tensors = _read(as_path(path))
+    uses_own = json.dumps(OWN) in json.dumps(header)
+    header = _with_functions(header, code.pop("output", None) if uses_own else None)
     try:
         restore = _class_of(header["kind"]).restore
         if unknown := set(code) - set(signature(restore).parameters):
@@ -117,7 +162,7 @@ def _class_of(kind: str) -> Any:
     """Return the class that reads a kind of file. It is imported only when it is needed."""
     from batchbayes.methods.table import posterior_class, resolve
 
-    return resolve("batchbayes.detection.novelty:Novelty") if kind == NOVELTY else posterior_class(kind)
+    return resolve("batchbayes.novelty.detector:Novelty") if kind == NOVELTY else posterior_class(kind)
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -152,22 +197,25 @@ def _module_of(posterior: "Posterior | Novelty") -> nn.Module | None:
 
 def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the notes that were saved with a posterior."""
-    from batchbayes._common.tensor_file import UNREADABLE, read_json
+    from batchbayes._common.files import UNREADABLE
 
-    _read(as_path(path))
+    _, tensors = _read(as_path(path))
     try:
-        return dict(read_json(path, "notes", "{}"))
+        return dict(json.loads(tensors.texts.get("notes", "{}")))
     except (*UNREADABLE, TypeError) as error:
         raise _damaged(path, f"notes that cannot be read ({error})") from error
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    from batchbayes._common.tensor_file import UNREADABLE, TensorFile, read_json
+def _read(path: Path) -> "tuple[dict[str, Any], TensorFile]":
+    from batchbayes._common.files import UNREADABLE, ChangedFileError, TensorFile
 
     if not path.is_file():
         raise BatchbayesError(expected="a posterior file", got=f"nothing at {path}", fix="check the path")
     try:
-        header, tensors = read_json(path, "batchbayes"), TensorFile(path)
+        tensors = TensorFile(path)
+        header, is_intact = json.loads(tensors.texts["batchbayes"]), tensors.is_intact()
+    except ChangedFileError:
+        raise
     except UNREADABLE as error:
         raise _damaged(path, f"a file that is something else, or damaged ({error})") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
@@ -177,6 +225,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
             got=f"format {found!r}",
             fix="update batchbayes, or fit again",
         )
+    if not is_intact:
+        raise _damaged(path, "a file whose checksum is wrong: some of it has changed since it was written")
     return header, tensors
 
 

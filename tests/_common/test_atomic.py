@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from batchbayes._common.atomic import atomic_path
+from batchbayes._common.files import atomic_path
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

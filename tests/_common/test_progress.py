@@ -11,8 +11,8 @@ import pytest
 
 from batchbayes import BatchbayesError
 from batchbayes._common import progress as module
+from batchbayes._common.machine import ThisProcess
 from batchbayes._common.progress import Progress, UnitProgress, hidden_progress, progress, seconds_left
-from batchbayes.reproduce.workers import ThisProcess
 
 EFFORTS = {"a": 1.0, "b": 1.0, "c": 2.0}
 

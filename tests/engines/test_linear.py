@@ -10,8 +10,8 @@ from helpers.references import left_alone
 from torch import nn
 
 import batchbayes as bb
+from batchbayes.engines.check import check_linearity, exact_draws
 from batchbayes.engines.linear import forward_plan, linear_draws, plan_linear, tangents_by_differences
-from batchbayes.engines.linear_check import check_linearity, exact_draws
 from batchbayes.methods.batchnorm.jacobian import affine_batch_norm
 
 

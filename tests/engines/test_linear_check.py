@@ -8,10 +8,10 @@ from helpers.settled import X, settled
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.batches import spread_evenly
-from batchbayes.engines import linear_check
-from batchbayes.engines import linear_draws as drawn
-from batchbayes.engines.linear_check import Linearity
+from batchbayes.engines import check as linear_check
+from batchbayes.engines import linear as drawn
+from batchbayes.engines.check import Linearity
+from batchbayes.network.batches import spread_evenly
 
 
 class Curved(nn.Module):

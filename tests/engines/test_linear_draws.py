@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import batchbayes as bb
-from batchbayes.engines import linear_draws
-from batchbayes.engines.linear_draws import Combinations, LinearDraws, formed, join_draws
+from batchbayes.engines import linear as linear_draws
+from batchbayes.engines.linear import Combinations, LinearDraws, formed, join_draws
 
 
 def naive_moments(draws):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.engines import linear_check
+from batchbayes.engines import check as linear_check
 
 
 def block(channels_in: int, channels: int) -> nn.Module:
@@ -93,7 +93,7 @@ def test_a_large_map_needs_few_examples_and_positions(monkeypatch):
     posterior, _ = fitted(nn.Identity())
     compared = calls(monkeypatch, "compare_with_exact")
     large = torch.randn(5, 1, 200, 200)
-    linear_check.keep_examples(posterior, large, [False], are_maps=True)
+    linear_check.keep_examples(posterior, large, lambda: [False], are_maps=True)
     assert linear_check.known_linearity(posterior, large, contrasts=False).trusted
     assert [exact.shape for _, exact, _ in compared] == [(8, 2 * 4096, 3)]
 

@@ -4,9 +4,7 @@ import csv
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from batchbayes._common.rng import GlobalStream
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
 
@@ -184,14 +182,6 @@ def trained_network(task: str = "classification") -> nn.Module:
     network = build()
     network.load_state_dict(trained(task))
     return network.eval()
-
-
-def leave_figures_out(monkeypatch: Any) -> None:
-    """Draw no figures in a test, to save time."""
-    torch.set_num_threads(1)
-    for task, name in (("classification", "class"), ("regression", "value"), ("segmentation", "image")):
-        compare = import_module(f"batchbayes.assessment.{task}.compare")
-        monkeypatch.setattr(compare, f"{name}_figures", lambda *_: {})
 
 
 def write_case(task: str, folder: Path) -> list[str]:

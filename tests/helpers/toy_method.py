@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import batchbayes as bb
 from batchbayes._common.rng import generator
-from batchbayes.network import Function, Network, as_network
+from batchbayes.network.function import Function, Network, as_network
 from batchbayes.posterior import Header, Posterior
 
 

@@ -7,7 +7,7 @@ from helpers.references import dropout_mask, left_alone
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.methods.dropout import DropoutSite
+from batchbayes.methods.mc_dropout import DropoutSite
 
 
 def draws(network: nn.Module, x: Tensor, count: int, seed: int = 0) -> Tensor:

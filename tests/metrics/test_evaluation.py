@@ -11,7 +11,7 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.metrics import evaluate
-from batchbayes.running_sums import summarised
+from batchbayes.predictive import summarised
 
 CLASS_NAMES = ["nll", "accuracy", "brier", "ece", "mean_entropy", "mean_mutual_information", "error_auroc"]
 VALUE_NAMES = ["nll", "rmse", "crps", "coverage_90", "width_90"]

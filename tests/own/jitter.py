@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 import batchbayes as bb
-from batchbayes.network import Network, as_network
+from batchbayes.tools import Network, as_network
 
 
 @dataclass(frozen=True, eq=False)

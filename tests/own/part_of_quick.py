@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from batchbayes.experiments.mcbn import uci
-from batchbayes.experiments.mcbn.uci import figures, notes, tables, units, work
+from batchbayes_papers.mcbn import uci
+from batchbayes_papers.mcbn.uci import figures, notes, tables, units, work
 
 __all__ = ["PRESETS", "figures", "notes", "tables", "units", "work"]
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchbayes_papers.runner.experiment import Unit
+from batchbayes_papers.runner.tables import ResultTable
+
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.reproduce.experiment import Unit
-from batchbayes.reproduce.tables import ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
 from batchbayes.sklearn.crossfit import Recipe, cross_fit
-from batchbayes.sklearn.rows import folds_of, ordered_rows
+from batchbayes.sklearn.estimator import folds_of, ordered_rows
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
-from batchbayes.training.stack.convert import stack_networks, unstack
+from batchbayes.training.stack.stack import stack_networks, unstack
 from batchbayes.training.stack.train import train_stack
 
 RECIPE = Recipe((8,), (1e-4, 1e-1), 60, 16, 1e-2, 5, seed=0, loss="half_squared_error")

@@ -3,9 +3,9 @@ import torch
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from batchbayes import BatchbayesError
-from batchbayes.batches import selected
-from batchbayes.data.examples import Examples
-from batchbayes.methods.weights.fit import count_examples
+from batchbayes.methods.weights.variational import count_examples
+from batchbayes.network.batches import selected
+from batchbayes.report.read.examples import Examples
 from batchbayes.training.batches import known_size, shuffled, shuffled_batches, training_batches
 
 

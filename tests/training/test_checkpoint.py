@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from batchbayes import BatchbayesError
-from batchbayes._common.threads import single_threaded
+from batchbayes._common.machine import single_threaded
 from batchbayes.training.loop import TrainingConfig, supervised, train
 
 TESTS = Path(__file__).resolve().parents[1]

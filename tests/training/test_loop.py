@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from batchbayes import BatchbayesError
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
 from batchbayes.training.batches import shuffled, shuffled_batches
 from batchbayes.training.loop import SGD_MOMENTUM, Loss, Step, TrainingConfig, half_squared_error, supervised, train
 

@@ -9,13 +9,14 @@ from functools import wraps
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, unknown_name
 
 SUM_TOLERANCE = 1e-3
 """Largest error of a sum of probabilities: averages in half precision stay below it, logits almost never do."""
@@ -42,7 +43,10 @@ def as_tensor(values: Any, name: str = "the values") -> Tensor:
         if values.layout is not torch.strided or values.is_nested or values.is_meta:
             got = "a nested one" if values.is_nested else f"one of {values.layout} on {values.device}"
             raise BatchbayesError(expected=f"{name} as a plain tensor", got=got, fix="make it dense, as by to_dense()")
-        return values.long() if values.dtype in _UNSIGNED else values
+        if values.is_quantized:
+            got, fix = f"one of {values.dtype}", "pass values.dequantize()"
+            raise BatchbayesError(expected=f"{name} as a plain tensor", got=got, fix=fix)
+        return _signed(values, name) if values.dtype in _UNSIGNED else values
     if np.ma.is_masked(values):
         fix = "leave them out, or fill them with .filled(...)"
         raise BatchbayesError(expected=f"{name} without masked numbers", got=f"{np.ma.count_masked(values)}", fix=fix)
@@ -57,7 +61,21 @@ def as_tensor(values: Any, name: str = "the values") -> Tensor:
             fix="pass numbers, in rows of one length; number classes from 0 if they have names",
         )
     kind = np.int64 if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array.dtype.newbyteorder("=")
-    return torch.from_numpy(np.require(array, kind, ["C", "W"]))
+    found = torch.from_numpy(np.require(array, kind, ["C", "W"]))
+    return _not_wrapped(found, name) if array.dtype == np.uint64 else found
+
+
+def _signed(values: Tensor, name: str) -> Tensor:
+    found = values.long()
+    return _not_wrapped(found, name) if values.dtype == torch.uint64 else found
+
+
+def _not_wrapped(values: Tensor, name: str) -> Tensor:
+    """Refuse what was uint64 and is negative as int64: it was 2^63 or more."""
+    if values.numel() and int(values.min()) < 0:
+        fix = "pass them as float64, or leave out what is a mark for a missing number"
+        raise BatchbayesError(expected=f"{name} below 2^63", got="larger numbers, as uint64", fix=fix)
+    return values
 
 
 def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
@@ -87,6 +105,34 @@ def as_path(given: object) -> Path:
         expected, got = "the path of a file or folder as text or as a pathlib.Path", f"a {type(given).__name__}"
         raise BatchbayesError(expected=expected, got=got, fix="pass its path")
     return Path(os.fspath(given))
+
+
+def require_choice(what: str, value: object, choices: Sequence[str]) -> None:
+    """Raise an error that lists the choices if the value is none of them, and suggests one.
+
+    >>> require_choice("a score", "crps", ["crps", "log_likelihood"])
+    """
+    if value not in choices:
+        raise unknown_name(what, value, choices)
+
+
+def require_option(name: str, value: object, choices: Sequence[str]) -> None:
+    """The same for a keyword argument, named as it is written in a call.
+
+    >>> require_option("center", "batch", ("batches", "running"))
+    Traceback (most recent call last):
+    ...
+    batchbayes.errors.BatchbayesError: expected center="batches" or "running"; got 'batch'. Do this: choose one of them.
+    """
+    if value not in choices:
+        *most, last = (f'"{choice}"' for choice in choices)
+        raise BatchbayesError(f"{name}={', '.join(most)} or {last}", repr(value), "choose one of them")
+
+
+def require_type(value: object, kind: type | UnionType | tuple[type, ...], *, expected: str, fix: str) -> None:
+    """Raise an error that names the type of the value if it is of another kind."""
+    if not isinstance(value, kind):
+        raise BatchbayesError(expected=expected, got=f"a {type(value).__name__}", fix=fix)
 
 
 def require_packages(purpose: str, extra: str, **packages: str) -> None:

@@ -120,7 +120,7 @@ def dealt(seed: int, index: int, cards: int) -> int:
     [0, 1, 2, 3]
     """
     deck, position = divmod(index, cards)
-    return int(_deck(seed, deck, cards)[position])
+    return _deck(seed, deck, cards)[position]
 
 
 @lru_cache(maxsize=16)
@@ -130,7 +130,8 @@ def dealt_first(seed: int, count: int, cards: int) -> torch.Tensor:
     >>> dealt_first(0, 9, 4).tolist() == [dealt(0, index, 4) for index in range(9)]
     True
     """
-    return torch.cat([_deck(seed, deck, cards) for deck in range(-(-count // cards))])[:count]
+    decks = [_deck(seed, deck, cards) for deck in range(-(-count // cards))]
+    return torch.tensor([card for deck in decks for card in deck])[:count]
 
 
 def even_numbers(seed: int, index: int, size: int) -> torch.Tensor:
@@ -170,5 +171,7 @@ def _even_block(seed: int, block: int, size: int) -> torch.Tensor:
     return sequence.fast_forward(block * _BLOCK).draw(_BLOCK, dtype=torch.float64)
 
 
-def _deck(seed: int, deck: int, cards: int) -> torch.Tensor:
-    return torch.randperm(cards, generator=generator(seed, "deck", deck))
+@lru_cache(maxsize=16)
+def _deck(seed: int, deck: int, cards: int) -> list[int]:
+    """Return the cards of one deck in their order. The list is kept: do not change it."""
+    return torch.randperm(cards, generator=generator(seed, "deck", deck)).tolist()

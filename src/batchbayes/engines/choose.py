@@ -3,16 +3,24 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from batchbayes.engines.linear import LinearPlan, linear_draws, plan_linear, require_linearisable
-from batchbayes.engines.linear_check import Linearity, known_beyond, known_linearity, warn_unless_trusted
-from batchbayes.engines.linear_draws import Block, LinearDraws
+from batchbayes._common.checks import require_option
+from batchbayes.engines.check import Linearity, known_beyond, known_linearity, warn_unless_trusted
+from batchbayes.engines.linear import (
+    Block,
+    Drawn,
+    LinearDraws,
+    LinearPlan,
+    linear_draws,
+    plan_linear,
+    require_linearisable,
+)
 from batchbayes.engines.sample import sampled_blocks
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import tensors_of
+from batchbayes.network.inputs import tensors_of
 from batchbayes.posterior import Linearisable, Posterior
 
 EngineName = Literal["sample", "linear", "auto"]
@@ -33,6 +41,7 @@ class Engine:
     blocks: Callable[[Sequence[Tensor]], Iterator[tuple[int, Block]]]
     shares_draws: bool
     """Whether a draw is made once for all chunks, so that several chunks at once take less time."""
+    drawn: Drawn = Drawn.EXACT
 
 
 def choose_engine(
@@ -40,8 +49,7 @@ def choose_engine(
 ) -> Engine:
     """Return the engine of a name. "auto" tries the linear engine on the inputs of the first chunk."""
     exact = Engine("sample", lambda chunks: sampled_blocks(posterior, chunks, num_samples, seed), shares_draws=True)
-    if name not in ("sample", "linear", "auto"):
-        raise BatchbayesError(expected='engine="sample", "linear" or "auto"', got=repr(name), fix="choose one of them")
+    require_option("engine", name, get_args(EngineName))
     if name == "sample":
         return exact
     if posterior.is_point:
@@ -68,11 +76,11 @@ def _linear_engine(
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
     found = known_linearity(posterior, inputs, contrasts=plan.contrasts)
-    if fallback and not found.trusted:
+    if fallback and not found.is_sure:
         return replace(fallback, name=f"sample: not linear enough ({found})")
     warn_unless_trusted(found)
     checked = _Checked(posterior, plan, found, fallback)
-    checked.engine = Engine(f"{plan} ({found})", checked.blocks, shares_draws=False)
+    checked.engine = Engine(f"{plan} ({found})", checked.blocks, shares_draws=False, drawn=Drawn.LINEAR)
     return checked.engine
 
 
@@ -106,8 +114,8 @@ class _Checked:
             if draws is not None:
                 yield number, draws
             elif self._fallback:
-                if self.engine and EXACT_TOO not in self.engine.name:
-                    self.engine.name += EXACT_TOO
+                if self.engine and self.engine.drawn is Drawn.LINEAR:
+                    self.engine.name, self.engine.drawn = self.engine.name + EXACT_TOO, Drawn.BOTH
                 yield from ((number, block) for _, block in self._fallback.blocks([inputs]))
 
     def _draws(self, inputs: Tensor) -> LinearDraws | None:

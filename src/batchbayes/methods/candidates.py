@@ -1,4 +1,4 @@
-"""What an assessment asks of a method: posteriors to compare, each with the words that a report needs."""
+"""What an assessment asks of a method: posteriors to compare, as records. The words about them are in the report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import fold_numbers
+from batchbayes.engines.check import Linearity
 from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.table import Method, resolve
 from batchbayes.posterior import Posterior
@@ -45,48 +46,48 @@ class TuningCurve:
     best: float
     start: float
     """The value before tuning."""
-    caption: str
-    """What the curve shows, as a sentence."""
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the best value is the largest that was tried."""
+        return self.best >= 0.95 * float(self.values.max())
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A posterior that is compared with others, and what a report says about it."""
+    """A posterior that is compared with others. It is a record: the report makes names and sentences from it."""
 
-    name: str
-    """Unique: "MCBN tuned, M = 12.8"."""
-    about: str
-    """What it is, for somebody who has never heard of it: "mean of 64 draws, with ..."."""
+    method: Method
+    """Whose posterior it is."""
     posterior: Posterior
-    advice: str
-    """How it is used, without a full stop: "Average draws at an effective batch size of 12.8"."""
     rank: int = 3
     """The lower, the simpler. Among candidates that are equally good the simplest is recommended."""
-    short_name: str = ""
-    """The name without numbers, as in "SHORT_NAME with 16 views"; by default the whole name."""
+    variant: str = ""
+    """What tells it from other candidates of the method, in its name: "M = 12.8"."""
+    tuned: bool = False
+    """Whether calibration data chose the variant."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What the report notes down about it, as JSON values."""
     curve: TuningCurve | None = None
-    caution: str = ""
-    """What one has to know if it is recommended, as sentences."""
+    linearity: Linearity | None = None
+    """How far the network is linear, if the tuning takes it so."""
     tuning_gain: Tensor | None = None
     """By how much the loss of each calibration example is lower because it took part in the tuning, (n,)."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "short_name", self.short_name or self.name)
+    sizes: tuple[int, ...] = ()
+    """The numbers of draws that are compared, ascending. The assessment sets them."""
+    views: int = 0
+    """How many views a draw averages; 0 without views. The assessment sets it."""
 
 
 def find_candidates(methods: Sequence[Method], setting: Setting) -> list[Candidate]:
     """Fit every method, and return what is to be compared, the simplest first."""
-    found = []
+    found: list[Candidate] = []
     for method in methods:
-        found += resolve(method.candidates)(method, setting) if method.candidates else [_as_it_is(method, setting)]
+        if method.candidates:
+            found += resolve(method.candidates)(method, setting)
+        else:
+            found.append(Candidate(method, method(setting.model, setting.train)))
     return sorted(found, key=lambda candidate: candidate.rank)
-
-
-def _as_it_is(method: Method, setting: Setting) -> Candidate:
-    posterior = method(setting.model, setting.train)
-    return Candidate(method.label, method.about, posterior, f"Average draws of {method.label}")
 
 
 def cross_fitted_gain(scores: Tensor, folds: int, seed: int) -> Tensor:

@@ -52,8 +52,8 @@ _BATCH_NORM = ("batchnorm", "batchbayes.methods.batchnorm.posterior:BatchNormPos
 _WEIGHT_SAMPLES = ("weight-samples", "batchbayes.methods.samples.weight_samples:WeightSamples")
 _BATCH_NORM_CANDIDATES = "batchbayes.methods.batchnorm.candidates:batch_norm_candidates"
 _TABLE = [
-    Method("deterministic", "Network", "the network as it is", "batchbayes.methods.point:deterministic",
-           "point", "batchbayes.methods.point:PointPosterior", is_compared=False),
+    Method("deterministic", "Network", "the network as it is", "batchbayes.methods.deterministic:deterministic",
+           "point", "batchbayes.methods.deterministic:PointPosterior", is_compared=False),
     Method("population", "Population BN", "the network with the batch statistics of the whole training set",
            "batchbayes.methods.batchnorm.population:population", *_BATCH_NORM, is_compared=False),
     Method("mcbn", "MCBN", "noise in the batch statistics, as training mini-batches show it",
@@ -62,23 +62,23 @@ _TABLE = [
     Method("stochastic_bn", "Stochastic BN", "independent Gaussian noise in each batch statistic",
            "batchbayes.methods.batchnorm.stochastic_bn:stochastic_bn", *_BATCH_NORM, _BATCH_NORM_CANDIDATES),
     Method("correlated_bn", "Correlated BN", "Gaussian noise in the batch statistics, correlated across layers",
-           "batchbayes.methods.batchnorm.stochastic_bn:correlated_bn", *_BATCH_NORM, _BATCH_NORM_CANDIDATES),
+           "batchbayes.methods.batchnorm.correlated_bn:correlated_bn", *_BATCH_NORM, _BATCH_NORM_CANDIDATES),
     Method("clt_bn", "CLT BN", "Gaussian noise in the batch statistics by the central limit theorem",
            "batchbayes.methods.batchnorm.clt_bn:clt_bn", *_BATCH_NORM, is_compared=False),
-    Method("mc_dropout", "MC dropout", "random masks of the dropout layers", "batchbayes.methods.dropout:mc_dropout",
-           "dropout", "batchbayes.methods.dropout:DropoutPosterior", "batchbayes.methods.dropout:dropout_candidates",
-           "batchbayes.methods.dropout:has_dropout"),
+    Method("mc_dropout", "MC dropout", "random masks of the dropout layers", "batchbayes.methods.mc_dropout:mc_dropout",
+           "dropout", "batchbayes.methods.mc_dropout:DropoutPosterior",
+           "batchbayes.methods.mc_dropout:dropout_candidates", "batchbayes.methods.mc_dropout:has_dropout"),
     Method("variational", "Variational", "random weights that are trained by the evidence lower bound",
-           "batchbayes.methods.weights.fit:variational", "weights",
+           "batchbayes.methods.weights.variational:variational", "weights",
            "batchbayes.methods.weights.posterior:WeightsPosterior",
-           "batchbayes.methods.weights.fit:variational_candidates"),
+           "batchbayes.methods.weights.variational:variational_candidates"),
     Method("with_views", "Views", "each draw sees its own random view of the input",
-           "batchbayes.methods.views.posterior:with_views", "views",
-           "batchbayes.methods.views.posterior:ViewsPosterior", is_compared=False),
+           "batchbayes.methods.views.with_views:with_views", "views",
+           "batchbayes.methods.views.with_views:ViewsPosterior", is_compared=False),
     Method("last_layer_laplace", "Last-layer Laplace", "a Gaussian around the trained weights of the last layer",
-           "batchbayes.methods.laplace.last_layer:last_layer_laplace", "laplace",
-           "batchbayes.methods.laplace.posterior:LaplacePosterior",
-           "batchbayes.methods.laplace.last_layer:laplace_candidates"),
+           "batchbayes.methods.laplace.last_layer_laplace:last_layer_laplace", "laplace",
+           "batchbayes.methods.laplace.last_layer_laplace:LaplacePosterior",
+           "batchbayes.methods.laplace.last_layer_laplace:laplace_candidates"),
     Method("ensemble", "Ensemble", "several networks or posteriors that predict together",
            "batchbayes.methods.samples.ensemble:ensemble", "ensemble",
            "batchbayes.methods.samples.ensemble:EnsemblePosterior", is_compared=False),
@@ -87,11 +87,11 @@ _TABLE = [
     Method("deep_ensemble", "Deep ensemble", "networks that were trained from different starts",
            "batchbayes.methods.samples.deep_ensemble:deep_ensemble", *_WEIGHT_SAMPLES, is_compared=False),
     Method("snapshots", "Snapshots", "weights at the ends of the cosine cycles of one training",
-           "batchbayes.methods.samples.trajectory:snapshots", *_WEIGHT_SAMPLES, is_compared=False),
+           "batchbayes.methods.samples.snapshots:snapshots", *_WEIGHT_SAMPLES, is_compared=False),
     Method("fast_geometric", "Fast geometric ensemble", "weights along short cycles after training",
-           "batchbayes.methods.samples.trajectory:fast_geometric", *_WEIGHT_SAMPLES, is_compared=False),
+           "batchbayes.methods.samples.fast_geometric:fast_geometric", *_WEIGHT_SAMPLES, is_compared=False),
     Method("swag", "SWAG", "draws from a Gaussian fitted to the weights along a training",
-           "batchbayes.methods.samples.trajectory:swag", *_WEIGHT_SAMPLES, is_compared=False),
+           "batchbayes.methods.samples.swag:swag", *_WEIGHT_SAMPLES, is_compared=False),
     Method("svgd", "SVGD", "small networks that move towards the posterior together and keep apart",
            "batchbayes.methods.samples.svgd:svgd", *_WEIGHT_SAMPLES, is_compared=False),
     Method("sg_mcmc", "SG-MCMC", "weights sampled from their posterior by training with noise",
@@ -99,7 +99,7 @@ _TABLE = [
 ]  # fmt: skip
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 """All methods by name."""
-_MORE_KINDS = {"batchnorm-query": "batchbayes.methods.batchnorm.query:QueryInBatchPosterior"}
+_MORE_KINDS = {"batchnorm-query": "batchbayes.methods.batchnorm.mcbn:QueryInBatchPosterior"}
 """Kinds that a method returns only under an option, as `mcbn(include_query=True)` does."""
 
 

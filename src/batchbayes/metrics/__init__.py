@@ -1,11 +1,15 @@
-"""Summaries over examples. They are Python floats, and their sums are computed in float64.
+"""Scores of single examples, and summaries over examples.
+
+Scores are plain functions that compare predictions with the truth and return one number for each example. The axes are
+draws S, examples N, then any others; classes K are last. A score has the dtype of the prediction. Sums over draws and
+classes are computed in float64. Summaries are Python floats, and their sums are computed in float64.
 
 `evaluate(predictive, targets)` has the usual ones of a prediction. The others take tensors, arrays or lists:
 predictions first, then the truth. `ConfusionMatrix`, `ReliabilityHistogram` and `ScoreHistogram` count data that comes
 in pieces. The bins and counts that they return have the summaries as methods.
 """
 
-from batchbayes.metrics.calibrated import (
+from batchbayes.metrics.summary import (
     calibrated_log_likelihood as calibrated_log_likelihood,
     deep_ensemble_equivalent as deep_ensemble_equivalent,
 )
@@ -52,4 +56,25 @@ from batchbayes.metrics.summary import (
     mean_score as mean_score,
     negative_log_likelihood as negative_log_likelihood,
     normalised_score as normalised_score,
+)
+from batchbayes.metrics.classification import (
+    brier as brier,
+    categorical_log_likelihood as categorical_log_likelihood,
+    entropy as entropy,
+    is_misclassified as is_misclassified,
+    max_probability as max_probability,
+)
+from batchbayes.metrics.summary import (
+    crps_optimal_std as crps_optimal_std,
+    crps_optimum as crps_optimum,
+    log_likelihood_optimal_precision as log_likelihood_optimal_precision,
+    log_likelihood_optimum as log_likelihood_optimum,
+)
+from batchbayes.metrics.regression import (
+    absolute_error as absolute_error,
+    gaussian_crps as gaussian_crps,
+    gaussian_log_likelihood as gaussian_log_likelihood,
+    mixture_crps as mixture_crps,
+    mixture_log_likelihood as mixture_log_likelihood,
+    sample_crps as sample_crps,
 )

@@ -7,12 +7,11 @@ from torch import Tensor
 
 from batchbayes._common.checks import Values, as_tensor, fitting_yes_or_no, shaped_like
 from batchbayes.errors import BatchbayesError
-from batchbayes.metrics.classification import accuracy, expected_calibration_error
+from batchbayes.metrics.classification import accuracy, brier, expected_calibration_error, is_misclassified
 from batchbayes.metrics.ranking import area_under_roc
 from batchbayes.metrics.regression import interval_summary, root_mean_squared_error
 from batchbayes.metrics.summary import mean_score, negative_log_likelihood
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive, Predictive
-from batchbayes.scores import brier, is_misclassified
 
 INTERVAL = 0.9
 
@@ -31,7 +30,9 @@ def evaluate(predictive: Predictive, targets: Values) -> dict[str, float]:
 
     Real values:
 
-    - `nll`: the negative log-density of the mixture over draws;
+    - `nll`: the negative log-density of the mixture over draws, the mean over all outputs, each by itself;
+    - `joint_nll`: if there are several outputs, the negative log-density of all outputs of an example together, the
+      mean over examples;
     - `rmse`, `crps`: the root of the mean squared error, and the CRPS of the mixture, in the unit of the target;
     - `coverage_90`, `width_90`: the share of targets in the central 90 % intervals, and the mean width of these.
 
@@ -82,8 +83,10 @@ def _of_classes(predictive: CategoricalPredictive | BernoulliPredictive, targets
 def _of_values(predictive: GaussianPredictive, targets: Tensor) -> dict[str, float]:
     shaped = shaped_like(targets, predictive.mean.shape)
     held = interval_summary(*predictive.interval(INTERVAL), shaped)
+    several = shaped[:1].numel() > 1
     return {
         "nll": negative_log_likelihood(predictive.log_prob(shaped)),
+        **({"joint_nll": negative_log_likelihood(predictive.joint_log_prob(shaped))} if several else {}),
         "rmse": root_mean_squared_error(predictive.mean, shaped),
         "crps": mean_score(predictive.crps(shaped)),
         "coverage_90": held.coverage,

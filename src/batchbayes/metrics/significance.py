@@ -7,9 +7,22 @@ from dataclasses import dataclass
 from batchbayes.errors import BatchbayesError
 
 _STARS = ((1e-4, "****"), (1e-3, "***"), (1e-2, "**"), (0.05, "*"))
+
+
 _TINY = 1e-300
+
+
 _MAX_TERMS = 10_000
 """Enough for a million runs: the fraction needs about as many terms as the square root of its larger parameter."""
+
+
+def stars(p_value: float) -> str:
+    """Return the stars of significance: `****` below 1e-4, `***` below 1e-3, `**` below 1e-2, `*` below 0.05.
+
+    >>> stars(0.03), stars(0.05), stars(1e-9)
+    ('*', '', '****')
+    """
+    return next((mark for limit, mark in _STARS if p_value < limit), "")
 
 
 @dataclass(frozen=True)
@@ -50,15 +63,6 @@ def one_sample_t_test(values: Sequence[float], null_mean: float = 0.0) -> TTest:
     t = (mean - null_mean) / standard_error
     p_value = student_t_two_sided(t, count - 1)
     return TTest(mean, standard_error, t, p_value, stars(p_value))
-
-
-def stars(p_value: float) -> str:
-    """Return the stars of significance: `****` below 1e-4, `***` below 1e-3, `**` below 1e-2, `*` below 0.05.
-
-    >>> stars(0.03), stars(0.05), stars(1e-9)
-    ('*', '', '****')
-    """
-    return next((mark for limit, mark in _STARS if p_value < limit), "")
 
 
 def student_t_two_sided(t: float, degrees_of_freedom: float) -> float:
@@ -117,5 +121,5 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
     raise BatchbayesError(
         expected="fewer degrees of freedom",
         got=f"{2 * max(a, b)}",
-        fix="use the normal distribution for so many values",
+        fix="use the normal distribution for that number of values",
     )

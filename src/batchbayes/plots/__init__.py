@@ -4,31 +4,24 @@ Each takes `ax=` to draw into axes of your own, and then returns their figure. S
 axes.
 """
 
-from batchbayes.plots.band import Band as Band, band_figure as band_figure
-from batchbayes.plots.batch_size import (
+from batchbayes.plots.regression import Band as Band, band_figure as band_figure
+from batchbayes.plots.lines import (
     BatchSizeSweep as BatchSizeSweep,
     batch_size_figure as batch_size_figure,
     collapse_figure as collapse_figure,
 )
-from batchbayes.plots.certainty import certainty_figure as certainty_figure
+from batchbayes.plots.classification import certainty_figure as certainty_figure
 from batchbayes.plots.classification import (
     reliability_figure as reliability_figure,
     risk_coverage_figure as risk_coverage_figure,
 )
 from batchbayes.plots.lines import seeds_figure as seeds_figure
-from batchbayes.plots.price import price_figure as price_figure
+from batchbayes.plots.lines import price_figure as price_figure
 from batchbayes.plots.regression import (
     interval_coverage_figure as interval_coverage_figure,
     uncertainty_error_figure as uncertainty_error_figure,
     uncertainty_error_grid as uncertainty_error_grid,
 )
 from batchbayes.plots.segmentation import Triptych as Triptych, segmentation_figure as segmentation_figure
-from batchbayes.plots.shift import novelty_figure as novelty_figure, shift_figure as shift_figure
-from batchbayes.plots.statistics import (
-    StatisticSweep as StatisticSweep,
-    correlation_figure as correlation_figure,
-    marginals_figure as marginals_figure,
-    normality_figure as normality_figure,
-    normality_sweep_figure as normality_sweep_figure,
-)
+from batchbayes.plots.classification import novelty_figure as novelty_figure, shift_figure as shift_figure
 from batchbayes.plots.style import save_figure as save_figure

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchbayes._common.atomic import atomic_path
 from batchbayes._common.checks import as_path
+from batchbayes._common.files import atomic_path
 from batchbayes.errors import BatchbayesError
 
 if TYPE_CHECKING:

@@ -1,6 +1,15 @@
 """scikit-learn estimators that say how sure they are: `UncertainRegressor` and `UncertainClassifier`."""
 
-from batchbayes.sklearn.classifier import UncertainClassifier
-from batchbayes.sklearn.regressor import UncertainRegressor
+try:
+    from batchbayes.sklearn.classifier import UncertainClassifier
+    from batchbayes.sklearn.regressor import UncertainRegressor
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "sklearn":
+        raise
+    raise ModuleNotFoundError(
+        "expected scikit-learn for the estimators of batchbayes.sklearn; got no sklearn. Do this: "
+        "pip install 'batchbayes[sklearn]'.",
+        name=error.name,
+    ) from error
 
 __all__ = ["UncertainClassifier", "UncertainRegressor"]

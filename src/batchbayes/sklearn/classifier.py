@@ -15,8 +15,7 @@ from batchbayes.calibrate import tune_temperature
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import categorical
 from batchbayes.metrics import mean_score
-from batchbayes.predictive import CategoricalPredictive
-from batchbayes.running_sums import summarised
+from batchbayes.predictive import CategoricalPredictive, summarised
 from batchbayes.sklearn.estimator import FACTORS, Uncertain
 from batchbayes.sklearn.regressor import FEWEST_ROWS
 

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from batchbayes._common.machine import single_threaded
 from batchbayes._common.rng import GlobalStream, generator, stream_seed
-from batchbayes._common.threads import single_threaded
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
 from batchbayes.training.loop import TrainingConfig
-from batchbayes.training.stack.convert import stack_networks
-from batchbayes.training.stack.group import Loss
-from batchbayes.training.stack.stack import Noise, Stack, batch_noise, stack_outputs
-from batchbayes.training.stack.train import train_stack
+from batchbayes.training.stack.stack import Noise, Stack, batch_noise, stack_networks, stack_outputs
+from batchbayes.training.stack.train import Loss, train_stack
 
 Key = tuple[float, int, int]
 """Weight decay, seed and fold of a network."""

@@ -1,4 +1,12 @@
-"""What both estimators share: parameters, checks of the data, training, novelty and files."""
+"""What both estimators share: parameters, checks of the data, training, novelty and files.
+
+Columns of a table as inputs of a network: each column itself, and how far it is through each of its bins.
+
+A network learns steps and thresholds of a column slowly from one number, and quickly from such bins (the piecewise
+linear encoding of Gorishniy, Rubachev and Babenko, NeurIPS 2022, with quantiles as the ends of bins).
+
+The rows of a training table: a fixed order, weights as repetitions, and folds.
+"""
 
 import json
 import os
@@ -16,17 +24,15 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from batchbayes._common.checks import finite_number, whole_number
+from batchbayes._common.files import UNREADABLE, read_json, write_tensors
 from batchbayes._common.progress import hidden_progress
-from batchbayes._common.rng import GlobalStream
-from batchbayes._common.tensor_file import UNREADABLE, read_json, write_tensors
-from batchbayes.detection.novelty import FEWEST, Novelty, novelty
+from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.errors import BatchbayesError
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
+from batchbayes.novelty.detector import FEWEST, Novelty, novelty
 from batchbayes.sklearn.crossfit import CrossFit, Recipe, cross_fit
-from batchbayes.sklearn.encode import bin_ends, encoded
-from batchbayes.sklearn.rows import folds_of, ordered_rows
-from batchbayes.training.stack.convert import stack_networks, unstack
-from batchbayes.training.stack.group import Loss
+from batchbayes.training.stack.stack import stack_networks, unstack
+from batchbayes.training.stack.train import Loss
 
 FORMAT = 1
 FACTORS = (0.0, 0.5, 1.0, 2.0)
@@ -260,3 +266,81 @@ class Uncertain(BaseEstimator):
     def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take over what `_state` returned."""
         raise NotImplementedError
+
+
+MOST_INPUTS = 512
+"""Tables with many columns get fewer bins, so that there are at most so many."""
+
+
+def bin_ends(columns: np.ndarray, num_bins: int) -> list[np.ndarray]:
+    """Return the ends of the bins of each column, for columns (N, Q). A column of two values or fewer has no bins.
+
+    >>> bin_ends(np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0], [6.0, 1.0]]), 2)
+    [array([0. , 1.5, 6. ]), array([], dtype=float64)]
+    """
+    count = min(num_bins, MOST_INPUTS // columns.shape[1])
+    found = [np.unique(np.quantile(column, np.linspace(0, 1, count + 1))) for column in columns.T]
+    return [ends if len(ends) > 2 else ends[:0] for ends in found]
+
+
+def encoded(columns: np.ndarray, bins: Sequence[np.ndarray]) -> np.ndarray:
+    """Return columns (N, Q), followed by one number from 0 to 1 for each bin: 0 below it and 1 above it.
+
+    >>> encoded(np.array([[1.0]]), [np.array([0.0, 2.0, 4.0])])
+    array([[1. , 0.5, 0. ]])
+    """
+    shares = [
+        np.clip((column[:, None] - ends[:-1]) / np.diff(ends), 0, 1)
+        for column, ends in zip(columns.T, bins, strict=True)
+        if len(ends)
+    ]
+    return np.concatenate([columns, *shares], 1)
+
+
+COPIES = 4
+"""Rows with weights that are not whole numbers are repeated this many times on average."""
+MOST_ROWS = 100_000_000
+"""More repetitions are refused before memory runs out."""
+
+
+def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows to train on, in an order that depends on their values alone, and which of them are copies.
+
+    A weight is a number of repetitions. So a weight of two is the same as a row that occurs twice, and a weight of zero
+    the same as a row that is left out. Other weights are rounded, so that their running total is right; then copies of
+    a row have the same number in the second array, and are no observations of their own.
+
+    >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([2, 1]))
+    (array([1, 0, 0]), array([0, 1, 2]))
+    >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([0.25, 0.75]))
+    (array([1, 1, 1, 1, 1, 1, 0, 0]), array([1, 1, 1, 1, 1, 1, 0, 0]))
+    """
+    order = np.lexsort([targets, *inputs.T[::-1]])
+    if weights is None:
+        return order, np.arange(len(order))
+    if not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
+        raise BatchbayesError(
+            expected="finite sample weights of zero or more, not all zero",
+            got=f"weights from {weights.min():g} to {weights.max():g}",
+            fix="check sample_weight",
+        )
+    is_whole = (weights == np.round(weights)).all()
+    if is_whole and weights.sum() > MOST_ROWS:
+        raise BatchbayesError(
+            expected=f"whole sample weights, which are repetitions of rows, with a sum of at most {MOST_ROWS:,}",
+            got=f"a sum of {weights.sum():g}",
+            fix="if they are shares and not repetitions, pass sample_weight / sample_weight.sum()",
+        )
+    if not is_whole:
+        weights = weights * float(COPIES * (weights > 0).sum() / weights.sum())
+    running_total = np.cumsum(np.asarray(weights)[order])
+    ends = np.floor(running_total + 0.5).astype(int)
+    rows = np.repeat(order, np.diff(ends, prepend=0))
+    return rows, np.arange(len(rows)) if is_whole else rows
+
+
+def folds_of(rows: np.ndarray, num_folds: int, num_seeds: int, seed: int) -> np.ndarray:
+    """Return a random fold for each row and seed, (R, N). Copies of a row, with one number in `rows`, share it."""
+    _, group = np.unique(rows, return_inverse=True)
+    count, random = int(group.max()) + 1, np.random.default_rng(stream_seed(seed, "folds"))
+    return np.stack([random.permutation(count)[group] % min(num_folds, count) for _ in range(num_seeds)])

@@ -14,10 +14,8 @@ from batchbayes._common.checks import finite_number, whole_number
 from batchbayes.calibrate import conformal_quantile, tune_precision
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import gaussian
-from batchbayes.metrics import mean_score
-from batchbayes.predictive import GaussianPredictive
-from batchbayes.running_sums import summarised
-from batchbayes.scores import mixture_crps
+from batchbayes.metrics import mean_score, mixture_crps
+from batchbayes.predictive import GaussianPredictive, summarised
 from batchbayes.sklearn.estimator import FACTORS, Uncertain, mean_and_unit
 
 FEWEST_ROWS = 5

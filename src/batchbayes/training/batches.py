@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from batchbayes._common.checks import as_tensor
+from batchbayes._common.checks import as_tensor, whole_number
 from batchbayes._common.rng import generator
-from batchbayes.batches import num_sampled
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import are_arrays, require_finite
+from batchbayes.network.batches import num_sampled
+from batchbayes.network.inputs import are_arrays, pick_inputs, require_finite
 
 
 def shuffled(
@@ -70,13 +70,31 @@ def known_size(data: Any) -> int | None:
     if isinstance(data, DataLoader):
         return num_sampled(data)
     known: Any = data
-    if isinstance(data, tuple) and data:
+    if _is_pair(data):
         known = data[0]
+    elif isinstance(data, list | tuple):  # of batches
+        return sum(len(pick_inputs(batch)) for batch in data)
     elif isinstance(data, _Shuffled):
         known = data.inputs
     elif not isinstance(data, Dataset):
         known = getattr(data, "dataset", None)
     return len(known) if hasattr(known, "__len__") else None
+
+
+def checked_size(num_examples: int, data: Any) -> int:
+    """Return the number of training examples that was passed. Refuse it if it is the number of batches."""
+    num_examples, known = whole_number("num_examples", num_examples), known_size(data)
+    try:
+        batches = len(data)
+    except TypeError:
+        batches = None
+    if known is not None and num_examples == batches != known and not isinstance(data, Dataset):
+        raise BatchbayesError(
+            expected=f"num_examples={known}, the number of training examples",
+            got=f"{num_examples}, the number of batches",
+            fix="leave it out, or pass len(loader.dataset)",
+        )
+    return num_examples
 
 
 @dataclass(frozen=True, eq=False)

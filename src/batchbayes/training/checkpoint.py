@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 
+from batchbayes._common.files import UNREADABLE, read_json, write_tensors
 from batchbayes._common.rng import GlobalStream
-from batchbayes._common.tensor_file import UNREADABLE, read_json, write_tensors
 from batchbayes.errors import BatchbayesError
 
 FORMAT = 1

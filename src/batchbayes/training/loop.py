@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from batchbayes._common.checks import as_path, as_tensor, whole_number
-from batchbayes._common.memory import keep_freed_memory
+from batchbayes._common.machine import keep_freed_memory
 from batchbayes._common.progress import Progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import describe_batch, pick_inputs
-from batchbayes.network import call_module, reference_tensor
+from batchbayes.network.function import call_module, reference_tensor
+from batchbayes.network.inputs import describe_batch, pick_inputs
 from batchbayes.training.checkpoint import Checkpoint, Training
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -110,7 +110,7 @@ def train(
         The mean objective of each epoch.
 
     >>> import torch
-    >>> from batchbayes.models.mlp import MLP
+    >>> from batchbayes.models import MLP
     >>> from batchbayes.training.batches import shuffled
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> config = TrainingConfig(epochs=20, batch_size=16)

@@ -10,7 +10,7 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.engines.linear import linear_draws, plan_linear
-from batchbayes.methods.batchnorm import fit
+from batchbayes.methods.batchnorm import statistics as fit
 from batchbayes.methods.batchnorm.leading import OutputAxes, find_output_axes, leading_coordinates
 from batchbayes.metrics import rank_correlation
 
@@ -186,6 +186,8 @@ def test_a_fit_never_holds_the_maps_of_all_draws(monkeypatch):
     monkeypatch.setattr(fit, "sampled_outputs", watched)
     monkeypatch.setattr(fit, "SAMPLE_OUTPUTS", 8)
     network = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)).eval()
-    bb.mcbn(network, torch.randn(64, 2, 6, 6), batch_size=8, num_samples=40)
+    posterior = bb.mcbn(network, torch.randn(64, 2, 6, 6), batch_size=8, num_samples=40)
+    assert not most
+    assert posterior.influence.shape == (40, 40)
     assert len(most) > 3
     assert max(most) <= 2

@@ -26,7 +26,7 @@ def tabular(dtype=torch.float32):
 def test_a_draw_on_its_own_batch_is_the_training_forward(name, dtype):
     case = NETWORKS[name]
     network, batches = case.network(dtype), case.batches(5, dtype=dtype)
-    posterior = bb.mcbn(network, batches, num_samples=5)
+    posterior = bb.mcbn(network, batches, num_samples=5, center="batches")
     rows = posterior.center + posterior.deviations
     with torch.no_grad():
         for row, batch in zip(rows, batches, strict=True):
@@ -52,7 +52,7 @@ def test_draws_in_one_pass_are_those_made_one_by_one(name, dtype):
 def test_statistics_are_those_of_a_training_pass(name):
     case = NETWORKS[name]
     network, batches = case.network(torch.float64), case.batches(3, dtype=torch.float64)
-    posterior = bb.mcbn(network, batches, num_samples=3)
+    posterior = bb.mcbn(network, batches, num_samples=3, center="batches")
     for row, batch in zip(posterior.center + posterior.deviations, batches, strict=True):
         truth = training_statistics(network, batch)
         for site, (mean, variance) in zip(posterior.sites, unpack(posterior.sites, row), strict=True):
@@ -94,7 +94,7 @@ def test_query_in_its_batch_equals_a_naive_loop():
 
 def test_deviations_scale_with_the_batch_size():
     case = NETWORKS["BatchNorm1d (N, C)"]
-    posterior = bb.mcbn(case.network(), case.batches(9), num_samples=9)
+    posterior = bb.mcbn(case.network(), case.batches(9), num_samples=9, center="batches")
     wide = posterior.at_batch_size(2)
     assert wide.batch_size == 2
     torch.testing.assert_close(wide.deviations, posterior.deviations * 2)
@@ -108,7 +108,7 @@ def fitted_at(size, seed):
     random = torch.Generator().manual_seed(0)
     x = torch.randn(20_000, 3, dtype=torch.float64, generator=random) * torch.tensor([1.0, 2.0, 0.5]) + 1
     network = nn.Sequential(nn.BatchNorm1d(3, eps=1e-12), nn.Linear(3, 2)).double()
-    few = bb.mcbn(network, x, batch_size=size, num_samples=2)
+    few = bb.mcbn(network, x, batch_size=size, num_samples=2, center="batches")
     drawn = x[torch.randint(len(x), (4000, size), generator=random.manual_seed(seed))]  # (4000, size, 3)
     rows = torch.cat([drawn.mean(1), 0.5 * drawn.var(1, correction=0).log()], 1)
     return replace(few, center=rows.mean(0), deviations=rows - rows.mean(0), influence=None)
@@ -250,7 +250,7 @@ def test_batches_unlike_those_of_training_are_remarked():
         with pytest.warns(bb.BatchbayesWarning, match="WARNING: the batches do not look like the training data"):
             bb.mcbn(network, 2 * x + 1, batch_size=32, center=center)
     with pytest.warns(bb.BatchbayesWarning, match="same transforms as in training"):
-        bb.mcbn(network, 0.8 * x, batch_size=32)
+        bb.mcbn(network, 0.8 * x, batch_size=32, center="batches")
     bb.mcbn(network, 0.8 * x, batch_size=32, center="running")  # keeps the network's own answer
 
 
@@ -277,7 +277,7 @@ def test_any_shape_and_scale(size, count, channels, scale, shift):
     random = torch.Generator().manual_seed(size * 100 + count)
     batches = [torch.randn(size, channels, generator=random).double() * scale + shift for _ in range(count)]
     with left_alone(network):
-        posterior = bb.mcbn(network, batches, num_samples=count)
+        posterior = bb.mcbn(network, batches, num_samples=count, center="batches")
     for row, batch in zip(posterior.center + posterior.deviations, batches, strict=True):
         drawn = posterior.function(row)(batch)
         torch.testing.assert_close(drawn, training_forward(network, batch), rtol=1e-6, atol=1e-6)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 import batchbayes as bb
 from batchbayes.methods.batchnorm.omega import unpack
-from batchbayes.methods.batchnorm.prior import (
+from batchbayes.methods.batchnorm.regulariser import (
     batch_kl,
     flat_kl,
     gaussian_kl,
@@ -24,7 +24,7 @@ from batchbayes.methods.batchnorm.prior import (
     kl_to_implied_prior,
     log_normal_kl,
 )
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
 from batchbayes.training.batches import shuffled_batches
 
 OPTIONS = {"num_examples": 500, "weight_decay": 3e-3, "precision": 2.0}
@@ -163,7 +163,7 @@ def test_divergence_of_a_batch_is_that_of_the_central_limit_posterior():
     """Whose log-normal standard deviation differs from a Gaussian one by terms of order 1/M."""
     network = nn.Sequential(nn.BatchNorm1d(3, eps=1e-12), nn.Linear(3, 1)).double()
     x = torch.randn(4000, 3, dtype=torch.float64) * double([1.0, 2.0, 0.5])
-    posterior = bb.clt_bn(network, x, batch_size=len(x))
+    posterior = bb.clt_bn(network, x, batch_size=len(x), center="batches")
     whole = kl_to_implied_prior(posterior, torch.tensor([float(len(x))]), **OPTIONS)
     assert float(batch_kl(x, 1e-12, implied_prior_var(**OPTIONS))) == pytest.approx(float(whole), abs=0.01)
 

@@ -9,9 +9,9 @@ from helpers.cases import attention
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.methods.laplace import last_layer
+from batchbayes.methods.laplace import last_layer_laplace as last_layer
 from batchbayes.methods.laplace.curvature import FullCurvature, KroneckerCurvature
-from batchbayes.methods.laplace.last_layer import log_evidence
+from batchbayes.methods.laplace.last_layer_laplace import log_evidence
 
 
 def formula(*shape, speed):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 import batchbayes as bb
-from batchbayes._common.tensor_file import TensorFile
+from batchbayes._common.files import TensorFile
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
 
 CASE = CASES["BatchNorm2d"]

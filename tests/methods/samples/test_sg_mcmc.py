@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from batchbayes_papers.samples.diagnostics import chain_diagnostics, effective_sample_size, r_hat
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.methods.samples.diagnostics import chain_diagnostics, effective_sample_size, r_hat
-from batchbayes.methods.samples.samplers import Hamiltonian, Langevin
 from batchbayes.methods.samples.schedules import Cyclical, Polynomial, kept_steps
+from batchbayes.methods.samples.sg_mcmc import Hamiltonian, Langevin
 from batchbayes.training.loop import TrainingConfig, half_squared_error
 
 CHAINS, N, D, TAU, DELTA = 40, 60, 3, 4.0, 2.0
@@ -65,7 +65,7 @@ def run(gradient, start, optimiser, *, steps=20_000, every=20, burn_in=2000):
 
 
 def require_moments(kept, mean, covariance, errors=3.0):
-    """Assert that mean and covariance agree within so many Monte Carlo standard errors, and that chains agree."""
+    """Assert that mean and covariance agree within a number of Monte Carlo standard errors, and that chains agree."""
     assert r_hat(kept).max() < 1.01
     products = (kept - mean)[..., :, None] * (kept - mean)[..., None, :]  # (C, S, D, D)
     for values, exact in ((kept, mean), (products, covariance)):

@@ -7,9 +7,9 @@ from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes.methods.samples.svgd import direction, stacked_outputs
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
 from batchbayes.training.loop import TrainingConfig, half_squared_error
-from batchbayes.training.stack.convert import stack_networks
+from batchbayes.training.stack.stack import stack_networks
 
 RANDOM = torch.Generator().manual_seed(0)
 X = torch.randn(60, 2, generator=RANDOM) @ torch.tensor([[1.0, 0.0], [0.5, 0.8]])

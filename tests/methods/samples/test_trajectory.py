@@ -13,7 +13,7 @@ from torch.optim.swa_utils import update_bn
 
 import batchbayes as bb
 from batchbayes.methods.samples.schedules import Cyclical, Triangular
-from batchbayes.methods.samples.trajectory import _Moments
+from batchbayes.methods.samples.swag import _Moments
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
 

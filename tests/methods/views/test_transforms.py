@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import batchbayes as bb
-from batchbayes.methods.views.posterior import READY, from_header, to_header
+from batchbayes.methods.views.with_views import READY, from_header, to_header
 
 ALL = [
     bb.RandomCrop(3, fill=(0.1, 0.2)),

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.methods.weights.local import noise_like
-from batchbayes.methods.weights.products import product_of
+from batchbayes.methods.weights.family import noise_like
+from batchbayes.methods.weights.mean_field import product_of
 from batchbayes.methods.weights.sites import find_sites
 from batchbayes.methods.weights.sparse import LIMIT, THRESHOLD, TINY, log_uniform_divergence
 

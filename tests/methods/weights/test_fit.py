@@ -40,7 +40,7 @@ def test_an_interrupted_training_continues_with_the_same_bits(tmp_path):
 
 
 def test_the_objective_is_the_negative_elbo():
-    from batchbayes.methods.weights.fit import negative_elbo
+    from batchbayes.methods.weights.variational import negative_elbo
 
     random = bb.noisy(network(), bb.MeanField(initial_std=1e-6)).eval()
     (x, y), own = data()[0], network().eval()

@@ -5,18 +5,20 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-import batchbayes as bb
-from batchbayes.methods.weights.compression import (
+from batchbayes_papers.weights.propagation import (
     bits_needed,
     compression,
+    curvatures,
+    kappas,
+    partly_drawn,
     rounded_means,
     silent_outputs,
     sparse_weights,
     sparsity,
 )
-from batchbayes.methods.weights.mean_propagation import curvatures, kappas, partly_drawn
+from torch import nn
+
+import batchbayes as bb
 
 
 def network():

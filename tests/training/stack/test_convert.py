@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.models.mlp import MLP, SeededDropout
-from batchbayes.training.stack.convert import stack_networks, unstack
+from batchbayes.models import MLP, SeededDropout
+from batchbayes.training.stack.stack import stack_networks, unstack
 
 
 class Custom(nn.Module):

@@ -5,10 +5,9 @@ import torch
 
 import batchbayes as bb
 from batchbayes._common.rng import GlobalStream
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
 from batchbayes.training.stack import stack as module
-from batchbayes.training.stack.convert import stack_networks
-from batchbayes.training.stack.stack import batch_noise, mask_noise, stack_outputs
+from batchbayes.training.stack.stack import batch_noise, mask_noise, stack_networks, stack_outputs
 
 
 @pytest.fixture(params=[2**20, 1])

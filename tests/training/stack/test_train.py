@@ -10,10 +10,10 @@ from torch import nn
 
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
-from batchbayes.models.mlp import MLP
+from batchbayes.models import MLP
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
-from batchbayes.training.stack.convert import stack_networks, unstack
+from batchbayes.training.stack.stack import stack_networks, unstack
 from batchbayes.training.stack.train import train_stack, train_together
 
 
@@ -90,7 +90,7 @@ def test_weight_decay_has_the_precision_of_the_network():
 @given(st.lists(st.integers(1, 6), min_size=3, max_size=3), st.sampled_from([0.0, 0.4]))
 @settings(max_examples=8, deadline=None)
 def test_networks_that_end_early_do_not_disturb_the_others(ends, dropout):
-    """Each network as it was when it ended is the network trained alone for so many epochs."""
+    """Each network as it was when it ended is the network trained alone for as long."""
     sets = [data(20, 1), data(21, 2), data(20, 3)]
     configs = [TrainingConfig(6, 10, 1e-2, seed=i) for i in range(3)]
     stacked = networks(3, norm=not dropout, dropout=dropout)

@@ -24,15 +24,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, chunks, first_of, input_stream, require_size
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.condition import warn_of_condition
-from batchbayes.methods.batchnorm.fit import require_center
 from batchbayes.methods.batchnorm.omega import as_double, require_all, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing, require_running
-from batchbayes.network import Network, Output, as_network
+from batchbayes.methods.batchnorm.statistics import require_center
+from batchbayes.network.batches import Batches, chunks, first_of, input_stream, require_size
+from batchbayes.network.function import Network, Output, as_network
+from batchbayes.network.inputs import Picker, require_finite
 
 
 def clt_bn(
@@ -40,7 +40,7 @@ def clt_bn(
     batches: Batches,
     *,
     batch_size: int,
-    center: Center = "batches",
+    center: Center | None = None,
     sites: Select = None,
     inputs: Picker = None,
     output: Output = None,
@@ -52,7 +52,7 @@ def clt_bn(
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     >>> clt_bn(network, torch.randn(100, 2), batch_size=10)
-    BatchNormPosterior(clt_bn on Sequential: 1 site, 16 statistics, 1 row, batch size 10, centred on batches)
+    BatchNormPosterior(clt_bn on Sequential: 1 site, 16 statistics, 1 row, batch size 10, centred on running)
     """
     require_size(float("inf"), whole_number("batch_size", batch_size, least=None))
     require_center(center)
@@ -74,8 +74,8 @@ def clt_bn(
     spread = require_finite(torch.cat(std).to(running.dtype), "the population moments")
     own = require_finite(torch.cat(middle).to(running.dtype), "the population moments")
     own = own if center == "batches" else running
-    fixed = (network, found, own, spread[None], float(batch_size), "clt_bn", center, "factorised")
-    return BatchNormPosterior(*fixed, idle=idle)
+    fixed = (network, found, own, spread[None], float(batch_size), "clt_bn", center or "running", "factorised")
+    return BatchNormPosterior(*fixed, idle=idle, num_examples=moments[0].num_examples)
 
 
 class ExampleMoments(NamedTuple):
@@ -94,6 +94,8 @@ class ExampleMoments(NamedTuple):
     """Var(a_i)."""
     square_var: Tensor
     """Var(q_i)."""
+    num_examples: int
+    """How many examples there were."""
 
 
 def example_moments(
@@ -126,7 +128,7 @@ def example_moments(
             before = {**refusing(idle), **{name: partial(see, name) for name in layers}}
             network(batch.to(network.device), before=before)
         require_all(sites, seen)
-    return [_moments(sums[name].cpu() / count, _origin(layer).cpu()) for name, layer in layers.items()]
+    return [_moments(sums[name].cpu() / count, _origin(layer).cpu(), count) for name, layer in layers.items()]
 
 
 def _origin(layer: _BatchNorm) -> Tensor:
@@ -135,9 +137,9 @@ def _origin(layer: _BatchNorm) -> Tensor:
     return as_double(layer.running_mean.detach())[:, None]
 
 
-def _moments(expected: Tensor, origin: Tensor) -> ExampleMoments:
+def _moments(expected: Tensor, origin: Tensor, count: int) -> ExampleMoments:
     """Compute moments from E[a], E[b], E[a^2], E[ab], E[b^2] about `origin`: q = b - 2 m a + m^2 with m = E[a]."""
     a, b, aa, ab, bb = expected
     var_a, cov, var_b = aa - a * a, ab - a * b, bb - b * b
     square_var = (var_b - 4 * a * cov + 4 * a * a * var_a).clamp_min(0)
-    return ExampleMoments(origin[:, 0] + a, b - a * a, var_a.clamp_min(0), square_var)
+    return ExampleMoments(origin[:, 0] + a, b - a * a, var_a.clamp_min(0), square_var, count)

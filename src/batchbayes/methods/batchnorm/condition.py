@@ -132,6 +132,39 @@ def drift_message(site: Site, rows: Tensor, center: str) -> str | None:
     return None
 
 
+MOST_MOVED, MOST_SPREAD = 0.3, 1.0
+"""The mean of the draws may lie this far from the network's own answer, and draws may differ this much from each other,
+in standard deviations of the network's answers over examples. A posterior beyond either has little to do with it."""
+
+
+def moved_message(
+    moved: float, spread: float, center: str, batch_size: int, training_batch_size: int | None
+) -> str | None:
+    """Return a warning if draws lie beside the network's own answer, or scatter more than its answers do; else None."""
+    if moved <= MOST_MOVED and spread <= MOST_SPREAD:
+        return None
+    what = (
+        f"the mean of the draws lies {moved:.2g} times as far from the network's own answer"
+        if moved > MOST_MOVED
+        else f"the draws scatter {spread:.2g} times as far around their mean"
+    )
+    unknown = (
+        f" The batch size of training is not known (training_batch_size=). If it was above {batch_size}, the draws are "
+        "too wide."
+        if training_batch_size is None
+        else ""
+    )
+    around = (
+        ' Use center="running", which keeps the network\'s own answer, and give the batches the transforms of training.'
+        if center == "batches"
+        else " Use batches as large as those of training, or at_batch_size."
+    )
+    return (
+        f"WARNING: on training data, {what} as the network's answers lie from each other. Predictions by these draws "
+        f"are not those of the network, and may be much worse.{unknown}{around}"
+    )
+
+
 def order_message(site: Site, rows: Tensor, batch_size: int) -> str | None:
     r"""Return a warning if batches differ more from each other than random ones can; else None.
 

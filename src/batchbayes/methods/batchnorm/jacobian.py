@@ -30,7 +30,7 @@ from torch.utils.checkpoint import CheckpointError
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.omega import as_buffers, by_site
 from batchbayes.methods.batchnorm.sites import Site
-from batchbayes.network import Network
+from batchbayes.network.function import Network
 
 LEFT_OUT = 2e-3
 """The contrasts of an example leave out classes that have less probability than this in all."""

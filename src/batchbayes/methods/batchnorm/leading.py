@@ -22,15 +22,15 @@ from torch import Tensor
 
 from batchbayes.engines.linear import LEADING_PASSES
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import require_finite
 from batchbayes.methods.batchnorm.jacobian import along_directions, graph_size, watched
 from batchbayes.methods.batchnorm.sites import Site
-from batchbayes.network import Network
+from batchbayes.network.function import Network
+from batchbayes.network.inputs import require_finite
 
 MOST_AXES = 64
 """Axes of the outputs that a posterior keeps."""
 LIKELY = 128
-"""Of each example, only so many of its most likely classes decide which combinations matter."""
+"""Number of the most likely classes of each example that decide which combinations matter."""
 NEAR = 0.5
 """Training examples count as near up to about this part of the median distance between two of them."""
 OF_ALL = 0.1

@@ -6,25 +6,43 @@ Cost: fitting is R forward passes of M examples, and R of at most 32 examples th
 outputs; a draw is one row.
 Reference: Teye, Azizpour, Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks", ICML 2018.
 Where we differ: each draw is used for all test inputs. Each input has the same predictive as in the paper, at less
-cost. The centre may be the network's own running statistics; this keeps the network's answer and takes only the spread
-from the batches.
+cost. The default centre is the network's own running statistics, which keeps the network's answer and takes only the
+spread from the batches; `center="batches"` is the paper.
+
+MCBN with the query inside its own batch: the exact predictive, for research.
+
+What is random: the M - 1 training examples that share a batch with the query.
+q(omega): for each query x, the statistics of the batch {x} and its companions, so omega depends on x.
+Cost: fitting keeps R companion batches; a draw runs M examples for each query, M times the cost of plain MCBN.
+Reference: the predictive of Atanov et al., "Uncertainty Estimation via Stochastic Batch Normalization", 2018.
 """
 
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, Unpack, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from batchbayes.batches import Batches
+from batchbayes._common.rng import dealt
+from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import Picker
-from batchbayes.methods.batchnorm.fit import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
+from batchbayes.methods.batchnorm.omega import by_batch
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
-from batchbayes.methods.batchnorm.sites import Select
-from batchbayes.network import Output
-
-if TYPE_CHECKING:
-    from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
+from batchbayes.methods.batchnorm.sites import (
+    Select,
+    Site,
+    idle_of_header,
+    refusing,
+    require_present,
+    site_header,
+    sites_of_header,
+)
+from batchbayes.methods.batchnorm.statistics import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
+from batchbayes.network.batches import Batches
+from batchbayes.network.function import Function, Network, Output, as_network
+from batchbayes.network.inputs import Picker, require_finite
+from batchbayes.posterior import Header, Posterior
 
 
 @overload
@@ -41,7 +59,7 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     *,
     num_samples: int = 64,
     seed: int = 0,
-    center: Center = "batches",
+    center: Center | None = None,
     batch_size: int | None = None,
     training_batch_size: int | None = None,
     sites: Select = None,
@@ -57,13 +75,15 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
         batches: training data **with the training-time transforms**: a DataLoader, an iterable of x or (x, y), or a
             tensor, an array, a pair (x, y) or a Dataset, from which batches are drawn. A list or generator is read
             once, a loader repeatedly.
-        num_samples: the number of mini-batches R; fewer if the data ends before. If a prediction makes more draws
-            than R, rows are used again.
+        num_samples: the number of mini-batches R; fewer if the data ends before. A prediction draws each
+            row at most once: more draws than R would repeat them.
         seed: fixes the order of the data, and augmentations that use the global random generators.
-        center: "batches" scatters around the mean of the batch statistics (the paper); "running" scatters around the
-            network's own running statistics, which keeps its mean answer.
+        center: "running" scatters around the network's own running statistics, which keeps its mean answer; "batches"
+            scatters around the mean of the batch statistics (the paper). By default "running", unless a layer has no
+            running statistics.
         batch_size: M, by default that of the loader. Batches of another size are cut and joined to size M.
-        training_batch_size: the batch size that the network was trained with. A warning says if M differs.
+        training_batch_size: the batch size that the network was trained with. A warning says if M differs. Without it,
+            nothing tells whether the draws are as wide as the noise of training.
         sites: which batch-norm layers are random: the first k, names or patterns such as "layer1.*", or a function
             of (name, layer). The other layers keep their running statistics.
         dropout: gather the statistics with dropout active, as in training. Prediction never uses dropout.
@@ -77,10 +97,10 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     >>> posterior = mcbn(network, torch.randn(100, 2), batch_size=10, num_samples=32)
     >>> posterior
-    BatchNormPosterior(mcbn on Sequential: 1 site, 16 statistics, 32 rows, batch size 10, centred on batches)
+    BatchNormPosterior(mcbn on Sequential: 1 site, 16 statistics, 32 rows, batch size 10, centred on running)
     """
     require_center(center)
-    if include_query and (center != "batches" or dropout):
+    if include_query and (center == "running" or dropout):
         raise BatchbayesError(
             expected='center="batches" and no dropout with include_query=True',
             got=f"center={center!r}, dropout={dropout}",
@@ -99,7 +119,56 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
     )
     if include_query:
         companions = torch.stack([batch[1:] for batch in prepared.stream])  # (R, M - 1, ...)
-        from batchbayes.methods.batchnorm.query import QueryInBatchPosterior
 
         return QueryInBatchPosterior(prepared.network, prepared.sites, companions, prepared.idle)
     return fit_rows(prepared, "mcbn", center, dropout)[1]
+
+
+@dataclass(frozen=True, eq=False)
+class QueryInBatchPosterior(Posterior):
+    """Functions that differ in the training examples that each query is normalised with."""
+
+    kind: ClassVar[str] = "batchnorm-query"
+
+    network: Network
+    sites: tuple[Site, ...]
+    companions: Tensor
+    """Training inputs, (R, M - 1, ...)."""
+    idle: tuple[str, ...] = ()
+    """Layers without statistics, which no example may reach."""
+
+    @property
+    def batch_size(self) -> float:
+        """M: the query and its companions."""
+        return float(self.companions.shape[1] + 1)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(mcbn on {self.network}: {count(len(self.sites), 'site')}, "
+            f"{len(self.companions)} batches, batch size {self.batch_size:g}, the query inside)"
+        )
+
+    def draw(self, seed: int, index: int) -> Function:
+        """Return the network as each query sees it among the companions of draw `index`."""
+        require_present(self.network, self.sites)
+        companions = self.companions[dealt(seed, index, len(self.companions))]
+        tensors, before = by_batch(self.sites), refusing(self.idle)
+
+        def drawn(inputs: Tensor) -> Tensor:
+            others = companions.to(inputs)
+            batches = (torch.cat([query[None], others]) for query in inputs)
+            return torch.stack([self.network(batch, tensors=tensors, before=before)[0] for batch in batches])
+
+        return drawn
+
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        return site_header(self.network, self.sites, self.idle), {"companions": self.companions}
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        network = as_network(model, header["output"])
+        companions = tensors["companions"]
+        if companions.ndim < 3 or not companions.shape[0] or not companions.shape[1]:
+            raise ValueError(f"companions of shape {tuple(companions.shape)}")
+        require_finite(companions, "the companions")
+        return cls(network, sites_of_header(header, network.module), companions, idle_of_header(header, network.module))

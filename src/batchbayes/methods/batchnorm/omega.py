@@ -5,7 +5,7 @@ deviation is what the layer divides by: $\sqrt{\mathrm{var} + \epsilon}$ with th
 always zero has a finite logarithm, and the output of the layer is exactly linear in exp(-log std).
 """
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import require_finite
 from batchbayes.methods.batchnorm.sites import Site, refusing, require_running
-from batchbayes.network import Network
+from batchbayes.network.function import Network
+from batchbayes.network.inputs import require_finite
 
 Statistics = tuple[Tensor | None, Tensor | None]
 """Mean and biased variance of a site, or None for those of the batch."""
@@ -106,28 +106,30 @@ def collect_omegas(
     *,
     idle: Sequence[str] = (),
     dropout: GlobalStream | None = None,
+    see_outputs: Callable[[Tensor], object] | None = None,
 ) -> Iterator[Tensor]:
     """Yield omega (D,) of each mini-batch: each layer sees inputs that are normalised by this batch's own statistics.
 
     With `dropout`, dropout modules are active, and draw their masks from that stream. `idle` layers must not run.
+    `see_outputs` is called with the outputs for each batch.
     """
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def see(name: str, inputs: Tensor) -> None:
         seen[name] = batch_statistics(inputs)
 
-    for batch in batches:
-        seen.clear()
-        with torch.no_grad(), dropout or nullcontext():
-            network(
-                batch.to(network.device),
-                tensors=by_batch(sites),
-                before={**refusing(idle), **{site.name: partial(see, site.name) for site in sites}},
-                dropout=dropout is not None,
-            )
-        require_all(sites, seen)
-        omega = pack(sites, [seen[site.name] for site in sites])
-        yield require_finite(omega, "the batch statistics")
+    watching = {**refusing(idle), **{site.name: partial(see, site.name) for site in sites}}
+    with network.prepared(tensors=by_batch(sites), before=watching, dropout=dropout is not None) as run:
+        device = network.device
+        for batch in batches:
+            seen.clear()
+            with torch.no_grad(), dropout or nullcontext():
+                outputs = run(batch.to(device))
+            if see_outputs:
+                see_outputs(outputs)
+            require_all(sites, seen)
+            omega = pack(sites, [seen[site.name] for site in sites])
+            yield require_finite(omega, "the batch statistics")
 
 
 def require_all(sites: Sequence[Site], seen: Container[str]) -> None:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.progress import progress
-from batchbayes.batches import Batches, as_batches, chunks, first_of, input_stream
 from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import Picker, require_finite
 from batchbayes.methods.batchnorm.omega import as_buffers, as_double, batch_statistics, pack
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing
-from batchbayes.network import Network, Output, as_network
+from batchbayes.network.batches import Batches, as_batches, chunks, first_of, input_stream
+from batchbayes.network.function import Network, Output, as_network
+from batchbayes.network.inputs import Picker, require_finite
 
 
 def population(

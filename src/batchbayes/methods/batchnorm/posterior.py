@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
@@ -11,9 +12,8 @@ from torch import Tensor, nn
 
 from batchbayes._common.rng import dealt, dealt_first, normals
 from batchbayes._common.text import count
-from batchbayes.engines.linear_check import linearity_from_json, linearity_to_json
-from batchbayes.errors import BatchbayesError
-from batchbayes.inputs import each_tensor, require_finite
+from batchbayes.engines.check import linearity_from_json, linearity_to_json
+from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.omega import as_buffers, by_site, is_mean, site_of, size, unpack
 from batchbayes.methods.batchnorm.sites import (
     Site,
@@ -23,8 +23,9 @@ from batchbayes.methods.batchnorm.sites import (
     site_header,
     sites_of_header,
 )
-from batchbayes.network import Function, Network, as_network, reference_tensor
-from batchbayes.posterior import Header, Posterior
+from batchbayes.network.function import Function, Network, as_network, reference_tensor
+from batchbayes.network.inputs import each_tensor, require_finite
+from batchbayes.posterior import Header, Measured, Posterior
 
 if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.leading import OutputAxes
@@ -59,18 +60,27 @@ class BatchNormPosterior(Posterior):
     centered_on: str
     """Where the centre comes from: the mean over "batches", the "running" statistics, or the "population"."""
     noise: Noise = "rows"
-    influence: Tensor | None = None
+    influence: Measured[Tensor] = Measured()  # noqa: RUF009
     """Gram matrix (R, R) of the output changes that the rows cause on some training inputs."""
     site_batch_sizes: tuple[float, ...] = ()
     """M of each site, if they differ."""
     idle: tuple[str, ...] = ()
     """Batch-norm layers without statistics, which no example may reach."""
-    output_axes: "OutputAxes | None" = None
+    output_axes: "Measured[OutputAxes]" = Measured()  # noqa: RUF009
     """Axes along which the logits of training inputs move, if there are many classes."""
+    num_examples: int | None = None
+    """How many examples the mini-batches were drawn from; None if that is not known."""
+    population: float = math.inf
+    """N in Var = sigma^2 / M (N - M) / (N - 1), the variance of a batch drawn without replacement. Infinite if the
+    rows do not lack this part, because the batches of one pass over the data are compared with each other."""
 
     @cached_property
     def is_point(self) -> bool:  # type: ignore[override]
         return not bool(self.deviations.any())
+
+    @property
+    def num_functions(self) -> int | None:  # type: ignore[override]
+        return len(self.deviations) if self.noise == "rows" else None
 
     @property
     def linear(self) -> Self:  # type: ignore[override]
@@ -93,7 +103,7 @@ class BatchNormPosterior(Posterior):
     def deviation(self, seed: int, index: int) -> Tensor:
         """Return omega of draw `index` less the centre, (D,). No observed row is used twice before all are used."""
         if self.noise == "rows":
-            return self.deviations[dealt(seed, index, len(self.deviations))]
+            return self.deviations[dealt(seed, index, self.deviations.shape[0])]
         coefficients = self.coefficients(seed, [index])[0]
         return coefficients * self.deviations[0] if self.noise == "factorised" else coefficients @ self.deviations
 
@@ -104,8 +114,32 @@ class BatchNormPosterior(Posterior):
     def function(self, omega: Tensor) -> Function:
         """Return the network that normalises by the statistics omega (D,)."""
         require_present(self.network, self.sites)
-        tensors = as_buffers(self.sites, self._statistics(omega))
-        return partial(self.network, tensors=tensors, before=refusing(self.idle))
+        return partial(self.network, tensors=self._buffers(omega), before=self._refusing)
+
+    @cached_property
+    def _refusing(self) -> dict[str, Any]:
+        return refusing(self.idle)
+
+    @cached_property
+    def _widths(self) -> list[int]:
+        """How many numbers of omega are the means of each site, and how many its log standard deviations, in turn."""
+        return [site.channels for site in self.sites for _ in range(2)]
+
+    def _buffers(self, omega: Tensor) -> dict[str, Tensor]:
+        """Return the running statistics of the sites at omega, by name. A pass gives them the precision of its own."""
+        own = self.sites[0].layer._buffers.get("running_mean")
+        omega = omega.to(self.device if own is None else own.device)
+        means = omega.split_with_sizes(self._widths)[::2]
+        variances = (2 * omega).exp().split_with_sizes(self._widths)[1::2]
+        tensors = {}
+        for (name, layer), mean, variance in zip(self.sites, means, variances, strict=True):
+            pair = mean, variance - layer.eps
+            if layer._buffers.get("running_mean") is None:  # then only the weights tell the precision
+                like = reference_tensor(layer)
+                like = like if like.numel() else reference_tensor(self.network.module)
+                pair = pair[0].to(like), pair[1].to(like)
+            tensors[f"{name}.running_mean"], tensors[f"{name}.running_var"] = pair
+        return tensors
 
     def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
         r"""Return several draws as one function, (n, ...) -> (s, n, ...): quicker than one by one if inputs are few.
@@ -115,7 +149,7 @@ class BatchNormPosterior(Posterior):
         """
         omegas = self.center + torch.stack([self.deviation(seed, index) for index in indices])  # (s, D)
         pairs = zip(self.sites, by_site(self.sites, self.center), by_site(self.sites, omegas), strict=True)
-        before: dict[str, Any] = {**refusing(self.idle)}
+        before = {**self._refusing}
         for site, (center, log_std), (means, log_stds) in pairs:
             scale = (log_std - log_stds).exp()
             before[site.name] = partial(_move, len(indices), scale, center - means * scale)  # (s, C) each
@@ -152,7 +186,8 @@ class BatchNormPosterior(Posterior):
     def at_batch_size(self, batch_size: float | Sequence[float]) -> Self:
         r"""Return the posterior as if it had been fitted on mini-batches of another size m, or one m for each site.
 
-        Deviations scale as $1/\sqrt m$. A centre that was taken from batches moves too, because the statistics of a
+        Variances scale as $\frac1m \frac{N - m}{N - 1}$, if batches are drawn from N examples without replacement, and
+        as $1/m$ if N is large. A centre that was taken from batches moves too, because the statistics of a
         batch are biased by their own noise: $E[\mathrm{var}_m] = \mathrm{var} - \mathrm{Var}(\mathrm{mean}_m)$ (for
         independent values $\frac{m-1}{m}\mathrm{var}$), and the mean of a logarithm lies below the logarithm of the
         mean.
@@ -168,20 +203,51 @@ class BatchNormPosterior(Posterior):
                 fix=f"pass one number, or a list of {len(self.sites)}",
             )
         require_noise(self)
+        if bool((sizes >= self.population).any()):
+            raise BatchbayesError(
+                expected=f"a batch size below {self.population:.0f}, the number of training examples of the fit",
+                got=str(batch_size),
+                fix="pass a smaller batch size: a batch of all examples has no noise; or fit with more data",
+            )
+        if self.num_examples is None and bool((sizes != self.batch_size).any()):
+            warn(
+                "it is not known how many examples the mini-batches were drawn from. If a batch held a large part of "
+                "them, the spread at another batch size is too small. Fit with a tensor, a list or a DataLoader."
+            )
+        own_influence = {"influence": None} if sizes.ndim else {}  # it belongs to one batch size for all sites
         each = sizes.expand(len(self.sites))[site_of(self.sites)]  # (D,)
-        return replace(
-            self,
+        return self.changed(
             center=self.center + self.center_shift(each),
-            deviations=self.deviations * (self._present_sizes() / each).sqrt().to(self.deviations),
+            deviations=self.deviations * self.variance_ratio(each).sqrt().to(self.deviations),
             batch_size=float(sizes.log().mean().exp()) if sizes.ndim else float(sizes),
             site_batch_sizes=tuple(sizes.tolist()) if sizes.ndim else (),
-            influence=None if sizes.ndim else self.influence,  # it belongs to one batch size for all sites
+            **own_influence,
         )
+
+    def changed(self, **fields: Any) -> Self:
+        """Return the posterior with other fields. Unlike `dataclasses.replace`, it measures nothing."""
+        own = vars(self)
+        return replace(self, **{"influence": own["_influence"], "output_axes": own["_output_axes"]} | fields)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Measure what is still to be measured: a copy keeps no training data."""
+        return vars(self) | {"_influence": self._known("influence"), "_output_axes": self._known("output_axes")}
+
+    def _known(self, field: str) -> Any:
+        """Return a field that may have to be measured; None if the network does not run any more."""
+        with suppress(BatchbayesError):
+            return getattr(self, field)
 
     def _present_sizes(self) -> Tensor:
         """Return the batch size of each statistic, (D,)."""
         sizes = self.site_batch_sizes or (self.batch_size,) * len(self.sites)
         return torch.tensor(sizes, dtype=torch.float64)[site_of(self.sites)]
+
+    def variance_ratio(self, batch_sizes: Tensor) -> Tensor:
+        """Return by what factor the variance of each statistic changes at other batch sizes; both (D,), in float64."""
+        (now, then), population = (self._present_sizes(), batch_sizes.double()), self.population
+        share = (population - then) / (population - now) if population < math.inf else 1.0
+        return now / then * share
 
     def center_shift(self, batch_sizes: Tensor) -> Tensor:
         """Return how the centre moves when each statistic is taken to another batch size; both (D,)."""
@@ -190,7 +256,7 @@ class BatchNormPosterior(Posterior):
             return shift
         mean, noise = is_mean(self.sites), self.omega_var()
         mean_noise, log_noise = noise[mean], noise[~mean]  # variances of a batch mean and of a batch log std
-        log_std, ratio = self.center[~mean], (self._present_sizes() / batch_sizes)[~mean].to(shift)
+        log_std, ratio = self.center[~mean], self.variance_ratio(batch_sizes)[~mean].to(shift)
         variance = (2 * log_std + 2 * log_noise).exp()  # E[var_M + epsilon], if log std is Gaussian
         moved = torch.maximum(variance + mean_noise * (1 - ratio), LEAST_VARIANCE * variance)
         shift[~mean] = 0.5 * moved.log() - ratio * log_noise - log_std
@@ -283,14 +349,16 @@ class BatchNormPosterior(Posterior):
             "noise": self.noise,
             "batch_size": self.batch_size,
             "site_batch_sizes": list(self.site_batch_sizes),
+            "num_examples": self.num_examples,
+            "population": None if self.population == math.inf else self.population,
             "linearity": linearity_to_json(self),
             **site_header(self.network, self.sites, self.idle),
         }
         tensors = {"center": self.center, "deviations": self.deviations}
-        if self.influence is not None:
-            tensors["influence"] = self.influence
-        if self.output_axes:
-            tensors |= self.output_axes.state()
+        if (influence := self._known("influence")) is not None:
+            tensors["influence"] = influence
+        if axes := self._known("output_axes"):
+            tensors |= axes.state()
         return header, tensors
 
     @classmethod
@@ -318,7 +386,11 @@ class BatchNormPosterior(Posterior):
         if header["noise"] == "factorised" and len(deviations) > 1:
             raise ValueError(f"{len(deviations)} rows of factorised noise")
         fixed = (sizes[0], str(header["method"]), header["centered_on"], header["noise"], influence, sizes[1:])
-        posterior = cls(network, sites, center, deviations, *fixed, idle_of_header(header, network.module), axes)
+        drawn_from = (header.get("num_examples"), header.get("population") or math.inf)
+        if deviations.any() and not all(number is None or number > max(sizes) for number in drawn_from):
+            raise ValueError(f"batch sizes {sizes} of {drawn_from} examples")
+        idle = idle_of_header(header, network.module)
+        posterior = cls(network, sites, center, deviations, *fixed, idle, axes, *drawn_from)
         linearity_from_json(posterior, header.get("linearity", {}))
         return posterior
 

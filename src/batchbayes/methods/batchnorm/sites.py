@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.network import Network, modules_by_name, require_layout
+from batchbayes.network.function import Network, modules_by_name, require_layout
+from batchbayes.network.shadow import first_time
 
 Select = int | str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 """Which sites: the first k, names or patterns ("layer1.*"), a function of (name, layer), or None for all."""
@@ -117,8 +118,21 @@ def find_sites(network: Network, examples: Any, select: Select = None) -> tuple[
             got=f"eps={every[exact[0]].epsilon:g} in {some(exact)}",
             fix="set eps to 1e-12: a channel that is constant in a batch would be divided by zero",
         )
+    for name in calls:
+        if every[name].tracks:
+            _require_finite_running(every[name])
     idle = [name for name, site in every.items() if name not in calls and (select is None or not site.tracks)]
     return tuple(every[name] for name in chosen), tuple(idle)
+
+
+def _require_finite_running(site: Site) -> None:
+    if bad := int(sum((~part.isfinite()).sum() for part in site.running)):
+        half = site.layer.running_var is not None and site.layer.running_var.dtype == torch.float16
+        raise BatchbayesError(
+            expected=f"finite running statistics in {site.name}",
+            got=f"{bad} that are NaN or infinite" + (", in float16, which ends at 65504" if half else ""),
+            fix="convert the trained network to float32 or bfloat16: network.float()" if half else "train it again",
+        )
 
 
 def _no_batch_norm(module: nn.Module) -> BatchbayesError:
@@ -154,6 +168,8 @@ def refusing(idle: Iterable[str]) -> dict[str, Callable[[Tensor], None]]:
 
 def require_present(network: Network, sites: Sequence[Site]) -> None:
     """Raise an error if a layer has been replaced since the posterior was fitted, and warn if weights have changed."""
+    if not first_time(network, sites):
+        return
     for site in sites:
         found: Any = network.module
         for part in site.name.split("."):

@@ -1,27 +1,25 @@
 r"""Stochastic batch normalisation: the noise of the batch statistics as a Gaussian.
 
 What is random: the mean and the log standard deviation by which every batch-norm layer normalises.
-q(omega): with `covariance="factorised"`, independent Gaussians whose moments match the statistics of mini-batches, that
-is a Normal mean and a log-normal standard deviation (the published method). With `covariance="correlated"`, a Gaussian
-with the full covariance across channels and layers, in low rank: a draw is a random combination of observed deviations.
+q(omega): independent Gaussians whose moments match the statistics of mini-batches, that is a Normal mean and a
+log-normal standard deviation. With `covariance="correlated"` it is `correlated_bn`.
 Cost: that of MCBN.
 Reference: Atanov et al., "Uncertainty Estimation via Stochastic Batch Normalization", 2018.
-Where we differ: the cross-layer covariance is ours. The moments are exact means over all mini-batches, not a moving
+Where we differ: the moments are exact means over all mini-batches, not a moving
 average. `estimator="moving-average"` gives the moving average of the authors' code: momentum 0.1 from zero, about 19
 effective batches, 5 % too low.
 """
 
-from dataclasses import replace
 from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.checks import whole_number
-from batchbayes.batches import Batches
-from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.methods.batchnorm.fit import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
+from batchbayes._common.checks import require_choice, whole_number
+from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
+from batchbayes.methods.batchnorm.statistics import MiniBatchOptions, fit_rows, prepare, require_center
+from batchbayes.network.batches import Batches
 
 Covariance = Literal["factorised", "correlated"]
 Estimator = Literal["exact", "moving-average"]
@@ -34,7 +32,7 @@ def stochastic_bn(
     *,
     covariance: Covariance = "factorised",
     estimator: Estimator = "exact",
-    center: Center = "batches",
+    center: Center | None = None,
     dropout: bool = False,
     **options: Unpack[MiniBatchOptions],
 ) -> BatchNormPosterior:
@@ -52,10 +50,8 @@ def stochastic_bn(
     >>> stochastic_bn(network, torch.randn(100, 2), batch_size=10, covariance="correlated").noise
     'correlated'
     """
-    if covariance not in get_args(Covariance):
-        raise unknown_name("a covariance", covariance, get_args(Covariance))
-    if estimator not in get_args(Estimator):
-        raise unknown_name("an estimator", estimator, get_args(Estimator))
+    require_choice("a covariance", covariance, get_args(Covariance))
+    require_choice("an estimator", estimator, get_args(Estimator))
     if covariance == "correlated" and estimator != "exact":
         raise BatchbayesError(
             expected='estimator="exact" for a correlated Gaussian', got=repr(estimator), fix="drop estimator="
@@ -65,12 +61,12 @@ def stochastic_bn(
     prepared = prepare(model, batches, **options)
     rows, posterior = fit_rows(prepared, "stochastic_bn", center, dropout)
     if covariance == "correlated":
-        return replace(posterior, noise="correlated", method="correlated_stochastic_bn")
+        return posterior.changed(noise="correlated", method="correlated_stochastic_bn")
     middle, std = posterior.center, posterior.omega_var().sqrt()
     if estimator == "moving-average":
         averaged, std = moving_average_moments(rows)
-        middle = averaged if center == "batches" else middle
-    return replace(posterior, center=middle, deviations=std[None], noise="factorised", influence=None)
+        middle = averaged if posterior.centered_on == "batches" else middle
+    return posterior.changed(center=middle, deviations=std[None], noise="factorised", influence=None)
 
 
 def moving_average_moments(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,13 +80,3 @@ def moving_average_moments(rows: Tensor) -> tuple[Tensor, Tensor]:
         first = (1 - MOMENTUM) * first + MOMENTUM * row
         second = (1 - MOMENTUM) * second + MOMENTUM * row.square()
     return first, (second - first.square()).clamp_min(0).sqrt()
-
-
-def correlated_bn(model: nn.Module, batches: Batches, **options: Unpack[FitOptions]) -> BatchNormPosterior:
-    """Fit `stochastic_bn` with the full covariance across channels and layers; the options are the same.
-
-    >>> network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-    >>> correlated_bn(network, torch.randn(100, 2), batch_size=10).noise
-    'correlated'
-    """
-    return stochastic_bn(model, batches, covariance="correlated", **options)

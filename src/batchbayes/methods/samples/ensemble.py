@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.files import under
 from batchbayes._common.rng import dealt, stream_seed
-from batchbayes._common.tensor_file import under
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.table import find_method, posterior_class
-from batchbayes.network import Function, Network
+from batchbayes.network.function import Function, Network
 from batchbayes.posterior import Header, Posterior
 
 

@@ -3,11 +3,23 @@ r"""Stochastic gradient MCMC: weights sampled from the posterior p(w | data) dur
 What is random: all trained parameters. Buffers belong to the step at which weights are kept.
 q(w): samples of $p(w\mid D)^{1/T} \propto \exp(-U(w)/T)$ with $U(w) = \sum_n \ell_n(w) + \frac{\delta}{2}\|w\|^2$: the
 sum of the losses of all examples, and a Gaussian prior of precision $\delta$. It is the true posterior for T = 1, if
-the loss is a negative log-likelihood, up to errors that vanish with the steps (see `samplers.py`).
+the loss is a negative log-likelihood, up to errors that vanish with the steps (see below).
 Cost: one training for each chain; a draw is one forward pass.
-References: those in `samplers.py`, and Zhang et al., ICLR 2020 for cyclical steps.
+References: those below, and Zhang et al., ICLR 2020 for cyclical steps.
 Where we differ: public code often divides the noise by more than the derivation allows, and so samples a colder
 posterior (T = 0.08 or 2e-5). Here the temperature is what it says, and a warning names any other than 1.
+
+Samplers as optimisers: steps down a noisy gradient, with noise added so that the weights become samples.
+
+The target is $p(w) \propto \exp(-U(w)/T)$. With N examples, $U(w) = N\,\bar U(w)$, where $\bar U$ is the mean loss of
+an example plus 1/N of the negative log prior: it is what backward passes differentiate. With steps $\eta$ of
+$\bar U$, Langevin dynamics is $w \leftarrow w - \eta\nabla\bar U + \sqrt{2\eta T/N}\,\xi$. Its error in the moments is
+of the order of $\eta$ times the curvature of $\bar U$, and mini-batches add noise of the order of $\eta^2$.
+
+References: Welling, Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics", ICML 2011; Li et al.,
+"Preconditioned Stochastic Gradient Langevin Dynamics", AAAI 2016; Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian
+Monte Carlo", ICML 2014. Where we differ: the preconditioner stops to adapt when sampling begins, so that its missing
+derivative causes no bias.
 """
 
 import copy
@@ -17,12 +29,12 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
-from batchbayes._common.checks import finite_number, whole_number
+from batchbayes._common.checks import finite_number, require_choice, whole_number
 from batchbayes._common.progress import progress
-from batchbayes.errors import BatchbayesError, unknown_name, warn
-from batchbayes.methods.samples.deep_ensemble import (
+from batchbayes.errors import BatchbayesError, warn
+from batchbayes.methods.samples.members import (
     Data,
     made,
     member_seed,
@@ -30,14 +42,97 @@ from batchbayes.methods.samples.deep_ensemble import (
     require_prior,
     steps_in_epoch,
 )
-from batchbayes.methods.samples.samplers import Hamiltonian, Langevin
 from batchbayes.methods.samples.schedules import Polynomial, Schedule, kept_steps
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
-from batchbayes.network import Output, as_network
-from batchbayes.training.batches import known_size, training_batches
+from batchbayes.network.function import Output, as_network
+from batchbayes.training.batches import checked_size, known_size, training_batches
 from batchbayes.training.loop import Loss, Objective, Step, TrainingConfig, supervised, train
 
 Sampler = Literal["sgld", "psgld", "sghmc"]
+
+
+class Langevin(optim.Optimizer):
+    """Stochastic gradient Langevin dynamics, with a diagonal preconditioner if asked.
+
+    Args:
+        params: parameters or groups of them.
+        lr: eta, the step for the mean loss of an example.
+        num_examples: N.
+        temperature: T. The group option "temperature" changes it; 0 gives plain gradient steps.
+        preconditioned: divide steps by the root of the mean squared gradient, as RMSprop does. The mean is updated
+            while the group option "adapts" is True.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        *,
+        num_examples: int,
+        temperature: float = 1.0,
+        preconditioned: bool = False,
+        smoothing: float = 0.99,
+        floor: float = 1e-3,
+    ) -> None:
+        options = {"lr": lr, "num_examples": num_examples, "temperature": temperature, "adapts": True}
+        super().__init__(params, options | {"preconditioned": preconditioned, "smoothing": smoothing, "floor": floor})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            noise = (2 * group["lr"] * group["temperature"] / group["num_examples"]) ** 0.5
+            for parameter in (p for p in group["params"] if p.grad is not None):
+                scale = self._scale(parameter, group) if group["preconditioned"] else None
+                drift = parameter.grad if scale is None else parameter.grad * scale
+                parameter.add_(drift, alpha=-group["lr"])
+                if noise:
+                    random = torch.randn_like(parameter)
+                    parameter.add_(random if scale is None else random * scale.sqrt(), alpha=noise)
+
+    def _scale(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return the factor of the steps of each weight."""
+        state = self.state[parameter]
+        if not state:
+            state["square"] = parameter.grad.square()  # type: ignore[union-attr]
+        elif group["adapts"]:
+            state["square"].lerp_(parameter.grad.square(), 1 - group["smoothing"])  # type: ignore[union-attr]
+        return (state["square"].sqrt() + group["floor"]).reciprocal()
+
+
+class Hamiltonian(optim.Optimizer):
+    r"""Stochastic gradient Hamiltonian Monte Carlo.
+
+    $v \leftarrow (1-\alpha)v - \eta\nabla\bar U + \sqrt{2\alpha\eta T/N}\,\xi$, then $w \leftarrow w + v$.
+
+    Args:
+        params: parameters or groups of them.
+        lr: eta. One step moves like momentum SGD with this learning rate and momentum $1 - \alpha$.
+        num_examples: N.
+        temperature: T. The group option "temperature" changes it.
+        friction: alpha, between 0 and 1.
+    """
+
+    def __init__(
+        self, params: Any, lr: float, *, num_examples: int, temperature: float = 1.0, friction: float = 0.1
+    ) -> None:
+        options = {"lr": lr, "num_examples": num_examples, "temperature": temperature, "friction": friction}
+        super().__init__(params, options | {"adapts": True})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr, friction = group["lr"], group["friction"]
+            noise = (2 * friction * lr * group["temperature"] / group["num_examples"]) ** 0.5
+            for parameter in (p for p in group["params"] if p.grad is not None):
+                state = self.state[parameter]
+                if not state:
+                    state["velocity"] = torch.zeros_like(parameter)
+                velocity = state["velocity"].mul_(1 - friction).add_(parameter.grad, alpha=-lr)
+                if noise:
+                    velocity.add_(torch.randn_like(parameter), alpha=noise)
+                parameter.add_(velocity)
+
+
 _SAMPLERS: dict[str, Any] = {"sgld": Langevin, "psgld": partial(Langevin, preconditioned=True), "sghmc": Hamiltonian}
 
 
@@ -145,14 +240,13 @@ def penalised(objective: Objective, precision: float) -> Objective:
 
 def _require_options(sampler: str, temperature: float, num_examples: int | None, data: Any) -> int:
     """Check the options, and return the number of training examples."""
-    if sampler not in _SAMPLERS:
-        raise unknown_name("a sampler", str(sampler), _SAMPLERS)
+    require_choice("a sampler", str(sampler), list(_SAMPLERS))
     finite_number("a temperature", temperature, above=0, fix="pass 1 for the posterior")
     if temperature != 1:
         kind = "colder, that is, more certain" if temperature < 1 else "warmer, that is, less certain"
         warn(f"temperature={temperature:g} samples a {kind} distribution than the posterior")
     if num_examples is not None:
-        return whole_number("num_examples", num_examples)
+        return checked_size(num_examples, data)
     if (known := known_size(data)) is None:
         raise BatchbayesError(
             expected="num_examples=, the size of the training set",

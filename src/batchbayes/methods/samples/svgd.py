@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import Progress
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.deep_ensemble import made, member_seed, require_counting, require_prior
+from batchbayes.methods.samples.members import made, member_seed, require_counting, require_prior
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
-from batchbayes.network import Output, as_network
+from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import require_data, shuffled_batches, two_tensors
 from batchbayes.training.loop import Loss, TrainingConfig, checked_loss
-from batchbayes.training.stack.convert import stack_networks, unstack
-from batchbayes.training.stack.stack import Stack
+from batchbayes.training.stack.stack import Stack, stack_networks, unstack
 from batchbayes.training.stack.train import require_dtype
 
 

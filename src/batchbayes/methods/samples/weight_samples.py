@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchbayes._common.files import rows, under
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import dealt
-from batchbayes._common.tensor_file import rows, under
-from batchbayes.batches import Batches, Picker, input_stream
-from batchbayes.copying import plain_name
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.ensemble import inner_draw, require_finite_member
 from batchbayes.methods.table import posterior_class
-from batchbayes.network import Function, Network, Output, as_network, modules_by_name, require_layout
+from batchbayes.network.batches import Batches, Picker, input_stream
+from batchbayes.network.copies import plain_name
+from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.posterior import Header, Posterior
 
 State = tuple[Header, Mapping[str, Tensor]]

@@ -23,8 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from batchbayes._common.checks import finite_number, whole_number
-from batchbayes.methods.weights.family import Family, standard_normal
-from batchbayes.methods.weights.local import with_noise
+from batchbayes.methods.weights.family import Family, standard_normal, with_noise
 from batchbayes.methods.weights.sites import Site
 
 HIDDEN = {"q": 50, "r": 100}

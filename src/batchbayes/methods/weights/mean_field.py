@@ -6,19 +6,58 @@ $KL = \sum_i \log(s/\sigma_i) + (\sigma_i^2 + \mu_i^2) / (2 s^2) - 1/2$.
 Empirical Bayes: for each layer the best prior variance is $s^2 = mean_i(\sigma_i^2 + \mu_i^2)$, in closed form.
 Cost of a training step: two products of a layer instead of one. A draw: one normal number for each weight.
 Reference: Blundell et al., "Weight Uncertainty in Neural Networks", ICML 2015.
+
+Gaussian families whose gradients are written down in closed form, so that a training step is cheap.
+
+A training step of a small network spends most of its time on passes over the weights and on single operations, not on
+products. So a layer has one operation of its own: it computes the moments of its weights, draws its outputs, and
+returns the KL with them. Its gradients share what autograd would compute several times.
+
+What a plain layer computes from its input and its weight, and the gradients of that, as functions of tensors.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from batchbayes._common.checks import finite_number
-from batchbayes.methods.weights.closed_form import ClosedForm, Moments
-from batchbayes.methods.weights.family import exp
-from batchbayes.methods.weights.sites import Site
+from batchbayes.methods.weights.family import (
+    TINY,
+    Family,
+    GaussianWeights,
+    draw,
+    exp,
+    local_outputs,
+    require_first_derivatives,
+)
+from batchbayes.methods.weights.sites import CONVOLUTIONS, Site
+
+Moments = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]
+"""Mean and variance of each weight, the KL of all of them, and what the gradients need."""
+
+
+class ClosedForm(Family):
+    """A family that computes moments and KL of a weight at once, and their gradients."""
+
+    @abstractmethod
+    def moments(self, *parameters: Tensor) -> Moments:
+        """Return the moments, given the weight of the network and the family's own parameters."""
+
+    @abstractmethod
+    def gradients(
+        self, kept: tuple[Tensor, ...], by_mean: Tensor, by_variance: Tensor, by_kl: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of the parameters from those of the moments. May change `by_mean` and `by_variance`."""
+
+    def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> "ClosedFormWeights":
+        return ClosedFormWeights(self, (weight, *own.values()))
 
 
 @dataclass(frozen=True)
@@ -59,3 +98,154 @@ class MeanField(ClosedForm):
         by_variance.add_(by_power)
         by_log_std = torch.addcmul(-by_kl, by_variance, variance, value=2, out=by_variance)
         return by_mean.addcmul_(mean, by_power, value=2), by_log_std
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedFormWeights(GaussianWeights):
+    """Gaussian weights of such a family."""
+
+    family: ClosedForm
+    parameters: tuple[Tensor, ...]
+    divergences: list[Tensor] = field(default_factory=list)
+    """The KL that came with the last outputs."""
+
+    @cached_property
+    def _moments(self) -> Any:
+        return _Moments.apply(self.family, *self.parameters)
+
+    @property
+    def mean(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._moments[0]
+
+    @property
+    def variance(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._moments[1]
+
+    def outputs(self, site: Site, inputs: Tensor) -> Tensor:
+        product = product_of(site, inputs)
+        if product is None or torch.is_autocast_enabled(inputs.device.type):
+            return local_outputs(site, inputs, self.mean, self.variance)
+        rows = inputs if inputs.ndim == 2 or site.is_convolution else inputs.reshape(-1, inputs.shape[-1])
+        outputs, divergence = _NoisyProduct.apply(self.family, site, product, rows, site.bias, *self.parameters)  # type: ignore[misc]
+        self.divergences[:] = [divergence]
+        return outputs if rows is inputs else outputs.view(*inputs.shape[:-1], -1)
+
+    def divergence(self) -> Tensor:
+        return self.divergences[0] if self.divergences else self._moments[2]
+
+
+class _Moments(torch.autograd.Function):
+    """The moments and the KL of a weight, without outputs of a layer."""
+
+    @staticmethod
+    def forward(ctx: Any, family: ClosedForm, *parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, variance, kl, kept = family.moments(*parameters)
+        ctx.family = family
+        ctx.save_for_backward(*kept)
+        return mean, variance, kl
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        by_mean, by_variance, by_kl = gradients
+        return None, *ctx.family.gradients(ctx.saved_tensors, by_mean.clone(), by_variance.clone(), by_kl)
+
+
+class LinearProduct:
+    """The product of a linear layer, of inputs (n, inputs)."""
+
+    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product of the inputs with a weight, plus the bias."""
+        return linear(inputs, weight, bias)
+
+    def gradients(
+        self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """Return the gradients by inputs, weight and bias. `wanted` says whether the first and the last are needed."""
+        by_inputs = by_outputs @ weight if wanted[0] else None
+        return by_inputs, by_outputs.T @ inputs, by_outputs.sum(0) if wanted[1] else None
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution with zeros around the input, as many on either side."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.convolution(inputs, weight, bias, *self._options())
+
+    def gradients(
+        self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        mask, biases = [wanted[0], True, wanted[1]], [len(weight)]
+        return torch.ops.aten.convolution_backward(by_outputs, inputs, weight, biases, *self._options(), mask)
+
+    def _options(self) -> tuple[Any, ...]:
+        """Return what torch wants to know of a convolution that is not transposed."""
+        return self.stride, self.padding, self.dilation, False, [0] * len(self.stride), self.groups
+
+
+Product = LinearProduct | Convolution
+
+
+class _NoisyProduct(torch.autograd.Function):
+    """The outputs (n, ...) of a layer with noise, as by `local_outputs`, and the KL of its weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        family: ClosedForm,
+        site: Site,
+        product: Product,
+        inputs: Tensor,
+        bias: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        mean, variance, kl, kept = family.moments(*parameters)
+        mean, variance = site.in_format(mean), site.in_format(variance)
+        squares, outputs = inputs * inputs, product.outputs(inputs, mean, bias)
+        slope = draw(outputs, product.outputs(squares, variance, None).add_(TINY))
+        ctx.family, ctx.product = family, product
+        ctx.save_for_backward(inputs, squares, mean, variance, slope, *kept)
+        return outputs, kl
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        require_first_derivatives()
+        by_outputs, by_kl = gradients
+        inputs, squares, mean, variance, slope, *kept = ctx.saved_tensors
+        of_inputs, of_bias = ctx.needs_input_grad[3:5]
+        by_inputs, by_mean, by_bias = ctx.product.gradients(by_outputs, inputs, mean, (of_inputs, of_bias))
+        by_squares, by_variance, _ = ctx.product.gradients(by_outputs * slope, squares, variance, (of_inputs, False))
+        if of_inputs:
+            by_inputs.addcmul_(inputs, by_squares, value=2)
+        return None, None, None, by_inputs, by_bias, *ctx.family.gradients(kept, by_mean, by_variance, by_kl)
+
+
+def product_of(site: Site, inputs: Tensor) -> Product | None:
+    """Return the product of a plain layer; None for a convolution that is not one of the common kind."""
+    layer = site.module
+    if isinstance(layer, nn.Linear):
+        return LinearProduct()
+    assert isinstance(layer, CONVOLUTIONS)
+    padding = _padding(layer)
+    if padding is None or inputs.ndim != layer.weight.ndim:
+        return None
+    return Convolution(layer.stride, padding, layer.dilation, layer.groups)
+
+
+def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Sequence[int] | None:
+    """Return how many zeros are put around each axis; None if they are no zeros, or if the two sides differ.
+
+    >>> _padding(nn.Conv2d(1, 1, (3, 5), padding="same")), _padding(nn.Conv2d(1, 1, 2, padding="same"))
+    ([1, 2], None)
+    """
+    if layer.padding_mode != "zeros":
+        return None
+    if not isinstance(layer.padding, str):
+        return layer.padding
+    ends = list(layer._reversed_padding_repeated_twice)  # both ends of the last axis come first
+    return ends[::-2] if ends[::2] == ends[1::2] else None

@@ -8,13 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.checks import require_option
 from batchbayes._common.rng import GlobalStream
-from batchbayes.batches import Inputs
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.weights.family import Family, WeightDistribution
 from batchbayes.methods.weights.posterior import WeightsPosterior, own_copy
 from batchbayes.methods.weights.sites import Site, find_sites
-from batchbayes.network import Network, Output, as_network
+from batchbayes.network.batches import Inputs
+from batchbayes.network.function import Network, Output, as_network
 
 Estimator = Literal["local", "weights"]
 """Where a training step draws its noise: "local" for each example in the outputs of a layer where that is possible, or
@@ -187,12 +188,8 @@ def noisy(
             got=f"{family!r}"[:200],
             fix="call one of the families; bb.variational takes a likelihood as likelihood=",
         )
-    if start not in ("means", "fresh") or estimator not in ("local", "weights"):
-        raise BatchbayesError(
-            expected='start="means" or "fresh", and estimator="local" or "weights"',
-            got=f"start={start!r}, estimator={estimator!r}",
-            fix="choose one of them",
-        )
+    require_option("start", start, ("means", "fresh"))
+    require_option("estimator", estimator, ("local", "weights"))
     module = own_copy(network.module)
     sites = find_sites(module, layers)
     with GlobalStream(seed):

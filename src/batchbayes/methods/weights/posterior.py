@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from batchbayes._common.checks import require_choice
+from batchbayes._common.files import under
 from batchbayes._common.rng import stream_seed
-from batchbayes._common.tensor_file import under
 from batchbayes._common.text import count
-from batchbayes.copying import plain_name
-from batchbayes.errors import BatchbayesError, unknown_name
+from batchbayes.errors import BatchbayesError
 from batchbayes.methods.weights.binary_dropout import BinaryDropout
 from batchbayes.methods.weights.family import Family, WeightDistribution
 from batchbayes.methods.weights.flow import MultiplicativeFlow
@@ -22,7 +22,8 @@ from batchbayes.methods.weights.sites import Site, find_sites
 from batchbayes.methods.weights.sparse import SparseVD
 from batchbayes.methods.weights.variance import Variance
 from batchbayes.methods.weights.variational_dropout import GaussianDropout, VariationalDropout
-from batchbayes.network import Function, Network, as_network, require_layout
+from batchbayes.network.copies import plain_name
+from batchbayes.network.function import Function, Network, as_network, require_layout
 from batchbayes.posterior import Header, Posterior
 from batchbayes.training.checkpoint import require_tensors_only
 
@@ -113,8 +114,7 @@ def _family(values: Mapping[str, Any]) -> Family:
     """Return a family from the values that a file holds."""
     fields = dict(values)
     kind = fields.pop("kind")
-    if kind not in FAMILIES:
-        raise unknown_name("a family of weights", kind, FAMILIES)
+    require_choice("a family of weights", kind, list(FAMILIES))
     return FAMILIES[kind](**fields)
 
 

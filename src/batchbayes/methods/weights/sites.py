@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.network import modules_by_name
+from batchbayes.network.function import modules_by_name
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYERS = (nn.Linear, *CONVOLUTIONS, nn.RNNBase)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.checks import finite_number
-from batchbayes.methods.weights.closed_form import ClosedForm, Moments
 from batchbayes.methods.weights.family import exp, log2
+from batchbayes.methods.weights.mean_field import ClosedForm, Moments
 from batchbayes.methods.weights.sites import Site
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695

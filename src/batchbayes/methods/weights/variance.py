@@ -23,10 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number
+from batchbayes._common.checks import finite_number, require_option
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.weights.family import Family, GaussianWeights, standard_normal
-from batchbayes.methods.weights.local import TINY, noise_like
+from batchbayes.methods.weights.family import TINY, Family, GaussianWeights, noise_like, standard_normal
 from batchbayes.methods.weights.sites import Site
 
 NODES = 64
@@ -86,8 +85,7 @@ class Variance(Family):
     """Degrees of freedom of a Student-t prior. None is the log-uniform prior or ARD, whose KL is zero."""
 
     def __post_init__(self) -> None:
-        if self.noise not in ("gaussian", "bernoulli", "uniform"):
-            raise BatchbayesError('noise="gaussian", "bernoulli" or "uniform"', repr(self.noise), "choose one of them")
+        require_option("noise", self.noise, ("gaussian", "bernoulli", "uniform"))
         if self.degrees is not None:
             finite_number("degrees of freedom", self.degrees, above=0, fix="pass a positive number, or None")
 

@@ -22,8 +22,7 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number
-from batchbayes.errors import BatchbayesError
+from batchbayes._common.checks import finite_number, require_option
 from batchbayes.methods.weights.family import Family, GaussianWeights
 from batchbayes.methods.weights.sites import Site
 from batchbayes.methods.weights.sparse import log_uniform_divergence
@@ -70,12 +69,8 @@ class VariationalDropout(Family):
     initial_log_alpha: float = -5.0
 
     def __post_init__(self) -> None:
-        if self.alpha_for_each not in ("layer", "neuron", "weight") or self.prior not in ("log-uniform", "ard"):
-            raise BatchbayesError(
-                expected='alpha_for_each="layer", "neuron" or "weight", and prior="log-uniform" or "ard"',
-                got=f"alpha_for_each={self.alpha_for_each!r}, prior={self.prior!r}",
-                fix="choose one of them",
-            )
+        require_option("alpha_for_each", self.alpha_for_each, ("layer", "neuron", "weight"))
+        require_option("prior", self.prior, ("log-uniform", "ard"))
         finite_number("an initial_log_alpha", self.initial_log_alpha, above=-math.inf, fix="pass a finite number")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""Adversarial inputs, and how networks with noise stand up to them."""

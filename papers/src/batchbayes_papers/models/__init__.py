@@ -1,0 +1,1 @@
+"""The networks of the papers, as plain modules. They contain no Bayesian code."""

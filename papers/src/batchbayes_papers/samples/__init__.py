@@ -1,0 +1,1 @@
+"""Many networks as one posterior, and what it is for: ensembles, SG-MCMC, distillation, active learning."""

@@ -1,0 +1,233 @@
+"""MCBN loses its uncertainty in networks trained with large batches, and tuning restores it.
+
+Mukhoti, Dokania, Torr and Gal, "On Batch Normalisation for Approximate Bayesian Inference" (2021), train networks at
+several batch sizes M. The mutual information of MCBN vanishes as M grows, both in and out of distribution. Here the
+same networks then get the batch size with the highest likelihood of held-out images, without further training. We scale
+the noise of the batches that they were trained with, or the noise of small batches of the same training images. The
+noise of small batches is less Gaussian. Novelty is a detector that needs no noise, so it has nothing to lose.
+
+Differences from the paper: Small networks and 10,000 training images replace VGG-16, ResNet-50 and all images. Adam
+replaces SGD with drops: so few images give only four steps in each epoch at M = 2048, and SGD does not converge in
+them. Each draw is shared by all test inputs and centred on the running statistics, so all methods have the same mean
+function and differ only in their spread. All predictions are exact draws. Tuning takes the network as linear in its
+statistics, and one column of the table says how well this holds at the batch size that it finds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+from batchbayes.plots import BatchSizeSweep, collapse_figure
+from batchbayes.tools import Figure
+from batchbayes_papers.data.folder import DataFolder
+from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
+from batchbayes_papers.runner.tables import CellValue, ResultTable, mean_of
+from batchbayes_papers.sbn.collapse_networks import (
+    AS_TRAINED,
+    DEPTH,
+    DETERMINISTIC,
+    METHODS,
+    REFITTED,
+    TUNED,
+    WIDTH,
+    CollapseConfig,
+    CollapseRow,
+    load_images,
+    network_rows,
+)
+
+DATASETS = ("fashion", "cifar10")
+TITLES = {"fashion": "Fashion-MNIST, MNIST unseen", "cifar10": "CIFAR-10, SVHN unseen", "synthetic": "patterns"}
+PUBLISHED = {
+    "fashion": {
+        "ResNet-50": {32: 0.9343, 64: 0.9377, 128: 0.9386, 256: 0.9396, 512: 0.9359, 1024: 0.9365, 2048: 0.9387},
+        "VGG-16": {32: 0.9429, 64: 0.9436, 128: 0.9437, 256: 0.9427, 512: 0.9438, 1024: 0.9450, 2048: 0.9486},
+    },
+    "cifar10": {"ResNet-50": {32: 0.9366, 64: 0.9459, 128: 0.9517, 256: 0.9547, 512: 0.9545}},
+}
+"""Table 1 of the paper: the accuracy of MCBN by the batch size of the training."""
+PRESETS = {
+    "smoke": CollapseConfig(
+        ("synthetic",),
+        batch_sizes=(16, 256),
+        seeds=(0,),
+        num_train=512,
+        num_held_out=200,
+        num_test=100,
+        epochs=20,
+        learning_rate=1e-2,
+        num_samples=16,
+    ),
+    "quick": CollapseConfig(
+        DATASETS,
+        changes={
+            "cifar10": {
+                "batch_sizes": (32, 128, 512, 1024),
+                "seeds": (0,),
+                "num_held_out": 1000,
+                "num_test": 1000,
+                "epochs": 15,
+                "learning_rate": 5e-3,
+                "num_samples": 24,
+            }
+        },
+    ),
+    "paper": CollapseConfig(
+        DATASETS,
+        batch_sizes=(32, 64, 128, 256, 512, 1024, 2048),
+        num_train=55_000,
+        num_held_out=5000,
+        num_test=10_000,
+        epochs=100,
+        num_samples=20,
+        changes={"cifar10": {"batch_sizes": (32, 64, 128, 256, 512, 1024), "num_train": 45_000, "epochs": 350,
+                             "num_test": 5000}},
+    ),
+}  # fmt: skip
+
+
+def units(config: CollapseConfig) -> list[Unit]:
+    """Return one unit for each data set, seed and batch size: a network, used by four methods."""
+    return [
+        Unit(
+            f"{dataset}, seed {seed}, M = {size}",
+            {"dataset": dataset, "seed": seed, "batch_size": size},
+            effort=config.of(dataset).epochs,
+        )
+        for dataset in config.datasets
+        for seed in config.of(dataset).seeds
+        for size in config.of(dataset).batch_sizes
+    ]
+
+
+def work(config: CollapseConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
+    """Return the rows of one network."""
+    own, seed = config.of(unit.arguments["dataset"]), unit.arguments["seed"]
+    data = load_images(own, seed, data_folder)
+    with warnings_ignored():
+        return [asdict(row) for row in network_rows(own, seed, unit.arguments["batch_size"], data)]
+
+
+def collapse_rows(config: CollapseConfig, results: Results, dataset: str) -> list[CollapseRow]:
+    """Return the rows of all finished units of a data set, by seed and batch size."""
+    own = [unit for unit in units(config) if unit.arguments["dataset"] == dataset]
+    return [CollapseRow(**record) for unit in own for record in results.get(unit.name, [])]
+
+
+COLUMNS = {
+    "accuracy": ("accuracy", ".3f"),
+    "NLL": ("nll", ".3f"),
+    "MI in": ("information_in", ".2g"),
+    "MI out": ("information_out", ".2g"),
+    "AUROC by entropy": ("auroc_entropy", ".3f"),
+    "AUROC by MI": ("auroc_information", ".3f"),
+    "AUROC by novelty": ("auroc_novelty", ".3f"),
+}
+"""The headings of the table, with their fields and formats."""
+
+
+def tables(config: CollapseConfig, results: Results) -> list[ResultTable]:
+    """Return for each data set the scores by training batch size and method, and the accuracy beside the paper's."""
+    made = []
+    for dataset in config.datasets:
+        own, rows = config.of(dataset), collapse_rows(config, results, dataset)
+        made.append(_scores_table(own, rows, TITLES[dataset]))
+        if published := PUBLISHED.get(dataset):
+            made.append(_accuracy_table(own, rows, published, TITLES[dataset]))
+    return made
+
+
+def _scores_table(config: CollapseConfig, rows: Sequence[CollapseRow], title: str) -> ResultTable:
+    """Return means over seeds, and notes that compare the ends of the range."""
+    lines = []
+    for size, method in product(config.batch_sizes, METHODS):
+        group = [row for row in rows if (row.batch_size, row.method) == (size, method)]
+        cells: list[CellValue] = [size, method, " ".join(dict.fromkeys(_each(group, "noise_batch_size", ".4g")))]
+        cells += [mean_of(group, name) for name, _ in COLUMNS.values()]
+        cells += [" ".join(_each(group, "auroc_information", ".3f")), mean_of(group, "unexplained")]
+        lines.append(tuple(cells))
+    return ResultTable(
+        f"Uncertainty of networks by training batch size M: {title}",
+        ("trained at M", "method", "noise of M", *COLUMNS, "AUROC by MI, each seed", "not linear"),
+        tuple(lines),
+        ("", "", "", *(form for _, form in COLUMNS.values()), "", ".0%"),
+        tuple(comparison(config, rows)),
+    )
+
+
+def _accuracy_table(
+    config: CollapseConfig, rows: Sequence[CollapseRow], published: dict[str, dict[int, float]], title: str
+) -> ResultTable:
+    """Return the accuracy of MCBN and the training loss by batch size, beside table 1 of the paper."""
+    lines = []
+    for size in sorted({*config.batch_sizes, *(size for own in published.values() for size in own)}):
+        group = [row for row in rows if (row.batch_size, row.method) == (size, AS_TRAINED)]
+        paper = [own.get(size) for own in published.values()]
+        lines.append((size, mean_of(group, "accuracy"), *paper, mean_of(group, "training_loss")))
+    return ResultTable(
+        f"Table 1: accuracy of MCBN by training batch size, {title}",
+        ("trained at M", "here", *(f"paper, {name}" for name in published), "training loss, here"),
+        tuple(lines),
+        ("", ".4f", *[".4f"] * len(published), ".3f"),
+    )
+
+
+def comparison(config: CollapseConfig, rows: Sequence[CollapseRow]) -> list[str]:
+    """Say how the AUROC of tuned posteriors at the largest M differs from that at the smallest M, for each seed."""
+    small, large = min(config.batch_sizes), max(config.batch_sizes)
+    auroc = {(row.seed, row.batch_size, row.method): row.auroc_information or 0.0 for row in rows}
+    seeds = [s for s in config.seeds if (s, small, TUNED) in auroc and (s, large, TUNED) in auroc]
+    lines = []
+    for method, other in product((TUNED, REFITTED), (AS_TRAINED, TUNED)) if seeds else ():
+        gaps = [auroc[seed, large, method] - auroc[seed, small, other] for seed in seeds]
+        each = " ".join(f"{gap:+.3f}" for gap in gaps)
+        mean = sum(gaps) / len(gaps)
+        lines.append(f"AUROC by MI, {method} at M = {large} minus {other} at M = {small}: {mean:+.3f} ({each})")
+    return lines
+
+
+def notes(config: CollapseConfig) -> list[str]:
+    """Say how this differs from the paper, for each data set."""
+    lines = []
+    for dataset in config.datasets:
+        own = config.of(dataset)
+        kind = f"a ResNet-{DEPTH} of width {WIDTH}" if dataset == "cifar10" else "a network of four batch-norm layers"
+        rate = "that falls to zero from" if dataset == "cifar10" else "of"
+        lines.append(
+            f"{TITLES[dataset]}: {kind} and {own.num_train:,} training images, instead of VGG-16, ResNet-50 and all "
+            f"images; {own.epochs} epochs of Adam with a learning rate {rate} {own.learning_rate:g}, instead of SGD "
+            f"with drops; {own.num_samples} draws, shared by all test inputs and centred on the running statistics."
+        )
+    return lines
+
+
+def _each(rows: Sequence[CollapseRow], name: str, form: str) -> list[str]:
+    return [format(value, form) for row in rows if (value := getattr(row, name)) is not None]
+
+
+def figures(config: CollapseConfig, results: Results) -> dict[str, Figure]:
+    """Show mutual information against M, as trained and tuned, and how well strange images are detected."""
+    made = {}
+    for dataset in config.datasets:
+        rows = collapse_rows(config, results, dataset)
+        made[f"mutual-information-against-batch-size-on-{dataset}"] = _figure(config.of(dataset), rows)
+    return made
+
+
+def _figure(config: CollapseConfig, rows: Sequence[CollapseRow]) -> Figure:
+    sizes = sorted(config.batch_sizes)
+
+    def column(method: str, name: str) -> list[list[float]]:
+        """Return one column of the rows as (seeds, batch sizes)."""
+        chosen = {(row.seed, row.batch_size): getattr(row, name) for row in rows if row.method == method}
+        return [[chosen[seed, size] for size in sizes] for seed in config.seeds]
+
+    names = ("information_in", "information_out", "auroc_information")
+    titles = {
+        AS_TRAINED: "MCBN at the training M",
+        TUNED: "M tuned afterwards",
+        REFITTED: f"batches of {sizes[0]}, M tuned",
+    }
+    sweeps = [BatchSizeSweep(title, *(column(method, name) for name in names)) for method, title in titles.items()]
+    return collapse_figure(sizes, sweeps, novelty=column(DETERMINISTIC, "auroc_novelty"))

@@ -1,0 +1,182 @@
+"""The networks of the collapse with batch size: data, training, and the scores of each method."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import batchbayes as bb
+from batchbayes.datasets import pixel_shuffled
+from batchbayes.engines.check import measure_linearity
+from batchbayes.models import SmallVGG
+from batchbayes.tools import GlobalStream, shuffled
+from batchbayes.training.loop import supervised
+from batchbayes_papers.data.cifar10 import augmented_batches, load_cifar10, load_svhn, standardise
+from batchbayes_papers.data.folder import DataFolder
+from batchbayes_papers.data.mnist import load_grey_images, load_mnist, scale_pixels, split_rows
+from batchbayes_papers.image_networks import Course, augmented, fast, train_on_bytes
+from batchbayes_papers.models.cifar_resnet import CifarResNet
+
+DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
+METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED
+DEPTH, WIDTH = 8, 8
+"""The ResNet for CIFAR-10: the smallest of its kind, with half of the usual channels."""
+NOVELTY_EXAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class CollapseConfig:
+    """A configuration. The defaults are those of the preset `quick`."""
+
+    datasets: tuple[str, ...] = ("fashion",)
+    """Fashion-MNIST with MNIST unseen, CIFAR-10 with SVHN unseen, or noisy patterns and the same patterns with shuffled
+    pixels ("synthetic")."""
+    batch_sizes: tuple[int, ...] = (32, 128, 512, 2048)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    num_train: int = 10_000
+    """So few that the network memorises them: a network that is not overconfident needs no noise."""
+    num_held_out: int = 2000
+    num_test: int = 2000
+    """The number of test images of each kind, in and out of distribution."""
+    epochs: int = 40
+    """The same for each M, as in the paper. The final training loss on Fashion-MNIST is below 0.04 for each of them."""
+    learning_rate: float = 2e-3
+    """Not scaled with M, as in the paper."""
+    num_samples: int = 64
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What is different for a data set: names of fields and their values."""
+
+    def of(self, dataset: str) -> "CollapseConfig":
+        """Return the configuration of one data set."""
+        return replace(self, datasets=(dataset,), changes={}, **self.changes.get(dataset, {}))
+
+
+@dataclass(frozen=True)
+class CollapseRow:
+    """The scores of one method with one trained network."""
+
+    seed: int
+    batch_size: int
+    """The batch size M of the training."""
+    training_loss: float
+    """The mean over the last epoch."""
+    method: str
+    noise_batch_size: float | None
+    """The batch size M of the noise: that of the training, or the tuned one."""
+    unexplained: float | None
+    """The share of the exact deviations that the linear approximation misses, on 32 images of each kind."""
+    accuracy: float
+    nll: float
+    information_in: float | None
+    """The mean mutual information in nats, on test images of the kind that the network was trained on."""
+    information_out: float | None
+    """The same on images of another kind."""
+    auroc_information: float | None
+    """How well mutual information separates the two kinds."""
+    auroc_entropy: float
+    auroc_novelty: float | None = None
+    """How well the novelty of one pass does; it needs no draws, so it stands with the network alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class CollapseData:
+    """The images (N, C, H, W) and labels (N,) for one seed."""
+
+    train: tuple[Tensor, Tensor]
+    held_out: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    strange: Tensor
+    """Images of another kind than those of the training."""
+    pixels: Tensor | None = None
+    """The training images as bytes, if random crops and flips of them are the training data."""
+
+
+def load_images(config: CollapseConfig, seed: int, data_folder: DataFolder = None) -> CollapseData:
+    """Load the images for one seed. The seed chooses the images to train on and the images to hold out."""
+    if config.datasets[0] == "cifar10":
+        return _colour_images(config, seed, data_folder)
+    is_made_up = config.datasets[0] == "synthetic"
+    counts = config.num_train, config.num_held_out, config.num_test
+    known = load_grey_images("synthetic" if is_made_up else "fashion_mnist", counts, seed, data_folder)
+    if is_made_up:
+        strange = pixel_shuffled(known.test[0], seed)
+    else:
+        strange = scale_pixels(load_mnist("mnist", "test", data_folder, config.num_test)[0])
+    return CollapseData(known.train, known.held_out, known.test, strange)
+
+
+def _colour_images(config: CollapseConfig, seed: int, folder: DataFolder) -> CollapseData:
+    """Load CIFAR-10, and SVHN as what the network has never seen."""
+    pool, labels = load_cifar10("train", folder)
+    test, test_labels = load_cifar10("test", folder, config.num_test)
+    own, held_out = split_rows(len(pool), config.num_train, config.num_held_out, seed)
+    return CollapseData(
+        (standardise(pool[own]), labels[own]),
+        (standardise(pool[held_out]), labels[held_out]),
+        (standardise(test), test_labels),
+        standardise(load_svhn(folder, config.num_test)),
+        pool[own],
+    )
+
+
+def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> list[CollapseRow]:
+    """Train a network at one batch size, and score it without noise, by MCBN, and by MCBN tuned in two ways."""
+    network, loss = trained_network(config, seed, batch_size, data)
+
+    def fitted(size: int) -> bb.BatchNormPosterior:
+        images, count = data.train[0], config.num_samples
+        batches = images if data.pixels is None else augmented_batches(data.pixels, size, seed)
+        return bb.mcbn(network, batches, batch_size=size, num_samples=count, seed=seed, center="running")
+
+    def tuned(posterior: bb.BatchNormPosterior) -> bb.BatchNormPosterior:
+        images, count = [data.held_out], config.num_samples
+        return bb.tune_batch_size(posterior, images, bb.categorical(), num_samples=count, seed=seed).posterior
+
+    as_trained, smallest = fitted(batch_size), min(config.batch_sizes)
+    own = measure(bb.deterministic(network), 1, seed, data)
+    detector = bb.novelty(network, data.train[0], num_examples=NOVELTY_EXAMPLES, seed=seed)
+    unusual = bb.metrics.ood_auroc(detector.score(data.test[0]), detector.score(data.strange))
+    rows = [CollapseRow(seed, batch_size, loss, DETERMINISTIC, None, None, **own, auroc_novelty=unusual)]
+    posteriors = {AS_TRAINED: as_trained, TUNED: tuned(as_trained)}
+    if batch_size > smallest:
+        posteriors[REFITTED] = tuned(fitted(smallest))
+    for method, posterior in posteriors.items():
+        seen = measure(posterior, config.num_samples, seed, data)
+        both = torch.cat([data.test[0][:32], data.strange[:32]])
+        linearity = measure_linearity(posterior, both, num_draws=16, max_examples=len(both), seed=seed)
+        rows.append(CollapseRow(seed, batch_size, loss, method, posterior.batch_size, linearity.unexplained, **seen))
+    return rows if batch_size > smallest else [*rows, replace(rows[-1], method=REFITTED)]
+
+
+def trained_network(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> tuple[nn.Module, float]:
+    """Return a network and its mean training loss in the last epoch. The seed alone sets the initial weights."""
+    with GlobalStream(seed):
+        network = fast(SmallVGG() if data.pixels is None else CifarResNet(DEPTH, width=WIDTH))
+    if data.pixels is not None:
+        recipe = Course(config.epochs, batch_size, config.learning_rate, "adam")
+        return network, train_on_bytes(network, data.pixels, data.train[1], recipe, augmented, seed)
+    training = bb.TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)
+    batches = shuffled(*data.train, batch_size, seed)
+    return network, bb.train(network, batches, supervised(cross_entropy), training)[-1]
+
+
+def measure(posterior: bb.Posterior, num_samples: int, seed: int, data: CollapseData) -> dict[str, Any]:
+    """Compare familiar with strange images by exact draws. Return the fields of a row from accuracy on."""
+    images, labels = data.test
+    familiar, strange = (
+        bb.predict(posterior, inputs, bb.categorical(), num_samples=num_samples, seed=seed)
+        for inputs in (images, data.strange)
+    )
+    inside, outside = familiar.mutual_information, strange.mutual_information
+    informed = num_samples > 1  # one function cannot disagree with itself
+    return {
+        "accuracy": bb.metrics.accuracy(familiar.probs, labels),
+        "nll": bb.metrics.negative_log_likelihood(familiar.log_prob(labels)),
+        "information_in": bb.metrics.mean_score(inside) if informed else None,
+        "information_out": bb.metrics.mean_score(outside) if informed else None,
+        "auroc_information": bb.metrics.ood_auroc(inside, outside) if informed else None,
+        "auroc_entropy": bb.metrics.ood_auroc(familiar.entropy, strange.entropy),
+    }

@@ -1,0 +1,1 @@
+"""Random weights: sparse variational dropout, variance networks, few bits, random labels, gradient estimators."""

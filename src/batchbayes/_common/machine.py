@@ -1,0 +1,181 @@
+"""Memory of the process.
+
+One thread for torch and numpy.
+
+Workers for units of work, as a `concurrent.futures.Executor`.
+
+The code that runs units needs only this interface. So the workers of a cluster can replace the processes of this
+machine (`cluster.py`).
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+import torch
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep memory that a pass frees for the next pass, instead of returning it to the system.
+
+    glibc returns memory beyond a threshold, which is twice the largest block that was freed before (at most 32 MB). The
+    block here is never written to, so it costs nothing, and one is enough for the process. Without it page faults took
+    a sixth of a training step, and a third of what a draw of the weights costs.
+    """
+    torch.empty(2**25 - 2**13, dtype=torch.uint8)
+
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+"""The libraries below torch and numpy read this variable when they are loaded."""
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Use one thread for torch, and for numpy if it is loaded inside the block.
+
+    Sums then do not depend on the number of cores.
+    """
+    before = os.environ.get(THREADS_VARIABLE)
+    os.environ[THREADS_VARIABLE] = "1"
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else 1
+    try:
+        if torch:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        if torch:
+            torch.set_num_threads(threads)
+        if before is None:
+            del os.environ[THREADS_VARIABLE]
+        else:
+            os.environ[THREADS_VARIABLE] = before
+
+
+T = TypeVar("T")
+
+_UNTIL_EXIT = ExitStack()
+"""Keeps the contexts that a worker process enters at its start: without a reference they would end at once."""
+
+
+class Workers(Executor):
+    """An executor that knows how many units it can do at the same time."""
+
+    @property
+    def size(self) -> int:
+        """The number of units. In a cluster it may change."""
+        return 1
+
+
+def local_workers(count: int) -> Workers:
+    """Return an executor with `count` processes of this machine, each with one thread.
+
+    For a count of 1 the work is done in the current process.
+
+    >>> with local_workers(1) as workers:
+    ...     workers.submit(pow, 2, 5).result()
+    32
+    """
+    return ThisProcess() if count == 1 else WorkerProcesses(count)
+
+
+class ThisProcess(Workers):
+    """An executor that does all work at once in the current process, with one thread."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call the function and return a finished future. Ctrl-C is not caught: it ends the whole run."""
+        future: Future[T] = Future()
+        try:
+            with single_threaded():
+                future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class WorkerProcesses(ProcessPoolExecutor, Workers):
+    """An executor with spawned processes that always end when their parent ends.
+
+    The workers hold one end of a pipe, and the parent holds the other. When the parent closes its end (after Ctrl-C) or
+    is killed, the workers end at once, in the middle of their work.
+    """
+
+    def __init__(self, count: int) -> None:
+        context = get_context("spawn")
+        listening, self._lifeline = context.Pipe(duplex=False)
+        self._count = count
+        super().__init__(count, mp_context=context, initializer=_start_worker, initargs=(listening,))
+
+    @property
+    def size(self) -> int:
+        return self._count
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Submit work as usual. This may start a process, which must not receive Ctrl-C."""
+        with ctrl_c_delayed():
+            return super().submit(fn, *args, **kwargs)
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is not None:
+            self._end_workers()
+        self.shutdown(wait=True, cancel_futures=True)
+        self._lifeline.close()
+
+    def _end_workers(self) -> None:
+        """End all workers at once.
+
+        A worker may end while it sends a result. The thread of the pool that reads results then waits for the rest of
+        the message, because this process has the writing end of the pipe open too. So this end is closed here.
+        """
+        self._lifeline.close()
+        for process in list((self._processes or {}).values()):
+            wait([process.sentinel])
+        self._result_queue._writer.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextmanager
+def ctrl_c_delayed() -> Iterator[None]:
+    """Hide Ctrl-C from processes that start in the block. The current process handles it after the block.
+
+    A new process inherits the signal mask of this thread, so it never receives Ctrl-C. The mask alone is not enough for
+    the current process: another thread may receive the signal, and Python would then leave the block while the new
+    process is only half started. Therefore the handler is replaced too.
+    """
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _start_worker(lifeline: Connection) -> None:
+    """Prepare a new worker process."""
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives Ctrl-C too, and ends its workers
+    _UNTIL_EXIT.enter_context(single_threaded())
+
+
+def _end_with(lifeline: Connection) -> None:
+    """End this process when the other end of the pipe closes."""
+    try:
+        lifeline.recv_bytes()
+    except (EOFError, OSError):
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,1 +1,0 @@
-"""Data sources, one file for each. They contain no Bayesian code."""

@@ -1,1 +1,0 @@
-"""Export: a posterior as one file that predicts without Python and without training data."""

@@ -1,1 +1,0 @@
-"""Detection of inputs unlike those that a network was trained with. `novelty.py` holds the public function."""

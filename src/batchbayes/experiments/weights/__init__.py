@@ -1,1 +1,0 @@
-"""Experiments on random weights: sparse variational dropout, variance networks, normalising flows."""

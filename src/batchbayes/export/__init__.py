@@ -1,0 +1,1 @@
+"""A posterior as one file that predicts without Python (ONNX, .pt2)."""

@@ -1,1 +1,0 @@
-"""Tests of the batch statistics: are they Gaussian, and which layers are correlated?"""

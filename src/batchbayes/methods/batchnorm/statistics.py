@@ -1,0 +1,293 @@
+"""What all methods that read mini-batches have in common: check the network, gather rows, look for trouble."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, get_args
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.checks import require_option, whole_number
+from batchbayes._common.progress import progress
+from batchbayes._common.rng import GlobalStream
+from batchbayes.engines.check import keep_examples
+from batchbayes.engines.linear import MOST_OUTPUTS
+from batchbayes.engines.sample import sampled_outputs
+from batchbayes.errors import BatchbayesError, warn
+from batchbayes.methods.batchnorm.condition import (
+    MOST_MOVED,
+    drift_message,
+    is_settled,
+    moved_message,
+    order_message,
+    warn_of_condition,
+)
+from batchbayes.methods.batchnorm.omega import collect_omegas, is_mean, running_omega
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
+from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing
+from batchbayes.network.batches import Batches, Drawn, mini_batches
+from batchbayes.network.function import Network, Output, as_network
+from batchbayes.network.inputs import Picker, each_tensor, require_finite
+from batchbayes.network.shadow import one_call
+
+if TYPE_CHECKING:
+    from batchbayes.methods.batchnorm.leading import OutputAxes
+
+FEW_OUTPUTS = 16
+"""If a network has more outputs than this, the derivatives of all of them cost too much."""
+SAMPLE_OUTPUTS = 4096
+"""The influence of the rows is measured at this many outputs of each training input, or fewer."""
+AXIS_EXAMPLES, AXIS_DRAWS = 128, 64
+"""Largest numbers of examples of the first batch and of draws that show how many classes move together."""
+COMPARED = 8
+"""Number of draws that are compared with the network's own answer, if one draw is far from it."""
+
+
+class MiniBatchOptions(TypedDict, total=False):
+    """How mini-batches are read; see `mcbn`."""
+
+    num_samples: int
+    seed: int
+    batch_size: int | None
+    training_batch_size: int | None
+    sites: Select
+    inputs: Picker
+    output: Output
+
+
+class FitOptions(MiniBatchOptions, total=False):
+    """All options of `mcbn` but one."""
+
+    center: Center | None
+    dropout: bool
+
+
+class Prepared(NamedTuple):
+    """A network, its sites, and a stream of training mini-batches of one size."""
+
+    network: Network
+    sites: tuple[Site, ...]
+    idle: tuple[str, ...]
+    """Layers that the first batch did not reach: no other may reach them either."""
+    batch_size: int
+    num_samples: int
+    first: Any
+    stream: Iterator[Any]
+    random: GlobalStream
+    """The random numbers that data loaders, augmentations and dropout draw."""
+    drawn: Drawn
+    """Where the mini-batches that were read come from."""
+    training_batch_size: int | None = None
+    """The batch size of training, if the user has said it."""
+
+
+def prepare(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    num_samples: int = 64,
+    seed: int = 0,
+    batch_size: int | None = None,
+    training_batch_size: int | None = None,
+    sites: Select = None,
+    inputs: Picker = None,
+    output: Output = None,
+) -> Prepared:
+    """Check the network and the data. The stream ends after `num_samples` mini-batches, or with the data."""
+    whole_number("num_samples", num_samples)
+    whole_number("seed", seed, least=None)
+    if training_batch_size is not None:
+        whole_number("training_batch_size", training_batch_size)
+    network, random = as_network(model, output), GlobalStream(seed)
+    for name, parameter in network.module.named_parameters():
+        require_finite(parameter.detach(), f"the weights ({name})")
+    with random:
+        size, stream = mini_batches(batches, batch_size, picker=inputs, seed=seed, drawn=(drawn := Drawn()))
+        first = next(stream)
+    if training_batch_size is not None and training_batch_size != size:
+        warn(
+            f"the statistics are those of batches of {size}, but the network was trained with batches of "
+            f"{training_batch_size}: the spread is off by a factor of {(training_batch_size / size) ** 0.5:.2f}. "
+            f"Pass batch_size={training_batch_size}."
+        )
+    found, idle = find_sites(network, first, sites)
+    warn_of_condition(network.module, found)
+    stream = islice(chain([first], _read_within(random, stream)), num_samples)
+    return Prepared(network, found, idle, size, num_samples, first, stream, random, drawn, training_batch_size)
+
+
+def _read_within(random: GlobalStream, batches: Iterator[Any]) -> Iterator[Any]:
+    """Read each batch inside the random stream."""
+    while True:
+        with random:
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def fit_rows(
+    prepared: Prepared, method: str, center: Center | None, dropout: bool
+) -> tuple[Tensor, BatchNormPosterior]:
+    """Return omega of each mini-batch, (R, D), and the posterior of these rows."""
+    rows, shape = _gather_rows(prepared, dropout)
+    return rows, _posterior_from_rows(prepared, rows, shape, chosen_center(center, prepared.sites), method)
+
+
+def _gather_rows(prepared: Prepared, dropout: bool) -> tuple[Tensor, torch.Size]:
+    """Return omega of each mini-batch, (R, D), and the shape of the outputs of one of them.
+
+    Raise an error if several were asked for and all are the same.
+    """
+    random, shapes = prepared.random if dropout else None, set[torch.Size]()
+    fixed = (prepared.network, prepared.sites, prepared.stream)
+    seen = collect_omegas(*fixed, idle=prepared.idle, dropout=random, see_outputs=lambda y: shapes.add(y.shape))
+    rows = torch.stack(list(progress(seen, "batch statistics", prepared.num_samples)))
+    mean = is_mean(prepared.sites)
+    relative = rows - rows.mean(0)
+    relative[:, mean] /= rows.mean(0)[~mean].exp()  # shifts of the mean, in standard deviations
+    if prepared.num_samples > 1 and relative.abs().max() < 100 * torch.finfo(rows.dtype).eps:
+        raise BatchbayesError(
+            expected="mini-batches with different statistics",
+            got=f"zero spread at every site over {len(rows)} mini-batches of {prepared.batch_size}",
+            fix="pass several batches of different examples: when one batch is the whole training set, "
+            "every draw is the same network",
+        )
+    return rows, shapes.pop()
+
+
+def _posterior_from_rows(
+    prepared: Prepared, rows: Tensor, shape: torch.Size, center: Center, method: str
+) -> BatchNormPosterior:
+    """Return the posterior of observed rows. Warn if they do not look like those of training."""
+    first = prepared.sites[0]
+    unlike = drift_message(first, rows, center)
+    for message in (unlike, order_message(first, rows, prepared.batch_size)):
+        if message:
+            warn(message)
+    mean = rows.mean(0)
+    middle = mean if center == "batches" else running_omega(prepared.sites)
+    size = float(prepared.batch_size)
+    fixed = (prepared.network, prepared.sites, middle, rows - mean, size, method, center)
+    drawn_from = {
+        "num_examples": prepared.drawn.num_examples,
+        "population": prepared.drawn.population(prepared.batch_size),
+    }
+    plain = BatchNormPosterior(*fixed, idle=prepared.idle, **drawn_from)
+    if not unlike:
+        _compare_with_network(prepared, plain)
+    if len(rows) < 2:
+        return plain
+    moves = OutputMoves(fixed, prepared.idle, prepared.first, shape)
+    posterior = plain.changed(influence=moves.influence, output_axes=moves.axes)
+    keep_examples(posterior, prepared.first, moves.kinds, are_maps=moves.are_maps)
+    return posterior
+
+
+class OutputMoves:
+    """How the rows of a fit move outputs, for the linear engine: measured on examples of the first mini-batch.
+
+    It costs a pass for each row, so it is done when it is first asked for. The examples are kept until then.
+    """
+
+    def __init__(self, fixed: tuple[Any, ...], idle: tuple[str, ...], first: Any, shape: torch.Size) -> None:
+        self._fixed, self._idle = fixed, idle
+        self.are_maps, self._num_outputs = len(shape) > 2, shape[1:].numel()
+        self._has_axes = not self.are_maps and FEW_OUTPUTS < self._num_outputs <= MOST_OUTPUTS
+        self._few = min(32, max(2, len(first) // 4))
+        kept = first[: AXIS_EXAMPLES if self._has_axes else self._few]
+        self._examples = each_tensor(kept, torch.clone)  # the user may change the batch
+        self._found: tuple[Tensor, OutputAxes | None] | None = None
+
+    def influence(self) -> Tensor:
+        """Return the Gram matrix (R, R) of the changes of outputs that the rows cause."""
+        return self._measured()[0]
+
+    def axes(self) -> "OutputAxes | None":
+        """Return the axes along which logits move, if there are many classes."""
+        return self._measured()[1] if self._has_axes else None
+
+    def kinds(self) -> list[bool]:
+        """Return for which kinds of outputs the linear engine is to be checked: without contrasts, and with them."""
+        is_few, by_classes = self._num_outputs <= FEW_OUTPUTS, self.axes() is not None
+        kinds = {False: is_few or not by_classes, True: self._num_outputs > 1 and (is_few or by_classes)}
+        return [kind for kind, wanted in kinds.items() if wanted]
+
+    def _measured(self) -> "tuple[Tensor, OutputAxes | None]":
+        examples, found = self._examples, self._found  # in this order: another thread may finish meanwhile
+        if found is None:
+            with one_call(), torch.inference_mode(False):
+                found = self._measure(examples)
+            self._found = found
+            self._examples = None
+        return found
+
+    def _measure(self, examples: Any) -> "tuple[Tensor, OutputAxes | None]":
+        from batchbayes.methods.batchnorm.leading import find_output_axes
+
+        posterior = BatchNormPosterior(*self._fixed, idle=self._idle)
+        rows = posterior.deviations
+        drawn = _draw_outputs(posterior, examples[: self._few], len(rows))
+        moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
+        _, weights, index = posterior.combinations(len(rows), seed=0)
+        order = weights[index].double()  # draws -> rows: a permutation
+        influence = (order.T @ (moved @ moved.T) @ order).to(rows.dtype)
+        if not self._has_axes:
+            return influence, None
+        axes = find_output_axes(_draw_outputs(posterior, examples, min(AXIS_DRAWS, len(rows))))
+        return influence, axes and axes.to(rows)
+
+
+def _draw_outputs(posterior: BatchNormPosterior, examples: Any, num_samples: int) -> Tensor:
+    """Return draws on some examples, (S, n, outputs). Of maps, which are large, an even selection is kept, at once."""
+    thinned = []
+    with torch.no_grad():
+        for outputs in sampled_outputs(posterior, examples.to(posterior.device), num_samples, seed=0):
+            thinned.append(_thinned(outputs))
+    return torch.cat(thinned)
+
+
+def _thinned(outputs: Tensor) -> Tensor:
+    """Return an even selection of the outputs of each example, (s, n, ...) -> (s, n, outputs)."""
+    flat = outputs.reshape(*outputs.shape[:2], -1)
+    last = flat.shape[-1] - 1
+    return flat[..., torch.linspace(0, last, min(SAMPLE_OUTPUTS, last + 1)).long()]
+
+
+def _compare_with_network(prepared: Prepared, posterior: BatchNormPosterior) -> None:
+    """Warn if draws on some training inputs lie beside the network's own answer, or hide it.
+
+    The unit is the standard deviation of the network's answers over examples: what it has to say about them. One draw
+    that is near the network's answer settles it. Otherwise more draws tell how far their mean is off, and they differ.
+    """
+    if not all(is_settled(site) for site in prepared.sites):
+        return
+    few = min(32, max(2, prepared.batch_size // 4))
+    examples = prepared.first[:32].to(prepared.network.device)
+    with torch.no_grad():
+        answers = _thinned(prepared.network(examples, before=refusing(prepared.idle))[None]).cpu()[0].double()
+    unit = float(answers.var(0).mean().sqrt()) if len(answers) > 1 else 0.0
+    if not unit > 100 * torch.finfo(torch.float32).eps * float(answers.abs().max()):
+        return  # the answers are all the same
+    own = answers[:few]
+    one = _draw_outputs(posterior, prepared.first[:few], 1).cpu().double()
+    if float((one[0] - own).square().mean().sqrt()) <= MOST_MOVED * unit or len(posterior.deviations) < 2:
+        return
+    drawn = _draw_outputs(posterior, prepared.first[:few], min(COMPARED, len(posterior.deviations))).cpu().double()
+    spread = float(drawn.var(0).mean())
+    moved = float((drawn.mean(0) - own).square().mean()) - spread / len(drawn)  # without the noise of few draws
+    found = (max(moved, 0.0) ** 0.5 / unit, spread**0.5 / unit)
+    if message := moved_message(*found, posterior.centered_on, prepared.batch_size, prepared.training_batch_size):
+        warn(message)
+
+
+def require_center(center: str | None) -> None:
+    """Raise an error unless the centre is one of the two that exist."""
+    if center is not None:
+        require_option("center", center, get_args(Center))
+
+
+def chosen_center(center: Center | None, sites: Sequence[Site]) -> Center:
+    """Return the centre that was asked for, or else the running statistics, if all layers have them."""
+    require_center(center)
+    return center or ("running" if all(site.tracks for site in sites) else "batches")

@@ -1,0 +1,60 @@
+"""The network as it is: the baseline that every method is compared with.
+
+What is random: nothing. All draws are the network itself, in evaluation mode.
+Cost: none for the fit; one forward pass for a prediction.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name
+from batchbayes.posterior import Header, Posterior
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PointPosterior(Posterior):
+    """A single function: the user's network."""
+
+    kind: ClassVar[str] = "point"
+    is_point: ClassVar[bool] = True  # type: ignore[misc]
+
+    network: Network
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(deterministic on {self.network})"
+
+    def draw(self, seed: int, index: int) -> Function:
+        return self.network
+
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        return {"output": self.network.output}, {}
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        return cls(as_network(model, header["output"]))
+
+
+def deterministic(model: nn.Module, *, output: Output = None) -> PointPosterior:
+    """Return the network as it predicts by itself, with its running statistics. Any network will do.
+
+    >>> import torch
+    >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).eval()
+    >>> x = torch.randn(4, 2)
+    >>> bool((deterministic(network).draw(seed=0, index=0)(x) == network(x)).all())
+    True
+    """
+    network = as_network(model, output)
+    layers = modules_by_name(network.module, _BatchNorm)
+    blind = [name for name, layer in layers.items() if layer.running_mean is None or layer.running_var is None]
+    if blind:
+        raise BatchbayesError(
+            expected="batch-norm layers with running statistics",
+            got=f"none (track_running_stats=False) in {', '.join(blind)}",
+            fix="use population(model, batches), which computes them from the training data",
+        )
+    return PointPosterior(network)

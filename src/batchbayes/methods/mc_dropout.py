@@ -1,0 +1,230 @@
+r"""Monte Carlo dropout.
+
+What is random: the masks of the dropout layers. Each call of a layer draws one mask, of the shape of one example's
+activation. All inputs of a draw share it, so that a draw is a function. Everything else is as in evaluation mode.
+q(omega): independent Bernoulli variables, of which a share 1 - p is one, for each element (`Dropout`, `AlphaDropout`)
+or each channel (`Dropout1d`, `Dropout2d`, `Dropout3d`, `FeatureAlphaDropout`). What is kept is scaled by 1 / (1 - p).
+Cost: none for the fit; a draw is a forward pass and one mask for each layer.
+Reference: Gal, Ghahramani, "Dropout as a Bayesian Approximation", ICML 2016.
+Where we differ: the usual code draws a mask for each example, with the same marginals. Our masks depend on neither the
+batch nor its size. Dropout that is not a module cannot be seen and stays off: `F.dropout`, and the dropout inside
+torch's recurrent and attention layers.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from batchbayes._common.rng import generator
+from batchbayes._common.text import count
+from batchbayes.errors import BatchbayesError, warn
+from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
+from batchbayes.posterior import Header, Posterior
+
+if TYPE_CHECKING:
+    from batchbayes.methods.candidates import Candidate, Setting
+    from batchbayes.methods.table import Method
+
+CHANNELWISE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout
+ALPHA = nn.AlphaDropout | nn.FeatureAlphaDropout
+SELU_FLOOR = -1.7580993408473766
+"""The limit of SELU for very negative inputs. Alpha dropout puts it in the place of what it drops."""
+
+
+class DropoutSite(NamedTuple):
+    """One dropout layer, its name inside the network, and its probability when the posterior was made."""
+
+    name: str
+    layer: _DropoutNd
+    probability: float
+
+    def mask(self, inputs: Tensor, seed: int, index: int, call: int) -> Tensor:
+        """Return ones and zeros in the shape of one example, or of its channels. The CPU draws them on every device."""
+        shape = inputs.shape[1:]
+        if isinstance(self.layer, CHANNELWISE):
+            shape = [*shape[:1], *[1] * len(shape[1:])]
+        random = generator(seed, "dropout", index, self.name, call)
+        return (torch.rand(shape, generator=random) >= self.probability).to(inputs)
+
+    def drop(self, inputs: Tensor, mask: Tensor) -> Tensor:
+        """Put a mask (...) on inputs (N, ...), and scale as the layer does in training."""
+        p = self.probability
+        if p == 1:
+            return inputs * mask
+        if not isinstance(self.layer, ALPHA):
+            return inputs * (mask / (1 - p))
+        scale = ((1 + p * SELU_FLOOR**2) * (1 - p)) ** -0.5  # keeps mean zero and variance one
+        return inputs * (mask * scale) + ((1 - mask) - p) * (SELU_FLOOR * scale)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DropoutPosterior(Posterior):
+    """Functions that differ in what the dropout layers of one network drop."""
+
+    kind: ClassVar[str] = "dropout"
+
+    network: Network
+    sites: tuple[DropoutSite, ...]
+    """The dropout layers that drop anything, in the order in which the modules were registered."""
+
+    def __repr__(self) -> str:
+        low, high = min(site.probability for site in self.sites), max(site.probability for site in self.sites)
+        spread = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        return f"{type(self).__name__}(mc_dropout on {self.network}: {count(len(self.sites), 'site')}, p {spread})"
+
+    def draw(self, seed: int, index: int) -> Function:
+        """Return the network with the masks of draw `index`."""
+        sites = {site.name: site for site in self.sites}
+        present = modules_by_name(self.network.module, _DropoutNd)
+        if replaced := [name for name, site in sites.items() if present.get(name) is not site.layer]:
+            raise BatchbayesError(
+                expected="the dropout layers that the posterior was made for",
+                got=f"others in the place of {', '.join(replaced[:6])}",
+                fix="make the posterior again after you change the network",
+            )
+
+        def drawn(inputs: Any) -> Tensor:
+            calls: Counter[str] = Counter()
+
+            def dropped(name: str, activations: Tensor) -> Tensor:
+                _require_batch_first(name, activations, len(inputs))
+                calls[name] += 1
+                site = sites[name]
+                return site.drop(activations, site.mask(activations, seed, index, calls[name]))
+
+            self._look_for_functions(inputs)
+            outputs = self.network(inputs, instead={name: partial(dropped, name) for name in sites})
+            if not calls:
+                raise BatchbayesError(
+                    expected="dropout layers that run in a forward pass",
+                    got=f"{len(sites)} in {type(self.network.module).__name__} that did not, so no noise",
+                    fix="call the layers in forward(), not functions with their weights",
+                )
+            return outputs
+
+        return drawn
+
+    def _look_for_functions(self, inputs: Any) -> None:
+        """Warn, once, of dropout that is no module: it stays off. One example runs through the network to see it."""
+        if vars(self).get("_was_looked_at") or not len(inputs):
+            return
+        vars(self)["_was_looked_at"] = True
+        every = modules_by_name(self.network.module, _DropoutNd)
+        with _FunctionalDropout() as seen:
+            self.network(inputs[:1], instead={name: lambda activations: activations for name in every})
+        if seen.probabilities:
+            warn(
+                f"the network calls F.dropout in its forward pass (p {max(seen.probabilities):g}). This is no module, "
+                "and stays off. Draws vary less than the network did in training. Use nn.Dropout modules."
+            )
+
+    def state(self) -> tuple[Header, dict[str, Tensor]]:
+        return {"output": self.network.output, "layout": _layout(self.network.module)}, {}
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        network = as_network(model, header["output"])
+        row = "layer {} of type {} with p {:g}"
+        require_layout(network.module, header["layout"], _layout(network.module), "dropout", row)
+        return cls(network, _sites(network.module))
+
+
+_FUNCTIONS = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+    torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
+}  # fmt: skip
+
+
+class _FunctionalDropout(TorchFunctionMode):
+    """Sees functions that would drop something in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probabilities: set[float] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if func in _FUNCTIONS:
+            self.probabilities.add(float(given.get("p", args[1] if len(args) > 1 else 0.5)))
+            self.probabilities.discard(0.0)
+        return func(*args, **given)
+
+
+def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
+    """Keep the dropout of a trained network on, with one mask for all inputs of a draw.
+
+    Args:
+        model: any network with dropout modules. It is not changed. A warning names recurrent and attention layers of
+            torch whose own dropout cannot be switched on. At the first draw another one tells of calls of F.dropout.
+        output: which output counts, if the network returns a tuple or a dict.
+
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+    >>> mc_dropout(network)
+    DropoutPosterior(mc_dropout on Sequential: 1 site, p 0.2)
+    """
+    network = as_network(model, output)
+    sites = _sites(network.module)
+    if all(site.probability == 1 for site in sites):
+        every = modules_by_name(network.module, _DropoutNd)
+        found = ", ".join(f"{name} with p={layer.p:g}" for name, layer in list(every.items())[:6])
+        raise BatchbayesError(
+            expected="a network with dropout modules of a probability between 0 and 1",
+            got=f"{type(network.module).__name__} with {found or 'none'}",
+            fix="use a network that was trained with nn.Dropout; F.dropout inside forward() cannot be seen",
+        )
+    if hidden := _hidden(network.module):
+        warn(
+            f"the dropout inside {', '.join(hidden[:6])} is no module of its own, and stays off. Draws vary less than "
+            "the network did in training."
+        )
+    return DropoutPosterior(network, sites)
+
+
+def _hidden(module: nn.Module) -> list[str]:
+    """Return the layers that drop something inside a function: attention, and recurrent ones between their layers."""
+    layers = modules_by_name(module, (nn.RNNBase, nn.MultiheadAttention))
+    each = (
+        (name, layer) for name, layer in layers.items() if layer.dropout > 0 and getattr(layer, "num_layers", 2) > 1
+    )
+    return [f"{name or 'the network'} ({type(layer).__name__}, p {layer.dropout:g})" for name, layer in each]
+
+
+def dropout_candidates(method: "Method", setting: "Setting") -> "list[Candidate]":
+    """Return what an assessment compares: the network with its dropout on."""
+    from batchbayes.methods.candidates import Candidate
+
+    return [Candidate(method, mc_dropout(setting.model), rank=1)]
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Return whether a network has dropout layers that drop something."""
+    return any(site.probability < 1 for site in _sites(as_network(model).module))
+
+
+def _sites(module: nn.Module) -> tuple[DropoutSite, ...]:
+    layers = modules_by_name(module, _DropoutNd)
+    return tuple(DropoutSite(name, layer, float(layer.p)) for name, layer in layers.items() if layer.p > 0)
+
+
+def _layout(module: nn.Module) -> list[list[object]]:
+    """Return name, type and probability of each dropout layer."""
+    layers = modules_by_name(module, _DropoutNd)
+    return [[name, type(layer).__name__, float(layer.p)] for name, layer in layers.items()]
+
+
+def _require_batch_first(name: str, activations: Tensor, count: int) -> None:
+    """Raise an error if examples are not the first axis: they can share a mask only along a known axis."""
+    if activations.shape[:1] != (count,):
+        raise BatchbayesError(
+            expected=f"one row for each example, {count} in all, at the dropout layer {name}",
+            got=f"an activation of shape {tuple(activations.shape)}",
+            fix="let the network keep the batch as the first axis (batch_first=True)",
+        )

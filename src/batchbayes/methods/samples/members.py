@@ -1,0 +1,116 @@
+"""What several methods share that train members: seeds, new networks, weights along a training, and what is refused."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common.checks import finite_number
+from batchbayes._common.rng import GlobalStream, stream_seed
+from batchbayes.errors import BatchbayesError
+from batchbayes.methods.samples.schedules import Schedule, kept_steps
+from batchbayes.methods.samples.weight_samples import state_of
+from batchbayes.training.batches import training_batches
+from batchbayes.training.loop import Loss, Step, TrainingBatches, TrainingConfig, supervised, train
+
+Data = tuple[Tensor, Tensor] | TrainingBatches
+"""Inputs and targets as two tensors, or batches as `training.loop.train` takes them."""
+State = dict[str, Tensor]
+
+
+def member_seed(seed: int, number: int) -> int:
+    """Return the seed of one member."""
+    return stream_seed(seed, "member", number)
+
+
+def steps_in_epoch(batches: Any) -> int:
+    """Return the number of batches, which schedules need to know."""
+    try:
+        return len(batches)
+    except TypeError as error:  # also of a loader whose data set has no length
+        raise BatchbayesError(
+            expected="batches with a length, because schedules need the number of steps",
+            got=f"a {type(batches).__name__}",
+            fix="pass two tensors, a list of batches, or a DataLoader over a data set with a length",
+        ) from error
+
+
+def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Make a network whose random start depends on a seed alone."""
+    if isinstance(make, nn.Module):
+        raise BatchbayesError(
+            expected="make as a function that returns a new network",
+            got=f"a network, {type(make).__name__}",
+            fix="pass a function, for example lambda: build_my_network()",
+        )
+    with GlobalStream(stream_seed(seed, "start")):
+        return make()
+
+
+def require_own_starts(networks: Sequence[nn.Module]) -> None:
+    """Refuse members that all start from the same weights, although `make` was called with another seed each time."""
+    first = dict(networks[0].named_parameters())
+    for number, network in enumerate(networks[1:], 1):
+        if all(torch.equal(parameter, first[name]) for name, parameter in network.named_parameters() if name in first):
+            raise BatchbayesError(
+                expected="a new start for each member",
+                got=f"the same weights for members 0 and {number}",
+                fix="take torch.manual_seed out of make=: the seed of each member is set around it",
+            )
+
+
+def require_prior(loss: Loss, config: TrainingConfig, prior_precision: float, steps: str) -> None:
+    """Refuse a prior that is not positive or that stands beside a weight decay, and an optimiser that nobody would use.
+
+    Also refuse a loss that is known not to be a mean over the batch: it is multiplied by the number of examples.
+    `steps` says what takes the steps in place of an optimiser.
+    """
+    finite_number("a prior precision", prior_precision, above=0, fix="pass 1, for example")
+    if config.weight_decay:
+        raise BatchbayesError(
+            expected="no weight decay beside the prior",
+            got=f"weight_decay={config.weight_decay}",
+            fix="pass prior_precision = weight decay times the number of examples instead",
+        )
+    if config.optimiser != "adam":
+        raise BatchbayesError(
+            expected=f"a config without optimiser=, because {steps}",
+            got=f"optimiser={config.optimiser!r}",
+            fix="drop it",
+        )
+    reduction = getattr(loss, "keywords", {}).get("reduction", getattr(loss, "reduction", "mean"))
+    if reduction != "mean":
+        raise BatchbayesError(
+            expected="a loss that is the mean over a batch, because it is multiplied by the number of examples",
+            got=f"reduction={reduction!r}",
+            fix='use reduction="mean"',
+        )
+
+
+def require_counting(targets: Any) -> None:
+    """Refuse labels that a loss leaves out, such as -100: the mean over the others is multiplied by all examples."""
+    if isinstance(targets, Tensor) and not targets.is_floating_point() and targets.numel() and int(targets.min()) < 0:
+        raise BatchbayesError(
+            expected="labels from 0, because each example counts in the posterior",
+            got=f"a label of {int(targets.min())}",
+            fix="leave out the examples that have no label",
+        )
+
+
+def weights_along(
+    network: nn.Module, data: Data, loss: Loss, config: TrainingConfig, schedule: Schedule, count: int
+) -> list[State]:
+    """Train with a schedule, and return the weights at the steps that it keeps."""
+    batches = training_batches(data, config.batch_size, config.seed)
+    steps = config.epochs * steps_in_epoch(batches)
+    wanted, kept = set(kept_steps(schedule, steps, count)), []
+
+    def after_step(step: Step) -> None:
+        if step.number - 1 in wanted:
+            kept.append(copy.deepcopy(state_of(step.network)))
+        step.set_learning_rate(config.learning_rate * schedule.factor(step.number, steps))
+
+    train(network, batches, supervised(loss), config, after_step=after_step)
+    return kept

@@ -1,1 +1,0 @@
-"""Networks as plain modules. They contain no Bayesian code."""

@@ -1,0 +1,76 @@
+"""A posterior shares the weights of the user's network. This tells if they have changed since it was fitted."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchbayes.network.copies import version_of
+
+FEW = 8
+"""Numbers of each parameter that are remembered."""
+
+
+class WeightsThen:
+    """What the weights of a network were at one time: their counters of changes, and a few of their numbers.
+
+    The counters cost nothing to look at. They also count what leaves the numbers as they are, such as loading the same
+    weights again, so numbers decide.
+
+    >>> network = nn.Linear(3, 2)
+    >>> then = WeightsThen(network)
+    >>> then.have_changed()
+    False
+    >>> _ = network.weight.data.copy_(torch.ones(2, 3)), network.load_state_dict(network.state_dict())
+    >>> then.have_changed()
+    True
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._registries = self._present_registries()
+        self._counters, self._numbers = self._count(), self._sample()
+
+    def have_changed(self) -> bool:
+        """Return whether the weights are others than they were. Each change is told once."""
+        if self._count() == self._counters:
+            return False
+        self._registries = self._present_registries()
+        self._counters, now = self._count(), self._sample()
+        return len(now) != len(self._numbers) or not all(map(_close, self._numbers, now))
+
+    def _present_registries(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return where the modules keep parameters, and other modules. Those of scripted modules are no dicts."""
+        every = list(self._module.modules())
+        kinds = [[m._parameters for m in every], [m._modules for m in every]]
+        parameters, modules = ([own for own in kind if isinstance(own, dict) and own] for kind in kinds)
+        return parameters, modules
+
+    def _count(self) -> list[int]:
+        """Return which modules there are, which tensors, how often each was changed, and where its numbers are."""
+        tensors = self._tensors()
+        found = [id(module) for own in self._registries[1] for module in own.values()]
+        found += map(id, tensors)
+        found += map(version_of, tensors)
+        found += [tensor.data_ptr() for tensor in tensors if type(tensor) is nn.Parameter]  # others may have none
+        return found
+
+    def _sample(self) -> list[Tensor]:
+        with torch.no_grad():
+            return [_spread(tensor) for tensor in self._tensors()]
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for own in self._registries[0] for tensor in own.values() if tensor is not None]
+
+
+def _spread(tensor: Tensor) -> Tensor:
+    """Return a few numbers of a tensor, evenly spread."""
+    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // FEW)].clone()
+
+
+def _close(then: Tensor, now: Tensor) -> bool:
+    """Whether numbers are the same, but for the precision of the coarser of two types."""
+    if then.shape != now.shape or not (then.is_floating_point() and now.is_floating_point()):
+        return then.shape == now.shape and torch.equal(then, now.to(then))
+    rounding = 2 * max(torch.finfo(then.dtype).eps, torch.finfo(now.dtype).eps)
+    return torch.allclose(now.to("cpu", torch.float64), then.to("cpu", torch.float64), rtol=rounding, atol=0)

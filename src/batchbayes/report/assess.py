@@ -1,0 +1,244 @@
+"""The assessment as a whole: `bb.assess`, and the command `batchbayes assess`."""
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from batchbayes._common.checks import as_path, whole_number
+from batchbayes._common.progress import hidden_progress
+from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name, warn
+from batchbayes.likelihoods import Categorical
+from batchbayes.methods.table import resolve
+from batchbayes.network.function import as_network
+from batchbayes.report.compare.rows import Show
+from batchbayes.report.options import AssessOptions, CommonOptions, Settings, names, positive, whole
+from batchbayes.report.read.case import Case, found_in, load_case, make_case
+from batchbayes.report.read.data_check import UNFAMILIAR, outside_ranges, unfamiliar
+from batchbayes.report.read.examples import from_object
+from batchbayes.report.read.reading import Reading
+from batchbayes.report.read.sources import Training, training_of
+from batchbayes.report.read.task import given_likelihood
+from batchbayes.report.result import Assessment
+from batchbayes.report.words.methods import caution_of
+from batchbayes.report.write import map_writer, require_extras, require_place
+
+ASSESSORS = {
+    "classification": "batchbayes.report.compare.classification:assess_classification",
+    "regression": "batchbayes.report.compare.regression:assess_regression",
+    "segmentation": "batchbayes.report.compare.segmentation:assess_segmentation",
+}
+
+SWITCHES = [field.name for field in fields(Settings) if field.default is False]
+PREPARE = (
+    "Compare how this data and the training data were prepared. Then assess again: what stands below holds for this "
+    "data only."
+)
+
+
+def assess(
+    model: nn.Module | Sequence[nn.Module],
+    train: Any,
+    test: Any,
+    *,
+    calibration: Any = None,
+    ood: Any = None,
+    reference: Any = None,
+    likelihood: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    **settings: Any,
+) -> Assessment:
+    """Say how good a trained network is, how honest it is, when not to trust it, and which method to use.
+
+    Data is a DataLoader, a Dataset, a list of batches, or tensors or arrays (x, y). Only the training data may be
+    shuffled. This is what `batchbayes assess` does with files.
+
+    Args:
+        model: the trained network. It is not changed. Several networks of one shape are compared with their ensemble.
+        train: training data, with the training-time transforms. Targets are not needed.
+        test: test data, with targets.
+        calibration: data for tuning and choosing, with targets. By default it is a random third of the test data, which
+            then does not count as test data.
+        ood: inputs that the network should be unsure about.
+        reference: training data without random transforms, to tell what is unlike it. By default that of `train`.
+        likelihood: `bb.categorical()`, `bb.bernoulli()` for one logit, or `bb.gaussian(1.0)`, if it cannot be guessed
+            from outputs and targets. Temperature and precision are tuned.
+        out: a folder that does not exist yet, for report.html and all other files. `save` writes them later.
+        overwrite: whether to replace the files of an earlier assessment in that folder.
+        settings: `batch_size=` of the training, unless `train` is a loader; and `task`, `class_names`, `unit`,
+            `ignore_label`, `method`, `views`, `budget`, `center`, `engine`, `draws`, `seed`. They are the options of
+            `batchbayes assess`, and its `--help` explains them.
+
+    >>> from torch.nn import BatchNorm1d, Linear, Sequential
+    >>> network = Sequential(Linear(2, 8), BatchNorm1d(8), Linear(8, 3))
+    >>> x, y = torch.randn(300, 2), torch.randint(0, 3, (300,))
+    >>> found = assess(network, x[:150], (x[150:], y[150:]), batch_size=32, draws=8)
+    >>> sorted(found.metrics)[:2]
+    ['MCBN + temperature', 'MCBN tuned + temperature']
+    """
+    require_extras()
+    place = None if out is None else as_path(out)
+    if place is not None:
+        require_place(place, overwrite)
+    given, start = _settings(settings), time.monotonic()
+    networks: list[Any] = list(model) if isinstance(model, Sequence) and model else [model]
+    wanted = None if likelihood is None else given_likelihood(likelihood)
+    if isinstance(wanted, Categorical) and given.ignore_label is None:
+        given = replace(given, ignore_label=wanted.ignore_index)
+    with noted_warnings(shown=True) as caveats:
+        for network in networks:
+            as_network(network)
+        case = make_case(
+            networks[0],
+            _training(train, reference, given.batch_size),
+            from_object("test", test),
+            calibration=None if calibration is None else from_object("calibration", calibration),
+            ood=None if ood is None else from_object("ood", ood),
+            settings=given,
+            reading=Reading(),
+            likelihood=wanted,
+            members=[network.state_dict() for network in networks[1:]],
+        )
+        found = assessed(case)
+    found = replace(found, caveats=tuple(caveats), seconds=time.monotonic() - start)
+    if place is not None:
+        found.save(place, overwrite=overwrite)
+    return found
+
+
+def _training(train: Any, reference: Any, batch_size: int | None) -> Training:
+    found = training_of("train", train, batch_size)
+    return found if reference is None else replace(found, plain=training_of("reference", reference, None).plain)
+
+
+def _settings(given: Mapping[str, Any]) -> Settings:
+    """Return the settings that were passed by name, checked as those of the command line are. None is the default."""
+    known, plain = {field.name: field.metadata for field in fields(Settings)}, {}
+    for name, value in given.items():
+        if name not in known:
+            raise unknown_name("an option of assess", name, sorted(known))
+        choices, kind = known[name].get("choices"), known[name].get("type")
+        if value is None:
+            continue
+        if choices and value not in choices:
+            raise unknown_name(name, str(value), choices)
+        if kind in (positive, whole):
+            value = whole_number(name, value, least=1 if kind is positive else None)
+        elif name in SWITCHES:
+            value = bool(value)
+        elif kind is names:
+            several = isinstance(value, Iterable) and not isinstance(value, str)
+            value = tuple(map(str, value if several else [value]))
+        elif not isinstance(value, str):
+            fix = f"write it as on the command line, where --help explains --{name}"
+            raise BatchbayesError(expected=f"{name} as a text", got=f"{value!r}"[:200], fix=fix)
+        plain[name] = value
+    return Settings(**plain)
+
+
+def assessed(case: Case, show: Show | None = None) -> Assessment:
+    """Assess a network on data that fits it. `show` takes the predictions of test images, for maps."""
+    more = {} if show is None else {"show": show}
+    found: Assessment = resolve(ASSESSORS[case.task])(case, **more)
+    found = replace(found, terms={**found.terms, "What was tried": found_in(case)})
+    if caution := caution_of(found.recommended.candidate):
+        warn(caution)
+    test = case.test.whole() if case.split_off else case.test
+    if outside := outside_ranges(test, case.reading.schema):
+        warn(outside)
+    reason = unfamiliar(case.network, test, classes=case.task != "regression")
+    if reason is None:
+        return found
+    warn(f"{UNFAMILIAR} {reason}")
+    first = {"headline": UNFAMILIAR, "What to do next": PREPARE, "What is strange about it": reason}
+    verdict = {**first, **{key: text for key, text in found.verdict.items() if key not in first}}
+    return replace(found, verdict=verdict, is_usable=False)
+
+
+def assess_command(options: AssessOptions) -> None:
+    """Assess, and then print the verdict and where the report is."""
+    with running(options):
+        report = run_assessment(options, say=(lambda _: None) if options.quiet else _say)
+    document = (report.parent / "metrics.json").read_text(encoding="utf-8")
+    if options.json:
+        print(document, end="")
+    elif not options.quiet:
+        found = json.loads(document)
+        verdict = found["verdict"]
+        if found["usable"]:
+            verdict["What to do next"] += f"\n  {found['call']}"
+        print(verdict.pop("headline"), *(f"\n{heading}: {text}" for heading, text in verdict.items()), sep="")
+        print(f"\nReport: {report}")
+
+
+def run_assessment(options: AssessOptions, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Assess, write the output folder, whole or not at all, and return the path of the report."""
+    start = time.monotonic()
+    require_extras(parquet=options.parquet)
+    require_place(options.out, options.overwrite)
+    with noted_warnings() as caveats:
+        say("reading the network and the data")
+        case = load_case(options)
+        methods = ", ".join(method.label for method in case.methods) or "no other method"
+        say(f"assessing a {case.task} with {methods}")
+        maps = options.maps
+        found = assessed(case, None if maps is None else map_writer(maps, case.task, case.num_outputs))
+    say("writing the report")
+    found = replace(found, caveats=tuple(caveats), seconds=time.monotonic() - start)
+    return found.save(options.out, overwrite=True, parquet=options.parquet)
+
+
+@contextmanager
+def running(options: CommonOptions) -> Iterator[None]:
+    """Set the number of threads and hide progress bars, as the options say, inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(options.threads or before)
+    try:
+        with hidden_progress(options.quiet):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def noted_warnings(shown: bool = False, quiet: bool = False) -> Iterator[list[str]]:
+    """Collect our own warnings, each once. They are printed, or `shown` as other warnings are, or only collected.
+
+    What is shown goes by the filters of the caller, which may ignore warnings or raise them.
+    """
+    notes: list[str] = []
+    usual, filters = warnings.showwarning, list(warnings.filters)
+
+    def note(message: Any, category: type[Warning], file: str, line: int, *more: Any, **other: Any) -> None:
+        ours = issubclass(category, BatchbayesWarning)
+        if ours and str(message) in notes:
+            return
+        if ours:
+            notes.append(str(message))
+        if not ours:
+            usual(message, category, file, line, *more, **other)
+        elif shown:
+            with warnings.catch_warnings():
+                warnings.showwarning, warnings.filters[:] = usual, filters  # type: ignore[index]
+                warnings.warn_explicit(message, category, file, line)
+        elif not quiet:
+            print(message if str(message).startswith("WARNING") else f"warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", BatchbayesWarning)
+        warnings.showwarning = note
+        yield notes
+
+
+def _say(text: str) -> None:
+    print(f"batchbayes: {text}", file=sys.stderr)

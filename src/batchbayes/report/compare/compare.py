@@ -1,0 +1,235 @@
+"""The comparison from end to end: calibration data judges all candidates, one is chosen, test data sees the best.
+
+All candidates are judged with one engine. The linear engine is cheap, and almost right. Exact draws of some examples
+measure how wrong its scores are. If that could change the choice of a method, exact draws of all examples are compared,
+so that the choice does not depend on the engine.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.progress import hidden_progress
+from batchbayes.engines.linear import Drawn
+from batchbayes.errors import BatchbayesWarning, warn
+from batchbayes.methods.candidates import Candidate
+from batchbayes.methods.deterministic import deterministic
+from batchbayes.network.batches import spread_evenly
+from batchbayes.posterior import Posterior
+from batchbayes.predict import Predicted, predict, predict_stream
+from batchbayes.report.compare.choose import DOUBT, Choice, recommend
+from batchbayes.report.compare.contenders import EXACT_DRAWS, Contender, by_candidate
+from batchbayes.report.read.case import Case
+from batchbayes.report.read.views import some_inputs
+
+T = TypeVar("T")
+CHECKED = 256
+"""This many calibration examples tell how wrong the scores of the linear engine are."""
+MOST_SHOWN = 6
+"""This many candidates are predicted on the test data: the best on calibration data, beside the network."""
+FEW_EXACT = f"sample: {EXACT_DRAWS} exact draws"
+
+Judge = Callable[[Case, Candidate], list[Contender[Any]]]
+"""Predicts the calibration data for a candidate, tunes, and returns its contenders."""
+Test = Callable[[Case, Sequence[Contender[Any]], bool], Iterable[Contender[Any]]]
+"""Predicts the test data for the contenders of one candidate. The last argument says whether strange data is told about
+it: it is the network, or one of its contenders is recommended."""
+Price = Callable[[Case, Contender[Any]], float]
+"""Says what a prediction costs, in forward passes."""
+
+
+def compare(
+    case: Case, fit: Callable[[Case], Sequence[Candidate]], judge: Judge, test: Test, checked: int = CHECKED
+) -> tuple[Case, list[Contender[Any]], Choice]:
+    """Choose a method on the calibration data, and see how it and others do on the test data, the simplest first.
+
+    If the linear engine could be trusted on the calibration data but not on other data, all is done again with exact
+    draws, which the returned case then asks for.
+    """
+    settings = case.settings
+    judged = judge_all(case, fit(case), judge, checked)
+    choice = recommend(judged, settings.budget, settings.recommend)
+    after: dict[Contender[Any], Contender[Any]] = {}
+    for group in _shown(judged, choice):
+        is_told = group[0].is_network or choice.recommended in group
+        after |= dict(zip(group, test(case, group, is_told), strict=True))
+    if settings.engine == "auto" and any(Drawn.BOTH in contender.seen.drawn for contender in after.values()):
+        return compare(with_exact_draws(case), fit, judge, test, checked)
+    contenders = sorted(after.values(), key=lambda contender: contender.simplicity)
+    return case, contenders, replace(choice, recommended=after[choice.recommended], best=after[choice.best])
+
+
+def _shown(judged: Sequence[Contender[Any]], choice: Choice) -> list[list[Contender[Any]]]:
+    """Return the candidates that the tables show: the network, those of the choice, and the best of the others."""
+    first, *others = by_candidate(judged).values()
+
+    def place(group: list[Contender[Any]]) -> tuple[bool, float]:
+        is_chosen = choice.recommended in group or choice.best in group
+        return not is_chosen, min(contender.calibration_loss for contender in group)
+
+    kept = [first, *sorted(others, key=place)[:MOST_SHOWN]]
+    return [group for group in (first, *others) if group in kept]
+
+
+def judge_all(
+    case: Case, candidates: Sequence[Candidate], judge: Judge, checked: int = CHECKED, price: Price | None = None
+) -> list[Contender[Any]]:
+    """Judge all candidates on the calibration data. Those that the linear engine could draw are judged by one engine.
+
+    If it does not hold for one of them, or if its error could change the choice, exact draws of all are compared.
+    """
+    price = price or price_of
+    found = {candidate: _priced(case, judge(case, candidate), price) for candidate in candidates}
+    linear = {each: found[each][0].drawn is Drawn.LINEAR for each in candidates if _may_be_linear(each)}
+    everyone = [contender for group in found.values() for contender in group]
+    if not any(linear.values()) or (all(linear.values()) and _is_safe(case, everyone, list(linear), judge, checked)):
+        return everyone
+    exact = with_exact_draws(case)
+    again = {each: _priced(exact, judge(exact, each), price) for each, is_linear in linear.items() if is_linear}
+    if case.settings.engine != "linear":
+        return [contender for each in candidates for contender in again.get(each, found[each])]
+    warn(
+        "the scores of the linear engine are not exact enough to choose a method, so exact draws of the calibration "
+        'data decided. All else is of the linear engine, as was asked for; engine="auto" would use exact draws.'
+    )
+    return [
+        replace(one, calibration_losses=other.calibration_losses)
+        for each in candidates
+        for one, other in zip(found[each], again.get(each, found[each]), strict=True)
+    ]
+
+
+def _priced(case: Case, contenders: list[Contender[Any]], price: Price) -> list[Contender[Any]]:
+    passes = {each.num_samples: each for each in contenders}
+    known = {size: price(case, each) for size, each in passes.items()}
+    return [replace(each, passes=known[each.num_samples]) for each in contenders]
+
+
+def with_exact_draws(case: Case) -> Case:
+    """Return the case with the exact engine."""
+    return replace(case, settings=replace(case.settings, engine="sample"))
+
+
+def _may_be_linear(candidate: Candidate) -> bool:
+    return candidate.posterior.linear is not None and not (candidate.views or candidate.posterior.is_point)
+
+
+def _is_safe(
+    case: Case, contenders: Sequence[Contender[Any]], linear: Sequence[Candidate], judge: Judge, checked: int
+) -> bool:
+    """Return whether the choice stays the same if the losses of the linear engine are corrected by their error."""
+    total, budget = len(contenders[0].calibration_losses), case.settings.budget
+    rows, is_whole = spread_evenly(total, checked), total <= checked
+    few = replace(case, calibration=case.calibration.some(rows.tolist()), settings=replace(case.settings, budget=None))
+    groups, errors = by_candidate(contenders), {}
+    for candidate in linear:
+        plain = candidate if is_whole else replace(candidate, tuning_gain=None)
+        own = groups[candidate] if is_whole else judge(few, plain)
+        for contender, one, other in zip(groups[candidate], own, judge(with_exact_draws(few), plain), strict=True):
+            errors[contender] = other.calibration_losses.double() - one.calibration_losses.double()
+    unseen = (1 - len(rows) / total) ** 0.5
+
+    def choice(doubt: float) -> int:
+        corrected = [
+            replace(c, calibration_losses=_corrected(c.calibration_losses, rows, errors[c], doubt * unseen))
+            if c in errors
+            else c
+            for c in contenders
+        ]
+        return corrected.index(recommend(corrected, budget).recommended)
+
+    chosen = list(contenders).index(recommend(contenders, budget).recommended)
+    return all(choice(doubt) == chosen for doubt in (-DOUBT, 0.0, DOUBT))
+
+
+def _corrected(losses: Tensor, rows: Tensor, errors: Tensor, doubt: float) -> Tensor:
+    """Add the errors (n,) to the losses of some rows, and their mean to the others, plus `doubt` standard errors."""
+    standard_error = float(errors.std(correction=0)) / max(1, len(errors) - 1) ** 0.5
+    added = (errors.mean() + doubt * standard_error).repeat(len(losses))
+    added[rows] = errors + doubt * standard_error
+    return losses.double() + added
+
+
+def calibration_draws(case: Case, candidate: Candidate) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Return the draws of a candidate on the calibration data, (S, N, ...), the targets, and how they were made."""
+
+    def keep(predicted: Predicted) -> tuple[Tensor, Tensor]:
+        return predicted.predictives[0].draws, predicted.batch[1]
+
+    most, batches = candidate.sizes[-1], lambda: case.calibration
+    found, size, how = predict_calibration(case, candidate, most, batches, [case.likelihood], keep, keep_draws=True)
+    draws, targets = zip(*found, strict=True)
+    return torch.cat(draws, 1), torch.cat(targets), how if size == most else how | {"engine": FEW_EXACT}
+
+
+def predict_calibration(
+    case: Case,
+    candidate: Candidate,
+    size: int,
+    batches: Callable[[], Iterable[Any]],
+    likelihoods: Sequence[Any],
+    keep: Callable[[Predicted], T],
+    **options: Any,
+) -> tuple[list[T], int, dict[str, Any]]:
+    """Predict batches of calibration data. Return what is kept of each, the number of draws, and how they were made.
+
+    There are `size` draws; but if they are meant for the linear approximation, and it does not hold, a few exact
+    ones. What the linear engine cannot draw, such as views, is always drawn exactly.
+    """
+    posterior, engine = candidate.posterior, case.settings.engine
+    is_fixed = candidate.views or posterior.is_point or posterior.num_functions or case.settings.draws
+    if engine == "linear" and posterior.linear is None and not posterior.is_point:
+        engine = "sample"
+    drawing: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
+    found, how = [], {}
+    for predicted in predict_stream(posterior, batches(), likelihoods, **drawing, **options):
+        how = {"drawn": predicted.predictives[0].drawn, "engine": predicted.predictives[0].engine}
+        if size > EXACT_DRAWS and not (is_fixed or how["drawn"] is Drawn.LINEAR):
+            exact = with_exact_draws(case)
+            return predict_calibration(exact, candidate, EXACT_DRAWS, batches, likelihoods, keep, **options)
+        found.append(keep(predicted))
+    return found, size, how
+
+
+def affordable(candidate: Candidate, count: int, drawn: Drawn, budget: int | None) -> list[int]:
+    """Return the numbers of draws to compare, of `count` that were made: the budget limits exact ones."""
+    if candidate.views:
+        return [size for size in candidate.sizes if size <= count]
+    return [count if drawn is Drawn.LINEAR or budget is None else min(count, budget)]
+
+
+def charged(candidate: Candidate, losses: Tensor) -> Tensor:
+    """Return losses (N,) with what the tuning of the candidate has gained on the examples that took part in it."""
+    return losses if candidate.tuning_gain is None else losses.double() + candidate.tuning_gain
+
+
+def price_of(case: Case, contender: Contender[Any]) -> float:
+    """Return what a prediction costs, in forward passes: counted, or measured if the engine is linear."""
+    views = contender.candidate.views
+    if contender.posterior.is_point or views:
+        return float(contender.num_samples * max(1, views))
+    if contender.drawn is Drawn.LINEAR:
+        return measured_passes(case, contender.posterior, contender.num_samples)
+    return float(contender.num_samples)
+
+
+def measured_passes(case: Case, posterior: Posterior, num_samples: int) -> float:
+    """Return how long a prediction takes, in units of a forward pass: the shortest of three of each."""
+    inputs = some_inputs(case.calibration, 128)
+
+    def seconds(of: Posterior, engine: Any) -> float:
+        start = time.perf_counter()
+        predict(of, inputs, case.likelihood, num_samples=num_samples, seed=case.settings.seed, engine=engine)
+        return time.perf_counter() - start
+
+    own = deterministic(case.network)
+    with hidden_progress(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
+        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(3)]
+    drawn, once = (min(column) for column in zip(*pairs, strict=True))
+    return round(max(1.0, drawn / once), 1)

@@ -1,0 +1,261 @@
+"""What is compared: the network as it is and what each method offers, without and with views.
+
+A method offers a candidate, which is a posterior. A contender is a candidate as it would be used, with its number of
+draws and all that is tuned. It first sees the calibration data, and then, if it is shown, the test data. The choice
+(`choose.py`) says which contender to use.
+
+Does the data have inputs that the network has not seen? A detector of novelty, fitted to the training data.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from batchbayes._common.rng import GlobalStream
+from batchbayes.engines.linear import Drawn
+from batchbayes.errors import BatchbayesError
+from batchbayes.likelihoods import TargetLikelihood
+from batchbayes.methods.candidates import Candidate, Setting, find_candidates
+from batchbayes.methods.deterministic import deterministic
+from batchbayes.methods.samples.weight_samples import weight_samples
+from batchbayes.methods.table import METHODS
+from batchbayes.methods.views.with_views import with_views
+from batchbayes.network.batches import spread_evenly
+from batchbayes.novelty.detector import Novelty, novelty
+from batchbayes.posterior import Posterior, num_draws
+from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.report.compare.tuning import FOLDS
+from batchbayes.report.read.case import Case
+from batchbayes.report.read.views import num_views, words
+from batchbayes.report.words.methods import about_of, is_network, name_of
+
+P = TypeVar("P")
+S = TypeVar("S")
+TUNING_EXAMPLES = 1000
+"""This many examples are enough to find the minimum of one smooth curve."""
+DRAWS, EXACT_DRAWS = 64, 16
+"""Numbers of draws, unless the user says how many: by the linear approximation, where they cost nothing, and exact
+ones."""
+MOST_VIEWS, AVERAGED = 16, 4
+"""More views are no better, and a draw averages the logits of AVERAGED of them (docs/results/views.md)."""
+LEVEL = 0.01
+"""Inputs are called novel if fewer ordinary ones than this share are as unusual."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen(Generic[P]):
+    """The predictives of one contender for each part of the data."""
+
+    calibration: P
+    test: P
+    ood: P | None = None
+
+    @property
+    def drawn(self) -> set[Drawn]:
+        """How the draws of the test data and of strange data were made."""
+        return {part.drawn for part in (self.test, self.ood) if part is not None}  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, eq=False)
+class Contender(Generic[S]):
+    """A candidate as it would be used, and how it did on the calibration data, and then on the test data."""
+
+    candidate: Candidate
+    num_samples: int
+    tuned: dict[str, Any]
+    """The temperature, or the precision of the observation noise: fitted to all calibration data."""
+    calibration_losses: Tensor
+    """The loss of each calibration example with what was tuned on others, (N,). Lower is better."""
+    drawn: Drawn = Drawn.EXACT
+    engine: str = "sample"
+    """How its draws were made, in words."""
+    has_temperature: bool = False
+    """Whether the outputs are divided by a tuned temperature."""
+    passes: float = 1.0
+    """What a prediction costs, in forward passes."""
+    draws: Tensor | None = None
+    """Its draws of the calibration data, and perhaps more of them, (S, N, ...). None if they were not kept."""
+    seen: S = None  # type: ignore[assignment]
+    """What it predicted: `Seen` predictives, or sums over pixels. None before it has seen the test data."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The loss of each test example or image, (N,)."""
+
+    @property
+    def name(self) -> str:
+        """Its name in tables and figures."""
+        return name_of(self.candidate, self.num_samples, temperature=self.has_temperature)
+
+    @property
+    def about(self) -> str:
+        """What it is, in words."""
+        return about_of(self.candidate, self.num_samples, self.tuned, temperature=self.has_temperature)
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it is the network as it is, without views and without a temperature."""
+        return is_network(self.candidate) and not (self.candidate.views or self.has_temperature)
+
+    @property
+    def simplicity(self) -> tuple[float, ...]:
+        """The lower, the simpler."""
+        views = self.candidate.views
+        return self.candidate.rank, float(views > 0), float(self.num_samples * views), float(self.has_temperature)
+
+    @property
+    def posterior(self) -> Posterior:
+        return self.candidate.posterior
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether several draws were made, so that it is known how far they differ."""
+        return self.num_samples > 1
+
+    @property
+    def calibration_loss(self) -> float:
+        """The mean loss on the calibration data."""
+        return float(self.calibration_losses.double().mean())
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss on the test data."""
+        return float(self.losses.double().mean())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the report notes down about it."""
+        known = {"draws": self.num_samples, "passes": self.passes, "engine": self.engine}
+        return {**self.candidate.settings, **self.tuned, **known, "calibration_nll": self.calibration_loss}
+
+
+ClassContender = Contender[Seen[CategoricalPredictive]]
+ValueContender = Contender[Seen[GaussianPredictive]]
+
+
+def by_candidate(contenders: Iterable[Contender[Any]]) -> dict[Candidate, list[Contender[Any]]]:
+    """Return the contenders of each candidate. They share its draws."""
+    found: dict[Candidate, list[Contender[Any]]] = {}
+    for contender in contenders:
+        found.setdefault(contender.candidate, []).append(contender)
+    return found
+
+
+def compared_candidates(
+    case: Case,
+    likelihood: TargetLikelihood[Any],
+    *,
+    tuning_samples: int | None = None,
+    tuning_examples: int = TUNING_EXAMPLES,
+    averaged: int = AVERAGED,
+) -> list[Candidate]:
+    """Fit all methods. Return the network as it is, what methods offer, and all of them with views.
+
+    Methods are tuned by the likelihood, on `tuning_examples` of the calibration data, by `tuning_samples` draws (by
+    default as many as for prediction). With views, a draw is the mean of `averaged` of them.
+    """
+    settings, total = case.settings, len(case.calibration.rows())
+    rows = spread_evenly(total, tuning_examples)  # data is often in the order of classes, or of time
+    some = case.calibration if len(rows) == total else case.calibration.some(rows.tolist())
+    draws = settings.draws or DRAWS
+    setting = Setting(
+        model=case.network,
+        train=case.train.batches,
+        calibration=[(inputs, targets) for inputs, targets in some if targets is not None],
+        likelihood=likelihood,
+        num_samples=draws,
+        tuning_samples=tuning_samples or draws,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        center=settings.center,
+        folds=FOLDS,
+    )
+    tuned = [_with_gains_of_all(each, rows, total) for each in find_candidates(case.methods, setting)]
+    network = Candidate(METHODS["deterministic"], deterministic(case.network), rank=0)
+    alone = [network, *_ensemble(case), *tuned]
+    alone = [replace(each, sizes=(num_draws(each.posterior, draws),)) for each in alone]
+    return alone + [seen for each in alone if (seen := _with_views(each, case, averaged)) is not None]
+
+
+def _ensemble(case: Case) -> list[Candidate]:
+    """Return the networks with all weights that were given, if there are several."""
+    if not case.members:
+        return []
+    posterior = weight_samples(case.network, [case.network.state_dict(), *case.members])
+    return [Candidate(METHODS["weight_samples"], posterior, rank=1)]
+
+
+def _with_gains_of_all(candidate: Candidate, rows: Tensor, total: int) -> Candidate:
+    """Return the candidate with the gain of each of all calibration examples; tuning used some rows of them."""
+    if candidate.tuning_gain is None:
+        return candidate
+    gains = candidate.tuning_gain.new_zeros(total).index_copy(0, rows, candidate.tuning_gain)
+    return replace(candidate, tuning_gain=gains)
+
+
+def _with_views(base: Candidate, case: Case, averaged: int) -> Candidate | None:
+    """Return a candidate that sees random views of its inputs; None if there are none, or too few to pay for."""
+    most, transform = min(MOST_VIEWS, case.settings.budget or MOST_VIEWS), case.views
+    if transform is None or most < 2:
+        return None
+    count = num_views(transform, most) if base.posterior.is_point else most
+    average = min(averaged, count)
+    draws = count // average
+    sizes = sorted({max(1, AVERAGED // average), draws} if base.posterior.is_point else {draws})
+    return replace(
+        base,
+        posterior=with_views(base.posterior, transform, average=average),
+        settings={**base.settings, "views": words(transform), "average": average},
+        curve=None,
+        sizes=tuple(size for size in sizes if size <= draws),
+        views=average,
+    )
+
+
+def drawing(case: Case, contender: Contender[Any]) -> dict[str, Any]:
+    """Return the arguments of `predict` that say how the draws of a contender are made."""
+    engine = case.settings.engine if contender.drawn is Drawn.LINEAR else "sample"
+    return {"num_samples": contender.num_samples, "seed": case.settings.seed, "engine": engine}
+
+
+def notes_for_prediction(
+    case: Case, chosen: Contender[Any], threshold: float | list[float], novelty: Novelty | None, **more: Any
+) -> dict[str, Any]:
+    """Return what one has to know to predict new data with the recommended posterior."""
+    return {
+        "task": case.task,
+        **chosen.tuned,
+        "threshold": threshold,
+        "seed": case.settings.seed,
+        "draws": chosen.num_samples,
+        "engine": "linear" if chosen.drawn is Drawn.LINEAR else "sample",  # what "auto" has chosen
+        "reading": case.reading.to_json(),
+        "novelty_level": novelty_level(novelty),
+        **more,
+    }
+
+
+def fit_novelty(case: Case) -> tuple[Novelty | None, str]:
+    """Return the detector, and an empty text; or None, and why there is none.
+
+    Its p-values are calibrated on the calibration data, which the network was not trained on.
+    """
+    try:
+        with GlobalStream(case.settings.seed):  # data sets may draw random numbers
+            found = novelty(
+                case.network,
+                case.train.plain,
+                calibration=case.calibration,
+                logits=False if case.task == "regression" else None,
+                seed=case.settings.seed,
+            )
+    except BatchbayesError as error:
+        return None, f"Novelty could not be measured: expected {error.expected}; got {error.got}."
+    return found, ""
+
+
+def novelty_level(found: Novelty | None) -> float:
+    """Return the level below which an input is called novel: at least the smallest p-value that there is."""
+    return LEVEL if found is None else max(LEVEL, found.least_level)

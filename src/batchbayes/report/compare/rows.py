@@ -1,0 +1,229 @@
+"""The rows of predictions.csv: the same columns in an assessment and in `batchbayes predict`.
+
+All columns come from the recommended method.
+
+- `source` and `row`: the data set, and the number of the example in it. `id`: its name, if the source has names.
+- `target`, or `accuracy` and `error_rate` of an image: the truth. Empty if no targets are known.
+- Classes: `prediction`, its `confidence`, the `entropy` of all probabilities (nats).
+- Images: means over all pixels of `confidence` and `entropy`.
+- Values: `mean`, `std` of the whole prediction, and `lower` and `upper`, the ends of the conformal 90 % interval. A
+  network with several outputs has `mean_2`, `std_2` and so on for the others.
+- How far the draws differ: `std` of the probability of the predicted class, `mutual_information` (nats), and for
+  values `epistemic_std`. **Empty** if the recommended method makes no draws: then nothing is known about this.
+- `novelty`: the p-value of the input among ordinary ones. A small one says that the network has not seen such an input.
+  Empty if this could not be measured, as for networks without batch norm.
+- `flag`: 1 if the answer is uncertain or the input is novel, else 0, and `why`: which of the two. An answer is
+  uncertain if its `entropy`, for values its `epistemic_std`, is above the threshold of the assessment. A method that
+  gives all values the same spread calls none uncertain.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes.calibrate import interval_ends
+from batchbayes.likelihoods import gaussian
+from batchbayes.novelty.detector import Novelty
+from batchbayes.posterior import Posterior
+from batchbayes.predict import predict, predict_stream
+from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.report.read.case import Case
+from batchbayes.report.read.examples import Examples
+from batchbayes.report.read.task import noted_likelihood
+
+Rows = dict[str, list[Any]]
+"""Rows, kept as columns by name."""
+Show = Callable[[str, CategoricalPredictive], None]
+"""Takes the name of an image and its predictive (1, H, W), for example to write maps of it."""
+CONFORMAL_LEVEL = 0.9
+WHY = {
+    (False, False): "",
+    (True, False): "uncertain",
+    (False, True): "novel",
+    (True, True): "uncertain and novel",
+}
+"""Why a row is flagged, by whether its answer is uncertain and whether its input is novel."""
+
+
+def predict_rows(
+    posterior: Posterior,
+    data: Examples,
+    notes: Mapping[str, Any],
+    source: str,
+    novelty: Novelty | None = None,
+    show: Show | None = None,
+) -> Rows:
+    """Predict all examples of a source, as the notes of an assessment say."""
+    drawing = {"num_samples": notes["draws"], "seed": notes["seed"], "engine": notes["engine"]}
+    ids = data.ids()
+    if notes["task"] == "classification":
+        seen: Any = predict(posterior, data, noted_likelihood(notes), **drawing)
+        columns = _class_columns(seen, notes)
+    elif notes["task"] == "regression":
+        precision = notes["precision"]
+        seen = predict(posterior, data, gaussian(precision), keep_draws=False, **drawing)
+        columns = _value_columns(seen, notes)
+    else:
+        columns = _image_columns(posterior, data, notes, drawing, ids, show)
+    p_values = None if novelty is None else novelty.p_value(data)
+    return _as_rows(columns, notes, source, ids, p_values)
+
+
+def assessed_rows(
+    posterior: Posterior,
+    case: Case,
+    notes: Mapping[str, Any],
+    truth: Rows,
+    novelty: Novelty | None,
+    show: Show | None = None,
+) -> Rows:
+    """Predict the test data and the strange data of an assessment, with exactly the numbers of `batchbayes predict`.
+
+    The last digits of a prediction can depend on the batch that an example is in. So the whole test data is predicted,
+    in the batches of its source, even if a part of it was split off for calibration. Images are predicted one by one.
+    """
+    is_split = case.split_off and case.task != "segmentation"
+    data = case.test.whole() if is_split else case.test
+    tested = predict_rows(posterior, data, notes, "test", novelty, show)
+    kept = case.test.rows().tolist()
+    if is_split:
+        tested = {key: [column[i] for i in kept] for key, column in tested.items()}
+    rows = tested | {"row": kept} | truth
+    if case.ood is None:
+        return rows
+    strange = predict_rows(posterior, case.ood, notes, "ood", novelty)
+    empty = {"id": [""] * len(rows["row"])}, {"id": [""] * len(strange["row"])}
+    keys = rows if "id" in rows else strange
+    return {key: (empty[0] | rows)[key] + (empty[1] | strange)[key] for key in keys}
+
+
+def _as_rows(
+    columns: Rows, notes: Mapping[str, Any], source: str, ids: Sequence[str] | None, p_values: Tensor | None
+) -> Rows:
+    """Add source, row, ids if there are any, empty cells for the truth, novelty, and flags."""
+    uncertain = columns.pop("uncertain")
+    count = len(uncertain)
+    novel = [False] * count if p_values is None else (p_values <= notes["novelty_level"]).tolist()
+    return {
+        "source": [source] * count,
+        "row": list(range(count)),
+        **({} if ids is None else {"id": list(ids)}),
+        **{key: [""] * count for key in truth_columns(notes)},
+        **columns,
+        "novelty": [""] * count if p_values is None else rounded(p_values),
+        "flag": [int(a or b) for a, b in zip(uncertain, novel, strict=True)],
+        "why": [WHY[a, b] for a, b in zip(uncertain, novel, strict=True)],
+    }
+
+
+def truth_columns(notes: Mapping[str, Any]) -> list[str]:
+    """Return the columns that are known only with targets."""
+    if notes["task"] == "segmentation":
+        return ["accuracy", "error_rate"]
+    return [f"target{suffix(i)}" for i in range(notes.get("outputs", 1))]
+
+
+def suffix(output: int) -> str:
+    """Return what is added to the names of columns of an output, by its number from 0.
+
+    >>> [f"mean{suffix(i)}" for i in range(3)]
+    ['mean', 'mean_2', 'mean_3']
+    """
+    return f"_{output + 1}" if output else ""
+
+
+def _class_columns(seen: CategoricalPredictive, notes: Mapping[str, Any]) -> Rows:
+    predicted = seen.log_probs.argmax(-1)
+    std = seen.epistemic_variance.gather(-1, predicted.unsqueeze(-1)).squeeze(-1).sqrt()
+    return {
+        "prediction": class_labels(predicted, notes["class_names"]),
+        "confidence": rounded(seen.probs.amax(-1)),
+        "std": _if_drawn(seen, std),
+        "entropy": rounded(seen.entropy),
+        "mutual_information": _if_drawn(seen, seen.mutual_information),
+        "uncertain": (seen.entropy.double() > notes["threshold"]).tolist(),
+    }
+
+
+def _value_columns(seen: GaussianPredictive, notes: Mapping[str, Any]) -> Rows:
+    """Return mean, spread and a conformal interval of each output."""
+    found: Rows = {}
+    mean, std, spread = (outputs_of(values) for values in (seen.mean, seen.std, seen.epistemic_variance.sqrt()))
+    lower, upper = conformal_ends(seen, notes["conformal_width"])
+    for i in range(mean.shape[1]):
+        found |= {
+            f"mean{suffix(i)}": rounded(mean[:, i]),
+            f"std{suffix(i)}": rounded(std[:, i]),
+            f"epistemic_std{suffix(i)}": _if_drawn(seen, spread[:, i]),
+            f"lower{suffix(i)}": rounded(lower[:, i]),
+            f"upper{suffix(i)}": rounded(upper[:, i]),
+        }
+    thresholds = torch.tensor(notes["threshold"], dtype=torch.float64)
+    return found | {"uncertain": (spread.double() > thresholds).any(1).tolist()}
+
+
+def _image_columns(
+    posterior: Posterior,
+    data: Examples,
+    notes: Mapping[str, Any],
+    drawing: dict[str, Any],
+    ids: Sequence[str] | None,
+    show: Show | None,
+) -> Rows:
+    """Predict images one by one, so that memory does not grow with their number."""
+    stream = predict_stream(posterior, single_images(data), [noted_likelihood(notes)], **drawing)
+    cells = []
+    for i, predicted in enumerate(stream):
+        seen = predicted.predictives[0]
+        cells.append(image_cells(seen))
+        if show is not None:
+            show(ids[i] if ids else f"{i:05}", seen)
+    columns = {key: [each[key] for each in cells] for key in cells[0]}
+    return columns | {"uncertain": [entropy > notes["threshold"] for entropy in columns["entropy"]]}
+
+
+def single_images(data: Examples) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield batches of one image, so that memory does not grow with the batch size."""
+    for inputs, labels in data:
+        for i in range(len(inputs)):
+            yield inputs[i : i + 1], None if labels is None else labels[i : i + 1]
+
+
+def image_cells(seen: CategoricalPredictive) -> dict[str, Any]:
+    """Return what predictions.csv says about a batch of one image: means over all its pixels."""
+    information = float(seen.mutual_information.double().mean()) if seen.num_samples > 1 else ""
+    entropy = float(seen.entropy.double().mean())
+    confidence = float(seen.log_probs.amax(-1).exp().double().mean())
+    return {"confidence": confidence, "entropy": entropy, "mutual_information": information}
+
+
+def outputs_of(values: Tensor) -> Tensor:
+    """Return the outputs of each example in one row, (N, D)."""
+    return values.reshape(len(values), -1)
+
+
+def conformal_ends(seen: GaussianPredictive, widths: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return the ends of the conformal intervals of each output, (N, D) each."""
+    return interval_ends(outputs_of(seen.mean), outputs_of(seen.std) * torch.tensor(widths, dtype=torch.float64))
+
+
+def first_output(values: Tensor) -> Tensor:
+    """Return the first output of each example, (N,)."""
+    return outputs_of(values)[:, 0]
+
+
+def class_labels(labels: Tensor, names: Sequence[str] | None) -> list[Any]:
+    """Return the names of classes, or their numbers if they have no names."""
+    return [int(k) if names is None else names[int(k)] for k in labels]
+
+
+def rounded(values: Tensor) -> list[float]:
+    """Round to the digits that the numbers have: seven of float32, fifteen of float64."""
+    digits = 15 if (values := torch.as_tensor(values)).dtype == torch.float64 else 7
+    return [float(f"{value:.{digits}g}") for value in values.double().tolist()]
+
+
+def _if_drawn(seen: CategoricalPredictive | GaussianPredictive, values: Tensor) -> list[Any]:
+    return rounded(values) if seen.num_samples > 1 else [""] * len(values)

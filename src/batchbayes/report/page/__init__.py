@@ -1,0 +1,1 @@
+"""The page: tables, figures, pictures and charts in one HTML file."""

@@ -1,0 +1,231 @@
+"""What the task is, and whether targets and class names fit the outputs of the network.
+
+The likelihood of an assessment: that of its task, with what the outputs of the network look like.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchbayes.errors import BatchbayesError, warn
+from batchbayes.likelihoods import Bernoulli, Categorical, Gaussian
+from batchbayes.predictive import CategoricalPredictive, RunningCategorical, RunningSummary
+from batchbayes.report.options import Task
+from batchbayes.report.read.examples import Examples
+
+SEVERAL_LABELS = (
+    "A network with several yes-or-no outputs is assessed one output at a time, with a model that returns only this "
+    "one; bb.predict(..., bb.bernoulli()) takes all of them"
+)
+"""What to do with several labels for each example."""
+
+
+def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
+    """Guess the task from the outputs for some examples, from the targets, and from the likelihood if it is given.
+
+    Whole-number targets are classes: of pixels if the outputs are maps. One output with other targets than 0 and 1, and
+    everything else, is a regression.
+    """
+    _, targets = next(iter(test))
+    if targets is None:
+        raise BatchbayesError(
+            expected=f"targets beside the inputs of {test.name}",
+            got="inputs alone",
+            fix="name the column by --target, or give batches as (inputs, targets)",
+        )
+    if isinstance(likelihood, Gaussian):
+        return "regression"
+    if likelihood is None and targets.is_floating_point() and _yes_or_no(test):
+        raise BatchbayesError(
+            expected=f"targets in {test.name} whose meaning is clear",
+            got=f"zeros and ones as {targets.dtype}, which may be yes and no, or values",
+            fix='pass y.long() for yes and no, or task="regression" (--task regression) for values'
+            + (f". {_fix_for_labels(targets)}" if targets.ndim > 1 and targets.shape[1] > 1 else ""),
+        )
+    one = outputs.ndim < 2 or outputs.shape[1] == 1
+    if likelihood is None and one and not targets.is_floating_point():
+        _require_clear_numbers(test)
+    if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
+        return "regression"
+    return "segmentation" if outputs.ndim == 4 else "classification"
+
+
+def _fix_for_labels(targets: Tensor) -> str:
+    """Say what to do with labels (N, K)."""
+    if targets.shape[1] == 1:
+        return "pass y[:, 0]"
+    one_hot = bool((targets.sum(1) == 1).all() and ((targets == 0) | (targets == 1)).all())
+    return "If just one of the columns is 1, pass y.argmax(1)" if one_hot else SEVERAL_LABELS
+
+
+def _require_clear_numbers(data: Examples) -> None:
+    """Raise an error if whole-number targets of one output have two values that are not 0 and 1."""
+    low, *others = data.targets().unique().tolist()
+    if len(others) == 1 and (low, *others) != (0, 1):
+        raise BatchbayesError(
+            expected=f"targets in {data.name} whose meaning is clear",
+            got=f"the whole numbers {low} and {others[0]} alone, which may be two classes, or values",
+            fix=f'pass (y == {others[0]}).long() for classes, or task="regression" (--task regression) for values',
+        )
+
+
+def _yes_or_no(data: Examples) -> bool:
+    """Return whether all targets are 0 or 1, and both occur."""
+    return set(data.targets().unique().tolist()) == {0, 1}
+
+
+def require_fitting(
+    task: Task, likelihood: Any, outputs: Tensor, parts: Sequence[Examples], ignored_label: int | None
+) -> None:
+    """Raise an error if the targets of some part of the data do not fit the outputs of the network."""
+    shape = outputs.shape
+    axes = {"segmentation": (4,), "classification": (1, 2)}.get(task, (outputs.ndim,))
+    if outputs.ndim not in axes:
+        steps = "let the network return (N, classes, 1, steps) for labels (N, 1, steps)"
+        raise BatchbayesError(
+            expected="outputs (N, classes, height, width) of a segmentation, or (N, classes) of a classification",
+            got=f"{tuple(shape)} for a {task}",
+            fix=steps if outputs.ndim == 3 else "choose another --task, or leave it out",
+        )
+    if isinstance(likelihood, OneLogit):  # as many classes as yes and no
+        shape = torch.Size([shape[0], 2, *shape[2:]])
+    for part in parts:
+        for _, targets in part:
+            if targets is None:
+                raise BatchbayesError(
+                    expected=f"targets in every batch of {part.name}",
+                    got="inputs alone",
+                    fix="give batches as (inputs, targets)",
+                )
+            if task == "regression":
+                _require_targets(part.name, targets, outputs)
+            else:
+                _require_labels(part.name, targets, shape, ignored_label)
+
+
+def require_class_names(names: Sequence[str], num_classes: int, ignored_label: int | None) -> None:
+    """Raise an error unless there is a name of its own for each class. A label that does not count may have one too."""
+    if len(names) < num_classes or (len(names) > num_classes and ignored_label is None):
+        raise BatchbayesError(
+            expected=f"{num_classes} class names, one for each output",
+            got=f"{len(names)}",
+            fix="check --class-names, and that the model has as many outputs as there are classes",
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BatchbayesError(
+            expected="a name of its own for each class", got=f"{twice!r} twice", fix="rename one of them"
+        )
+
+
+def _require_targets(name: str, targets: Tensor, outputs: Tensor) -> None:
+    shape = outputs.shape[1:]
+    if targets.shape[1:] != shape and not (targets.ndim == 1 and shape == (1,)):
+        classes = targets.ndim == 1 and bool((targets == targets.round()).all())
+        raise BatchbayesError(
+            expected=f"targets of shape {('N', *shape)} in {name}",
+            got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
+            fix="write classes as whole numbers (y.long()), without a decimal point"
+            if classes
+            else "give one target for each output of the network",
+        )
+
+
+def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label: int | None) -> None:
+    classes = shape[1]
+    if targets.ndim == 2 and len(shape) == 2:
+        raise BatchbayesError(
+            expected=f"one label for each example of {name}",
+            got=f"{targets.shape[1]} for each",
+            fix=_fix_for_labels(targets),
+        )
+    if targets.is_floating_point() or targets.shape[1:] != shape[2:]:
+        raise BatchbayesError(
+            expected=f"whole-number labels of shape {('N', *shape[2:])} in {name}",
+            got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
+            fix="pass class numbers from 0, or choose another --task",
+        )
+    keep = targets != ignored_label if ignored_label is not None else torch.ones_like(targets, dtype=torch.bool)
+    if not keep.reshape(len(keep), -1).any(1).all():
+        raise BatchbayesError(
+            expected=f"at least one label that counts in every example of {name}",
+            got="an example without",
+            fix="leave it out, or check ignore_label= (--ignore-label)",
+        )
+    kept = targets[keep]
+    if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
+        raise BatchbayesError(
+            expected=f"labels from 0 to {classes - 1}, as the network has {classes} outputs",
+            got=f"{int(kept.min())} to {int(kept.max())} in {name}",
+            fix="renumber the labels from 0, or leave one out by ignore_label= (--ignore-label)",
+        )
+
+
+@dataclass(frozen=True)
+class OneLogit(Bernoulli):
+    """Two classes from one logit, that of the second class: outputs (N,), (N, 1) or (N, 1, ...)."""
+
+    def __call__(self, outputs: Tensor) -> torch.distributions.Bernoulli:
+        return super().__call__(_flat(outputs))
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of both classes, (S, N, 1, ...) -> (S, N, ..., 2)."""
+        return super().logits(_flat(outputs))
+
+    def fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().fitting(_flat(outputs), targets)
+
+    def summary(self) -> RunningSummary[CategoricalPredictive]:  # type: ignore[override]
+        return RunningCategorical(self)
+
+
+def _flat(outputs: Tensor) -> Tensor:
+    """Drop the axis of the one logit from outputs (S, N, 1, ...)."""
+    return outputs.squeeze(2) if outputs.ndim > 2 and outputs.shape[2] == 1 else outputs
+
+
+def class_likelihood(outputs: Tensor, ignore_label: int | None) -> Categorical | OneLogit:
+    """Return the likelihood of classes for a network with such outputs (n, K, ...), (n, 1, ...) or (n,).
+
+    If the outputs are probabilities, a warning says that they are taken so.
+    """
+    one = outputs.ndim < 2 or outputs.shape[1] == 1
+    plain = OneLogit() if one else Categorical(ignore_index=ignore_label)
+    try:
+        plain.check_outputs(outputs)
+    except BatchbayesError:
+        warn("The outputs of the network are probabilities, it seems. They are taken so, and not as logits.")
+        return replace(plain, probabilities=True)
+    return plain
+
+
+def given_likelihood(likelihood: Any) -> Categorical | OneLogit | Gaussian:
+    """Return the likelihood that a user passed, in the form that an assessment needs: with nothing tuned."""
+    if isinstance(likelihood, Bernoulli):
+        return OneLogit(probabilities=likelihood.probabilities)
+    if isinstance(likelihood, Categorical) and likelihood.class_axis == 1:
+        return replace(likelihood, temperature=1.0)
+    if isinstance(likelihood, Gaussian):
+        return Gaussian(1.0)
+    raise BatchbayesError(
+        expected="bb.categorical() with classes along axis 1, bb.bernoulli() for one logit, or bb.gaussian(1.0)",
+        got=getattr(likelihood, "__name__", None) or repr(likelihood),
+        fix="call one of these, or leave likelihood= out",
+    )
+
+
+def likelihood_notes(likelihood: Categorical | OneLogit) -> dict[str, Any]:
+    """Return what a file has to say about a likelihood of classes, beside its temperature."""
+    axis = likelihood.class_axis if isinstance(likelihood, Categorical) else None
+    return {"class_axis": axis, "probabilities": likelihood.probabilities}
+
+
+def noted_likelihood(notes: Mapping[str, Any]) -> Categorical | OneLogit:
+    """Return the likelihood of classes that the notes of an assessment describe."""
+    axis, probabilities = notes.get("class_axis", 1), notes.get("probabilities")
+    if axis is None:
+        return OneLogit(notes["temperature"], probabilities)
+    return Categorical(axis, notes["temperature"], None, probabilities)

@@ -1,0 +1,229 @@
+"""A call of a public function looks for changes once and keeps networks ready: no pass may see what another one did."""
+
+import pickle
+import sys
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import batchbayes as bb
+from batchbayes.methods.batchnorm import statistics as fit
+from batchbayes.network.shadow import first_time, one_call, workplace
+
+X = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Restless(nn.Module):
+    """Changes whatever it can in evaluation mode, and adds what it has noted to its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("large", torch.zeros(5000))
+        self.register_buffer("hidden", torch.zeros(1))
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        noted = self.calls + self.large[0] + self.hidden + len(self.seen) + getattr(self, "number", 0)
+        self.calls += 1
+        self.large += 1
+        self.hidden.data.add_(1)  # no counter of changes tells this
+        self.seen.append(x)
+        self.number = getattr(self, "number", 0) + 1
+        self.layers[2].extra = x
+        return self.drop(self.layers(x)) + noted
+
+
+class Late(nn.Module):
+    """Notes something down in some passes only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.layers(x) + getattr(self, "noted", 0)
+        if float(outputs.sum()) > 0:
+            self.noted = 1.0
+        return outputs
+
+
+NETWORKS = {
+    "plain": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)),
+    "restless": Restless,
+    "late": Late,
+}
+
+
+def trained(build) -> nn.Module:
+    torch.manual_seed(0)
+    network = build()
+    with torch.no_grad():
+        for _ in range(20):
+            for layer in network.modules():
+                if isinstance(layer, nn.BatchNorm1d):
+                    layer(torch.randn(64, 4) + 0.5)
+    return network.eval()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_draws_of_one_prediction_are_those_that_are_made_one_by_one(name):
+    network = trained(NETWORKS[name])
+    posterior = bb.mcbn(network, X, batch_size=8, num_samples=12)
+    found = bb.predict(posterior, X, bb.categorical(), num_samples=24, keep_draws=True).draws
+    with torch.no_grad():
+        expected = torch.stack([posterior.draw(0, index)(X) for index in range(24)])
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rows_of_a_fit_are_those_of_single_batches(name):
+    network = trained(NETWORKS[name])
+    batches = list(X.split(8))
+    rows = bb.mcbn(network, batches, num_samples=8)
+    alone = [bb.mcbn(network, [batch], num_samples=1).center for batch in batches]
+    torch.testing.assert_close(rows.center + rows.deviations, torch.stack(alone), rtol=0, atol=1e-6)
+
+
+def test_changes_are_looked_for_once_a_prediction():
+    posterior = bb.mcbn(trained(NETWORKS["plain"]), X, batch_size=8)
+    bb.predict(posterior, X, bb.categorical(), num_samples=4)
+    calls: Counter[str] = Counter()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_name] if event == "call" else []))
+    try:
+        bb.predict(posterior, X, bb.categorical(), num_samples=40)
+    finally:
+        sys.setprofile(None)
+    modules = len(list(posterior.network.module.modules()))
+    assert calls["have_changed"] == 1
+    assert calls["is_outdated"] == modules
+    assert calls["begin"] == modules
+
+
+def test_each_call_sees_what_the_user_has_changed():
+    network = trained(NETWORKS["plain"])
+    posterior = bb.deterministic(network)
+    for change in (
+        lambda: setattr(network[1], "eps", 0.5),
+        lambda: network[0].weight.data.mul_(2),
+        lambda: setattr(network[0], "weight", nn.Parameter(torch.ones(4, 3))),
+        lambda: setattr(network[1], "running_mean", torch.ones(4)),
+        lambda: network[3].register_forward_hook(lambda *_: torch.ones(64, 2)),
+    ):
+        change()
+        found = bb.predict(posterior, X, bb.gaussian(1.0)).mean
+        with torch.no_grad():
+            assert torch.equal(found, network(X))
+
+
+def test_a_replaced_weight_is_not_kept_alive():
+    network = trained(NETWORKS["plain"])
+    posterior = bb.mcbn(network, X, batch_size=8)
+    bb.predict(posterior, X, bb.categorical(), num_samples=4)
+    with workplace(network) as place:
+        shadow = place.module
+    bb.predict(posterior, X, bb.categorical(), num_samples=4)
+    assert vars(shadow[0])["_parameters"] is network[0]._parameters
+
+
+def test_a_pass_that_fails_inside_a_call_harms_no_other():
+    network = trained(NETWORKS["restless"])
+    posterior = bb.mcbn(network, X, batch_size=8)
+    with torch.no_grad(), one_call():
+        expected = posterior.draw(0, 0)(X)
+        with pytest.raises(bb.BatchbayesError):
+            posterior.draw(0, 1)(X[:, :2])
+        assert torch.equal(posterior.draw(0, 0)(X), expected)
+
+
+def test_a_call_inside_a_call_looks_for_changes_itself():
+    network = trained(NETWORKS["plain"])
+    posterior = bb.deterministic(network)
+    with torch.no_grad(), one_call():
+        before = posterior.draw(0, 0)(X)
+        network[1].eps = 0.5
+        with one_call():
+            inner = posterior.draw(0, 0)(X)
+        assert torch.equal(inner, network(X))
+        assert torch.equal(posterior.draw(0, 0)(X), inner)
+    assert not torch.equal(before, inner)
+    assert first_time(network)
+
+
+def test_data_that_predicts_while_a_fit_reads_it():
+    """A loader may use the network itself, and change it, while random weights are trained."""
+    network, seen = trained(NETWORKS["plain"]), []
+
+    def batches(_: int):
+        for _ in range(3):
+            network[0].weight.data.add_(0.5)
+            with torch.no_grad():
+                seen.append((bb.predict(bb.deterministic(network), X, bb.gaussian(1.0)).mean, network(X)))
+            yield X, torch.zeros(64, dtype=torch.long)
+
+    bb.variational(network, batches, epochs=2, num_examples=64)
+    assert len(seen) == 6
+    assert all(torch.equal(found, expected) for found, expected in seen)
+
+
+def passes_of(network: nn.Module, job) -> int:
+    seen: list[None] = []
+    handle = network.register_forward_pre_hook(lambda *_: seen.append(None))
+    job()
+    handle.remove()
+    return len(seen)
+
+
+@pytest.mark.parametrize("classes", [2, 30])
+def test_the_linear_engine_is_prepared_when_it_is_first_asked_for(classes, tmp_path):
+    network = trained(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, classes)))
+    posteriors = []
+    fitting = lambda: posteriors.append(bb.mcbn(network, X, batch_size=16, num_samples=20))  # noqa: E731
+    assert passes_of(network, fitting) <= 22
+    fitting()
+    asked, saved = posteriors
+    assert passes_of(network, lambda: asked.at_batch_size(8)) == 0
+    assert passes_of(network, lambda: bb.predict(asked, X, bb.categorical(), num_samples=5)) <= 8
+    linear = bb.predict(asked, X, bb.categorical(), engine="linear").probs
+    bb.save(asked.at_batch_size(16), tmp_path / "scaled.safetensors")
+    bb.save(saved, tmp_path / "posterior.safetensors")
+    for name in ("scaled", "posterior"):
+        loaded = bb.load(tmp_path / f"{name}.safetensors", network)
+        assert torch.equal(loaded.influence, asked.influence)
+        assert (loaded.output_axes is None) == (classes == 2)
+        assert torch.equal(bb.predict(loaded, X, bb.categorical(), engine="linear").probs, linear)
+
+
+def test_a_copy_of_a_posterior_keeps_no_training_data():
+    posterior = bb.mcbn(trained(NETWORKS["plain"]), X, batch_size=16, num_samples=20)
+    again = pickle.loads(pickle.dumps(posterior))
+    assert isinstance(vars(again)["_influence"], Tensor)
+    assert vars(again)["_output_axes"] is None
+    assert torch.equal(again.influence, posterior.influence)
+
+
+def test_the_first_batch_may_change_after_the_fit():
+    first, others = X[:16].clone(), list(X[16:].split(16))
+    network = trained(NETWORKS["plain"])
+    expected = bb.mcbn(network, [first.clone(), *others]).influence
+    posterior = bb.mcbn(network, [first, *others])
+    first.zero_()
+    assert torch.equal(posterior.influence, expected)
+
+
+def test_threads_that_ask_for_it_at_once_get_the_same(monkeypatch):
+    posterior = bb.mcbn(trained(NETWORKS["restless"]), X, batch_size=16, num_samples=20)
+    gate, drawn, found = threading.Barrier(4), fit._draw_outputs, []
+    monkeypatch.setattr(fit, "_draw_outputs", lambda *given: (gate.wait(10), drawn(*given))[1])
+    threads = [threading.Thread(target=lambda: found.append(posterior.influence)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(torch.equal(each, found[0]) for each in found)

@@ -1,0 +1,269 @@
+"""The words of the first screen: they are right, they know the sampling error, and they keep their units."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import batchbayes as bb
+from batchbayes import BatchbayesError
+from batchbayes._common.rng import generator
+from batchbayes.methods.candidates import Candidate
+from batchbayes.methods.table import METHODS
+from batchbayes.report.compare.choose import Choice
+from batchbayes.report.compare.contenders import Contender
+from batchbayes.report.compare.honesty import Honesty, Trust, class_honesty
+from batchbayes.report.result import flag_threshold, scores_for_limit
+from batchbayes.report.words.classification import (
+    believed,
+    cheaper,
+    class_verdict,
+    guess_sentence,
+    no_better_than_guessing,
+)
+from batchbayes.report.words.regression import Findings, Quantity, quantities, value_gains, value_verdict
+from batchbayes.report.words.shared import honest_words, marked_sentence, strange_sentence
+
+
+def contender(name, added, passes, **metrics):
+    """A contender whose loss on calibration data is that of others plus a number."""
+    kinds = {"network": "deterministic", "scaled": "deterministic", "MCBN": "mcbn", "tuned": "mcbn"}
+    noisy = {"variant": "M = 12.8", "tuned": name == "tuned", "rank": 1} if kinds[name] == "mcbn" else {"rank": 0}
+    posterior = bb.deterministic(torch.nn.Identity())
+    return Contender(
+        Candidate(METHODS[kinds[name]], posterior, **noisy),
+        1,
+        {},
+        torch.full((9,), 0.5 + added),
+        has_temperature=name == "scaled",
+        passes=passes,
+        metrics=metrics,
+    )
+
+
+def choice_of(chosen):
+    return Choice(chosen, chosen, None)
+
+
+NETWORK = choice_of(contender("network", 0.0, 1.0, nll=0.1))
+
+
+def answers(count, seed, *, said=lambda p: p):
+    """Answers that are right with probability p, and what the network says about p."""
+    random = generator(seed, "answers")
+    truth = 0.5 + 0.5 * torch.rand(count, generator=random, dtype=torch.float64)
+    return said(truth), torch.rand(count, generator=random, dtype=torch.float64) < truth
+
+
+def surest_lie(p):
+    """The surest answers say more than they know, and the others less, so that the mean is right."""
+    return torch.where(p > 0.8, 0.9 + 0.5 * (p - 0.8), p - 0.03)
+
+
+def test_an_honest_network_is_hardly_ever_called_too_sure():
+    words = [class_honesty(*answers(151, seed)) for seed in range(400)]
+    assert (
+        words.count(Honesty(Trust.HONEST)) >= 0.93 * 400
+    )  # two standard errors: 95.4 %, less two standard errors of 400 trials
+
+
+def test_one_that_is_too_sure_is_found():
+    words = [class_honesty(*answers(151, seed, said=lambda p: 1 - (1 - p) / 4)) for seed in range(50)]
+    assert words == [Honesty(Trust.TOO_SURE)] * 50
+    assert class_honesty(torch.full((20,), 0.95, dtype=torch.float64), torch.ones(20) > 0) == Honesty(Trust.HONEST)
+
+
+def test_one_that_is_too_sure_only_where_it_is_surest_is_found():
+    confidence, right = answers(2000, 0, said=surest_lie)
+    assert abs(float((confidence - right.double()).mean())) < 0.02
+    assert honest_words(class_honesty(confidence, right)) == "too sure of itself where it is at least 90 % sure"
+
+
+def class_rows(confidence, right, flags):
+    return {
+        "source": ["test"] * len(right),
+        "target": ["yes" if i % 2 else "no" for i in range(len(right))],
+        "prediction": ["yes" if bool(i % 2) == bool(each) else "no" for i, each in enumerate(right)],
+        "confidence": confidence.tolist(),
+        "flag": flags,
+    }
+
+
+def test_the_recommended_method_decides_the_words_and_the_network_alone_is_named():
+    confidence, right = answers(2000, 0)
+    accuracy = float(right.double().mean())
+    own = SimpleNamespace(metrics={"accuracy": accuracy - 0.1, "mean_confidence": 0.95})
+    chosen = choice_of(contender("tuned", 0.0, 1.0, nll=0.1))
+    rows = class_rows(confidence, right, [int(c < 0.6) for c in confidence])
+    verdict = class_verdict(rows, [own], chosen, SimpleNamespace(ood=None)).sentences
+    assert (
+        verdict["headline"]
+        == f"Of 100 answers like these {100 * accuracy:.0f} are right, and its percentages can be believed."
+    )
+    assert (
+        "The network alone is too sure of itself: it says 95 % on average."
+        in verdict["Can its percentages be believed?"]
+    )
+    assert (
+        f"with it {100 * accuracy:.0f} of 100 answers are right instead of {100 * accuracy - 10:.0f}"
+        in verdict["What to do next"]
+    )
+    assert "M =" not in " ".join(verdict.values())
+
+
+@pytest.mark.parametrize(
+    ("nll", "accuracy", "passes", "said"),
+    [(0.960, 0.65, 8.0, True), (0.960, 0.65, 1.0, False), (0.90, 0.65, 8.0, False), (0.960, 0.67, 8.0, False)],
+)
+def test_what_is_almost_as_good_and_takes_no_time_is_named(nll, accuracy, passes, said):
+    own = contender("network", 0.5, 1.0, nll=1.5, accuracy=0.65)
+    scaled = contender("scaled", 0.0, 1.0, nll=0.967, accuracy=0.65)
+    dear = contender("MCBN", -0.1, passes, nll=nll, accuracy=accuracy)
+    sentence = cheaper([own, scaled, dear], choice_of(dear))
+    assert ("“temperature scaling” is almost as good" in sentence) == said == bool(sentence)
+
+
+def test_marks_that_find_no_errors_are_called_useless():
+    wrong = torch.arange(100) % 10 == 0
+    assert "hardly tells wrong answers" in marked_sentence(torch.arange(100) < 20, wrong)
+    helpful = marked_sentence(torch.arange(100) % 5 == 0, wrong)
+    assert helpful == (
+        "predictions.csv marks 20 of 100 answers (flag = 1). Of 100 errors all are among them. Of 100 answers that are "
+        "not marked, all are right."
+    )
+    assert "no error" in marked_sentence(wrong, wrong & False)
+    assert "1 error on" in marked_sentence(wrong, torch.arange(100) == 3)
+
+
+def test_few_examples_do_not_make_percentages_believable():
+    confidence, right = torch.tensor([0.9, 0.8]), torch.tensor([True, True])
+    own = SimpleNamespace(metrics={"accuracy": 1.0, "mean_confidence": 0.85, "nll": 0.2})
+    verdict = class_verdict(class_rows(confidence, right, [0, 1]), [own], NETWORK, SimpleNamespace(ood=None))
+    assert not verdict.is_usable
+    verdict = verdict.sentences
+    assert verdict["headline"] == "2 test examples are too few to say how good it is."
+    assert verdict["What to do next"] == "Assess again with at least 100 test examples."
+    assert verdict["How good is it?"] == "Right answers: 2 of 2."
+    assert len(verdict) == 3  # nothing else can be said
+    confidence, right = answers(30, 0)
+    own = SimpleNamespace(metrics={"accuracy": 0.75, "mean_confidence": 0.75, "nll": 0.2})
+    verdict = class_verdict(
+        class_rows(confidence, right, [0] * 30), [own], NETWORK, SimpleNamespace(ood=None)
+    ).sentences
+    assert "too few test examples to know whether its percentages" in verdict["headline"]
+    assert verdict["Can its percentages be believed?"].startswith("Not known: the test examples are too few.")
+    assert "calibration data would" not in verdict["What to do next"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gain"),
+    [
+        (0.4, 0.2, "with it the true classes are 82 % probable on average instead of 67 %, for 64 times"),
+        (0.2, 0.1999, "with it the true classes are 82 % probable on average, a little more, for"),
+        (0.2, 0.3, "do not fit the test data better"),
+    ],
+)
+def test_a_gain_is_told_in_plain_words(before, after, gain):
+    confidence, right = answers(2000, 0)
+    accuracy = float(right.double().mean())
+    own = contender("network", 0.5, 1.0, accuracy=accuracy, mean_confidence=0.75, nll=before)
+    best = contender("MCBN", -0.1, 64.0, accuracy=accuracy, nll=after)
+    chosen = choice_of(best)
+    rows = class_rows(confidence, right, [0] * len(right))
+    assert gain in class_verdict(rows, [own, best], chosen, SimpleNamespace(ood=None)).sentences["What to do next"]
+
+
+def test_a_gain_in_values_is_told_in_plain_words():
+    chosen = SimpleNamespace(
+        is_network=False, recommended=SimpleNamespace(metrics={"rmse": 0.9, "conformal_width": 2.0, "nll": 1.0})
+    )
+    assert value_gains(chosen, {"rmse": 1.0, "conformal_width": 2.5, "nll": 1.1}) == [
+        "typical errors are 10 % smaller", "the intervals are 20 % narrower"
+    ]  # fmt: skip
+    assert value_gains(chosen, {"rmse": 0.9, "nll": 1.1}) == ["the intervals fit each prediction better"]
+    assert "do not fit the test data better" in value_gains(chosen, {"rmse": 0.8, "nll": 0.9})[0]
+
+
+def test_guessing_is_called_guessing():
+    targets, right = ["a"] * 60 + ["b"] * 40, torch.arange(100) < 58
+    assert "“a” were the answer to all inputs" in no_better_than_guessing(targets, right, nll=0.7)
+    assert no_better_than_guessing(targets, right, nll=0.4) is None  # its percentages say something
+    assert no_better_than_guessing(targets, torch.arange(100) < 90, nll=0.7) is None
+    told = guess_sentence(Counter(sky=75, road=25), accuracy=0.75, error=0.01, nll=0.6, noun="pixel")
+    assert told is not None
+    assert told.endswith("of 100 pixels 75 are right, and 75 would be if “sky” were the answer to all pixels.")
+
+
+def test_an_example_of_what_a_percentage_means():
+    confidence = torch.tensor([0.95] * 50 + [0.6] * 50)
+    right = torch.arange(100) < 49
+    text = believed(confidence, right, Honesty(Trust.HONEST))
+    assert text == "Yes. Of 100 answers that it is at least 90 % sure of, 98 are right. These are 50 of 100 answers."
+    assert believed(torch.full((100,), 0.95), right, Honesty(Trust.HONEST)).endswith(
+        "49 are right. These are all answers."
+    )
+
+
+def test_strange_inputs_that_are_missed_are_named():
+    rows = {"source": ["test"] * 10 + ["ood"] * 10, "flag": [1] + [0] * 9 + [1] * 10}
+    assert strange_sentence(rows, "SVHN") == "Of 100 inputs of SVHN all are marked, and of 100 test inputs 10."
+    assert "not noticed" in strange_sentence(rows | {"flag": [1] + [0] * 9 + [1] + [0] * 9}, "SVHN")
+
+
+def values(outputs, *, scale=1.0, width=1.645):
+    targets = 10 * torch.randn(500, outputs, generator=generator(0, "targets"))
+    errors = scale * torch.randn(500, outputs, generator=generator(0, "errors"))
+    rows = {"source": ["test"] * 500, "flag": [0] * 500, "novelty": [0.5] * 500}
+    found = quantities("load (kN)", None, outputs) if outputs == 1 else quantities("load", ("kN", "mm"), outputs)
+    ends = (targets + errors - width, targets + errors + width)
+    own = SimpleNamespace(metrics={})
+    return value_verdict(Findings(rows, [own], NETWORK, targets, errors, ends, None, found, None, 300)).sentences
+
+
+def test_values_keep_their_unit_in_every_sentence():
+    verdict = values(1)
+    assert verdict["headline"].startswith("90 % of true values fall within ±1.79 kN")
+    for heading in ("headline", "How good is it?", "Can its intervals be believed?"):
+        assert " kN" in verdict[heading]
+    assert verdict["Can its intervals be believed?"].startswith(
+        "Yes, as far as 500 examples can tell. All predictions have the same interval, ±1.6"
+    )
+
+
+def test_several_outputs_have_sentences_of_their_own():
+    verdict = values(2)
+    for text in (verdict["headline"], verdict["How good is it?"], verdict["Can its intervals be believed?"]):
+        assert all(part in text for part in ("load 1", "load 2", " kN", " mm"))
+
+
+def test_intervals_that_miss_and_guesses_are_called_so():
+    assert values(1, width=1.0)["Can its intervals be believed?"].startswith("No, they are too narrow.")
+    assert values(1, width=4.0)["Can its intervals be believed?"].startswith("Yes, but they are too wide.")
+    guess = values(1, scale=30.0)
+    assert guess["headline"].startswith("It is no better than guessing")
+    assert guess["What to do next"].startswith("Do not use it yet")
+
+
+def test_units_come_from_the_name_or_the_option():
+    assert quantities("time [s]", None, 1) == [Quantity("time", "s")]
+    assert quantities("time", ("s",), 2) == [Quantity("time 1", "s"), Quantity("time 2", "s")]
+    with pytest.raises(BatchbayesError, match="one unit, or 3"):
+        quantities("time", ("s", "m"), 3)
+
+
+@pytest.mark.parametrize(("held", "tested", "most"), [(8, 10, 0.0), (2, 100, 0.1), (13, 26, 0.16)])
+def test_few_calibration_examples_do_not_mark_half_of_the_others(held, tested, most):
+    """With the calibration examples alone the limit was a matter of luck."""
+    alone, shares = [], []
+    for seed in range(300):
+        scores = torch.rand(held + tested, generator=torch.Generator().manual_seed(seed)).double()
+        limit = flag_threshold(scores_for_limit(scores[:held], scores[held:]))
+        shares.append(float((scores[held:] > limit).double().mean()))
+        alone.append(float((scores[held:] > flag_threshold(scores[:held])).double().mean()))
+    assert max(shares) <= most < 0.4 < max(alone)
+
+
+def test_test_examples_set_no_limit_where_there_is_enough_calibration_data():
+    scores = torch.rand(40, generator=torch.Generator().manual_seed(0)).double()
+    assert scores_for_limit(scores, scores + 1) is scores
