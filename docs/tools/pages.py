@@ -34,6 +34,8 @@ def substitutions(docs: Path) -> dict[str, str]:
     return {
         "methods": methods_table(docs),
         "experiments": experiments_table(docs),
+        "coverage": coverage_tables(docs),
+        "coverage_counts": coverage_counts(docs),
         "settings": settings_table(),
         "results": results_list(docs),
         "pictures": pictures(docs),
@@ -113,6 +115,42 @@ def experiments_table(docs: Path) -> str:
             [f"`{name}`", about, f"[results](results/{name}.md)" if page.exists() else "no run is published yet"]
         )
     return table(["name", "what it repeats", ""], rows)
+
+
+VERDICTS = {
+    "agrees": "agree",
+    "partly": "agree in part",
+    "reduced": "are too much reduced to tell",
+    "contradicts": "contradict the paper",
+    "left out": "are left out",
+}
+"""What a row of coverage.csv may say, and how a sentence says it of several."""
+
+
+def coverage_rows(docs: Path) -> list[dict[str, str]]:
+    """Return a row for each table, figure and method of the papers."""
+    with (docs / "coverage.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def coverage_counts(docs: Path) -> str:
+    """Say in one sentence how many rows have each verdict."""
+    found = [row["verdict"] for row in coverage_rows(docs)]
+    counts = ", ".join(f"{found.count(verdict)} {said}" for verdict, said in VERDICTS.items())
+    return f"Of {len(found)} tables, figures and methods of the papers: {counts}."
+
+
+def coverage_tables(docs: Path) -> str:
+    """Return a table for each paper."""
+    rows, parts = coverage_rows(docs), []
+    for paper in dict.fromkeys(row["paper"] for row in rows):
+        cells = []
+        for row in rows:
+            if row["paper"] == paper:
+                item = f"[{row['item']}](results/{row['page']}.md)" if row["page"] else row["item"]
+                cells.append([item, row["published"], row["ours"], f"**{row['verdict']}**", row["remark"]])
+        parts.append(f"## {paper}\n\n" + table(["what", "published", "ours", "", "remark"], cells))
+    return "\n\n".join(parts)
 
 
 def results_list(docs: Path) -> str:

@@ -1,0 +1,34 @@
+"""The page that says what of the papers is repeated misses no experiment and no published table."""
+
+import csv
+
+import pytest
+from batchbayes_papers.runner.experiment import EXPERIMENTS
+from helpers.source import ROOT
+
+VERDICTS = {"agrees", "partly", "reduced", "contradicts", "left out"}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    with (ROOT / "docs/coverage.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_experiment_has_a_row(rows):
+    assert EXPERIMENTS.keys() <= {row["page"] for row in rows}
+
+
+def test_rows_are_whole(rows):
+    for row in rows:
+        assert row["verdict"] in VERDICTS, row["item"]
+        assert row["remark"] or row["verdict"] == "agrees", row["item"]
+        assert row["ours"] or row["verdict"] == "left out", row["item"]
+        assert not row["page"] or (ROOT / f"docs/results/{row['page']}.md").is_file(), row["item"]
+
+
+@pytest.mark.shared
+def test_every_published_table_has_a_row(rows, data_folder):
+    files = {path.name for path in (data_folder.parent / "reference").glob("*.csv")}
+    assert files
+    assert files == {row["reference"] for row in rows if row["reference"]}
