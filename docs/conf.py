@@ -18,7 +18,15 @@ project = "batchbayes"
 version = release = bb.__version__
 copyright = "the batchbayes authors"
 language = "en-GB"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "executed"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "docstrings",
+    "executed",
+]
 exclude_patterns = ["_build", "_generated", "tools"]
 
 html_theme = "furo"

@@ -1,4 +1,4 @@
-"""The pictures of the page Concepts. Each is drawn from small networks that are trained here, in seconds."""
+"""The pictures of Concepts, from small networks that are trained here in seconds, and that of Architecture."""
 
 import warnings
 from functools import cache
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+
+from architecture import architecture
 
 import batchbayes as bb
 from batchbayes import TrainingConfig, train
@@ -30,6 +32,7 @@ def draw_all(folder: Path) -> None:
         path = folder / f"concepts-{name}.png"
         if not path.exists():
             save_figure(picture(), path)
+    save_figure(architecture(), folder / "architecture.png")
 
 
 def _trained(network: nn.Module, x: Tensor, y: Tensor, loss: Any, epochs: int) -> nn.Module:
