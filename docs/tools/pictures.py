@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from architecture import architecture
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-
-from architecture import architecture
 
 import batchbayes as bb
 from batchbayes import TrainingConfig, train
