@@ -9,6 +9,7 @@ from typing import Any
 
 from blocks import run_page
 from matplotlib.figure import Figure
+from notebooks import write_notebook
 
 PLACE = "_generated"
 """Figures go to this folder of the documentation. It is not kept."""
@@ -31,7 +32,17 @@ def insert_outputs(app: Any, name: str, source: list[str]) -> None:
         for block, shown in run_page(Path(app.env.doc2path(name)), Path(folder).resolve()):
             pieces += [text[position : block.end], *(_markdown(app, name, block.line, each) for each in shown)]
             position = block.end
-    source[0] = "".join([*pieces, text[position:]])
+    source[0] = _with_notebook(app, name, text, "".join([*pieces, text[position:]]))
+
+
+def _with_notebook(app: Any, name: str, text: str, shown: str) -> str:
+    """Put a link to the page as a notebook below the title of a tutorial."""
+    if not name.startswith("tutorials/") or name == "tutorials/index":
+        return shown
+    path = Path(app.srcdir) / PLACE / f"{name.removeprefix('tutorials/')}.ipynb"
+    write_notebook(text, path)
+    title, _, rest = shown.partition("\n")
+    return f"{title}\n\n{{download}}`This page as a notebook </{PLACE}/{path.name}>`\n{rest}"
 
 
 def _markdown(app: Any, name: str, line: int, shown: Any) -> str:
