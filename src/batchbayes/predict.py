@@ -276,29 +276,31 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
     if _FUNCTIONS.get(id(posterior)) is posterior or not len(inputs):
         return
     function, few = posterior.draw(0, 0), inputs[:TRIED]
-    once, again = function(few), function(few)
-    if not _close(once, again):
-        raise BatchbayesError(
-            expected="a network that gives the same answer twice",
-            got="two answers of one draw that differ",
-            fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout",
-        )
-    half = max(1, len(few) // 2)
-    parts = [slice(0, half), slice(half, None), slice(0, 1)] if len(few) > 1 else []  # with other neighbours
-    if not all(_close(once[part], function(few[part])) for part in parts):
+    once, half = function(few), len(few) // 2
+    parts = [few[:half], few[half:], few[:1]] if half else [few]  # with other neighbours
+    for part, before in zip(parts, [once[:half], once[half:], once[:1]] if half else [once], strict=True):
+        found = function(part)
+        if _close(before, found):
+            continue
+        if not _close(found, function(part)):
+            raise BatchbayesError(
+                expected="a network that gives the same answer twice",
+                got="two answers of one draw that differ",
+                fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout",
+            )
         raise BatchbayesError(
             expected="a network that treats each example by itself",
             got="an answer that changes with the other examples of its batch",
             fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
         )
-    if len(few) > 1:
+    if half:
         _FUNCTIONS[id(posterior)] = posterior
 
 
 def _close(first: Tensor, second: Tensor) -> bool:
     """Whether outputs are the same but for rounding. Other checks find draws that are not finite."""
-    if not first.numel():
-        return True
+    if first.shape != second.shape or not first.numel():
+        return first.shape == second.shape
     rounding = min(0.1, 1000 * torch.finfo(first.dtype).eps) * first.abs().max()
     return not bool(((first - second).abs() > rounding).any())
 
