@@ -199,6 +199,7 @@ def test_ignored_labels_do_not_count():
         likelihood.fitting(draws, torch.full((4, 2, 2), 255))
 
 
+@pytest.mark.filterwarnings("ignore:the network is not linear enough")
 def test_ignored_labels_do_not_tune_the_batch_size():
     torch.manual_seed(0)
     x, y = torch.randn(60, 4), torch.arange(60) % 3

@@ -179,6 +179,7 @@ def passes_of(network: nn.Module, job) -> int:
     return len(seen)
 
 
+@pytest.mark.filterwarnings("ignore:the network is not linear enough")
 @pytest.mark.parametrize("classes", [2, 30])
 def test_the_linear_engine_is_prepared_when_it_is_first_asked_for(classes, tmp_path):
     network = trained(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, classes)))
