@@ -277,7 +277,12 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
         return
     function, few = posterior.draw(0, 0), inputs[:TRIED]
     once, again = function(few), function(few)
-    if not _close(once, again):
+    rounding = min(0.1, 1000 * torch.finfo(once.dtype).eps) * once.abs().max() if once.numel() else 0.0
+
+    def close(first: Tensor, second: Tensor) -> bool:  # other checks find draws that are not finite
+        return not bool(((first - second).abs() > rounding).any())
+
+    if not close(once, again):
         raise BatchbayesError(
             expected="a network that gives the same answer twice",
             got="two answers of one draw that differ",
@@ -285,7 +290,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
         )
     half = max(1, len(few) // 2)
     parts = [slice(0, half), slice(half, None), slice(0, 1)] if len(few) > 1 else []  # with other neighbours
-    if not all(_close(once[part], function(few[part])) for part in parts):
+    if not all(close(once[part], function(few[part])) for part in parts):
         raise BatchbayesError(
             expected="a network that treats each example by itself",
             got="an answer that changes with the other examples of its batch",
@@ -293,14 +298,6 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
         )
     if len(few) > 1:
         _FUNCTIONS[id(posterior)] = posterior
-
-
-def _close(first: Tensor, second: Tensor) -> bool:
-    """Whether outputs are the same but for rounding. Other checks find draws that are not finite."""
-    if not first.numel():
-        return True
-    rounding = min(0.1, 1000 * torch.finfo(first.dtype).eps) * first.abs().max()
-    return not bool(((first - second).abs() > rounding).any())
 
 
 def joined(pieces: Sequence[Any]) -> Any:
