@@ -277,32 +277,27 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
         return
     function, few = posterior.draw(0, 0), inputs[:TRIED]
     once, half = function(few), len(few) // 2
-    parts = [few[:half], few[half:], few[:1]] if half else [few]  # with other neighbours
-    for part, before in zip(parts, [once[:half], once[half:], once[:1]] if half else [once], strict=True):
-        found = function(part)
-        if _close(before, found):
-            continue
-        if not _close(found, function(part)):
+    rounding = min(0.1, 1000 * torch.finfo(once.dtype).eps) * once.abs().max() if once.numel() else 0.0
+
+    def differ(first: Tensor, second: Tensor) -> bool:  # other checks find draws that are not finite
+        return first.shape != second.shape or bool(((first - second).abs() > rounding).any())
+
+    for part in [slice(half), slice(half, None), slice(1)] if half else [slice(None)]:  # with other neighbours
+        found = function(few[part])
+        if differ(once[part], found) and differ(found, function(few[part])):
             raise BatchbayesError(
                 expected="a network that gives the same answer twice",
                 got="two answers of one draw that differ",
                 fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout",
             )
-        raise BatchbayesError(
-            expected="a network that treats each example by itself",
-            got="an answer that changes with the other examples of its batch",
-            fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
-        )
+        if differ(once[part], found):
+            raise BatchbayesError(
+                expected="a network that treats each example by itself",
+                got="an answer that changes with the other examples of its batch",
+                fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
+            )
     if half:
         _FUNCTIONS[id(posterior)] = posterior
-
-
-def _close(first: Tensor, second: Tensor) -> bool:
-    """Whether outputs are the same but for rounding. Other checks find draws that are not finite."""
-    if first.shape != second.shape or not first.numel():
-        return first.shape == second.shape
-    rounding = min(0.1, 1000 * torch.finfo(first.dtype).eps) * first.abs().max()
-    return not bool(((first - second).abs() > rounding).any())
 
 
 def joined(pieces: Sequence[Any]) -> Any:
