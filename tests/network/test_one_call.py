@@ -141,6 +141,16 @@ def test_a_pass_that_fails_inside_a_call_harms_no_other():
         assert torch.equal(posterior.draw(0, 0)(X), expected)
 
 
+def test_networks_that_come_and_go_in_a_call_are_not_mistaken_for_each_other():
+    """A new network may get the identity of one that is gone."""
+    with torch.no_grad(), one_call():
+        for number in range(50):
+            network = nn.Linear(3, 1)
+            nn.init.constant_(network.weight, number)
+            assert torch.equal(bb.deterministic(network).draw(0, 0)(X), network(X))
+            del network
+
+
 def test_a_call_inside_a_call_looks_for_changes_itself():
     network = trained(NETWORKS["plain"])
     posterior = bb.deterministic(network)
