@@ -4,7 +4,7 @@ The promise: of 100 networks for which "auto" takes the linear engine, at most o
 mutual information) that is more than 20 % off, or a rank correlation with the exact one below 0.9; and at least half of
 the networks for which the linear engine is good get it. The truth is that of all draws on new inputs.
 
-    python benchmarks/auto_engine.py --first 1000 --networks 100
+    python benchmarks/auto_engine.py --first 1000 --networks 100 --out auto.jsonl
 """
 
 import argparse
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import batchbayes as bb
+from batchbayes.engines.linear import Drawn
 from batchbayes.metrics.ranking import rank_correlation
 
 DRAWS, MOST_OFF, LEAST_CORRELATION = 64, 0.2, 0.9
@@ -101,11 +102,11 @@ def judged(seed: int) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         posterior = bb.mcbn(network, x, batch_size=given["batch_size"], num_samples=DRAWS)
         new = data_of(given, 300, 1)[0]
-        auto = bb.predict(posterior, new, likelihood, num_samples=DRAWS, engine="auto").engine
+        auto = bb.predict(posterior, new, likelihood, num_samples=DRAWS, engine="auto")
         ratio, correlation = truth(posterior, new, likelihood)
     is_good = abs(ratio - 1) <= MOST_OFF and correlation >= LEAST_CORRELATION
-    is_linear = not auto.startswith("sample")
-    return {**given, "ratio": ratio, "correlation": correlation, "good": is_good, "linear": is_linear, "engine": auto}
+    found = {"ratio": ratio, "correlation": correlation, "good": is_good}
+    return {**given, **found, "linear": auto.drawn is not Drawn.EXACT, "engine": auto.engine}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -114,8 +115,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         counts[row["good"], row["linear"]] += 1
     lines = ["| the linear engine is | taken | refused |", "|---|---:|---:|"]
-    lines += [f"| {name} | {counts[is_good, True]} | {counts[is_good, False]} |" for name, is_good in
-              (("good", True), ("bad", False))]  # fmt: skip
+    for name, is_good in (("good", True), ("bad", False)):
+        lines.append(f"| {name} | {counts[is_good, True]} | {counts[is_good, False]} |")
     return "\n".join(lines)
 
 

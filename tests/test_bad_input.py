@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
+from batchbayes.engines.sample import sampled_outputs
 from batchbayes.network.batches import require_finite
 
 X = torch.linspace(-1, 1, 64 * 4).view(64, 4).sin()
@@ -209,8 +210,12 @@ def test_outputs_that_differ_between_draws(network):
         def forward(self, x):
             return self.norm(x)[:, : 2 + next(calls) % 2]
 
-    with pytest.raises(bb.BatchbayesError, match=r"from every draw; got \(2, [23]\) from draw 1"):
-        bb.mcbn(Changing(), X, batch_size=8)
+    with pytest.warns(bb.BatchbayesWarning, match="have never been trained"):
+        posterior = bb.mcbn(Changing(), X, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match="gives the same answer twice"):
+        bb.predict(posterior, X, bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match=r"from every draw; got \(64, [23]\) from draw 1"):
+        list(sampled_outputs(posterior, X, 4, 0))
 
 
 def test_outputs_with_another_number_of_rows():

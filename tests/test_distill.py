@@ -127,8 +127,9 @@ def test_a_student_with_other_outputs_is_refused():
     with pytest.raises(bb.BatchbayesError, match=r"outputs of shape \(64, 3\)"):
         bb.distill.train_student(teacher(3), student(1), X, bb.categorical(), CONFIG)
     network = student(3)
-    with pytest.raises(bb.BatchbayesError, match="the network of the teacher, which training would change"):
-        bb.distill.train_student(bb.deterministic(network), network, X, bb.categorical(), CONFIG)
+    for posterior in (bb.deterministic(network), bb.ensemble([student(3), network])):
+        with pytest.raises(bb.BatchbayesError, match="weights of the teacher, which training would change"):
+            bb.distill.train_student(posterior, network, X, bb.categorical(), CONFIG)
 
 
 @pytest.mark.parametrize(("options", "words"), BAD.values(), ids=BAD)

@@ -78,6 +78,17 @@ def test_a_network_that_looks_at_its_whole_batch_is_refused(fewest):
         bb.predict(bb.deterministic(LooksAround(fewest)), X, bb.gaussian(1.0))
 
 
+def test_rounding_of_an_output_near_zero_is_no_neighbour():
+    """Sums of another number of rows round in another way. The unit is the largest output, not that of one example."""
+
+    class Rounds(nn.Module):
+        def forward(self, x):
+            return x[:, :1] + 1e-7 * len(x)
+
+    x = torch.linspace(0, 2, 200)[:, None].expand(-1, 3)
+    assert torch.isfinite(bb.predict(bb.deterministic(Rounds()), x, bb.gaussian(1.0)).mean).all()
+
+
 def test_laplace_says_if_examples_are_dropped():
     loader = DataLoader(TensorDataset(X, torch.randn(200, 1)), batch_size=128, drop_last=True)
     with pytest.warns(bb.BatchbayesWarning, match="the last 72 of 200 examples do not count"):

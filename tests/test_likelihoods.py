@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.settled import settled
 from torch import nn
 
 import batchbayes as bb
@@ -64,8 +65,8 @@ def test_targets_that_are_neither_yes_nor_no(targets, message):
 
 def test_yes_or_no_through_predict_and_tuning():
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     x = torch.randn(64, 4)
+    network = settled(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)), x)
     posterior = bb.mcbn(network, x, batch_size=8, num_samples=8)
     exact = bb.predict(posterior, x, bb.bernoulli(), num_samples=8)
     with torch.no_grad():
@@ -198,10 +199,11 @@ def test_ignored_labels_do_not_count():
         likelihood.fitting(draws, torch.full((4, 2, 2), 255))
 
 
+@pytest.mark.filterwarnings("ignore:the network is not linear enough")
 def test_ignored_labels_do_not_tune_the_batch_size():
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     x, y = torch.randn(60, 4), torch.arange(60) % 3
+    network = settled(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), x)
     posterior = bb.mcbn(network, x, batch_size=8, num_samples=8)
     marked = torch.cat([y, torch.full((60,), -100)])
     both = bb.tune_batch_size(posterior, [(x.repeat(2, 1), marked)], bb.categorical(ignore_index=-100), num_samples=8)

@@ -157,7 +157,7 @@ def fitted(random, tmp_path):
     network = trained(NETWORKS[random.choice([*NETWORKS, "plain", "plain", "no statistics"])](random))
     batches = [odd_tensor(random, (8, 4)) if random.random() < 0.1 else torch.randn(8, 4) for _ in range(4)]
     x = torch.randn(6, 4)
-    posterior = bb.mcbn(network, batches, num_samples=4)
+    posterior = bb.mcbn(network, batches, num_samples=4, center="batches")
     found = bb.predict(posterior, x, bb.categorical(), num_samples=len(posterior.deviations)).probs
     joined = torch.cat(batches)  # batches of other sizes are cut and joined, and the rest is dropped
     regrouped = joined[: len(joined) // len(batches[0]) * len(batches[0])].split(len(batches[0]))

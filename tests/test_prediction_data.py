@@ -121,8 +121,8 @@ def test_outputs_of_different_sizes_come_batch_by_batch():
     network = nn.Conv2d(1, 3, 1)
     batches = [torch.zeros(2, 1, 4, 4), torch.zeros(2, 1, 3, 5)]
     with pytest.raises(bb.BatchbayesError, match=r"shapes \(N, 4, 4\) and \(N, 3, 5\).*use predict_stream"):
-        bb.predict(bb.deterministic(network), batches, bb.categorical())
+        bb.predict(bb.deterministic(network), batches, bb.categorical(class_axis=1))
     with pytest.raises(bb.BatchbayesError, match=r"shapes \(N\) and \(N, 3\)"):
         bb.predict(bb.deterministic(nn.Identity()), iter([torch.zeros(2), torch.zeros(2, 3)]), bb.gaussian(1.0))
-    found = bb.predict_stream(bb.deterministic(network), batches, [bb.categorical()])
+    found = bb.predict_stream(bb.deterministic(network), batches, [bb.categorical(class_axis=1)])
     assert [tuple(each.predictives[0].probs.shape) for each in found] == [(2, 4, 4, 3), (2, 3, 5, 3)]

@@ -48,9 +48,9 @@ def test_batches_without_the_training_transforms_are_remarked(data_folder):
     """Without them MCBN loses three points of accuracy on these networks; nothing else would tell."""
     network = resnet(20, data_folder)
     images, _ = load_cifar10("train", data_folder, 2000)
-    bb.mcbn(network, augmented_batches(images, 64), num_samples=8)  # says nothing
+    bb.mcbn(network, augmented_batches(images, 64), num_samples=8, center="batches")  # says nothing
     with pytest.warns(bb.BatchbayesWarning, match="same transforms as in training"):
-        bb.mcbn(network, standardise(images), batch_size=64, num_samples=8)
+        bb.mcbn(network, standardise(images), batch_size=64, num_samples=8, center="batches")
 
 
 def test_crop_and_flip_equals_a_naive_loop():

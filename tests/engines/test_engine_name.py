@@ -1,12 +1,11 @@
 """The name of the engine tells whether exact draws were made of some inputs."""
 
 import torch
+from helpers.settled import X, settled
 from torch import nn
 
 import batchbayes as bb
 from batchbayes.engines.choose import EXACT_TOO
-
-X = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
 
 
 class Curved(nn.Module):
@@ -23,7 +22,7 @@ class Curved(nn.Module):
 
 def test_the_name_says_that_exact_draws_were_made_of_some_chunks():
     torch.manual_seed(0)
-    posterior = bb.mcbn(Curved(), X, batch_size=16)
+    posterior = bb.mcbn(settled(Curved()), X, batch_size=100)
     easy, hard = X[:40], X[:40] * 40
 
     def engines(data):

@@ -74,7 +74,7 @@ def test_contrasts_that_are_left_out_do_not_count_against_the_linear_engine():
 
 
 def test_what_is_not_trusted_is_measured_once(monkeypatch):
-    posterior = bb.mcbn(settled(Curved()), X, batch_size=16)
+    posterior = bb.mcbn(settled(Curved()), X, batch_size=100)
     noisy = {"data": X[:40] * 40, "likelihood": bb.categorical(), "num_samples": 32, "engine": "auto"}
     before = bb.predict(posterior, **noisy)
     monkeypatch.setattr(linear_check, "measure_linearity", None)
@@ -92,7 +92,7 @@ def test_a_ranking_that_is_wrong_is_not_trusted():
 
 def test_examples_with_more_noise_than_was_checked_are_checked_themselves():
     """The noise of such examples is far larger than where the check was made, and not linear there."""
-    posterior = bb.mcbn(settled(Curved()), X, batch_size=16)
+    posterior = bb.mcbn(settled(Curved()), X, batch_size=100)
     easy, hard = X[:40], X[:40] * 40
     assert bb.predict(posterior, easy, bb.categorical(), engine="auto").engine.startswith("linear")
     exact = bb.predict(posterior, hard, bb.categorical(), num_samples=32)
@@ -106,7 +106,7 @@ def test_examples_with_more_noise_than_was_checked_are_checked_themselves():
 def test_few_examples_with_more_noise_than_was_checked_are_checked_too(size):
     """As in a service that gets one example at a time."""
     x = X[:12] * 40
-    for_auto, for_linear = (bb.mcbn(settled(Curved()), X, batch_size=16) for _ in range(2))
+    for_auto, for_linear = (bb.mcbn(settled(Curved()), X, batch_size=100) for _ in range(2))
     drawn = {"data": x, "likelihood": bb.gaussian(1.0), "num_samples": 32}
     exact = bb.predict(for_auto, **drawn)
     auto = bb.predict(for_auto, engine="auto", chunk_size=size, **drawn)
@@ -134,7 +134,7 @@ def conv(channels: int = 4) -> nn.Module:
 
 def test_directions_left_out_do_not_make_a_linear_network_untrusted():
     images = torch.randn(200, 1, 12, 12)
-    posterior = bb.mcbn(settled(conv(), images), images, batch_size=32, center="running").at_batch_size(1e8)
+    posterior = bb.mcbn(settled(conv(), images), images, batch_size=100)
     predictive = bb.predict(posterior, images[:20], bb.categorical(), engine="auto")
     assert predictive.engine.startswith("linear, forward mode")
     assert "by directions left out" in predictive.engine

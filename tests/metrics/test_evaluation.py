@@ -70,6 +70,15 @@ def naive_of_values(means, stds, targets):
     }
 
 
+def naive_joint(means, stds, targets):
+    """Loop over examples and draws. Shapes: means (S, N, D), stds (D,), targets (N, D)."""
+    found = []
+    for n, target in enumerate(targets):
+        each = [np.prod(stats.norm.pdf(target, drawn[n], stds)) for drawn in means]
+        found.append(-math.log(np.mean(each)))
+    return np.mean(found)
+
+
 def test_classes():
     draws, labels = 2 * normal(3, 60, 4), torch.arange(60) % 4
     found = evaluate(summarised(bb.categorical().summary(), draws), labels)
@@ -116,6 +125,9 @@ def test_a_truth_of_probability_zero_is_infinitely_surprising():
 def test_real_values(shape):
     draws, targets = normal(4, *shape), 1.5 * normal(*shape, seed=1)
     found = evaluate(summarised(bb.gaussian(precision=4.0).summary(), draws), targets)
+    if shape == (6, 2):
+        joint = naive_joint(draws.numpy(), [0.5, 0.5], targets.numpy())
+        assert found.pop("joint_nll") == pytest.approx(joint, abs=1e-9)
     assert list(found) == VALUE_NAMES
     assert all(type(value) is float for value in found.values())
     means = draws.flatten(1).numpy()
@@ -134,6 +146,7 @@ def test_noise_that_the_network_predicts():
 def test_each_output_has_its_own_noise():
     draws, targets = normal(4, 6, 2), 1.5 * normal(6, 2, seed=1)
     found = evaluate(summarised(bb.gaussian(precision=[4.0, 1.0]).summary(), draws), targets)
+    assert found.pop("joint_nll") == pytest.approx(naive_joint(draws.numpy(), [0.5, 1.0], targets.numpy()), abs=1e-9)
     means, stds = draws.flatten(1).numpy(), np.tile([0.5, 1.0], (4, 6))
     assert found == pytest.approx(naive_of_values(means, stds, targets.flatten().numpy()), abs=1e-7)
 

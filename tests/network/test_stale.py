@@ -63,6 +63,7 @@ def test_training_on_is_told_once_for_each_change(fit):
         use(posterior, model)
 
 
+@pytest.mark.filterwarnings("ignore:the network is not linear enough")
 def test_linear_engine_and_novelty_tell_it_too():
     model = network()
     posterior, detector = bb.mcbn(model, X, batch_size=8), bb.novelty(model, X, calibration=X[:40])

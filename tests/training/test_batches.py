@@ -3,10 +3,9 @@ import torch
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from batchbayes import BatchbayesError
-from batchbayes.methods.weights.variational import count_examples
 from batchbayes.network.batches import selected
 from batchbayes.report.read.examples import Examples
-from batchbayes.training.batches import known_size, shuffled, shuffled_batches, training_batches
+from batchbayes.training.batches import known_size, shuffled, shuffled_batches, training_batches, training_size
 
 
 def test_an_epoch_is_a_shuffled_pass_without_the_left_over_batch() -> None:
@@ -40,10 +39,10 @@ def test_the_number_of_examples_is_that_of_the_examples_that_are_read() -> None:
     few = DataLoader(whole, 5, sampler=SubsetRandomSampler(range(20)))
     assert [known_size(data) for data in (part, few, DataLoader(part, 8))] == [20, 20, 20]
     assert [known_size(data) for data in (whole, whole.tensors, shuffled(*whole.tensors, 16, 0))] == [65, 65, 65]
-    assert known_size([whole.tensors]) is None
+    assert known_size([whole.tensors, (torch.zeros(20, 2), torch.zeros(20))]) == 85
     assert selected(few, 10) is few  # the other examples may be those of a validation set
     assert len(selected(DataLoader(whole, 5), 10).dataset) == 10  # type: ignore[arg-type]
-    assert Examples("few", few).size == count_examples(few) == 20
+    assert Examples("few", few).size == training_size(few) == known_size(Examples("few", few)) == 20
 
 
 def test_a_last_batch_of_one_example_of_a_data_set_is_left_out() -> None:

@@ -76,6 +76,19 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], t
     own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     with words_for_disk_errors(path), atomic_path(path) as partial:
         save_file(own, partial, {**texts, CHECKSUM: _checksum(texts, own)})
+        _sort_texts(partial)
+
+
+def _sort_texts(path: Path) -> None:
+    """Put the texts of a safetensors file in order. Its library writes them in any, and equal files need equal bytes."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(ordered) <= size:  # the tensors come next, and must never be overwritten
+            file.seek(8)
+            file.write(ordered.ljust(size))
 
 
 def _checksum(texts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

@@ -26,8 +26,8 @@ MOST_OFF, SURE_CORRELATION, HOPELESS_CORRELATION = 0.12, 0.94, 0.85
 correlation at 64 draws, or 0.01 more each time that draws are halved. Below HOPELESS_CORRELATION, or 0.05 less each
 time that draws are halved, more draws would not help. Chosen on 100 small networks, and tried on 100 others
 (benchmarks/auto_engine.py)."""
-CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = (8, 16, 32, 64), (16, 64), 2**16
-"""The check makes 8 exact draws, and more if the answer is close, on 16 to 64 examples that hold about 65,000 numbers.
+CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = (8, 64), (16, 64), 2**16
+"""The check makes 8 exact draws, and up to 64 if the answer is close, on 16 to 64 examples that hold about 65,000 numbers.
 On 16 rows of a table the check may pass by luck, on 64 it hardly ever does."""
 FEWEST_MAPS, MAP_POSITIONS = 2, 2**12
 """If outputs are maps, positions are ranked, not examples. So fewer examples of the training data are enough, and of
@@ -36,6 +36,8 @@ GROUPS = 8
 """Of draws, which are left out one after the other to see how sure a ratio is."""
 FEWEST_RANKED = 3
 """Fewer examples have no rank correlation."""
+ROUNDING = 1e-12
+"""Mutual information below this is that of rounding errors."""
 TOGETHER = 2**15
 """Several exact draws are made in one pass, of at most this many input numbers."""
 
@@ -191,30 +193,31 @@ def _examples_of(posterior: Linearisable) -> dict[bool, Tensor]:
     return dict.fromkeys(kept[1](), kept[0])
 
 
-def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) -> Linearity:
+def known_linearity(
+    posterior: Linearisable, inputs: Tensor, *, contrasts: bool, until_sure: bool = True
+) -> Linearity:
     """Return what was measured before, or measure it now, on training examples or else on these inputs.
 
-    What is measured on enough examples is kept.
+    What is measured on enough examples is kept. `until_sure` makes more draws if a few do not settle the answer.
     """
     known = _KNOWN.setdefault(posterior, {})
     if (examples := _examples_of(posterior).get(contrasts)) is not None:
         same = isinstance(inputs, Tensor) and isinstance(examples, Tensor)
         inputs = examples.to(inputs.dtype) if same else examples  # the network may have another precision by now
-    found = known.get(contrasts) or _tested(posterior, inputs, contrasts)
+    found = _tested(posterior, inputs, contrasts, known.get(contrasts), until_sure)
     if examples is not None or len(inputs) >= CHECK_EXAMPLES[0]:
         known[contrasts] = found
     return found
 
 
-def _tested(posterior: Linearisable, inputs: Tensor, contrasts: bool) -> Linearity:
+def _tested(
+    posterior: Linearisable, inputs: Tensor, contrasts: bool, found: Linearity | None, until_sure: bool
+) -> Linearity:
     """Measure with more and more draws, until the answer is sure or hopeless, or all functions are drawn."""
     most = min(CHECK_DRAWS[-1], getattr(posterior, "num_functions", None) or CHECK_DRAWS[-1])
-    found: Linearity | None = None
-    for num_draws in [*(stage for stage in CHECK_DRAWS if stage < most), most]:
-        found = measure_linearity(posterior, inputs, num_draws, contrasts=contrasts)
-        if found.is_sure or found.is_hopeless:
-            break
-    assert found is not None
+    found = found or measure_linearity(posterior, inputs, min(CHECK_DRAWS[0], most), contrasts=contrasts)
+    while until_sure and found.num_draws < most and not (found.is_sure or found.is_hopeless):
+        found = measure_linearity(posterior, inputs, min(2 * found.num_draws, most), contrasts=contrasts)
     return found
 
 
@@ -281,7 +284,7 @@ def compare_with_exact(draws: LinearPieces, exact: Tensor, num_examples: int, *,
     from batchbayes.metrics.ranking import rank_correlation
 
     middle, drawn = draws.middle[None], draws.outputs()
-    whole = (exact, drawn) if contrasts else (None, None)  # logits, for the information
+    logits = (drawn, exact)
     largest = float(drawn.var(0).reshape(num_examples, -1).mean(1).max())
     left_out = sum(piece.left_out for piece in draws.pieces) / len(draws.pieces)
     if many := draws.pieces[0].basis is not None:
@@ -299,41 +302,38 @@ def compare_with_exact(draws: LinearPieces, exact: Tensor, num_examples: int, *,
     if contrasts and not many:
         exact = torch.where(_counted(middle[0], drawn), exact, middle)
     missed = (exact - drawn).square().sum() / (exact - middle).square().sum()
-    spread, linear_spread = (
-        _spread(part, logits) for part, logits in zip((exact, drawn), whole, strict=True)
-    )  # (rows,)
+    is_known = contrasts and bool(_information(logits[1]).any())  # sure classes have none
+    spread_of, parts = (_information, logits) if is_known else (_mean_variance, (drawn, exact))
+    linear_spread, spread = map(spread_of, parts)  # (rows,)
     ranked = min(len(spread.unique()), len(linear_spread.unique())) >= FEWEST_RANKED
     correlation = rank_correlation(spread, linear_spread) if ranked else float("nan")
-    ratio, error = float(linear_spread.mean() / spread.mean()), _log_ratio_error(exact, drawn, whole)
-    measured = float(missed), left_out, largest, error, len(exact), whole[0] is not None
-    return Linearity(correlation, ratio, *measured)
+    ratio, error = float(linear_spread.mean() / spread.mean()), _log_ratio_error(*parts, spread_of)
+    return Linearity(correlation, ratio, float(missed), left_out, largest, error, len(exact), is_known)
 
 
-def _spread(outputs: Tensor, logits: Tensor | None) -> Tensor:
-    """Return the mean variance of the outputs (S, rows, K) of each row, or the mutual information by logits."""
-    if logits is None:
-        return outputs.var(0).mean(-1)
+def _mean_variance(draws: Tensor) -> Tensor:
+    """Return the mean variance of the outputs (S, rows, K) of each row."""
+    return draws.var(0).mean(-1)
+
+
+def _information(logits: Tensor) -> Tensor:
+    """Return the mutual information of the class and the draw in each row of logits (S, rows, K)."""
     log_probs = logits.double().log_softmax(-1)
     probs = log_probs.exp()
     mean = probs.mean(0)
-    total = -torch.special.xlogy(mean, mean).sum(-1)
-    return (total + (probs * log_probs).sum(-1).mean(0)).clamp_min(0)
+    found = (probs * log_probs).sum(-1).mean(0) - torch.special.xlogy(mean, mean).sum(-1)
+    return torch.where(found > ROUNDING, found, 0.0)
 
 
-def _log_ratio_error(exact: Tensor, drawn: Tensor, whole: tuple[Tensor | None, Tensor | None]) -> float:
+def _log_ratio_error(drawn: Tensor, exact: Tensor, spread_of: Callable[[Tensor], Tensor]) -> float:
     """Return the standard error of the log of the ratio of the mean spreads: a jackknife over groups of draws."""
-    groups = torch.arange(len(exact)).chunk(GROUPS)
     if len(exact) < 4:
         return math.inf
     logs = []
-    for group in groups:
+    for group in torch.arange(len(exact)).chunk(GROUPS):
         kept = torch.ones(len(exact), dtype=torch.bool)
         kept[group] = False
-        spreads = [
-            _spread(part[kept], None if logits is None else logits[kept]).mean()
-            for part, logits in zip((drawn, exact), reversed(whole), strict=True)
-        ]
-        logs.append((spreads[0] / spreads[1]).double().log())
+        logs.append((spread_of(drawn[kept]).mean() / spread_of(exact[kept]).mean()).double().log())
     found = torch.stack(logs)
     error = float(((len(found) - 1) * found.var(correction=0)).sqrt())
     return error if math.isfinite(error) else math.inf

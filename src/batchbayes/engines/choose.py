@@ -75,7 +75,7 @@ def _linear_engine(
     plan, num_outputs = _plan(posterior, inputs, num_samples, seed, contrasts)
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
-    found = known_linearity(posterior, inputs, contrasts=plan.contrasts)
+    found = known_linearity(posterior, inputs, contrasts=plan.contrasts, until_sure=fallback is not None)
     if fallback and not found.is_sure:
         return replace(fallback, name=f"sample: not linear enough ({found})")
     warn_unless_trusted(found)

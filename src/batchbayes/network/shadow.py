@@ -34,8 +34,8 @@ class _Call:
 
     def __init__(self, only: tuple[nn.Module, ...]) -> None:
         self.only = only
-        self.places: dict[int, Workplace] = {}
-        """The places that stay ready between passes, by the identity of the network."""
+        self.places: weakref.WeakKeyDictionary[nn.Module, Workplace] = weakref.WeakKeyDictionary()
+        """The places that stay ready between passes. A draw may make a network that lives no longer than the draw."""
         self.met: dict[tuple[int, ...], tuple[object, ...]] = {}
         """What was looked at, by identity; the objects are kept, so that no other gets the same identity."""
 
@@ -73,7 +73,7 @@ def first_time(*objects: object) -> bool:
 def workplace(module: nn.Module, *, own_modes: bool = False) -> AbstractContextManager[Workplace]:
     """Give the calling thread a place to run the network: its own shadow, or the network itself under a lock."""
     call: _Call | None = getattr(_LOCAL, "call", None)
-    place = None if call is None else call.places.get(id(module))
+    place = None if call is None else call.places.get(module)
     if place is not None and not place.in_use:
         if place.own_modes != own_modes:
             place.set_modes(own_modes)
@@ -83,7 +83,7 @@ def workplace(module: nn.Module, *, own_modes: bool = False) -> AbstractContextM
         shadow.close()  # if it stays ready for a call around this one
         shadow.set_modes(own_modes)
         if call is not None and place is None and (not call.only or any(module is each for each in call.only)):
-            shadow.stays_open, call.places[id(module)] = True, shadow
+            shadow.stays_open, call.places[module] = True, shadow
         return shadow
     if own_modes:
         raise BatchbayesError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from batchbayes._common.checks import as_tensor, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.network.batches import num_sampled
-from batchbayes.network.inputs import are_arrays, pick_inputs, require_finite
+from batchbayes.network.batches import known_length
+from batchbayes.network.inputs import are_arrays, require_finite
 
 
 def shuffled(
@@ -67,34 +68,32 @@ def known_size(data: Any) -> int | None:
     >>> known_size(DataLoader(torch.zeros(10, 2), sampler=range(4)))
     4
     """
-    if isinstance(data, DataLoader):
-        return num_sampled(data)
-    known: Any = data
-    if _is_pair(data):
-        known = data[0]
-    elif isinstance(data, list | tuple):  # of batches
-        return sum(len(pick_inputs(batch)) for batch in data)
-    elif isinstance(data, _Shuffled):
-        known = data.inputs
-    elif not isinstance(data, Dataset):
-        known = getattr(data, "dataset", None)
-    return len(known) if hasattr(known, "__len__") else None
+    if isinstance(data, _Shuffled) or _is_pair(data):
+        return len(data.inputs if isinstance(data, _Shuffled) else data[0])
+    own = getattr(data, "size", None)  # what reads files tells it so
+    return own if isinstance(own, int) else known_length(data)
 
 
-def checked_size(num_examples: int, data: Any) -> int:
-    """Return the number of training examples that was passed. Refuse it if it is the number of batches."""
-    num_examples, known = whole_number("num_examples", num_examples), known_size(data)
-    try:
-        batches = len(data)
-    except TypeError:
-        batches = None
-    if known is not None and num_examples == batches != known and not isinstance(data, Dataset):
+def training_size(data: Any, num_examples: int | None = None) -> int:
+    """Return the number of training examples: as it was passed, or as the data tells it.
+
+    The number of batches is refused, because users pass `len(loader)`.
+    """
+    known = known_size(data)
+    if num_examples is None and known is None:
+        raise BatchbayesError(
+            expected="num_examples=, the size of the training set",
+            got=f"none, and a {type(data).__name__} that does not tell",
+            fix="pass the number of training examples, because it weighs the data against the prior",
+        )
+    size = whole_number("num_examples", known if num_examples is None else num_examples)
+    if known is not None and size == length_hint(data) != known and not isinstance(data, Dataset):
         raise BatchbayesError(
             expected=f"num_examples={known}, the number of training examples",
-            got=f"{num_examples}, the number of batches",
+            got=f"{size}, the number of batches",
             fix="leave it out, or pass len(loader.dataset)",
         )
-    return num_examples
+    return size
 
 
 @dataclass(frozen=True, eq=False)

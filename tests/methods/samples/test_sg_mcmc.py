@@ -260,7 +260,7 @@ def test_other_temperatures_weight_decay_and_unknown_sizes_are_told():
     with pytest.raises(bb.BatchbayesError, match=r"because sampler= takes the steps; got optimiser='sgd'"):
         bb.sg_mcmc(linear, (X, Y[:, None]), tempered_error, other)
     with pytest.raises(bb.BatchbayesError, match="num_examples="):
-        bb.sg_mcmc(linear, [(X, Y[:, None])], tempered_error, config)
+        bb.sg_mcmc(linear, iter([(X, Y[:, None])]), tempered_error, config)
     bb.sg_mcmc(linear, [(X, Y[:, None])], tempered_error, config, num_examples=N, num_samples=2)
     with pytest.raises(bb.BatchbayesError, match="batches with a length"):
         bb.sg_mcmc(linear, lambda epoch: [(X, Y[:, None])], tempered_error, config, num_examples=N)

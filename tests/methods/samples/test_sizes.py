@@ -16,6 +16,7 @@ from batchbayes.training.batches import known_size
 from batchbayes.training.loop import TrainingConfig, half_squared_error
 
 X, Y = torch.randn(40, 2), torch.randn(40, 1)
+START = nn.Linear(2, 1)
 CONFIG = TrainingConfig(epochs=1, batch_size=8, learning_rate=0.01)
 
 
@@ -44,8 +45,28 @@ def test_a_start_that_seeds_itself_is_refused():
         torch.manual_seed(0)
         return linear()
 
-    with pytest.raises(bb.BatchbayesError, match=r"torch\.manual_seed"):
-        bb.deep_ensemble(make, (X, Y), half_squared_error, CONFIG, num_members=2)
+    def chain():
+        return nn.Sequential(make())
+
+    for use in (
+        lambda: bb.deep_ensemble(make, (X, Y), half_squared_error, CONFIG, num_members=2),
+        lambda: bb.svgd(chain, (X, Y), half_squared_error, CONFIG, num_members=2),
+        lambda: bb.sg_mcmc(make, (X, Y), half_squared_error, CONFIG, num_chains=2, num_samples=2),
+    ):
+        with pytest.raises(bb.BatchbayesError, match=r"torch\.manual_seed"):
+            use()
+
+
+def test_a_start_that_is_given_is_no_seed():
+    """Members may go on from one trained network, also if it is built from random numbers first."""
+
+    def loaded():
+        network = linear()
+        network.load_state_dict(START.state_dict())
+        return network
+
+    samples = bb.deep_ensemble(loaded, (X, Y), half_squared_error, CONFIG, num_members=2)
+    assert not torch.equal(samples.tensors(0)["weight"], samples.tensors(1)["weight"])
 
 
 def test_the_number_of_batches_is_no_number_of_examples():

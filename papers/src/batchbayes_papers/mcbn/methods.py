@@ -5,9 +5,10 @@ Methods of the paper: MCBN, batch norm with the statistics of all rows (BN), MC 
 Gaussian, MCBN with a batch size tuned on the left-out folds, and an ensemble of the networks of all seeds.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -152,9 +153,18 @@ def mcbn_at(batch_size: int, num_samples: int) -> Callable[[MLP, StandardisedPar
     return fit
 
 
+def at_effective_batch_size(posterior: bb.BatchNormPosterior, batch_size: float) -> bb.BatchNormPosterior:
+    """Return the posterior with the noise of another batch size, by the variance sigma^2 / M of the paper.
+
+    Here M is a scale of the noise that is tuned, and may lie above the number of rows. So the batches count as drawn
+    from an endless population.
+    """
+    return posterior.changed(population=math.inf).at_batch_size(batch_size)
+
+
 def correlated(posterior: bb.BatchNormPosterior) -> bb.BatchNormPosterior:
     """Return the Gaussian with the covariance of the same rows: the fit of `stochastic_bn(covariance="correlated")`."""
-    return replace(posterior, noise="correlated")
+    return posterior.changed(noise="correlated")
 
 
 def predict_split(
@@ -201,7 +211,7 @@ def tuned_batch_size(
     def predict_folds(batch_size: float) -> list[DrawnPredictions]:
         count = min(TUNING_DRAWS, own.num_samples)
         return [
-            draw_predictions(posterior.at_batch_size(batch_size), part.others[:TUNING_POINTS],
+            draw_predictions(at_effective_batch_size(posterior, batch_size), part.others[:TUNING_POINTS],
                              part.truth[:TUNING_POINTS], part.in_units, count, SELECTION_SEED)
             for posterior, part in zip(posteriors.on_folds, split.folds, strict=True)
         ]  # fmt: skip
@@ -217,7 +227,7 @@ def tuned_batch_size(
         constant, _ = tune_fold_precision([fold.constant() for fold in by_size[best]], objective, split.precisions)
         name = f"MCBN, tuned by {objective}"
         sizes[name] = best
-        scaled = posteriors.each(lambda posterior, best=best: posterior.at_batch_size(best))
+        scaled = posteriors.each(lambda posterior, best=best: at_effective_batch_size(posterior, best))
         runs[name] = [scores_of(test, tuned[best][0], constant) for test in predict_test_rows(split, scaled, own)]
     return runs, sizes
 

@@ -18,7 +18,7 @@ from batchbayes.models import MLP
 from batchbayes.tools import Figure, GlobalStream, count
 from batchbayes.training.stack.train import train_together
 from batchbayes_papers.data.folder import DataFolder
-from batchbayes_papers.mcbn.methods import TUNING_SIZES
+from batchbayes_papers.mcbn.methods import TUNING_SIZES, at_effective_batch_size
 from batchbayes_papers.mcbn.scores import (
     DrawnPredictions,
     draw_predictions,
@@ -112,7 +112,7 @@ def batch_norm_predictors(config: ToyConfig, seed: int) -> dict[str, tuple[str, 
     posterior = bb.mcbn(
         network, inputs, batch_size=BATCH_SIZE, num_samples=config.num_samples, seed=seed, center="batches"
     )
-    by_size = {size: by_draws(posterior.at_batch_size(size), config, seed) for size in TUNING_SIZES}
+    by_size = {size: by_draws(at_effective_batch_size(posterior, size), config, seed) for size in TUNING_SIZES}
     tuned = most_likely_setting(by_size, seed)
     return {
         "MCBN": (f"M = {BATCH_SIZE}", by_draws(posterior, config, seed)),

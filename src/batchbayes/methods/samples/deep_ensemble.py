@@ -21,7 +21,7 @@ from batchbayes._common.checks import as_path, whole_number
 from batchbayes._common.files import words_for_disk_errors
 from batchbayes._common.progress import progress
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.members import Data, made, member_seed, require_own_starts
+from batchbayes.methods.samples.members import Data, made_members, member_seed
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import training_batches, two_tensors
@@ -64,9 +64,7 @@ def deep_ensemble(
     WeightSamples(deep_ensemble on MLP: 3 members)
     """
     seeds = [member_seed(config.seed, number) for number in range(whole_number("num_members", num_members, 2))]
-    networks = [made(make, seed) for seed in seeds]
-    as_network(networks[0], output)  # refuses what is no network
-    require_own_starts(networks)
+    networks = made_members(make, seeds)
     if together:
         _train_together(networks, data, loss, config, seeds, {"workers": workers, "checkpoints": checkpoints})
     else:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.checks import finite_number
+from batchbayes._common.checks import finite_number, require_type
 from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.schedules import Schedule, kept_steps
@@ -39,26 +39,44 @@ def steps_in_epoch(batches: Any) -> int:
 
 def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Make a network whose random start depends on a seed alone."""
+    return made_members(make, [seed])[0]
+
+
+def made_members(make: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:
+    """Make a network for each seed. Members may start from equal weights, but not because `make` sets a seed.
+
+    Whatever it draws, the global generator is elsewhere after each call, unless it was seeded inside.
+    """
+    networks, places = [], []
+    for seed in seeds:
+        with GlobalStream(stream_seed(seed, "start")):
+            networks.append(_made(make))
+            places.append(torch.get_rng_state())
+    if len(seeds) > 1 and torch.equal(places[0], places[1]):
+        raise BatchbayesError(
+            expected="a random start of its own for each member",
+            got="make=, which seeds the global generator and so makes equal networks",
+            fix="take torch.manual_seed out of it: the seed of each member is set around it",
+        )
+    if len({id(network) for network in networks}) < len(seeds):
+        raise BatchbayesError(
+            expected="make as a function that returns a new network",
+            got="the same network again at its second call",
+            fix="build or copy the network inside of the function",
+        )
+    return networks
+
+
+def _made(make: Callable[[], nn.Module]) -> nn.Module:
     if isinstance(make, nn.Module):
         raise BatchbayesError(
             expected="make as a function that returns a new network",
             got=f"a network, {type(make).__name__}",
             fix="pass a function, for example lambda: build_my_network()",
         )
-    with GlobalStream(stream_seed(seed, "start")):
-        return make()
-
-
-def require_own_starts(networks: Sequence[nn.Module]) -> None:
-    """Refuse members that all start from the same weights, although `make` was called with another seed each time."""
-    first = dict(networks[0].named_parameters())
-    for number, network in enumerate(networks[1:], 1):
-        if all(torch.equal(parameter, first[name]) for name, parameter in network.named_parameters() if name in first):
-            raise BatchbayesError(
-                expected="a new start for each member",
-                got=f"the same weights for members 0 and {number}",
-                fix="take torch.manual_seed out of make=: the seed of each member is set around it",
-            )
+    network = make()
+    require_type(network, nn.Module, expected="a torch.nn.Module from make=", fix="return the network")
+    return network
 
 
 def require_prior(loss: Loss, config: TrainingConfig, prior_precision: float, steps: str) -> None:

@@ -33,10 +33,10 @@ from torch import Tensor, nn, optim
 
 from batchbayes._common.checks import finite_number, require_choice, whole_number
 from batchbayes._common.progress import progress
-from batchbayes.errors import BatchbayesError, warn
+from batchbayes.errors import warn
 from batchbayes.methods.samples.members import (
     Data,
-    made,
+    made_members,
     member_seed,
     require_counting,
     require_prior,
@@ -45,7 +45,7 @@ from batchbayes.methods.samples.members import (
 from batchbayes.methods.samples.schedules import Polynomial, Schedule, kept_steps
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network.function import Output, as_network
-from batchbayes.training.batches import checked_size, known_size, training_batches
+from batchbayes.training.batches import training_batches, training_size
 from batchbayes.training.loop import Loss, Objective, Step, TrainingConfig, supervised, train
 
 Sampler = Literal["sgld", "psgld", "sghmc"]
@@ -181,14 +181,15 @@ def sg_mcmc(
     >>> sg_mcmc(lambda: nn.Linear(1, 1), (x, x), half_squared_error, config, num_chains=2)
     WeightSamples(sgld on Linear: 20 members in 2 chains)
     """
-    num_examples = _require_options(sampler, temperature, num_examples, data)
+    _require_options(sampler, temperature)
+    num_examples = training_size(data, num_examples)
     require_prior(loss, config, prior_precision, "sampler= takes the steps")
     schedule = schedule or Polynomial()
     objective = penalised(supervised(loss), prior_precision / num_examples)
-    runs = []
-    for chain in progress(range(whole_number("num_chains", num_chains)), "chains", num_chains):
-        own = replace(config, seed=member_seed(config.seed, chain))
-        network, batches = made(make, own.seed), training_batches(data, own.batch_size, own.seed)
+    seeds, runs = [member_seed(config.seed, chain) for chain in range(whole_number("num_chains", num_chains))], []
+    starts = zip(made_members(make, seeds), seeds, strict=True)
+    for network, seed in progress(starts, "chains", num_chains):
+        own, batches = replace(config, seed=seed), training_batches(data, config.batch_size, seed)
         run = _Chain(schedule, own, steps_in_epoch(batches), num_samples, temperature)
         first = temperature if schedule.noise(0, run.steps) else 0.0
         optimiser = partial(_SAMPLERS[sampler], num_examples=num_examples, temperature=first)
@@ -238,19 +239,9 @@ def penalised(objective: Objective, precision: float) -> Objective:
     return total
 
 
-def _require_options(sampler: str, temperature: float, num_examples: int | None, data: Any) -> int:
-    """Check the options, and return the number of training examples."""
+def _require_options(sampler: str, temperature: float) -> None:
     require_choice("a sampler", str(sampler), list(_SAMPLERS))
     finite_number("a temperature", temperature, above=0, fix="pass 1 for the posterior")
     if temperature != 1:
         kind = "colder, that is, more certain" if temperature < 1 else "warmer, that is, less certain"
         warn(f"temperature={temperature:g} samples a {kind} distribution than the posterior")
-    if num_examples is not None:
-        return checked_size(num_examples, data)
-    if (known := known_size(data)) is None:
-        raise BatchbayesError(
-            expected="num_examples=, the size of the training set",
-            got=f"none, and a {type(data).__name__} that does not tell",
-            fix="pass the number of training examples: the likelihood is scaled by it",
-        )
-    return known

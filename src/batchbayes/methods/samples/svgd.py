@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import Progress
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.members import made, member_seed, require_counting, require_prior
+from batchbayes.methods.samples.members import made_members, member_seed, require_counting, require_prior
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import require_data, shuffled_batches, two_tensors
@@ -61,7 +61,7 @@ def svgd(
     inputs, targets = two_tensors(data)
     require_data(inputs, targets)
     require_counting(targets)
-    networks = [made(make, member_seed(config.seed, number)) for number in range(num_members)]
+    networks = made_members(make, [member_seed(config.seed, number) for number in range(num_members)])
     stack = _require_plain(stack_networks(networks))
     require_dtype(stack, inputs)
     unstack(_moved(stack, inputs, targets, checked_loss(loss), config, prior_precision), networks)

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, cast
@@ -24,7 +24,7 @@ from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network.batches import as_batches, pick_inputs
 from batchbayes.network.function import Output
 from batchbayes.network.shadow import one_call
-from batchbayes.training.batches import checked_size, known_size, training_batches
+from batchbayes.training.batches import training_batches, training_size
 from batchbayes.training.loop import Objective, Step, TrainingBatches, TrainingConfig, train
 
 NO_LABEL = -(2**62)
@@ -153,7 +153,7 @@ def fit_noisy(
     likelihood: TargetLikelihood[Any],
     config: TrainingConfig,
     *,
-    num_examples: int,
+    num_examples: int | None = None,
     schedule: Schedule = Schedule(),
     after_step: Callable[[Step], bool | None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -165,7 +165,7 @@ def fit_noisy(
         batches: labelled batches (x, y), for example a DataLoader or `shuffled(...)`; see `train`.
         likelihood: p(y | f), for example `bb.categorical()`.
         config: how to train.
-        num_examples: the number N of training examples, which weighs the data against the KL.
+        num_examples: the number N of training examples, which weighs the data against the KL, if batches do not tell.
         schedule: the weight of the KL and the learning rate by epoch.
         after_step: called after each step, as in `train`.
         checkpoint: a file to continue from after an interruption, as in `train`.
@@ -191,7 +191,7 @@ def fit_noisy(
         return after_step(step) if after_step else None
 
     network.kl_weight.fill_(schedule.kl_weight(0))
-    objective = negative_elbo(likelihood, checked_size(num_examples, batches))
+    objective = negative_elbo(likelihood, training_size(batches, num_examples))
     try:
         return train(network, batches, objective, config, after_step=following, checkpoint=checkpoint)
     except CheckpointError as error:  # the backward pass has run a layer again, without noise
@@ -267,9 +267,8 @@ def variational(
     config = TrainingConfig(epochs, batch_size, learning_rate=learning_rate, seed=seed)
     data = training_batches(batches, batch_size, seed)
     read = cast("TrainingBatches", data if callable(data) else as_batches(data))
-    count = num_examples if num_examples is not None else count_examples(read)
     with one_call(random.network.module):  # a copy that the user's code does not know
-        fit_noisy(random, read, likelihood, config, num_examples=count, schedule=schedule, checkpoint=checkpoint)
+        fit_noisy(random, read, likelihood, config, num_examples=num_examples, schedule=schedule, checkpoint=checkpoint)
     return random.posterior()
 
 
@@ -277,18 +276,3 @@ def variational_candidates(method: Method, setting: Setting) -> list[Candidate]:
     """Return what an assessment compares: the network after ten epochs with mean-field weights."""
     fitted = method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed)
     return [Candidate(method, fitted)]
-
-
-def count_examples(batches: Any) -> int:
-    """Return the number of examples in labelled batches, if they tell it without being read up."""
-    if isinstance(batches, Sequence):
-        return sum(len(pick_inputs(batch)) for batch in batches)
-    if (known := known_size(batches)) is not None:
-        return known
-    if isinstance(size := getattr(batches, "size", None), int):  # `Examples`
-        return size
-    raise BatchbayesError(
-        expected="batches that tell how many training examples there are",
-        got=f"a {type(batches).__name__}",
-        fix="pass num_examples=, because the number weighs the data against the prior",
-    )
