@@ -166,6 +166,24 @@ def test_a_network_that_does_not_run_its_dropout_is_refused():
         bb.predict(bb.mc_dropout(Idle()), torch.randn(2, 3), bb.categorical())
 
 
+def test_functions_beside_modules_are_remarked_once_and_cost_no_pass():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x):
+            return F.dropout(self.drop(x), 0.3, self.training)
+
+    network, passes = Both(), []
+    network.register_forward_pre_hook(lambda _, args: passes.append(len(args[0])))
+    posterior, x = bb.mc_dropout(network), torch.randn(4, 3)
+    with pytest.warns(bb.BatchbayesWarning, match=r"calls F.dropout in its forward pass \(p 0.3\).*stays off"):
+        first = posterior.draw(0, 0)(x)
+    assert passes == [4]
+    assert torch.equal(first, posterior.draw(0, 0)(x))  # no second warning, which would be an error
+
+
 def test_a_batch_on_another_axis_is_refused():
     class Second(nn.Module):
         def __init__(self):

@@ -9,7 +9,7 @@ from helpers import assess_cases
 from torch import nn
 
 from batchbayes import cli
-from batchbayes.methods.batchnorm.condition import LEVEL, LOOSE, STRICT, difference, shifts
+from batchbayes.methods.batchnorm.like_training import LEVEL, LOOSE, STRICT, difference, shifts
 from batchbayes.report.read.data_check import MARGIN, NORMALISED, Sight, is_closer, unfamiliar
 from batchbayes.report.read.examples import Examples, from_tensors
 

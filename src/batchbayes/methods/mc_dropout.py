@@ -13,6 +13,7 @@ torch's recurrent and attention layers.
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -100,31 +101,21 @@ class DropoutPosterior(Posterior):
                 site = sites[name]
                 return site.drop(activations, site.mask(activations, seed, index, calls[name]))
 
-            self._look_for_functions(inputs)
-            outputs = self.network(inputs, instead={name: partial(dropped, name) for name in sites})
+            instead, is_first = {name: partial(dropped, name) for name in sites}, "_was_drawn" not in vars(self)
+            with _FunctionalDropout() if is_first else nullcontext() as seen:
+                outputs = self.network(inputs, instead=instead)
             if not calls:
                 raise BatchbayesError(
                     expected="dropout layers that run in a forward pass",
                     got=f"{len(sites)} in {type(self.network.module).__name__} that did not, so no noise",
                     fix="call the layers in forward(), not functions with their weights",
                 )
+            if seen:
+                vars(self)["_was_drawn"] = True
+                seen.warn()
             return outputs
 
         return drawn
-
-    def _look_for_functions(self, inputs: Any) -> None:
-        """Warn, once, of dropout that is no module: it stays off. One example runs through the network to see it."""
-        if vars(self).get("_was_looked_at") or not len(inputs):
-            return
-        vars(self)["_was_looked_at"] = True
-        every = modules_by_name(self.network.module, _DropoutNd)
-        with _FunctionalDropout() as seen:
-            self.network(inputs[:1], instead={name: lambda activations: activations for name in every})
-        if seen.probabilities:
-            warn(
-                f"the network calls F.dropout in its forward pass (p {max(seen.probabilities):g}). This is no module, "
-                "and stays off. Draws vary less than the network did in training. Use nn.Dropout modules."
-            )
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         return {"output": self.network.output, "layout": _layout(self.network.module)}, {}
@@ -144,18 +135,25 @@ _FUNCTIONS = {
 
 
 class _FunctionalDropout(TorchFunctionMode):
-    """Sees functions that would drop something in training."""
+    """Sees functions that would drop something in training. Our own masks are put on without them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.probabilities: set[float] = set()
+        self._largest = 0.0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         if func in _FUNCTIONS:
-            self.probabilities.add(float(given.get("p", args[1] if len(args) > 1 else 0.5)))
-            self.probabilities.discard(0.0)
+            self._largest = max(self._largest, float(given.get("p", args[1] if len(args) > 1 else 0.5)))
         return func(*args, **given)
+
+    def warn(self) -> None:
+        """Warn of what was seen, if anything."""
+        if self._largest > 0:
+            warn(
+                f"the network calls F.dropout in its forward pass (p {self._largest:g}). This is no module, and stays "
+                "off. Draws vary less than the network did in training. Use nn.Dropout modules."
+            )
 
 
 def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:

@@ -136,7 +136,7 @@ class Sight:
 
 def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
     """Find the batch-norm sites that a forward pass of `example` meets, and whether the outputs are logits."""
-    sites, _ = find_sites(network, example)
+    sites = find_sites(network, example).sites
     dimensions: dict[str, int] = {}
 
     def note(name: str, h: Tensor) -> None:

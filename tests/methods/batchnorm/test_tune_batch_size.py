@@ -205,7 +205,7 @@ def test_a_family_repeats_the_linear_engine_at_every_batch_size():
     ("options", "message"),
     [
         ({"objective": "luck"}, "objective"),
-        ({"objective": "elbo", "num_examples": 0}, "num_examples above zero"),
+        ({"objective": "elbo", "num_examples": 0}, "num_examples= as the size of the training set, at least the 1000"),
         ({"objective": "elbo", "weight_decay": 0.0}, "weight_decay above zero"),
         ({"objective": "elbo", "per_site": True}, "ELBO"),
         ({"score": "crps"}, "gaussian likelihood"),

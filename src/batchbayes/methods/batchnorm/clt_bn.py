@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.condition import warn_of_condition
+from batchbayes.methods.batchnorm.like_training import warn_of_condition
 from batchbayes.methods.batchnorm.omega import as_double, require_all, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing, require_running
@@ -58,7 +58,7 @@ def clt_bn(
     require_center(center)
     network, stream = as_network(model, output), input_stream(batches, inputs)
     first = first_of(stream)
-    found, idle = find_sites(network, first, sites)
+    found, idle, _ = find_sites(network, first, sites)
     where = "at every site: clt_bn runs the network as it is"
     require_running(found, where, fix="use stochastic_bn, which reads mini-batches")
     warn_of_condition(network.module, found)

@@ -5,7 +5,7 @@ deviation is what the layer divides by: $\sqrt{\mathrm{var} + \epsilon}$ with th
 always zero has a finite logarithm, and the output of the layer is exactly linear in exp(-log std).
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -30,17 +30,17 @@ def batch_statistics(inputs: Tensor) -> tuple[Tensor, Tensor]:
     (tensor([1.]), tensor([1.]))
     """
     values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
-    variance, mean = torch.var_mean(values, [d for d in range(inputs.ndim) if d != 1], correction=0)
+    variance, mean = torch.var_mean(values, (0, *range(2, inputs.ndim)), correction=0)
     return mean, variance
 
 
 def pack(sites: Sequence[Site], statistics: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Turn (mean, variance) of each site into omega (D,), on the CPU, in single precision or better."""
+    """Turn (mean, variance) of each site, (..., C) each, into omega (..., D) on the CPU, in float32 or better."""
     parts = []
     for site, pair in zip(sites, statistics, strict=True):
         mean, variance = (part.to("cpu", torch.promote_types(part.dtype, torch.float32)) for part in pair)
         parts += [mean, 0.5 * (variance + site.epsilon).log()]
-    return torch.cat(parts)
+    return torch.cat(parts, -1)
 
 
 def by_site(sites: Sequence[Site], omega: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -106,30 +106,32 @@ def collect_omegas(
     *,
     idle: Sequence[str] = (),
     dropout: GlobalStream | None = None,
-    see_outputs: Callable[[Tensor], object] | None = None,
-) -> Iterator[Tensor]:
-    """Yield omega (D,) of each mini-batch: each layer sees inputs that are normalised by this batch's own statistics.
+) -> tuple[Tensor, torch.Size]:
+    """Return omega of each mini-batch, (R, D), and the shape of the outputs of the last one.
 
-    With `dropout`, dropout modules are active, and draw their masks from that stream. `idle` layers must not run.
-    `see_outputs` is called with the outputs for each batch.
+    Each layer sees inputs that are normalised by the batch's own statistics. With `dropout`, dropout modules are
+    active, and draw their masks from that stream. `idle` layers must not run.
     """
     seen: dict[str, tuple[Tensor, Tensor]] = {}
+    rows: list[list[tuple[Tensor, Tensor]]] = []
+    shape, no_grad, random = torch.Size(), torch.no_grad(), dropout or nullcontext()
 
     def see(name: str, inputs: Tensor) -> None:
         seen[name] = batch_statistics(inputs)
 
     watching = {**refusing(idle), **{site.name: partial(see, site.name) for site in sites}}
+    names = [site.name for site in sites]
     with network.prepared(tensors=by_batch(sites), before=watching, dropout=dropout is not None) as run:
         device = network.device
         for batch in batches:
             seen.clear()
-            with torch.no_grad(), dropout or nullcontext():
-                outputs = run(batch.to(device))
-            if see_outputs:
-                see_outputs(outputs)
-            require_all(sites, seen)
-            omega = pack(sites, [seen[site.name] for site in sites])
-            yield require_finite(omega, "the batch statistics")
+            with no_grad, random:
+                shape = run(batch.to(device)).shape
+            if len(seen) < len(names):
+                require_all(sites, seen)
+            rows.append(list(map(seen.__getitem__, names)))
+    pairs = [tuple(map(torch.stack, zip(*of_site, strict=True))) for of_site in zip(*rows, strict=True)]
+    return require_finite(pack(sites, pairs), "the batch statistics"), shape  # type: ignore[arg-type]
 
 
 def require_all(sites: Sequence[Site], seen: Container[str]) -> None:

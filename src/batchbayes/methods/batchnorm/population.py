@@ -44,7 +44,7 @@ def population(
             fix="pass a list or a loader",
         )
     first = first_of(input_stream(batches, inputs))
-    found, idle = find_sites(network, first, sites)
+    found, idle, _ = find_sites(network, first, sites)
     passes = progress((chunks(batches, 4096, inputs) for _ in found), "population statistics", len(found))
     center = population_omega(network, found, passes, idle)
     noiseless = torch.zeros_like(center)[None]

@@ -90,17 +90,25 @@ def _layout(module: nn.Module) -> list[list[object]]:
     return [[site.name, site.channels, site.epsilon] for site in all_sites(module)]
 
 
-def find_sites(network: Network, examples: Any, select: Select = None) -> tuple[tuple[Site, ...], tuple[str, ...]]:
-    """Return the selected sites that a forward pass meets, in that order, and the names of layers that must not run.
+class Found(NamedTuple):
+    """What a forward pass has shown."""
 
-    A layer that these examples do not reach has no statistics. If other examples reach it (as in a network that routes
-    examples to experts), it would have no noise, or normalise by the test batch. Such layers are named, so that
-    `refusing` can stop a pass that reaches them. Layers that the user leaves out may run, if they have statistics.
-    """
+    sites: tuple[Site, ...]
+    """The selected sites that it met, in that order."""
+    idle: tuple[str, ...]
+    """The names of layers that must not run. A layer that these examples do not reach has no statistics. If others
+    reach it (as in a network that routes examples to experts), it would have no noise, or normalise by the test batch.
+    `refusing` stops such a pass. Layers that the user leaves out may run, if they have statistics."""
+    outputs: Tensor
+    """The answers of the network itself to these examples."""
+
+
+def find_sites(network: Network, examples: Any, select: Select = None) -> Found:
+    """Run the network on at most 256 examples, and return the selected sites that it meets."""
     every = {site.name: site for site in all_sites(network.module)}
     if not every:
         raise _no_batch_norm(network.module)
-    calls = _calls(network, examples[:MOST_EXAMPLES].to(network.device), every)
+    calls, outputs = _calls(network, examples[:MOST_EXAMPLES].to(network.device), every)
     chosen = _selected(list(calls), every, select)
     twice = [name for name in chosen if calls[name] > 1]
     if twice:
@@ -122,7 +130,7 @@ def find_sites(network: Network, examples: Any, select: Select = None) -> tuple[
         if every[name].tracks:
             _require_finite_running(every[name])
     idle = [name for name, site in every.items() if name not in calls and (select is None or not site.tracks)]
-    return tuple(every[name] for name in chosen), tuple(idle)
+    return Found(tuple(every[name] for name in chosen), tuple(idle), outputs)
 
 
 def _require_finite_running(site: Site) -> None:
@@ -198,8 +206,8 @@ class _BatchNormCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _calls(network: Network, examples: Any, every: Mapping[str, Site]) -> Counter[str]:
-    """Count how often each site runs in a forward pass. The keys stand in the order of the first call."""
+def _calls(network: Network, examples: Any, every: Mapping[str, Site]) -> tuple[Counter[str], Tensor]:
+    """Count how often each site runs in a forward pass, in the order of the first call. Also return its outputs."""
     calls: Counter[str] = Counter()
     watch = _BatchNormCalls()
 
@@ -208,7 +216,7 @@ def _calls(network: Network, examples: Any, every: Mapping[str, Site]) -> Counte
         watch.is_expected = True
 
     with torch.no_grad(), watch:
-        network(examples, before={name: partial(count, name) for name in every})
+        outputs = network(examples, before={name: partial(count, name) for name in every})
     missed = [name for name in every if name not in calls]
     if any(watch.strays) or (watch.strays and missed) or not calls:
         raise BatchbayesError(
@@ -220,7 +228,7 @@ def _calls(network: Network, examples: Any, every: Mapping[str, Site]) -> Counte
         )
     if watch.strays:
         warn(f"{len(watch.strays)} calls of F.batch_norm outside of layers carry no noise: use layers instead.")
-    return calls
+    return calls, outputs
 
 
 def _selected(names: list[str], every: Mapping[str, Site], select: Select) -> list[str]:

@@ -14,8 +14,7 @@ from batchbayes.engines.check import keep_examples
 from batchbayes.engines.linear import MOST_OUTPUTS
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.methods.batchnorm.condition import (
-    MOST_MOVED,
+from batchbayes.methods.batchnorm.like_training import (
     drift_message,
     is_settled,
     moved_message,
@@ -24,8 +23,8 @@ from batchbayes.methods.batchnorm.condition import (
 )
 from batchbayes.methods.batchnorm.omega import collect_omegas, is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
-from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing
-from batchbayes.network.batches import Batches, Drawn, mini_batches
+from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
+from batchbayes.network.batches import Batches, Drawn, is_examples, mini_batches
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, each_tensor, require_finite
 from batchbayes.network.shadow import one_call
@@ -40,7 +39,7 @@ SAMPLE_OUTPUTS = 4096
 AXIS_EXAMPLES, AXIS_DRAWS = 128, 64
 """Largest numbers of examples of the first batch and of draws that show how many classes move together."""
 COMPARED = 8
-"""Number of draws that are compared with the network's own answer, if one draw is far from it."""
+"""Largest number of draws that are compared with the network's own answer."""
 
 
 class MiniBatchOptions(TypedDict, total=False):
@@ -77,8 +76,10 @@ class Prepared(NamedTuple):
     """The random numbers that data loaders, augmentations and dropout draw."""
     drawn: Drawn
     """Where the mini-batches that were read come from."""
-    training_batch_size: int | None = None
+    training_batch_size: int | None
     """The batch size of training, if the user has said it."""
+    answers: Tensor
+    """What the network itself answers to examples of the first mini-batch, (n, outputs)."""
 
 
 def prepare(
@@ -110,10 +111,12 @@ def prepare(
             f"{training_batch_size}: the spread is off by a factor of {(training_batch_size / size) ** 0.5:.2f}. "
             f"Pass batch_size={training_batch_size}."
         )
-    found, idle = find_sites(network, first, sites)
+    found, idle, outputs = find_sites(network, first, sites)
     warn_of_condition(network.module, found)
-    stream = islice(chain([first], _read_within(random, stream)), num_samples)
-    return Prepared(network, found, idle, size, num_samples, first, stream, random, drawn, training_batch_size)
+    rest = stream if is_examples(batches) else _read_within(random, stream)  # tensors are shuffled by no global stream
+    stream = islice(chain([first], rest), num_samples)
+    answers = _thinned(outputs[None])[0]
+    return Prepared(network, found, idle, size, num_samples, first, stream, random, drawn, training_batch_size, answers)
 
 
 def _read_within(random: GlobalStream, batches: Iterator[Any]) -> Iterator[Any]:
@@ -139,10 +142,11 @@ def _gather_rows(prepared: Prepared, dropout: bool) -> tuple[Tensor, torch.Size]
 
     Raise an error if several were asked for and all are the same.
     """
-    random, shapes = prepared.random if dropout else None, set[torch.Size]()
-    fixed = (prepared.network, prepared.sites, prepared.stream)
-    seen = collect_omegas(*fixed, idle=prepared.idle, dropout=random, see_outputs=lambda y: shapes.add(y.shape))
-    rows = torch.stack(list(progress(seen, "batch statistics", prepared.num_samples)))
+    random, stream = (
+        prepared.random if dropout else None,
+        progress(prepared.stream, "batch statistics", prepared.num_samples),
+    )
+    rows, shape = collect_omegas(prepared.network, prepared.sites, stream, idle=prepared.idle, dropout=random)
     mean = is_mean(prepared.sites)
     relative = rows - rows.mean(0)
     relative[:, mean] /= rows.mean(0)[~mean].exp()  # shifts of the mean, in standard deviations
@@ -153,7 +157,7 @@ def _gather_rows(prepared: Prepared, dropout: bool) -> tuple[Tensor, torch.Size]
             fix="pass several batches of different examples: when one batch is the whole training set, "
             "every draw is the same network",
         )
-    return rows, shapes.pop()
+    return rows, shape
 
 
 def _posterior_from_rows(
@@ -254,28 +258,23 @@ def _thinned(outputs: Tensor) -> Tensor:
     return flat[..., torch.linspace(0, last, min(SAMPLE_OUTPUTS, last + 1)).long()]
 
 
+@torch.no_grad()
 def _compare_with_network(prepared: Prepared, posterior: BatchNormPosterior) -> None:
     """Warn if draws on some training inputs lie beside the network's own answer, or hide it.
 
-    The unit is the standard deviation of the network's answers over examples: what it has to say about them. One draw
-    that is near the network's answer settles it. Otherwise more draws tell how far their mean is off, and they differ.
+    The unit is the standard deviation of the network's answers over examples: what it has to say about them. All draws
+    run in one pass, which costs about as much as that of a mini-batch.
     """
-    if not all(is_settled(site) for site in prepared.sites):
+    answers = prepared.answers.cpu().double()
+    unit = float(answers.var(0).mean().sqrt())
+    told_apart = unit > 100 * torch.finfo(torch.float32).eps * float(answers.abs().max())
+    if not (told_apart and all(is_settled(site) for site in prepared.sites)):
         return
-    few = min(32, max(2, prepared.batch_size // 4))
-    examples = prepared.first[:32].to(prepared.network.device)
-    with torch.no_grad():
-        answers = _thinned(prepared.network(examples, before=refusing(prepared.idle))[None]).cpu()[0].double()
-    unit = float(answers.var(0).mean().sqrt()) if len(answers) > 1 else 0.0
-    if not unit > 100 * torch.finfo(torch.float32).eps * float(answers.abs().max()):
-        return  # the answers are all the same
-    own = answers[:few]
-    one = _draw_outputs(posterior, prepared.first[:few], 1).cpu().double()
-    if float((one[0] - own).square().mean().sqrt()) <= MOST_MOVED * unit or len(posterior.deviations) < 2:
-        return
-    drawn = _draw_outputs(posterior, prepared.first[:few], min(COMPARED, len(posterior.deviations))).cpu().double()
-    spread = float(drawn.var(0).mean())
-    moved = float((drawn.mean(0) - own).square().mean()) - spread / len(drawn)  # without the noise of few draws
+    draws = min(COMPARED, len(posterior.deviations))
+    few = prepared.first[: min(32, max(2, prepared.batch_size // draws))]
+    drawn = _thinned(posterior.draw_together(0, range(draws))(few.to(posterior.device))).cpu().double()
+    spread = float(drawn.var(0, correction=draws > 1).mean())
+    moved = float((drawn.mean(0) - answers[: len(few)]).square().mean()) - spread / draws  # without their noise
     found = (max(moved, 0.0) ** 0.5 / unit, spread**0.5 / unit)
     if message := moved_message(*found, posterior.centered_on, prepared.batch_size, prepared.training_batch_size):
         warn(message)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.condition import LOOSE, difference, error, is_settled
+from batchbayes.methods.batchnorm.like_training import LOOSE, difference, error, is_settled
 from batchbayes.methods.batchnorm.sites import Site, find_sites
 from batchbayes.network.function import Network, as_network
 from batchbayes.report.read.examples import Examples
