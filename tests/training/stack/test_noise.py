@@ -34,7 +34,7 @@ def test_statistics_are_those_of_mcbn(chunk):
     outputs = stack_outputs(stack, x, batch_noise(stack, batches))
     assert outputs.shape == (3, 5, 11, 2)
     for network, ours in zip(made, outputs, strict=True):
-        posterior = bb.mcbn(network, list(batches))
+        posterior = bb.mcbn(network, list(batches), center="batches")
         for row, deviation in enumerate(posterior.deviations):
             with torch.no_grad():
                 theirs = posterior.function(posterior.center + deviation)(x)

@@ -97,6 +97,7 @@ def patch_features(
     torch.Size([4, 11])
 
     >>> import batchbayes as bb
+    >>> from batchbayes_papers import online
     >>> state = online.OnlineLastLayer.start(2, features.num_features, bb.categorical(), num_draws=16)
     >>> state = state.update((features(images), torch.arange(20) % 2))
     """
