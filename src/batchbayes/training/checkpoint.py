@@ -24,7 +24,7 @@ SHOWN_DIFFERENCES = 3
 
 
 @dataclass(eq=False)
-class Training:
+class TrainingState:
     """Everything that changes while a network trains."""
 
     network: nn.Module
@@ -40,7 +40,7 @@ class Training:
 class Checkpoint:
     """The file of one training. Create this object before the first step: it describes the training at its start."""
 
-    def __init__(self, path: Path, training: Training, settings: Mapping[str, object]) -> None:
+    def __init__(self, path: Path, training: TrainingState, settings: Mapping[str, object]) -> None:
         if not path.parent.is_dir():
             got = f"nothing at {path.parent}"
             raise BatchbayesError(expected="a folder for the checkpoint", got=got, fix="create the folder first")

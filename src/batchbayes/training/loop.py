@@ -18,7 +18,7 @@ from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.function import call_module, reference_tensor
 from batchbayes.network.inputs import describe_batch, pick_inputs
-from batchbayes.training.checkpoint import Checkpoint, Training
+from batchbayes.training.checkpoint import Checkpoint, TrainingState
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From the outputs and targets of a batch to a scalar."""
@@ -122,7 +122,7 @@ def train(
         got = f"a {type(batches).__name__}"
         raise BatchbayesError(expected="batches to train on", got=got, fix="pass a DataLoader or a list of batches")
     keep_freed_memory()
-    training = Training(network, _optimiser(network, config), GlobalStream(config.seed))
+    training = TrainingState(network, _optimiser(network, config), GlobalStream(config.seed))
     file = Checkpoint(as_path(checkpoint), training, vars(config)) if checkpoint else None
     if file:
         file.resume()
@@ -140,7 +140,7 @@ def train(
 
 
 def _epoch(
-    training: Training,
+    training: TrainingState,
     batches: TrainingBatches,
     objective: Objective,
     after_step: Callable[[Step], bool | None] | None,

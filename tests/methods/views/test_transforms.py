@@ -15,6 +15,10 @@ ALL = [
     bb.RandomFlip(),
     bb.RandomShiftScale(0.1, 0.25, fill=0.5),
     bb.TableJitter(0.1, (1.0, 2.0, 0.0)),
+    bb.SignalShift(3, fill=0.5),
+    bb.SignalCrop(0.8),
+    bb.SignalNoise(0.1, (1.0, 2.0)),
+    bb.RandomFlip(layout="NHWC"),
     bb.Compose(bb.RandomFlip(), bb.RandomCrop(1), bb.RandomShiftScale()),
 ]
 
@@ -75,10 +79,10 @@ def test_a_zoom_enlarges_a_ramp():
 @pytest.mark.parametrize("transform", [ALL[1], bb.RandomCrop(2), bb.Compose(bb.RandomCrop(2), bb.RandomFlip())])
 @pytest.mark.parametrize("seed", range(6))
 def test_undone_it_is_the_image_where_the_view_saw_it(transform, seed):
-    x, numbers = images(), torch.rand(transform.size, generator=torch.Generator().manual_seed(seed))
-    back = transform.undo(transform.apply(x, numbers), numbers)
+    x, numbers = images(width=8), torch.rand(transform.size, generator=torch.Generator().manual_seed(seed))
+    back = transform.move_back(transform.apply(x, numbers), x, numbers)
     assert torch.equal(back[..., 2:-2, 2:-2], x[..., 2:-2, 2:-2])
-    assert torch.equal(transform.undo(transform.apply(x[:, 0], numbers), numbers), back[:, 0])
+    assert torch.equal(transform.move_back(transform.apply(x[:, 0], numbers), x[:, 0], numbers), back[:, 0])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -87,7 +91,7 @@ def test_a_smooth_image_comes_back_from_shift_and_scale(seed):
     x = torch.stack([rows + 2 * columns, rows * columns]).expand(1, 2, 40, 60)
     transform = bb.Compose(bb.RandomShiftScale(0.1, 0.2), bb.RandomFlip())
     numbers = torch.rand(4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    back = transform.undo(transform.apply(x, numbers), numbers)
+    back = transform.move_back(transform.apply(x, numbers), x, numbers)
     torch.testing.assert_close(back[..., 8:-8, 12:-12], x[..., 8:-8, 12:-12], atol=0.005, rtol=0)
     assert (transform.apply(x, numbers) - x).abs()[..., 8:-8, 12:-12].max() > 0.05
 
@@ -147,7 +151,10 @@ def test_every_ready_transform_is_tried_above():
         (lambda: bb.Compose(lambda x, g: x), "one ready transform or more; got function"),
         (lambda: bb.RandomCrop(8)(images(), None), "images larger than the padding of 8; got 8 x 10"),
         (lambda: bb.RandomCrop(2, fill=(1.0,))(images(), None), r"images \(N, 1, H, W\)"),
-        (lambda: bb.RandomCrop(2)(torch.zeros(4, 3), None), r"images .* for RandomCrop; got inputs of shape \(4, 3\)"),
+        (
+            lambda: bb.RandomCrop(2)(torch.zeros(4, 3), None),
+            r"images NCHW for RandomCrop.*; got inputs of shape \(4, 3\)",
+        ),
         (lambda: bb.RandomCrop(2, fill=-1)(images().byte(), None), "that torch.uint8 can hold; got -1"),
         (lambda: bb.RandomCrop(2, fill=(0.4, 300.0))(images().byte(), None), "that torch.uint8 can hold"),
         (lambda: bb.RandomFlip()(torch.zeros(4, 3), None), "for RandomFlip"),
@@ -159,5 +166,91 @@ def test_every_ready_transform_is_tried_above():
     ],
 )
 def test_each_has_its_message(make, message):
+    with pytest.raises(bb.BatchbayesError, match=message):
+        make()
+
+
+def colours_last(count=3, height=8, width=10):
+    return images(count, 3, height, width).movedim(1, -1)
+
+
+@pytest.mark.parametrize(
+    "make", [bb.RandomFlip, lambda **o: bb.RandomCrop(2, (0.1, 0.2, 0.3), **o), bb.RandomShiftScale]
+)
+def test_images_with_colours_last_are_refused_or_told(make):
+    x, numbers = colours_last(), torch.tensor([0.2, 0.9, 0.6], dtype=torch.float64)
+    for odd in (x, colours_last(2, 12, 12), torch.rand(2, 12, 12, 6), torch.rand(2, 12, 5000)):
+        with pytest.raises(bb.BatchbayesError, match=r'images NCHW for Random.*layout="NHWC".*SignalShift'):
+            make().apply(odd, numbers[: make().size])
+    told, plain = make(layout="NHWC"), make()
+    numbers = numbers[: told.size]
+    seen = told.apply(x, numbers)
+    assert torch.equal(seen, plain.apply(x.movedim(-1, 1), numbers).movedim(1, -1))
+    assert torch.equal(told.move_back(seen, x, numbers), plain.undo(seen.movedim(-1, 1), numbers).movedim(1, -1))
+    assert torch.equal(told.move_back(x[..., 0], x, numbers), plain.undo(x[..., 0], numbers))  # maps (N, H, W)
+    assert torch.equal(told.move_back(x[:, :1, :1], x, numbers), x[:, :1, :1])  # pooled
+    with pytest.raises(bb.BatchbayesError, match=r"the size of the inputs, \(8, 10\)"):
+        told.move_back(x[:, ::2, ::2], x, numbers)
+    with pytest.raises(bb.BatchbayesError, match="images NHWC for Random"):
+        told.apply(x[..., 0], numbers)
+    with pytest.raises(bb.BatchbayesError, match="a layout, one of: NCHW"):
+        make(layout="HWC").apply(x, numbers)
+
+
+def test_square_images_without_channels_are_images():
+    x, numbers = images(width=8)[:, 0], torch.tensor([0.2, 0.9, 0.6], dtype=torch.float64)
+    for transform in (bb.RandomFlip(), bb.RandomCrop(2), bb.RandomShiftScale()):
+        own = numbers[: transform.size]
+        torch.testing.assert_close(transform.apply(x, own), transform.apply(x[:, None], own)[:, 0])
+
+
+LEADS = torch.arange(2 * 3 * 8.0).view(2, 3, 8)  # two signals of three leads
+
+
+def test_a_shift_of_signals_moves_all_leads_in_time():
+    earlier, none = torch.tensor([0.99]), torch.tensor([0.5])
+    seen = bb.SignalShift(2, fill=-1.0).apply(LEADS, earlier)
+    assert torch.equal(seen[..., :6], LEADS[..., 2:])
+    assert (seen[..., 6:] == -1).all()
+    assert torch.equal(bb.SignalShift(2).apply(LEADS, none), LEADS)
+    back = bb.SignalShift(2).move_back(seen, LEADS, earlier)
+    assert torch.equal(back[..., 2:], LEADS[..., 2:])
+    steps_first = bb.SignalShift(2).move_back(seen.mT[..., :2], LEADS, earlier)  # steps, and then classes
+    assert torch.equal(steps_first, back.mT[..., :2])
+    assert torch.equal(bb.SignalShift(2).move_back(seen[..., 0], LEADS, earlier), seen[..., 0])
+    with pytest.raises(bb.BatchbayesError, match=r"the size of the inputs, \(8,\)"):
+        bb.SignalShift(2).move_back(seen[..., ::2], LEADS, earlier)
+
+
+def test_noise_of_signals_is_its_own_for_each_example_and_as_large_as_it_says():
+    signals = torch.randn(500, 2, 40, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [10.0]])
+    noise = bb.SignalNoise.of(signals, 0.5)
+    (view, other) = (noise.apply(signals, torch.tensor([n], dtype=torch.float64)) for n in (0.3, 0.4))
+    added = view - signals
+    error = 4 * (2 * 500 * 40) ** -0.5  # four standard errors of a standard deviation, relative
+    torch.testing.assert_close(added.std((0, 2)), 0.5 * signals.std((0, 2), correction=0), rtol=error, atol=0)
+    together = torch.corrcoef(added[:, 0])  # examples do not share their noise
+    assert together.fill_diagonal_(0).abs().max() < 0.8
+    assert not torch.equal(view, other)
+    assert torch.equal(view[7:9], noise.apply(signals[7:9], torch.tensor([0.3], dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bb.SignalShift(0), "most as a whole number of at least 1"),
+        (lambda: bb.SignalShift(8)(LEADS, None), "signals longer than the shift of 8; got signals of 8"),
+        (lambda: bb.SignalShift(2)(images(), None), r"signals \(N, L\) or \(N, channels, L\) for SignalShift"),
+        (lambda: bb.SignalShift(2, fill=float("inf")), "a finite fill value"),
+        (lambda: bb.SignalShift(2, fill=(0.0, 1.0)), "a finite fill value"),
+        (lambda: bb.SignalCrop(1.0), "a share between 0 and 1"),
+        (lambda: bb.SignalCrop(0.5)(images(), None), "for SignalCrop"),
+        (lambda: bb.SignalNoise(0.0, (1.0,)), "an amount above 0"),
+        (lambda: bb.SignalNoise(0.1, ()), "standard deviations that are not all 0, one for each channel"),
+        (lambda: bb.SignalNoise(0.1, (1.0,))(LEADS, None), "signals of 1 channels"),
+        (lambda: bb.SignalNoise(0.1, (1.0,))(LEADS[:, 0].int(), None), "floating-point inputs for SignalNoise"),
+    ],
+)
+def test_each_view_of_signals_has_its_message(make, message):
     with pytest.raises(bb.BatchbayesError, match=message):
         make()

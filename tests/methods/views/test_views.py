@@ -106,7 +106,7 @@ def test_maps_are_moved_back_before_they_are_averaged(transform):
 @pytest.mark.parametrize("network", [nn.Identity(), nn.Unflatten(1, (1, 9))])
 def test_maps_of_images_without_channels_are_moved_back_too(network):
     x = torch.rand(3, 9, 11)  # (N, H, W)
-    transform = bb.Compose(bb.RandomFlip(), bb.RandomCrop(2))
+    transform = bb.Compose(bb.RandomFlip(layout="NHW"), bb.RandomCrop(2, layout="NHW"))
     posterior = bb.with_views(bb.deterministic(network), transform)
     draws = bb.predict(posterior, x, bb.gaussian(1.0), num_samples=8, keep_draws=True).draws[..., 2:-2, 2:-2]
     assert torch.equal(draws, network(x)[..., 2:-2, 2:-2].expand_as(draws))
@@ -146,7 +146,9 @@ def test_sequences_are_moved_back_by_an_own_function_and_by_no_ready_one(network
     torch.testing.assert_close(found, network(x))
     with pytest.raises(bb.BatchbayesError, match="undo= for the transform mirrored"):
         bb.with_views(bb.deterministic(network), mirrored).draw(0, 0)(x)
-    with pytest.raises(bb.BatchbayesError, match="for sequences, pass functions of your own"):
+    with pytest.raises(
+        bb.BatchbayesError, match=r"images NCHW for RandomFlip.*got inputs of shape \(2, 3, 9\).*SignalShift"
+    ):
         bb.with_views(bb.deterministic(network), bb.RandomFlip()).draw(0, 0)(x)
 
 
@@ -254,6 +256,14 @@ def by_the_batch(inputs, generator):
     return inputs - inputs.mean(0)
 
 
+def that_fails(inputs, generator):
+    raise RuntimeError("no such view")
+
+
+def of_pairs(inputs, generator):
+    return inputs.unflatten(0, (5, -1)).flatten(0, 1)  # fails for one example
+
+
 def of_one_argument(inputs):
     return inputs
 
@@ -262,14 +272,16 @@ def of_one_argument(inputs):
     ("transform", "message"),
     [
         (of_one_argument, r"a transform of_one_argument that takes \(inputs, generator\)"),
-        (smaller, r"the same shape from the transform smaller: \(4, 2, 8, 8\); got \(4, 2, 8, 7\)"),
-        (doubled, r"the same shape from the transform doubled: .* got \(8, 2, 8, 8\)"),
-        (with_nan, "finite numbers in the view of the transform with_nan; got 512 of 512"),
+        (smaller, r"the same shape from the transform smaller: \(5, 2, 8, 8\); got \(5, 2, 8, 7\)"),
+        (doubled, r"the same shape from the transform doubled: .* got \(10, 2, 8, 8\)"),
+        (with_nan, "finite numbers in the view of the transform with_nan; got 640 of 640"),
         (in_doubles, "the same dtype from the transform in_doubles: torch.float32; got torch.float64"),
         (elsewhere, "the same device from the transform elsewhere: cpu; got meta"),
         (to_lists, "a tensor from the transform to_lists; got list"),
         (by_global_numbers, "the same view of an example whenever the transform by_global_numbers"),
         (row_by_row, "use one set of them for all examples"),
+        (that_fails, r"a transform that_fails that works on .*\(5, 2, 8, 8\); got RuntimeError: no such view"),
+        (of_pairs, r"a transform of_pairs that works on values of shape \(1, 2, 8, 8\); got RuntimeError"),
         (by_the_batch, "another view when the example came alone"),
     ],
 )
@@ -450,3 +462,15 @@ def test_a_transform_may_work_in_place():
     )
     assert torch.equal(found, expected)
     assert torch.equal(images, before)
+
+
+@torch.no_grad()
+def test_views_of_signals_around_a_network_of_signals():
+    x = torch.randn(4, 3, 16)
+    labels = bb.with_views(bb.deterministic(nn.Conv1d(3, 2, 1)), bb.SignalShift(3))  # a class for each step
+    draws = torch.stack([labels.draw(0, s)(x) for s in range(8)])[..., 3:-3]
+    torch.testing.assert_close(draws, labels.network(x)[..., 3:-3].expand_as(draws))
+    whole = bb.Compose(bb.SignalShift(2), bb.SignalCrop(0.8), bb.SignalNoise.of(x, 0.1))
+    posterior = bb.with_views(bb.deterministic(nn.Sequential(nn.Flatten(), nn.Linear(48, 5))), whole)
+    torch.testing.assert_close(posterior.draw(0, 1)(x)[1:3], posterior.draw(0, 1)(x[1:3]))
+    assert bb.predict(posterior, x, bb.categorical(), num_samples=8).mutual_information.min() > 0

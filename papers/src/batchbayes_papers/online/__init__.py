@@ -18,7 +18,7 @@ Two approximations learn all layers of a network:
 from batchbayes_papers.online.conjugate import ConjugateRegression as ConjugateRegression
 from batchbayes_papers.online.last_layer import OnlineLastLayer as OnlineLastLayer
 from batchbayes_papers.online.mean_field import OnlineMeanField as OnlineMeanField, gaussian_kl as gaussian_kl
-from batchbayes_papers.online.parts import Part as Part, learn_parts as learn_parts
+from batchbayes_papers.online.parts import DataPart as DataPart, learn_parts as learn_parts
 from batchbayes_papers.online.image_features import PatchFeatures as PatchFeatures, patch_features as patch_features
 from batchbayes_papers.online.table_features import RandomFeatures as RandomFeatures, random_features as random_features
 from batchbayes_papers.online.structured_laplace import StructuredLaplace as StructuredLaplace

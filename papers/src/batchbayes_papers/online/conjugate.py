@@ -24,7 +24,7 @@ from torch.distributions import StudentT
 
 from batchbayes import BatchbayesError
 from batchbayes.tools import require_data, require_finite, shaped_like, whole_number
-from batchbayes_papers.online.parts import Part, read_state, require_finite_weights, write_state
+from batchbayes_papers.online.parts import DataPart, read_state, require_finite_weights, write_state
 
 VARIANCE = 20.0
 """Where the search for the variances of the weights starts. It also counts as one weight of that size in each group."""
@@ -73,7 +73,7 @@ class ConjugateRegression:
         zeros = torch.zeros(sum(sizes), sum(sizes), dtype=torch.float64)
         return cls(sizes, zeros, zeros.sum(0), zeros.sum())
 
-    def update(self, part: Part) -> Self:
+    def update(self, part: DataPart) -> Self:
         """Return the state after one more part: features (N, P), and targets (N,) or (N, 1) of about unit variance."""
         require_data(*part)
         features = self._fitting(part[0])

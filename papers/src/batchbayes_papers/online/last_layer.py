@@ -30,7 +30,7 @@ from batchbayes.tools import (
     require_finite,
     whole_number,
 )
-from batchbayes_papers.online.parts import Part, read_state, require_finite_weights, write_state
+from batchbayes_papers.online.parts import DataPart, read_state, require_finite_weights, write_state
 
 CHUNK = 500
 """Number of examples whose covariances of outputs are computed at once."""
@@ -75,7 +75,7 @@ class OnlineLastLayer:
         return cls(likelihood, mean, prior, num_draws=num_draws)
 
     @torch.no_grad()
-    def update(self, part: Part, *, steps: int = 20) -> Self:
+    def update(self, part: DataPart, *, steps: int = 20) -> Self:
         """Return the posterior after one more part: features (N, P), with a column of ones for a bias, and targets.
 
         The maximum is found by Newton's method. For real targets the first step is exact.

@@ -19,7 +19,7 @@ from batchbayes import BatchbayesError, TrainingConfig, WeightSamples
 from batchbayes.methods.samples.weight_samples import stack_states, state_of
 from batchbayes.tools import Network, TargetLikelihood, as_network, finite_number, generator, plain_name, under
 from batchbayes_papers.online.parts import (
-    Part,
+    DataPart,
     read_state,
     require_finite_weights,
     require_plain,
@@ -62,7 +62,7 @@ class OnlineMeanField:
         std = {name: torch.full_like(tensor, START_STD) for name, tensor in mean.items()}
         return cls(network, likelihood, mean, std, float(prior_std))
 
-    def update(self, part: Part, config: TrainingConfig) -> Self:
+    def update(self, part: DataPart, config: TrainingConfig) -> Self:
         """Return the posterior after one more part, of which the former one is the prior.
 
         `config` has the epochs, the batch size, the learning rate of Adam, which falls to zero, and the seed.

@@ -22,12 +22,12 @@ from batchbayes.tools import (
     write_tensors,
 )
 
-Part = tuple[Tensor, Tensor]
+DataPart = tuple[Tensor, Tensor]
 """Inputs and targets of one part of the data."""
 
 
 def learn_parts(
-    state: Any, parts: Iterable[Part], *arguments: Any, checkpoint: str | os.PathLike[str] | None = None
+    state: Any, parts: Iterable[DataPart], *arguments: Any, checkpoint: str | os.PathLike[str] | None = None
 ) -> Any:
     """Learn one part after the other, in one pass, and return the last state.
 
@@ -68,7 +68,7 @@ def require_finite_weights(tensors: Iterable[Tensor], num_parts: int) -> None:
         )
 
 
-def require_plain(part: Part, config: TrainingConfig) -> Part:
+def require_plain(part: DataPart, config: TrainingConfig) -> DataPart:
     """Refuse a part without examples, and weight decay."""
     require_data(*part)
     if config.weight_decay:

@@ -14,7 +14,7 @@ from batchbayes.training.loop import half_squared_error, supervised
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import load_grey_images
 from batchbayes_papers.data.uci import load_regression, published_split
-from batchbayes_papers.online import Part
+from batchbayes_papers.online import DataPart
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class OnlineConfig:
 class Task:
     """The parts and the test data of one data set and seed."""
 
-    parts: list[Part]
-    test: Part
+    parts: list[DataPart]
+    test: DataPart
     outputs: int
     likelihood: Any
     """A `TargetLikelihood`, or None in a regression whose noise is not known yet."""
@@ -75,7 +75,7 @@ def load_task(config: OnlineConfig, name: str, seed: int, folder: DataFolder = N
     return Task(parts, test, outputs, likelihood, log_unit)
 
 
-def _regression(name: str, seed: int, folder: DataFolder) -> tuple[Tensor, Tensor, Part]:
+def _regression(name: str, seed: int, folder: DataFolder) -> tuple[Tensor, Tensor, DataPart]:
     if name == "synthetic":
         x = torch.randn(120, 3, generator=generator(seed, "x"))
         y = x.sum(1, keepdim=True).sin() + 0.3 * torch.randn(120, 1, generator=generator(seed, "noise"))
@@ -86,25 +86,25 @@ def _regression(name: str, seed: int, folder: DataFolder) -> tuple[Tensor, Tenso
     return inputs[train_rows], targets[train_rows], (inputs[test_rows], targets[test_rows])
 
 
-def _scaled(part: Part, scales: Sequence[tuple[Tensor, Tensor]]) -> Part:
+def _scaled(part: DataPart, scales: Sequence[tuple[Tensor, Tensor]]) -> DataPart:
     inputs, targets = ((values - mean) / std for values, (mean, std) in zip(part, scales, strict=True))
     return inputs, targets
 
 
-def together(parts: Sequence[Part]) -> Part:
+def together(parts: Sequence[DataPart]) -> DataPart:
     """Return several parts as one."""
     inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
     return inputs, targets
 
 
-def training_of(config: OnlineConfig, part: Part, seed: int) -> TrainingConfig:
+def training_of(config: OnlineConfig, part: DataPart, seed: int) -> TrainingConfig:
     """Return a training of as many steps for each part, whatever its size."""
     size = min(config.batch_size, len(part[0]))
     epochs = max(1, round(config.steps / (len(part[0]) // size)))
     return TrainingConfig(epochs, size, config.learning_rate, seed=seed)
 
 
-def fit(config: OnlineConfig, network: nn.Module, part: Part, seed: int) -> None:
+def fit(config: OnlineConfig, network: nn.Module, part: DataPart, seed: int) -> None:
     """Train a network on one part without any prior."""
     training = training_of(config, part, seed)
     loss = half_squared_error if part[1].is_floating_point() else F.cross_entropy

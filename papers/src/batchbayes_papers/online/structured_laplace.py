@@ -31,7 +31,7 @@ from batchbayes.methods.laplace.curvature import joined, output_hessians
 from batchbayes.tools import Function, Network, TargetLikelihood, as_network, finite_number, modules_by_name, under
 from batchbayes_papers.online.last_layer import OnlineLastLayer
 from batchbayes_papers.online.parts import (
-    Part,
+    DataPart,
     read_state,
     require_finite_weights,
     require_plain,
@@ -88,7 +88,7 @@ class StructuredLaplace:
             float(prior_std),
         )
 
-    def update(self, part: Part, config: TrainingConfig) -> Self:
+    def update(self, part: DataPart, config: TrainingConfig) -> Self:
         """Return the posterior after one more part, of which the former one is the prior.
 
         `config` has the epochs, the batch size, the learning rate of Adam, which falls to zero, and the seed.

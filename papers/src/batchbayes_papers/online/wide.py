@@ -52,7 +52,7 @@ def fine_tuned_wide(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     return found
 
 
-def _start(config: OnlineConfig, task: Task, seed: int, known: online.Part) -> tuple[Any, Callable[[Tensor], Tensor]]:
+def _start(config: OnlineConfig, task: Task, seed: int, known: online.DataPart) -> tuple[Any, Callable[[Tensor], Tensor]]:
     """Return the prior, and features that were fitted to one part."""
     if task.outputs == 1:
         waves = online.random_features(*known, config.wide, seed=seed)
@@ -68,7 +68,7 @@ def _start(config: OnlineConfig, task: Task, seed: int, known: online.Part) -> t
 
 
 def learned(
-    state: Any, features: Callable[[Tensor], Tensor], parts: list[online.Part], test: online.Part
+    state: Any, features: Callable[[Tensor], Tensor], parts: list[online.DataPart], test: online.DataPart
 ) -> list[float]:
     """Learn a layer on fixed features of each part. Return the NLL on test data after each part."""
     found, seen = [], features(test[0])
@@ -85,7 +85,7 @@ def _weight_stds(state: Any) -> Tensor:
     return state.noise_std * state.variances.sqrt().repeat_interleave(torch.tensor(state.groups))
 
 
-def _precision(config: OnlineConfig, width: int, first: online.Part, seed: int) -> float:
+def _precision(config: OnlineConfig, width: int, first: online.DataPart, seed: int) -> float:
     """Return 1 over the mean squared error on the last fifth of the first part, of a layer trained on the rest."""
     inputs, targets = first
     count = 4 * len(inputs) // 5

@@ -78,8 +78,8 @@ def effective_sample_size(values: Tensor) -> Tensor:
     r"""Return how many independent samples quantities (C, S, ...) are worth, (...).
 
     $C S / (1 + 2\sum_t\rho_t)$ with autocorrelations from the halves of all chains: chains that drift are worth
-    little. The sum ends before the first pair of
-    neighbouring ones whose sum is not positive (Geyer). It is $C S$ where all samples are equal.
+    little. The sum ends before the first pair of neighbouring ones whose sum is not positive (Geyer). It is $C S$ where
+    all samples are equal.
     """
     total_count, is_constant, values = float(values.shape[0] * values.shape[1]), _constant(values), _halves(values)
     chains, count = values.shape[:2]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from batchbayes._common.checks import finite_number, require_type
 from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.schedules import Schedule, kept_steps
+from batchbayes.methods.samples.schedules import StepSchedule, kept_steps
 from batchbayes.methods.samples.weight_samples import state_of
 from batchbayes.training.batches import training_batches
 from batchbayes.training.loop import Loss, Step, TrainingBatches, TrainingConfig, supervised, train
@@ -118,7 +118,7 @@ def require_counting(targets: Any) -> None:
 
 
 def weights_along(
-    network: nn.Module, data: Data, loss: Loss, config: TrainingConfig, schedule: Schedule, count: int
+    network: nn.Module, data: Data, loss: Loss, config: TrainingConfig, schedule: StepSchedule, count: int
 ) -> list[State]:
     """Train with a schedule, and return the weights at the steps that it keeps."""
     batches = training_batches(data, config.batch_size, config.seed)

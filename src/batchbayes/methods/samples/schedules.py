@@ -7,7 +7,7 @@ from typing import Protocol
 from batchbayes.errors import BatchbayesError
 
 
-class Schedule(Protocol):
+class StepSchedule(Protocol):
     """What a training does at each of its steps, which are counted from 0."""
 
     def factor(self, step: int, steps: int) -> float:
@@ -110,7 +110,7 @@ class Triangular:
         return False
 
 
-def kept_steps(schedule: Schedule, steps: int, count: int) -> list[int]:
+def kept_steps(schedule: StepSchedule, steps: int, count: int) -> list[int]:
     """Return the steps after which weights are kept: `count` of those that are samples, spread evenly up to the last.
 
     >>> kept_steps(Polynomial(burn_in=0.5), steps=10, count=2)

@@ -42,7 +42,7 @@ from batchbayes.methods.samples.members import (
     require_prior,
     steps_in_epoch,
 )
-from batchbayes.methods.samples.schedules import Polynomial, Schedule, kept_steps
+from batchbayes.methods.samples.schedules import Polynomial, StepSchedule, kept_steps
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import training_batches, training_size
@@ -143,7 +143,7 @@ def sg_mcmc(
     config: TrainingConfig,
     *,
     sampler: Sampler = "sgld",
-    schedule: Schedule | None = None,
+    schedule: StepSchedule | None = None,
     prior_precision: float = 1.0,
     temperature: float = 1.0,
     num_chains: int = 1,
@@ -204,7 +204,7 @@ class _Chain:
     """What happens after each step of a chain: the schedule sets the next step, and some weights are kept."""
 
     def __init__(
-        self, schedule: Schedule, config: TrainingConfig, steps_in_epoch: int, count: int, temperature: float
+        self, schedule: StepSchedule, config: TrainingConfig, steps_in_epoch: int, count: int, temperature: float
     ) -> None:
         self._schedule, self._rate, self._temperature = schedule, config.learning_rate, temperature
         self.steps = config.epochs * steps_in_epoch

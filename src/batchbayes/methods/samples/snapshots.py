@@ -39,6 +39,7 @@ def snapshots(
         num_members: the number of cycles.
         output: which output counts, if the network returns several.
 
+    >>> import torch
     >>> from batchbayes.training.loop import half_squared_error
     >>> x = torch.linspace(-1, 1, 64)[:, None]
     >>> snapshots(lambda: nn.Linear(1, 1), (x, x), half_squared_error, TrainingConfig(10, 16, 0.1))

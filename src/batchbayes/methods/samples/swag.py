@@ -59,7 +59,7 @@ def swag(
     """
     whole_number("num_members", num_members, 2)
     _require_what_swag_needs(model, config, statistics)
-    network, found = copy.deepcopy(model), _Moments(rank=whole_number("rank", rank, least=2))
+    network, found = copy.deepcopy(model), _Trajectory(rank=whole_number("rank", rank, least=2))
     batches = training_batches(data, config.batch_size, config.seed)
     each_epoch = steps_in_epoch(batches)
 
@@ -92,7 +92,7 @@ def _require_what_swag_needs(model: nn.Module, config: TrainingConfig, statistic
 
 
 @dataclass(eq=False)
-class _Moments:
+class _Trajectory:
     """Mean, mean square and last deviations of the weights along a training, in float64."""
 
     rank: int

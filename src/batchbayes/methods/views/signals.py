@@ -4,7 +4,6 @@ All channels of a signal move together.
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +12,15 @@ from torch import Tensor
 
 from batchbayes._common.checks import as_tensor, finite_number, whole_number
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.views.transforms import Transform, overlap, require_floating
+from batchbayes.methods.views.transforms import (
+    Transform,
+    moved,
+    other_places,
+    overlap,
+    require_fill,
+    require_floating,
+    require_stds,
+)
 
 
 class SignalTransform(Transform):
@@ -44,7 +51,7 @@ class SignalShift(SignalTransform):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "most", whole_number("most", self.most))
-        _require_fill(self.fill)
+        require_fill(self.fill, by_channel=False)
 
     def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
         self.require_signals(inputs)
@@ -57,10 +64,15 @@ class SignalShift(SignalTransform):
         view[..., to] = inputs[..., source]
         return view
 
-    def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
-        length = outputs.shape[-1]
-        places = torch.arange(length, device=outputs.device) - self.offset(numbers)
-        return outputs[..., places.clamp(0, length - 1)]
+    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
+        length, is_sequence = inputs.shape[-1], outputs.ndim >= min(3, inputs.ndim)
+        if is_sequence and outputs.shape[-1] == length:
+            return moved(outputs, self.offset(numbers), -1)
+        if outputs.ndim == 3 and outputs.shape[1] == length:  # steps, and then classes
+            return moved(outputs, self.offset(numbers), 1)
+        if outputs.ndim > 2 and outputs.shape[2:].numel() > 1:
+            raise other_places((length,), outputs)
+        return outputs
 
     def offset(self, numbers: Tensor) -> int:
         """Return how many steps earlier the view shows the signal."""
@@ -81,7 +93,7 @@ class SignalCrop(SignalTransform):
 
     def __post_init__(self) -> None:
         finite_number("a share", self.share, above=0, below=1, fix="pass for example 0.9")
-        _require_fill(self.fill)
+        require_fill(self.fill, by_channel=False)
 
     def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
         self.require_signals(inputs)
@@ -112,13 +124,7 @@ class SignalNoise(SignalTransform):
 
     def __post_init__(self) -> None:
         finite_number("an amount", self.amount, above=0, fix="pass for example 0.05")
-        known = isinstance(self.std, tuple | list)
-        if not (known and self.std and all(0 <= std < math.inf for std in self.std) and any(self.std)):
-            raise BatchbayesError(
-                expected="finite standard deviations that are not all 0, one for each channel",
-                got=f"{self.std}",
-                fix="make the noise by SignalNoise.of(training_signals, amount), from signals without NaN",
-            )
+        require_stds(self.std, "channel", "SignalNoise.of(training_signals, amount), from signals")
 
     @classmethod
     def of(cls, signals: Tensor, amount: float) -> "SignalNoise":
@@ -150,8 +156,3 @@ def _own_noise(key: bytes, example: Tensor) -> Tensor:
     digest = hashlib.sha256(key + example.contiguous().numpy().tobytes()).digest()
     random = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.randn(example.shape, generator=random, dtype=torch.float64)
-
-
-def _require_fill(fill: float) -> None:
-    if not isinstance(fill, int | float) or not math.isfinite(fill):
-        raise BatchbayesError(expected="a finite fill value", got=repr(fill), fix="pass the value of silence")

@@ -30,7 +30,7 @@ def checked_view(function: OwnFunction, inputs: Tensor, generator: Callable[[], 
     name = name_of(function)
     view = checked_call(f"transform {name}", function, inputs, generator())
     require_finite(view, f"the view of the transform {name}")
-    _require_repeatable(name, view[-1:], function(inputs[-1:].clone(), generator()))
+    _require_repeatable(name, view[-1:], checked_call(f"transform {name}", function, inputs[-1:], generator()))
     return view
 
 
@@ -44,8 +44,8 @@ def checked_call(name: str, function: OwnFunction, values: Tensor, generator: to
             got=f"TypeError: {error}"[:300],
             fix="take all random numbers from the generator; torchvision_transform(...) wraps those of torchvision",
         ) from error
-    except (RuntimeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        if isinstance(error, BatchbayesError):
+    except Exception as error:
+        if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
             raise
         raise BatchbayesError(
             expected=f"a {name} that works on values of shape {tuple(values.shape)}",

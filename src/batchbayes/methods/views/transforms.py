@@ -1,24 +1,20 @@
-"""What a transform is, and several of them one after the other.
+"""What a transform is, several of them one after the other, and ready transforms of images and tables.
 
 A transform turns some uniform numbers into one view of the inputs. The same numbers serve for all inputs, so an input's
 view does not depend on its neighbours. Geometric transforms can be undone on outputs that are maps of the inputs.
-
-Ready transforms of images: crop, flip, shift and scale.
-
-A ready transform of tables: jitter in units of the training standard deviations.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchbayes._common.checks import as_tensor, finite_number, whole_number
-from batchbayes.errors import BatchbayesError, unknown_name
+from batchbayes._common.checks import as_tensor, finite_number, require_choice, whole_number
+from batchbayes.errors import BatchbayesError
 
 Layout = Literal["NCHW", "NHWC", "NHW"]
 """Where the axes of images are: examples, channels, height, width."""
@@ -36,8 +32,8 @@ class Transform(ABC):
     def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
         """Return the view of inputs (N, ...) that uniform numbers (size,) stand for."""
 
-    def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
-        """Move outputs (N, ..., H, W) for this view back to the places of the original inputs."""
+    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
+        """Return the outputs for this view. If they have the places of the inputs, these are moved back."""
         return outputs
 
     def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
@@ -69,9 +65,9 @@ class Compose(Transform):
             inputs = each.apply(inputs, own)
         return inputs
 
-    def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
+    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
         for each, own in reversed(self._shares(numbers)):
-            outputs = each.undo(outputs, own)
+            outputs = each.move_back(outputs, inputs, own)
         return outputs
 
     def _shares(self, numbers: Tensor) -> list[tuple[Transform, Tensor]]:
@@ -91,9 +87,72 @@ def require_floating(transform: Transform, inputs: Tensor) -> None:
         )
 
 
+class ImageTransform(Transform):
+    """A transform of images (N, C, H, W) or (N, H, W). Others need the option `layout`, which each of them has."""
+
+    layout: Layout | None
+
+    @abstractmethod
+    def view(self, images: Tensor, numbers: Tensor) -> Tensor:
+        """Return the view of images (N, C, H, W) or (N, H, W)."""
+
+    @abstractmethod
+    def undo(self, maps: Tensor, numbers: Tensor) -> Tensor:
+        """Move maps (N, ..., H, W) for this view back to the places of the images."""
+
+    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
+        if self._layout_of(inputs) == "NHWC":
+            return self.view(inputs.movedim(-1, 1), numbers).movedim(1, -1)
+        return self.view(inputs, numbers)
+
+    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
+        height, width = places = inputs.shape[1:3] if self.layout == "NHWC" else inputs.shape[-2:]
+        if self.layout == "NHWC" and outputs.ndim == 4 and outputs.shape[1:3] == places:
+            return self.undo(outputs.movedim(-1, 1), numbers).movedim(1, -1)
+        if outputs.ndim > 2 and outputs.shape[-2:] == places:
+            return self.undo(outputs, numbers)
+        is_pooled = (1, 1) in (outputs.shape[-2:], outputs.shape[1:3])
+        is_row = inputs.ndim == outputs.ndim == 3 and (outputs.shape[1] == height or outputs.shape[2] == width)
+        if is_row or (outputs.ndim > 3 and not is_pooled):
+            raise other_places(tuple(places), outputs)
+        return outputs
+
+    def _layout_of(self, inputs: Tensor) -> Layout:
+        """Return where the axes of images are, as it was said or as their shape tells; or refuse them.
+
+        Signals (N, channels, L) are no images (N, H, W), so these must be square. Colours may be last if the last axis
+        is short, or if the two before it are equal.
+        """
+        require_choice("a layout", self.layout or "NCHW", get_args(Layout))
+        shape, axes = inputs.shape, inputs.ndim
+        if self.layout is not None and axes == len(self.layout):
+            return self.layout
+        if self.layout is None and axes == 3 and shape[1] == shape[2]:
+            return "NHW"
+        may_be_last = axes == 4 and shape[1] > 4 and (shape[3] <= 4 or shape[1] == shape[2] != shape[3])
+        if self.layout is None and axes > 3 and not may_be_last:
+            return "NCHW"
+        raise BatchbayesError(
+            expected=f"images {self.layout or 'NCHW'} for {type(self).__name__}: examples, channels, height, width",
+            got=f"inputs of shape {tuple(shape)}",
+            fix='say what the axes are, as in RandomFlip(layout="NHWC"), layout="NHW" for images without channels, or '
+            'layout="NCHW"; use SignalShift, SignalCrop and SignalNoise for signals, and TableJitter for tables',
+        )
+
+
+def other_places(places: tuple[int, ...], outputs: Tensor) -> BatchbayesError:
+    """Return the error for outputs that cannot be moved back to the places of the inputs."""
+    return BatchbayesError(
+        expected=f"maps of the size of the inputs, {places}, so that views can be undone",
+        got=f"outputs of shape {tuple(outputs.shape)}",
+        fix="wrap the network so that it scales its outputs to the size of its inputs; or pass functions of your own "
+        "as transform and as undo=",
+    )
+
+
 @dataclass(frozen=True)
-class RandomCrop(Transform):
-    """Pad images (N, C, H, W) or (N, H, W) on all sides, and cut out a part of the old size at a random place.
+class RandomCrop(ImageTransform):
+    """Pad images on all sides, and cut out a part of the old size at a random place.
 
     `fill` is the value of the padding, or one value for each channel. Give it in the units of the inputs: black is not
     zero after standardisation. An undone map repeats its edge where the crop did not see the image.
@@ -113,13 +172,10 @@ class RandomCrop(Transform):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "padding", whole_number("padding", self.padding))
-        _require_fill(self.fill)
-        _require_layout(self.layout)
+        require_fill(self.fill)
 
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
-        if _require_images(self, inputs, self.layout) == "NHWC":
-            return replace(self, layout="NCHW").apply(inputs.movedim(-1, 1), numbers).movedim(1, -1)
-        height, width = inputs.shape[-2:]
+    def view(self, images: Tensor, numbers: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
         if self.padding >= min(height, width):
             raise BatchbayesError(
                 expected=f"images larger than the padding of {self.padding}",
@@ -127,18 +183,14 @@ class RandomCrop(Transform):
                 fix="use a smaller padding",
             )
         down, right = self.offsets(numbers)
-        view = _filled(self.fill, inputs).expand_as(inputs).clone()
+        view = _filled(self.fill, images).expand_as(images).clone()
         (to_rows, rows), (to_columns, columns) = overlap(down, height), overlap(right, width)
-        view[..., to_rows, to_columns] = inputs[..., rows, columns]
+        view[..., to_rows, to_columns] = images[..., rows, columns]
         return view
 
-    def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
+    def undo(self, maps: Tensor, numbers: Tensor) -> Tensor:
         down, right = self.offsets(numbers)
-        rows, columns = (
-            (torch.arange(length, device=outputs.device) - offset).clamp(0, length - 1)
-            for length, offset in zip(outputs.shape[-2:], (down, right), strict=True)
-        )
-        return outputs[..., rows, :][..., columns]
+        return moved(moved(maps, down, -2), right, -1)
 
     def offsets(self, numbers: Tensor) -> list[int]:
         """Return how far the crop lies below and to the right of the image, in pixels."""
@@ -146,30 +198,23 @@ class RandomCrop(Transform):
 
 
 @dataclass(frozen=True)
-class RandomFlip(Transform):
-    """Mirror images (N, C, H, W) or (N, H, W), left to right, in half of the views.
-
-    `layout` says where the axes of the images are, if their shape does not tell.
-    """
+class RandomFlip(ImageTransform):
+    """Mirror images, left to right, in half of the views."""
 
     layout: Layout | None = field(default=None, repr=False)
+    """The axes of the images, if their shape does not tell."""
     size: ClassVar[int] = 1  # type: ignore[misc]
 
-    def __post_init__(self) -> None:
-        _require_layout(self.layout)
+    def view(self, images: Tensor, numbers: Tensor) -> Tensor:
+        return images.flip(-1) if float(numbers[0]) < 0.5 else images
 
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
-        if _require_images(self, inputs, self.layout) == "NHWC":
-            return self.undo(inputs.movedim(-1, 1), numbers).movedim(1, -1)
-        return self.undo(inputs, numbers)
-
-    def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
-        return outputs.flip(-1) if float(numbers[0]) < 0.5 else outputs
+    def undo(self, maps: Tensor, numbers: Tensor) -> Tensor:
+        return self.view(maps, numbers)
 
 
 @dataclass(frozen=True)
-class RandomShiftScale(Transform):
-    """Move images (N, C, H, W) by up to `shift` of their size, and zoom by a factor of up to 1 + `scale`, or 1 / it.
+class RandomShiftScale(ImageTransform):
+    """Move images by up to `shift` of their size, and zoom by a factor of up to 1 + `scale`, or 1 / it.
 
     Pixels between others are interpolated. Pixels outside of the image have the value `fill`, as for `RandomCrop`.
     """
@@ -177,6 +222,8 @@ class RandomShiftScale(Transform):
     shift: float = 0.05
     scale: float = 0.1
     fill: float | tuple[float, ...] = 0.0
+    layout: Layout | None = field(default=None, repr=False)
+    """The axes of the images, if their shape does not tell."""
     size: ClassVar[int] = 3  # type: ignore[misc]
 
     def __post_init__(self) -> None:
@@ -186,20 +233,16 @@ class RandomShiftScale(Transform):
                 got=f"shift={self.shift}, scale={self.scale}",
                 fix="use shares of the size of the image, such as 0.05 and 0.1",
             )
-        _require_fill(self.fill)
+        require_fill(self.fill)
 
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
-        if inputs.ndim != 4:
-            raise _no_images(self, inputs)
-        _require_images(self, inputs, None)
-        require_floating(self, inputs)
-        fill, (zoom, offsets) = _filled(self.fill, inputs), self.parameters(numbers)
-        return _resampled(inputs - fill, zoom, offsets, "zeros") + fill
+    def view(self, images: Tensor, numbers: Tensor) -> Tensor:
+        require_floating(self, images)
+        fill, (zoom, offsets) = _filled(self.fill, images), self.parameters(numbers)
+        return _resampled(images - fill, zoom, offsets, "zeros") + fill
 
-    def undo(self, outputs: Tensor, numbers: Tensor) -> Tensor:
+    def undo(self, maps: Tensor, numbers: Tensor) -> Tensor:
         zoom, offsets = self.parameters(numbers)
-        maps = outputs.flatten(1, -3) if outputs.ndim > 3 else outputs[:, None]
-        return _resampled(maps, 1 / zoom, [-offset * zoom for offset in offsets], "border").view_as(outputs)
+        return _resampled(maps, 1 / zoom, [-offset * zoom for offset in offsets], "border")
 
     def parameters(self, numbers: Tensor) -> tuple[float, list[float]]:
         """Return the zoom, and the shift along x and y in units of half an image."""
@@ -207,51 +250,14 @@ class RandomShiftScale(Transform):
         return (1 + self.scale) ** zoom, [2 * self.shift * across, 2 * self.shift * down]
 
 
-def _require_images(transform: Transform, inputs: Tensor, layout: Layout | None) -> Layout:
-    """Return where the axes of images are, as it was said or as their shape tells; or refuse them.
-
-    Images with few channels, or as wide as they are high, tell it. Signals (N, channels, L) are no images (N, H, W).
-    """
-    shape, axes = tuple(inputs.shape), inputs.ndim
-    if layout is not None:
-        if axes != len(layout):
-            raise _no_images(transform, inputs, layout)
-        return layout
-    if axes == 3 and shape[1] == shape[2]:
-        return "NHW"
-    if axes < 4 or (axes == 4 and _is_channels_last(shape)):
-        raise _no_images(transform, inputs)
-    return "NCHW"
-
-
-def _is_channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether images have at most four colours last, or are square if their colours are last but not else."""
-    if shape[1] <= 4:
-        return False
-    return shape[3] <= 4 or (shape[1] == shape[2] != shape[3])
-
-
-def _no_images(transform: Transform, inputs: Tensor, layout: str = "NCHW") -> BatchbayesError:
-    return BatchbayesError(
-        expected=f"images {layout} for {type(transform).__name__}: examples, channels, height, width",
-        got=f"inputs of shape {tuple(inputs.shape)}",
-        fix='say what the axes are, as in RandomFlip(layout="NHWC"), layout="NHW" for images without channels, or '
-        'layout="NCHW"; use SignalShift, SignalCrop and SignalNoise for signals, and TableJitter for tables',
-    )
-
-
-def _require_layout(layout: object) -> None:
-    if layout is not None and layout not in get_args(Layout):
-        raise unknown_name("a layout", layout, get_args(Layout))
-
-
-def _require_fill(fill: float | tuple[float, ...]) -> None:
-    values = fill if isinstance(fill, tuple) else (fill,)
+def require_fill(fill: object, *, by_channel: bool = True) -> None:
+    """Refuse a fill value that is not finite, or a tuple with one that is not."""
+    values = fill if by_channel and isinstance(fill, tuple) else (fill,)
     if not values or not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         raise BatchbayesError(
             expected="a finite fill value, or a tuple of one for each channel",
             got=repr(fill),
-            fix="pass the value of a black pixel after standardisation",
+            fix="pass the value of a black pixel or of silence, after standardisation",
         )
 
 
@@ -281,13 +287,20 @@ def overlap(offset: int, length: int) -> tuple[slice, slice]:
     return slice(before, length - after), slice(after, length - before)
 
 
+def moved(outputs: Tensor, offset: int, axis: int) -> Tensor:
+    """Move outputs along an axis. The last one that is known is repeated where others would come from outside."""
+    length = outputs.shape[axis]
+    return outputs.index_select(axis, (torch.arange(length, device=outputs.device) - offset).clamp(0, length - 1))
+
+
 def _resampled(images: Tensor, zoom: float, offsets: list[float], outside: str) -> Tensor:
-    """Return images (N, C, H, W) read at the places y -> y / zoom - offset, in units of half an image."""
+    """Return images (N, ..., H, W) read at the places y -> y / zoom - offset, in units of half an image."""
     fine = images.to(torch.promote_types(images.dtype, torch.float32))  # half precision is too coarse for places
+    fine = fine.flatten(1, -3) if images.ndim > 3 else fine[:, None]
     matrix = torch.tensor([[1 / zoom, 0, -offsets[0]], [0, 1 / zoom, -offsets[1]]], dtype=fine.dtype)
-    grid = F.affine_grid(matrix[None].to(images.device), [1, *images.shape[1:]], align_corners=False)
+    grid = F.affine_grid(matrix[None].to(images.device), [1, *fine.shape[1:]], align_corners=False)
     grid = grid.expand(len(images), -1, -1, -1)
-    return F.grid_sample(fine, grid, padding_mode=outside, align_corners=False).to(images.dtype)
+    return F.grid_sample(fine, grid, padding_mode=outside, align_corners=False).to(images.dtype).view_as(images)
 
 
 @dataclass(frozen=True)
@@ -302,13 +315,7 @@ class TableJitter(Transform):
 
     def __post_init__(self) -> None:
         finite_number("an amount", self.amount, above=0, fix="pass for example 0.05")
-        known = isinstance(self.std, tuple | list)
-        if not (known and self.std and all(0 <= std < math.inf for std in self.std) and any(self.std)):
-            raise BatchbayesError(
-                expected="finite standard deviations that are not all 0, one for each training column",
-                got=f"{self.std}",
-                fix="make the jitter by TableJitter.of(training_inputs, amount), from a table (N, D) without NaN",
-            )
+        require_stds(self.std, "training column", "TableJitter.of(training_inputs, amount), from a table (N, D)")
 
     @classmethod
     def of(cls, inputs: Tensor, amount: float) -> "TableJitter":
@@ -330,3 +337,14 @@ class TableJitter(Transform):
         require_floating(self, inputs)
         noise = torch.special.ndtri(numbers.clamp(1e-9, 1 - 1e-9))  # standard normal
         return inputs + (self.amount * torch.tensor(self.std, dtype=torch.float64) * noise).to(inputs)
+
+
+def require_stds(std: object, each: str, maker: str) -> None:
+    """Refuse standard deviations that are no finite numbers, or that are all 0."""
+    known = isinstance(std, tuple | list)
+    if not (known and std and all(0 <= value < math.inf for value in std) and any(std)):
+        raise BatchbayesError(
+            expected=f"finite standard deviations that are not all 0, one for each {each}",
+            got=f"{std}",
+            fix=f"make it by {maker} without NaN",
+        )

@@ -8,7 +8,7 @@ Reference: Ashukha, Lyzhov, Molchanov, Vetrov, "Pitfalls of In-Domain Uncertaint
 Learning", ICLR 2020. Where we differ: the parameters are spread evenly over draws instead of independent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -21,7 +21,7 @@ from batchbayes._common.files import under
 from batchbayes._common.rng import even_numbers, generator
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.table import posterior_class
-from batchbayes.methods.views.signals import SignalCrop, SignalNoise, SignalShift, SignalTransform
+from batchbayes.methods.views.signals import SignalCrop, SignalNoise, SignalShift
 from batchbayes.methods.views.torchvision import OwnFunction, checked_call, checked_view, name_of
 from batchbayes.methods.views.transforms import (
     Compose,
@@ -30,6 +30,7 @@ from batchbayes.methods.views.transforms import (
     RandomShiftScale,
     TableJitter,
     Transform,
+    other_places,
 )
 from batchbayes.network.function import Function, Network
 from batchbayes.posterior import Header, Posterior
@@ -89,21 +90,23 @@ class ViewsPosterior(Posterior):
                     got=f"{inputs}",
                     fix="wrap the network so that it takes one, or use the posterior without views",
                 )
-            outputs = drawn(look(inputs))
-            return move_back(outputs) if self._is_map(outputs, inputs) else outputs
+            return move_back(drawn(look(inputs)), inputs)
 
         return seen
 
-    def _view(self, seed: int, index: int) -> tuple[Function, Function]:
-        """Return the view of draw `index`, and what moves maps for it back to the inputs."""
+    def _view(self, seed: int, index: int) -> tuple[Function, Callable[[Tensor, Tensor], Tensor]]:
+        """Return the view of draw `index`, and what moves outputs for it back to the places of the inputs."""
         if isinstance(self.transform, Transform):
             numbers = even_numbers(seed, index, self.transform.size)
-            return partial(self.transform.apply, numbers=numbers), partial(self.transform.undo, numbers=numbers)
+            return partial(self.transform.apply, numbers=numbers), partial(self.transform.move_back, numbers=numbers)
         random = partial(generator, seed, "view", index)
         look = partial(checked_view, self.transform, generator=random)
-        return look, lambda outputs: self._undone(outputs, random())
+        return look, lambda outputs, inputs: self._undone(outputs, inputs, random())
 
-    def _undone(self, outputs: Tensor, random: torch.Generator) -> Tensor:
+    def _undone(self, outputs: Tensor, inputs: Tensor, random: torch.Generator) -> Tensor:
+        """Return the outputs for a view of a user's own function, moved back if they have the places of the inputs."""
+        if not self._have_places(outputs, inputs):
+            return outputs
         if self.undo is None:
             raise BatchbayesError(
                 expected=f"undo= for the transform {name_of(self.transform)}, because the network returns maps",
@@ -113,28 +116,18 @@ class ViewsPosterior(Posterior):
             )
         return checked_call(f"function undo={name_of(self.undo)}", self.undo, outputs, random)
 
-    def _is_map(self, outputs: Tensor, inputs: Tensor) -> bool:
-        """Return whether outputs are maps of images (N, ..., H, W), or have positions as the sequences (N, C, L) have.
-
-        Maps of another size are refused. Only a user's own function can move sequences back.
-        """
-        if _is_of_signals(self.transform):
-            return outputs.ndim >= min(3, inputs.ndim) and outputs.shape[-1] == inputs.shape[-1]
+    def _have_places(self, outputs: Tensor, inputs: Tensor) -> bool:
+        """Whether outputs are maps (N, ..., H, W), or have the positions of sequences (N, C, L), as the inputs have."""
         if inputs.ndim < 3 or outputs.ndim < 3:  # tables, signals (N, L), or one row of outputs for each example
             return self.undo is not None and (outputs.ndim > 2 or outputs.shape == inputs.shape)
         if outputs.shape[-2:] == inputs.shape[-2:]:
             return True
-        is_flat, (_, rows, columns) = outputs.ndim == 3, inputs.shape[-3:]
-        is_sequence = is_flat and inputs.ndim == 3 and (outputs.shape[1] == rows or outputs.shape[2] == columns)
-        is_ready = isinstance(self.transform, Transform)
-        if (is_sequence and is_ready) or (not is_flat and outputs.shape[-2:] != (1, 1)):
-            raise BatchbayesError(
-                expected=f"maps of the size of the inputs, {tuple(inputs.shape[-2:])}, so that views can be undone",
-                got=f"outputs of shape {tuple(outputs.shape)}",
-                fix="wrap the network so that it scales its outputs to the size of its inputs; for sequences, pass "
-                "functions of your own as transform and as undo=",
-            )
-        return is_sequence or (is_flat and self.undo is not None)
+        if outputs.ndim == 3:
+            shared = outputs.shape[1] == inputs.shape[1] or outputs.shape[2] == inputs.shape[2]
+            return self.undo is not None or (inputs.ndim == 3 and shared)
+        if outputs.shape[-2:] != (1, 1):
+            raise other_places(tuple(inputs.shape[-2:]), outputs)
+        return False
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         header, tensors = self.posterior.state()
@@ -162,11 +155,6 @@ class ViewsPosterior(Posterior):
         return cls(
             inner, transform or from_header(header["transform"]), undo, whole_number("average", int(header["average"]))
         )
-
-
-def _is_of_signals(transform: object) -> bool:
-    parts = transform.transforms if isinstance(transform, Compose) else (transform,)
-    return all(isinstance(part, SignalTransform) for part in parts)
 
 
 def with_views(
@@ -245,7 +233,8 @@ def to_header(transform: Transform) -> list[dict[str, Any]]:
             got=type(transform).__name__,
             fix="pass a function (inputs, generator) to with_views instead of a class of your own",
         )
-    return [{"name": type(transform).__name__, **asdict(transform)}]  # type: ignore[call-overload]
+    values = {name: value for name, value in asdict(transform).items() if value is not None}  # type: ignore[call-overload]
+    return [{"name": type(transform).__name__, **values}]
 
 
 def from_header(parts: list[Mapping[str, Any]]) -> Transform:
