@@ -40,6 +40,16 @@ def test_real_targets_keep_their_digits(arrays):
     assert arrays({"X": X, "y": 1e9 + Y / 8}).targets().tolist() == (1e9 + Y / 8).tolist()
 
 
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+def test_inputs_keep_their_digits_where_the_network_takes_them(tmp_path, dtype):
+    codes = [[2**24 + 1], [2**53 - 1]]  # 32 bits would round both
+    np.savez(tmp_path / "d.npz", X=np.array(codes))
+    (tmp_path / "d.csv").write_text("code\n" + "".join(f"{code}\n" for (code,) in codes))
+    for name in ("d.npz", "d.csv"):
+        found = inputs_of(read_examples(tmp_path / name, Reading(input_dtype=dtype)))
+        assert (found.dtype, found.tolist()) == (getattr(torch, dtype), codes)
+
+
 def test_columns_with_names_have_a_schema_and_are_put_right(arrays):
     training = arrays({"X": X, "y": X[:, 0] / 3, "features": np.array(["p", "q"]), "target": np.array("strength")})
     assert training.target_name == "strength"
@@ -138,7 +148,7 @@ def test_a_missing_name_is_no_class(arrays):
     for word in ("NA", "None", "", "?"):
         with pytest.raises(BatchbayesError, match=r"names of classes in d\.npz; got '.*'"):
             arrays({"X": X, "y": np.array(["dog", word, "emu"] * 2)})
-    with pytest.raises(BatchbayesError, match="upper and lower case in d.npz; got 'True' and 'true'"):
+    with pytest.raises(BatchbayesError, match=r"upper and lower case in d\.npz; got 'True' and 'true'"):
         arrays({"X": X, "y": np.array(["True", "true"] * 3)})
 
 

@@ -132,7 +132,7 @@ def test_links_to_nowhere_are_refused(tmp_path, link):
 def test_folders_whose_names_look_the_same_are_refused(tmp_path):
     for name in ("caf\u00e9", "cafe\u0301"):
         paint(tmp_path / name / "1.png")
-    with pytest.raises(BatchbayesError, match="sub-folders with different names in .*; got two that differ in"):
+    with pytest.raises(BatchbayesError, match=r"sub-folders with different names in .*; got two that differ in"):
         read_examples(tmp_path)
     for folder in list(tmp_path.iterdir()):
         folder.rename(tmp_path / ("true" if folder.name == "caf\u00e9" else "True"))

@@ -119,7 +119,7 @@ def _class_numbers(path: Path, image: Any) -> np.ndarray:
 
 
 def _as_stored(path: Path, image: Any, numbers: np.ndarray) -> np.ndarray:
-    """Undo what pillow does to grey images: it scales 2 and 4 bits to 255, and inverts TIFF files in which 0 is white."""
+    """Undo what pillow does to grey images: it scales 2 and 4 bits to 255, and inverts TIFF files whose 0 is white."""
     tags, largest = getattr(image, "tag_v2", {}), 1 if image.mode == "1" else WHITE
     bits = path.read_bytes()[PNG_BIT_DEPTH] if image.format == "PNG" else tags.get(BITS_PER_SAMPLE, (8,))[0]
     if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:

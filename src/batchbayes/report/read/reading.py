@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.report.read.examples import Examples
-from batchbayes.report.read.preprocess import Preprocessing
+from batchbayes.report.read.preprocess import InTargetUnits, Preprocessing, Standardise
 from batchbayes.report.read.schema import Schema
 
 INPUT_DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64")}
@@ -33,6 +34,8 @@ class Reading:
     """The names of the classes in the training data, in the order of the network's outputs."""
     preprocessing: Preprocessing | None = None
     """What is done to the inputs each time they are read."""
+    target_scale: Standardise | None = None
+    """The standardisation of the targets that the network was trained on, if they were."""
     input_dtype: str | None = None
     """One of INPUT_DTYPES, if the network does not take inputs of the type that they have."""
 
@@ -67,6 +70,10 @@ class Reading:
             schema = replace(schema, class_names=names)
         return replace(self, schema=schema, class_names=names)
 
+    def in_target_units(self, network: nn.Module) -> nn.Module:
+        """Return a network whose outputs are in the unit of the targets in files."""
+        return network if self.target_scale is None else InTargetUnits(network, self.target_scale).eval()
+
     def optional_columns(self) -> "Reading":
         """Return how to read a table that may lack the target and the ids. Without a schema, it has neither."""
         return replace(self, target=None, id_column=None)
@@ -78,13 +85,14 @@ class Reading:
             "class_names": self.class_names,
             "preprocessing": self.preprocessing and self.preprocessing.to_json(),
             **({"input_dtype": self.input_dtype} if self.input_dtype else {}),
+            **({"targets": Preprocessing(None, self.target_scale).to_json()} if self.target_scale else {}),
         }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], target: str | None, id_column: str | None) -> "Reading":
         """Return the reading that `to_json` described, with the columns that the user names."""
         schema, names, preprocessing = (fields.get(key) for key in ("schema", "class_names", "preprocessing"))
-        dtype = fields.get("input_dtype")
+        dtype, targets = fields.get("input_dtype"), fields.get("targets")
         if dtype is not None and dtype not in INPUT_DTYPES:
             raise BatchbayesError(
                 expected=f"inputs of {' or '.join(INPUT_DTYPES)} in the notes of the posterior",
@@ -97,6 +105,7 @@ class Reading:
             schema=None if schema is None else Schema.from_json(schema),
             class_names=None if names is None else tuple(map(str, names)),
             preprocessing=None if preprocessing is None else Preprocessing.from_json(preprocessing),
+            target_scale=None if targets is None else Preprocessing.from_json(targets).standardise,
             input_dtype=dtype,
         )
 
