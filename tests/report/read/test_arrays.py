@@ -146,7 +146,7 @@ def test_damaged_files(tmp_path):
 
 def test_a_missing_name_is_no_class(arrays):
     for word in ("NA", "None", "", "?"):
-        with pytest.raises(BatchbayesError, match=r"names of classes in d\.npz; got '.*'"):
+        with pytest.raises(BatchbayesError, match=r"names of classes in d\.npz; got "):
             arrays({"X": X, "y": np.array(["dog", word, "emu"] * 2)})
     with pytest.raises(BatchbayesError, match=r"upper and lower case in d\.npz; got 'True' and 'true'"):
         arrays({"X": X, "y": np.array(["True", "true"] * 3)})

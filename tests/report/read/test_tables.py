@@ -100,9 +100,9 @@ def test_names_of_classes_get_the_numbers_of_training(table):
     assert new.targets().tolist() == [2, 1]
     assert new.class_names == training.class_names
     assert table("a,k\n1,emu\n", "k", class_names=training.class_names).targets().tolist() == [2]
-    with pytest.raises(BatchbayesError, match=r"different names of classes for t\.csv; got emu more than once"):
+    with pytest.raises(BatchbayesError, match=r"upper and lower case in .*; got 'emu' and 'emu'"):
         table("a,k\n1,emu\n", "k", class_names=("emu", "emu"))
-    with pytest.raises(BatchbayesError, match=r"a class of training in line 3, column 'k' of t.csv, .*'ibis'"):
+    with pytest.raises(BatchbayesError, match=r"classes of training in line 3, column 'k' of t.csv, .*'ibis'"):
         table("k,a\nemu,1\nibis,2\n", schema=schema)
 
 
@@ -133,7 +133,7 @@ def test_large_integers_are_exact(table):
 
 @pytest.mark.parametrize("cell", ["NA", "None", "null", "?", "N/A", "nan", " ", "#N/A", "<NA>"])
 def test_a_missing_name_is_no_class(table, cell):
-    with pytest.raises(BatchbayesError, match=r"names of classes in column 'k' of t\.csv; got .* in line 3"):
+    with pytest.raises(BatchbayesError, match=r"names of classes in line 3, column 'k' of t\.csv; got "):
         table(f"a,k\n1,cat\n2,{cell}\n3,dog\n", "k")
 
 
@@ -142,7 +142,7 @@ def test_names_that_look_the_same_are_one_class(table):
     assert examples.class_names == ("caf\u00e9", "tea")
     assert examples.targets().tolist() == [0, 0, 0, 1, 1]
     for first, second in (("True", "true"), ("Cat", "cat"), ("STRASSE", "stra\u00dfe")):
-        with pytest.raises(BatchbayesError, match=f"upper and lower case in t.csv; got '{first}' and '{second}'"):
+        with pytest.raises(BatchbayesError, match=f"upper and lower case in .*; got '{first}' and '{second}'"):
             table(f"a,k\n1,{first}\n2,{second}\n", "k")
 
 
@@ -204,7 +204,7 @@ REFUSED = {
     "infinity": ("a,b\n1,inf\n", "'inf' in line 2"),
     "not a number": ("a,b\n1,NaN\n", "'NaN' in line 2"),
     "an empty cell": ("a,b\n1,2\n\n,4\n", "column 'a' of t.csv; got an empty cell in line 4"),
-    "an empty cell in the target": ("a,y\n1,cat\n2,\n", "column 'y' of t.csv; got an empty cell in line 3"),
+    "an empty cell in the target": ("a,y\n1,cat\n2,\n", "in line 3, column 'y' of t.csv; got an empty cell"),
     "an empty line in one column": ("a\n1\n\n3\n", "an empty cell in line 3"),
     "a number that is too large": ("a,b\n1,1e39\n", "'1e39' in line 2"),
     "a number with 400 digits": ("a,b\n1," + "9" * 400 + "\n", "999... in line 2|999...' in line 2"),

@@ -1,6 +1,7 @@
 """How examples are read: as those of training were, so that columns, classes and numbers mean the same."""
 
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -123,35 +124,45 @@ def cleaned(text: str) -> str:
     return unicodedata.normalize("NFC", text.translate(INVISIBLE)).strip()
 
 
-def require_one_spelling(class_names: Iterable[str], where: str) -> None:
-    """Refuse names of classes that differ in upper and lower case alone, such as true and True."""
-    seen: dict[str, str] = {}
-    for name in class_names:
-        other = seen.setdefault(name.casefold(), name)
-        if other != name:
-            raise BatchbayesError(
-                expected=f"names of classes that differ in more than upper and lower case in {where}",
-                got=f"{other!r} and {name!r}",
-                fix="write each class in one way",
-            )
+BLANKS = {"", "nan", "na", "n/a", "#n/a", "<na>", "none", "null", "nil", "?"}
+"""How programs write that a value is missing, in lower case."""
 
 
-def class_numbers(found: Iterable[str], class_names: Sequence[str], where: str) -> list[int]:
-    """Return the number of each name. Names that training did not have are refused.
+def is_blank(cell: str) -> bool:
+    """Whether a text says that a value is missing."""
+    return cell.lower() in BLANKS
+
+
+def names_among(cells: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of classes in the order of the alphabet."""
+    return tuple(sorted({cell for cell in cells if not is_blank(cell)}))
+
+
+def class_numbers(
+    found: Iterable[str], class_names: Sequence[str], where: str, places: Sequence[str] | None = None
+) -> list[int]:
+    """Return the number of each name. Missing names, and names that training did not have, are refused.
+
+    `places` says where each name is. Two classes such as true and True, which differ in their case alone, are refused too.
 
     >>> class_numbers(["dog", "cat", "dog"], ("cat", "dog"), "t.csv")
     [1, 0, 1]
     """
-    require_one_spelling(class_names, where)
     number = {name: label for label, name in enumerate(class_names)}
-    if len(number) < len(class_names):
-        twice = next(name for label, name in enumerate(class_names) if number[name] != label)
+    spellings = Counter(map(str.casefold, class_names))
+    if twice := sorted((name for name in class_names if spellings[name.casefold()] > 1), key=str.casefold)[:2]:
         raise BatchbayesError(
-            expected=f"different names of classes for {where}", got=f"{twice} more than once", fix="rename one class"
+            expected=f"names of classes that differ in more than upper and lower case in {where}",
+            got=" and ".join(map(repr, twice)),
+            fix="write each class in one way, and only once",
         )
     labels = []
-    for name in found:
+    for row, name in enumerate(found):
         if name not in number:
-            raise unknown_name(f"classes of training in {where}", name, class_names)
+            place = f"{places[row]}, {where}" if places else where
+            if is_blank(name):
+                got, fix = repr(name) if name else "an empty cell", "fill it, or drop the row, or rename this class"
+                raise BatchbayesError(expected=f"names of classes in {place}", got=got, fix=fix)
+            raise unknown_name(f"classes of training in {place}", name, class_names)
         labels.append(number[name])
     return labels
