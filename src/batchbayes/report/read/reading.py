@@ -143,7 +143,7 @@ def class_numbers(
 ) -> list[int]:
     """Return the number of each name. Missing names, and names that training did not have, are refused.
 
-    `places` says where each name is. Two classes such as true and True, which differ in their case alone, are refused too.
+    `places` says where each name is. Two classes that differ in upper and lower case alone are refused too.
 
     >>> class_numbers(["dog", "cat", "dog"], ("cat", "dog"), "t.csv")
     [1, 0, 1]
