@@ -110,3 +110,14 @@ def test_letters_that_the_output_has_not_are_replaced(encoding: str, printed: st
         [sys.executable, "-c", script], capture_output=True, env={"PYTHONIOENCODING": encoding}, check=True
     )
     assert done.stdout.decode(encoding) == f"{printed}\n"
+
+
+@pytest.mark.parametrize("words", [["reproduce", "--all", "--preset", "smoke"], ["table", "mcbn-uci"], ["table", "-h"]])
+def test_a_command_whose_package_is_missing_says_how_to_install_it(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "entry_points", lambda group: [])
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"the command `{words[0]}`" in line
+    assert "pip install batchbayes-papers" in line

@@ -90,7 +90,10 @@ def _without_reader() -> list[int]:
 
 def _run(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parsed = build_parser().parse_args(given)
+    parser = build_parser()
+    parsed, unknown = parser.parse_known_args(given)
+    if unknown and not hasattr(parsed, "is_missing"):  # nobody knows the options of a command that is not installed
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         resolve(parsed.run)(_options(parsed, shlex.join(["batchbayes", *given])))
     except (BatchbayesError, OSError) as error:
@@ -204,8 +207,7 @@ def _add_commands_of_other_packages(commands: "argparse._SubParsersAction[Any]")
     for name, (package, about) in ELSEWHERE.items():
         if name not in commands.choices:
             command = commands.add_parser(name, help=f"{about} (needs {package})", add_help=False)
-            command.add_argument("rest", nargs=argparse.REMAINDER)
-            command.set_defaults(run=partial(_require_package, package), options=None)
+            command.set_defaults(run=partial(_require_package, package), options=None, is_missing=True)
 
 
 def _require_package(package: str, parsed: argparse.Namespace) -> None:

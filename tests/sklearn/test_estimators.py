@@ -1,6 +1,8 @@
 """The scikit-learn estimators: what scikit-learn asks of an estimator, and what they promise beyond that."""
 
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -263,3 +265,9 @@ def test_settings_of_torch_do_not_matter_and_are_left_alone(waves):
     assert found.detector_ is not None
     assert torch.equal(torch.get_rng_state(), before)
     assert found.predict(x).shape == y.shape
+
+
+def test_without_scikit_learn_an_error_says_what_to_install():
+    code = "import sys; sys.modules['sklearn'] = None; import batchbayes.sklearn"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith("got no sklearn. Do this: pip install 'batchbayes[sklearn]'.")

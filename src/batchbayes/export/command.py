@@ -34,13 +34,14 @@ class Prepare(nn.Module):
 
 def export_posterior(options: ExportOptions) -> Exported:
     """Export what an assessment has saved, with its temperature or its intervals, and with its threshold."""
-    network = build_network(options.model, options.weights, "cpu")
-    posterior, notes = load(options.posterior, network), load_notes(options.posterior)
+    notes = load_notes(options.posterior)
     if "task" not in notes:
         raise BatchbayesError(
             expected="a posterior written by batchbayes assess", got="one without its notes", fix="use bb.export"
         )
     reading = Reading.from_json(notes.get("reading", {}), options.target, options.id)
+    network = reading.in_target_units(build_network(options.model, options.weights, "cpu"))
+    posterior = load(options.posterior, network)
     data = read_source(options.input, reading, "the inputs", inputs_only=True)
     prepare = None if data.preprocessing is None else Prepare(data.preprocessing)
     inputs, _ = next(iter(data.raw()))

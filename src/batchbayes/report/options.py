@@ -202,6 +202,11 @@ class AssessOptions(RunOptions, Settings):
         "size of the images for the network", default=None, type=size, metavar="HxW"
     )
     standardise: bool = option("learn the mean and the std of each column from the training file", default=False)
+    standardise_targets: bool = option(
+        "the network was trained on standardised targets: learn their mean and std from the training file, and give "
+        "all results in the unit of the targets (regression)",
+        default=False,
+    )
     overwrite: bool = option("replace the files of an earlier assessment in DIR", default=False)
     parquet: bool = option("write predictions.parquet too (needs pyarrow)", default=False)
     command: str = ""

@@ -44,11 +44,12 @@ class Predictor:
         """Read the network and the posterior that the options name."""
         if options.method:
             named_method(options.method)
-        network = build_network(options.model, options.weights, options.device)
-        posterior, notes = load(options.posterior, network), checked_notes(load_notes(options.posterior))
+        notes = checked_notes(load_notes(options.posterior))
         given = {"draws": options.draws, "seed": options.seed, "engine": options.engine}
         notes |= {key: value for key, value in given.items() if value is not None}
         reading = Reading.from_json(notes["reading"], options.target, options.id)
+        network = reading.in_target_units(build_network(options.model, options.weights, options.device))
+        posterior = load(options.posterior, network)
         return cls(network, posterior, notes, _novelty(options.posterior, notes, network), reading)
 
     def read(self, source: str, rows: range | None = None) -> Examples:

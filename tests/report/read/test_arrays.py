@@ -40,6 +40,16 @@ def test_real_targets_keep_their_digits(arrays):
     assert arrays({"X": X, "y": 1e9 + Y / 8}).targets().tolist() == (1e9 + Y / 8).tolist()
 
 
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+def test_inputs_keep_their_digits_where_the_network_takes_them(tmp_path, dtype):
+    codes = [[2**24 + 1], [2**53 - 1]]  # 32 bits would round both
+    np.savez(tmp_path / "d.npz", X=np.array(codes))
+    (tmp_path / "d.csv").write_text("code\n" + "".join(f"{code}\n" for (code,) in codes))
+    for name in ("d.npz", "d.csv"):
+        found = inputs_of(read_examples(tmp_path / name, Reading(input_dtype=dtype)))
+        assert (found.dtype, found.tolist()) == (getattr(torch, dtype), codes)
+
+
 def test_columns_with_names_have_a_schema_and_are_put_right(arrays):
     training = arrays({"X": X, "y": X[:, 0] / 3, "features": np.array(["p", "q"]), "target": np.array("strength")})
     assert training.target_name == "strength"
@@ -79,8 +89,7 @@ def test_numbers_of_classes_in_another_order_are_refused(arrays):
 def test_targets_of_every_type_keep_their_value(arrays):
     for kind in (np.uint8, np.int32, np.uint64, bool):
         assert arrays({"X": X, "y": (Y > 0).astype(kind)}).targets().tolist() == [0, 1, 1, 0, 1, 1]
-    large = arrays({"X": X, "y": np.full(6, 2**63 + 5, np.uint64)}).targets()
-    assert large.tolist() == pytest.approx([2.0**63] * 6)
+    assert arrays({"X": X, "y": np.full(6, 2**63 - 1, np.uint64)}).targets().tolist() == [2**63 - 1] * 6
 
 
 REFUSED = {
@@ -99,6 +108,8 @@ REFUSED = {
     "NaN": ({"X": np.where(X == 5, np.nan, X)}, "as inputs in d.npz; got 1 row with NaN .* the first is row 2"),
     "NaN targets": ({"X": X, "y": np.where(Y == 2, np.nan, Y)}, "numbers as targets in d.npz; got 2 rows with NaN"),
     "a number that is too large": ({"X": X * 1e39}, "got 6 rows with NaN or infinity"),
+    "numbers beyond 64 bits with a sign": (
+        {"X": X, "y": np.full(6, 2**63, np.uint64)}, r"below 2\^63 as targets in d\.npz; got 9223372036854775808"),
     "too few features": ({"X": X, "features": np.array(["a"])}, r"2 names as features in .*; got <U1 of shape \(1,\)"),
     "equal features": ({"X": X, "features": np.array(["a", "a"])}, "different column names in features; got a more"),
     "too few ids": ({"X": X, "ids": np.array(["a"])}, "6 names as ids in d.npz"),
@@ -131,3 +142,23 @@ def test_damaged_files(tmp_path):
     (tmp_path / "d.npy").rename(tmp_path / "d.npz")
     with pytest.raises(BatchbayesError, match="got a single array"):
         read_examples(tmp_path / "d.npz")
+
+
+def test_a_missing_name_is_no_class(arrays):
+    for word in ("NA", "None", "", "?"):
+        with pytest.raises(BatchbayesError, match=r"names of classes in d\.npz; got "):
+            arrays({"X": X, "y": np.array(["dog", word, "emu"] * 2)})
+    with pytest.raises(BatchbayesError, match=r"upper and lower case in d\.npz; got 'True' and 'true'"):
+        arrays({"X": X, "y": np.array(["True", "true"] * 3)})
+
+
+def test_a_lost_chunk_is_told(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(str(tmp_path / "d.zarr"), mode="w")
+    group.create_array("X", data=X + 1, chunks=(2, 2))
+    assert inputs_of(read_examples(tmp_path / "d.zarr")).tolist() == (X + 1).tolist()
+    chunks = [path for path in (tmp_path / "d.zarr" / "X" / "c").rglob("*") if path.is_file()]
+    assert len(chunks) == 3
+    chunks[0].unlink()
+    with pytest.warns(BatchbayesWarning, match=r"1 of 3 chunks of X are missing in d\.zarr\. They are read as 0"):
+        read_examples(tmp_path / "d.zarr")

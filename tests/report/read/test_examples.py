@@ -142,3 +142,10 @@ def test_examples_can_be_shown_as_they_were():
     examples = from_tensors("x", torch.ones(2, 1), preprocessing=prepared)
     assert examples.take([0]).tolist() == [[0]]
     assert examples.raw().take([0]).tolist() == [[1]]
+
+
+def test_numbers_that_do_not_fit_into_64_bits_with_a_sign_are_refused():
+    for large in (np.array([1, 2**63], np.uint64), torch.tensor([1, 2**63], dtype=torch.uint64)):
+        with pytest.raises(BatchbayesError, match=r"below 2\^63"):
+            as_batch((np.zeros((2, 1)), large), "given")
+    assert as_batch((np.zeros((2, 1)), np.array([1, 2**62], np.uint64)), "given")[1].tolist() == [1, 2**62]

@@ -108,3 +108,33 @@ def test_what_is_no_file_is_refused(tmp_path):
         read_examples(tmp_path / "1.csv")
     with pytest.raises(BatchbayesError, match="nothing at"):
         read_examples(tmp_path / "2.csv")
+
+
+def test_what_systems_add_is_no_class(tmp_path):
+    paint(tmp_path / "ant" / "1.png")
+    paint(tmp_path / "bee" / "1.png")
+    for extra in ("__MACOSX/ant/._1.png", "ant/__MACOSX/1.png", "@eaDir/1.png", ".ipynb_checkpoints/1.png"):
+        (tmp_path / extra).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / extra).write_bytes(b"junk")
+    examples = read_examples(tmp_path)
+    assert (examples.class_names, examples.ids()) == (("ant", "bee"), ("ant/1.png", "bee/1.png"))
+
+
+@pytest.mark.parametrize("link", ["ant/2.png", "cow"])
+def test_links_to_nowhere_are_refused(tmp_path, link):
+    paint(tmp_path / "ant" / "1.png")
+    paint(tmp_path / "bee" / "1.png")
+    (tmp_path / link).symlink_to(tmp_path / "gone")
+    with pytest.raises(BatchbayesError, match=r"got 1 that are links to nowhere, such as (2\.png|cow)"):
+        read_examples(tmp_path)
+
+
+def test_folders_whose_names_look_the_same_are_refused(tmp_path):
+    for name in ("caf\u00e9", "cafe\u0301"):
+        paint(tmp_path / name / "1.png")
+    with pytest.raises(BatchbayesError, match=r"sub-folders with different names in .*; got two that differ in"):
+        read_examples(tmp_path)
+    for folder in list(tmp_path.iterdir()):
+        folder.rename(tmp_path / ("true" if folder.name == "caf\u00e9" else "True"))
+    with pytest.raises(BatchbayesError, match="upper and lower case in the sub-folders"):
+        read_examples(tmp_path)

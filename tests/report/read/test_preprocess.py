@@ -1,14 +1,18 @@
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from helpers import assess_cases
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import save_file
 
 from batchbayes import BatchbayesError
+from batchbayes.cli import main
 from batchbayes.report.read.examples import from_tensors
 from batchbayes.report.read.preprocess import Preprocessing, Standardise, resized
 from batchbayes.report.read.reading import Reading
@@ -101,3 +105,52 @@ def test_a_mean_from_0_to_255_is_refused_for_images(tmp_path):
     scale = Preprocessing(standardise=Standardise((123.7, 116.3, 103.5), (58.4, 57.1, 57.4)))
     with pytest.raises(BatchbayesError, match=r"images with values from 0 to 1; got a mean \(123.7.*divide .* by 255"):
         read_examples(tmp_path, Reading(preprocessing=scale))
+
+
+def command(*words):
+    assert main([*map(str, words), "--quiet"]) == 0
+
+
+def test_a_network_of_standardised_targets_answers_in_the_unit_of_the_targets(tmp_path):
+    """Assess, predict and export: outputs times the std of the training targets, plus their mean."""
+    words = assess_cases.write_case("regression", tmp_path)
+    targets = {}
+    for name, count, seed in (("train", 300, 0), ("test", 240, 1)):
+        x, targets[name] = assess_cases.wave(count, seed)
+        targets[name] = 1000 * targets[name] + 5000
+        assess_cases.write_csv(tmp_path / f"{name}.csv", x, targets[name])
+    other = {k: v + (0.01 if v.is_floating_point() else 0) for k, v in assess_cases.trained("regression").items()}
+    save_file(other, tmp_path / "other.safetensors")
+    at = words.index("--weights") + 2
+    words[at:at] = [str(tmp_path / "other.safetensors")]
+    recommended = ("--standardise-targets", "--recommend", "deterministic", "--no-figures")
+    command("assess", *words, *recommended, "--out", tmp_path / "out")
+    model = ["--model", "helpers.assess_cases:regressor", "--weights", tmp_path / "weights.safetensors"]
+    model += ["--posterior", tmp_path / "out" / "posterior.safetensors", "--input", tmp_path / "test.csv"]
+    command("predict", *model, "--out", tmp_path / "new.csv")
+
+    network = assess_cases.regressor()
+    network.load_state_dict(assess_cases.trained("regression"))
+    with torch.no_grad():
+        outputs = network.eval()(x).double().flatten()
+    wanted = outputs * targets["train"].double().std(correction=0) + targets["train"].double().mean()
+    rows = assess_cases.rows_in(tmp_path / "new.csv")
+    assert [float(row["mean"]) for row in rows] == pytest.approx(wanted.tolist(), rel=1e-5)
+    inside = [float(r["lower"]) <= y <= float(r["upper"]) for r, y in zip(rows, targets["test"].tolist(), strict=True)]
+    assert sum(inside) > 0.8 * len(inside)
+
+    options = ["export", *model, "--out", tmp_path / "a.pt2"]
+    command(*options)
+    exported = torch.export.load(tmp_path / "a.pt2").module()(x)
+    assert exported["pred_mean"].flatten().tolist() == pytest.approx(wanted.tolist(), rel=1e-5)
+
+
+def test_what_has_no_values_has_no_scale_of_targets(tmp_path, capsys):
+    words = assess_cases.write_case("classification", tmp_path)
+    for change, message in (
+        ((), "values in the target column of train.npz, for --standardise-targets; got names of classes"),
+        (("--task", "classification"), "a training file with values .*; got --task classification"),
+        (("--train", "helpers.assess_cases:scene_training"), "a training file .*; got helpers.assess_cases"),
+    ):
+        assert main([*map(str, ["assess", *words, "--standardise-targets", "--out", tmp_path / "out", *change])]) == 2
+        assert re.search(message, capsys.readouterr().err)

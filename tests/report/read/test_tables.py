@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batchbayes import BatchbayesError
 from batchbayes.errors import BatchbayesWarning
-from batchbayes.report.read.reading import Reading
+from batchbayes.report.read.reading import Reading, cleaned
 from batchbayes.report.read.schema import Column, Schema
 from batchbayes.report.read.sources import read_examples
 
@@ -100,9 +100,9 @@ def test_names_of_classes_get_the_numbers_of_training(table):
     assert new.targets().tolist() == [2, 1]
     assert new.class_names == training.class_names
     assert table("a,k\n1,emu\n", "k", class_names=training.class_names).targets().tolist() == [2]
-    with pytest.raises(BatchbayesError, match=r"different names of classes for t\.csv; got emu more than once"):
+    with pytest.raises(BatchbayesError, match=r"upper and lower case in .*; got 'emu' and 'emu'"):
         table("a,k\n1,emu\n", "k", class_names=("emu", "emu"))
-    with pytest.raises(BatchbayesError, match=r"a class of training in line 3, column 'k' of t.csv, .*'ibis'"):
+    with pytest.raises(BatchbayesError, match=r"classes of training in line 3, column 'k' of t.csv, .*'ibis'"):
         table("k,a\nemu,1\nibis,2\n", schema=schema)
 
 
@@ -129,6 +129,21 @@ def test_large_targets_keep_their_sign_and_size(table, cell):
 
 def test_large_integers_are_exact(table):
     assert table("a,y\n1,9223372036854775807\n", "y").targets().tolist() == [2**63 - 1]
+
+
+@pytest.mark.parametrize("cell", ["NA", "None", "null", "?", "N/A", "nan", " ", "#N/A", "<NA>"])
+def test_a_missing_name_is_no_class(table, cell):
+    with pytest.raises(BatchbayesError, match=r"names of classes in line 3, column 'k' of t\.csv; got "):
+        table(f"a,k\n1,cat\n2,{cell}\n3,dog\n", "k")
+
+
+def test_names_that_look_the_same_are_one_class(table):
+    examples = table("a,k\n1,caf\u00e9\n2,cafe\u0301\n3,caf\u00e9\u200b\n4,tea \n5,\ufefftea\n", "k")
+    assert examples.class_names == ("caf\u00e9", "tea")
+    assert examples.targets().tolist() == [0, 0, 0, 1, 1]
+    for first, second in (("True", "true"), ("Cat", "cat"), ("STRASSE", "stra\u00dfe")):
+        with pytest.raises(BatchbayesError, match=f"upper and lower case in .*; got '{first}' and '{second}'"):
+            table(f"a,k\n1,{first}\n2,{second}\n", "k")
 
 
 def test_a_wrong_target_or_id_column(table):
@@ -189,7 +204,7 @@ REFUSED = {
     "infinity": ("a,b\n1,inf\n", "'inf' in line 2"),
     "not a number": ("a,b\n1,NaN\n", "'NaN' in line 2"),
     "an empty cell": ("a,b\n1,2\n\n,4\n", "column 'a' of t.csv; got an empty cell in line 4"),
-    "an empty cell in the target": ("a,y\n1,cat\n2,\n", "column 'y' of t.csv; got an empty cell in line 3"),
+    "an empty cell in the target": ("a,y\n1,cat\n2,\n", "in line 3, column 'y' of t.csv; got an empty cell"),
     "an empty line in one column": ("a\n1\n\n3\n", "an empty cell in line 3"),
     "a number that is too large": ("a,b\n1,1e39\n", "'1e39' in line 2"),
     "a number with 400 digits": ("a,b\n1," + "9" * 400 + "\n", "999... in line 2|999...' in line 2"),
@@ -254,6 +269,18 @@ def test_a_damaged_schema_is_refused(change):
         Schema.from_json(GOOD | change)
 
 
+def test_parquet_of_pandas_has_no_column_of_row_numbers(tmp_path):
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "k": ["cat ", "dog", "cat"]})
+    frame[frame.a != 2].to_parquet(tmp_path / "t.parquet")
+    examples = read_examples(tmp_path / "t.parquet", Reading("k"))
+    assert (examples.feature_names, inputs_of(examples)) == (("a",), [[1], [3]])
+    assert (examples.class_names, examples.targets().tolist()) == (("cat",), [0, 0])
+    frame.set_index("a").to_parquet(tmp_path / "t.parquet")  # an index with a name is a column
+    assert inputs_of(read_examples(tmp_path / "t.parquet", Reading("k"))) == [[1], [2], [3]]
+
+
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -273,7 +300,8 @@ def test_parquet(tmp_path):
         read_examples(tmp_path / "t.parquet")
 
 
-names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8).map(lambda name: f"n{name}n")
+letters = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
+names = letters.map(lambda name: cleaned(f"n{name}n"))  # two names may look the same, and are the same then
 integers = st.integers(-(10**6), 10**6).map(float)
 reals = st.floats(-(2.0**99), 2.0**99, allow_subnormal=False, width=32)
 

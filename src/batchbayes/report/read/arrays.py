@@ -20,9 +20,8 @@ from torch import Tensor
 
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.report.read.csv_file import BLANKS
 from batchbayes.report.read.examples import Examples, from_tensors
-from batchbayes.report.read.reading import Reading, class_numbers, cleaned
+from batchbayes.report.read.reading import Reading, class_numbers, cleaned, names_among
 from batchbayes.report.read.schema import Column, Schema, dtype_of, require_distinct
 
 INPUT_KEYS, TARGET_KEYS = ("x", "inputs", "images", "data"), ("y", "targets", "labels", "target")
@@ -69,10 +68,7 @@ def read_arrays(path: Path, reading: Reading, inputs_only: bool, rows: range | N
     names = _class_names(path, arrays, has_names or inputs_only, reading.known_classes)
     if targets is not None and has_names:
         words = [cleaned(str(word)) for word in targets.flat]
-        if missing := [word for word in words if word.lower() in BLANKS]:
-            got, fix = repr(missing[0]), "fill it, or drop the row; if this is a class, give it another name"
-            raise BatchbayesError(expected=f"names of classes in {path.name}", got=got, fix=fix)
-        names = names or tuple(sorted(set(words)))
+        names = names or names_among(words)
         targets = np.array(class_numbers(words, names, path.name)).reshape(targets.shape)
     labels = None if targets is None else _targets(path, targets, schema)
     target = target or _target_name(arrays)

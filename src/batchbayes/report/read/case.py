@@ -21,6 +21,7 @@ from batchbayes.network.function import ONE_OUTPUT, as_network
 from batchbayes.report.options import AssessOptions, Settings, Task
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.factories import build_network, call_named, fitting_weights, named_methods
+from batchbayes.report.read.preprocess import InTargetUnits
 from batchbayes.report.read.reading import INPUT_DTYPES, Reading
 from batchbayes.report.read.sources import Training, first_reading, is_function, read_source, read_training, training_of
 from batchbayes.report.read.task import OneLogit, class_likelihood, guess_task, require_class_names, require_fitting
@@ -71,7 +72,11 @@ class Case:
 def load_case(options: AssessOptions) -> Case:
     """Read everything that the options name."""
     network = build_network(options.model, options.weights, options.device)
+    members = [fitting_weights(network, path) for path in (options.weights or ())[1:]]
     train, reading = read_training(options, first_reading(options))
+    if reading.target_scale:
+        network, options = reading.in_target_units(network), replace(options, task="regression")
+        members = [InTargetUnits.weights(weights) for weights in members]
     test, reading = _read_test(options, reading)
     others = reading.optional_columns()
     return make_case(
@@ -82,7 +87,7 @@ def load_case(options: AssessOptions) -> Case:
         ood=read_source(options.ood, others, "the out-of-distribution data", inputs_only=True) if options.ood else None,
         settings=options,
         reading=reading,
-        members=[fitting_weights(network, path) for path in (options.weights or ())[1:]],
+        members=members,
     )
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes.errors import BatchbayesError, unknown_name
-from batchbayes.report.read.reading import class_numbers, cleaned
+from batchbayes.errors import BatchbayesError
+from batchbayes.report.read.reading import class_numbers, cleaned, is_blank
 from batchbayes.report.read.schema import Column, Dtype, require_distinct
 
 DELIMITERS = ",;\t"
@@ -49,7 +49,7 @@ class Table:
 
     def is_blank(self, column: str) -> bool:
         """Say whether all cells of a column are empty."""
-        return all(cell.lower() in BLANKS for cell in self[column])
+        return all(map(is_blank, self[column]))
 
     def numbers(self, column: str) -> np.ndarray:
         """Return a column as float64. All cells must be numbers."""
@@ -80,24 +80,10 @@ class Table:
         """Say whether a column holds names: no cell is a number or starts like one."""
         return not self.is_blank(column) and not any(cell.lstrip("+-.,")[:1].isdigit() for cell in self[column])
 
-    def class_names(self, column: str) -> tuple[str, ...]:
-        """Return the names in a column in the order of the alphabet."""
-        return tuple(sorted({cell for cell in self[column] if cell.lower() not in BLANKS}))
-
     def classes(self, column: str, class_names: Sequence[str]) -> Tensor:
         """Return the number of the class of each row."""
-        for cell, place in zip(self[column], self.places, strict=True):
-            if cell.lower() in BLANKS:
-                raise BatchbayesError(
-                    expected=f"names of classes in column {column!r} of {self.name}",
-                    got=f"{_shown(cell)} in {place}",
-                    fix="fill it, or drop the row; if this is a class, give it another name",
-                )
-            if cell not in class_names:
-                raise unknown_name(
-                    f"a class of training in {place}, column {column!r} of {self.name}", cell, class_names
-                )
-        return torch.tensor(class_numbers(self[column], class_names, self.name))
+        where = f"column {column!r} of {self.name}"
+        return torch.tensor(class_numbers(self[column], class_names, where, self.places))
 
 
 def read_csv(path: Path) -> Table:
@@ -163,10 +149,6 @@ def _refused(path: Path, got: str, fix: str) -> BatchbayesError:
     return BatchbayesError(
         expected=f"a line of column names, and rows with as many cells, in {path.name}", got=got, fix=fix
     )
-
-
-BLANKS = {"", "nan", "na", "n/a", "#n/a", "<na>", "none", "null", "nil", "?"}
-"""How programs write that a value is missing, in lower case."""
 
 
 CHARACTERS = frozenset("0123456789+-.eE")

@@ -20,6 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from batchbayes._common.checks import as_tensor
 from batchbayes._common.rng import generator
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
@@ -201,9 +202,8 @@ def as_batch(batch: Any, name: str) -> Batch:
 
 def _as_tensor(part: Any) -> Any:
     """Return an array of numbers as a tensor, and everything else as it is."""
-    if isinstance(part, np.ndarray) and part.dtype.kind in "fiub" and part.dtype.itemsize <= 8:
-        return torch.from_numpy(part.astype(part.dtype.newbyteorder("="), order="C"))
-    return part.detach() if isinstance(part, Tensor) else part
+    is_numbers = isinstance(part, np.ndarray) and part.dtype.kind in "fiub" and part.dtype.itemsize <= 8
+    return as_tensor(part).detach() if is_numbers or isinstance(part, Tensor) else part
 
 
 def _contents(batch: Any) -> str:

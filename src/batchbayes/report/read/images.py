@@ -64,6 +64,7 @@ def read_images(path: Path, reading: Reading, inputs_only: bool) -> Examples:
     labels, names, resize = None, reading.class_names, reading.resize
     if path.is_file():
         return from_dataset(path.name, ImageFiles([path], None, resize), class_names=names, source_ids=(path.name,))
+    _require_links(path, visible(path))
     children = [child for child in visible(path) if child.is_dir()]
     if len(folders := {cleaned(child.name): image_files(child) for child in children}) < len(children):
         got, fix = "two that differ in characters that nobody sees", "put their images into one"
@@ -98,13 +99,18 @@ def image_files(folder: Path, deep: bool = True) -> list[Path]:
         for path in found
         if path.suffix.lower() in IMAGES and not any(map(is_hidden, path.relative_to(folder).parts))
     ]
-    if dangling := [path for path in images if path.is_symlink() and not path.exists()]:
+    _require_links(folder, images)
+    return sorted(path for path in images if path.is_file())
+
+
+def _require_links(folder: Path, paths: Sequence[Path]) -> None:
+    """Refuse links to nothing, which would be left out: images, or folders of images."""
+    if dangling := [path for path in paths if path.is_symlink() and not path.exists()]:
         raise BatchbayesError(
             expected=f"images in {folder}",
             got=f"{len(dangling)} that are links to nowhere, such as {dangling[0].name}",
             fix="copy the images instead of the links, or remove the links",
         )
-    return sorted(path for path in images if path.is_file())
 
 
 def is_hidden(name: str) -> bool:
@@ -149,10 +155,10 @@ def read_image(path: Path, may_rotate: bool = True) -> Tensor:
     - Transparent pixels and several frames are refused. An opaque alpha channel is dropped.
     - Images that EXIF tags rotate are refused if they may not be rotated, because a mask belongs to them.
     """
-    return torch.from_numpy(decoded(path, lambda image: _pixels(path, image, may_rotate)))
+    return torch.from_numpy(decoded(path, lambda image: _pixels(path, image), may_rotate))
 
 
-def decoded(path: Path, convert: Callable[[Any], np.ndarray]) -> np.ndarray:
+def decoded(path: Path, convert: Callable[[Any], np.ndarray], may_rotate: bool) -> np.ndarray:
     """Open an image with pillow and convert it. Damaged files and files that are too large are refused in words."""
     try:
         from PIL import Image
@@ -168,6 +174,9 @@ def decoded(path: Path, convert: Callable[[Any], np.ndarray]) -> np.ndarray:
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format != "MPO":  # the first frame of MPO is the photo
                 raise refused(path, f"{frames} frames", "save one frame as an image of its own")
+            if not may_rotate and image.getexif().get(ORIENTATION, 1) != 1:  # loading a TIFF file would turn it
+                fix = "save images and masks without the tags, in the same direction"
+                raise refused(path, "EXIF tags that rotate it", fix)
             image.load()
             return convert(image)
     except BatchbayesError:
@@ -186,11 +195,9 @@ def refused(path: Path, got: str, fix: str) -> BatchbayesError:
     return BatchbayesError(expected=f"an image in {path}", got=got, fix=fix)
 
 
-def _pixels(path: Path, image: Any, may_rotate: bool) -> np.ndarray:
+def _pixels(path: Path, image: Any) -> np.ndarray:
     from PIL import ImageOps
 
-    if not may_rotate and image.getexif().get(ORIENTATION, 1) != 1:
-        raise refused(path, "EXIF tags that rotate it", "save it without the tags, in the direction of its mask")
     is_png, tags = image.format == "PNG", getattr(image, "tag_v2", {})
     image = ImageOps.exif_transpose(image)
     if image.mode in BYTES:

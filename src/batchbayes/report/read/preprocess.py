@@ -1,12 +1,12 @@
 """Preprocessing that is named by numbers, not by code, so that it can be kept with a posterior."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from batchbayes.errors import BatchbayesError
@@ -64,6 +64,30 @@ class Standardise:
             2, 1, -1, *[1] * (inputs.ndim - 2)
         )
         return ((inputs.to(exact) - mean) / std).to(inputs.dtype)
+
+
+class InTargetUnits(nn.Module):
+    """A network that was trained on standardised targets, with outputs in the unit of the targets.
+
+    >>> InTargetUnits(nn.Identity(), Standardise((10.0,), (2.0,)))(torch.tensor([[1.0], [-1.0]])).flatten()
+    tensor([12.,  8.])
+    """
+
+    def __init__(self, network: nn.Module, targets: Standardise) -> None:
+        super().__init__()
+        self.network = network
+        for name, numbers in (("mean", targets.mean), ("std", targets.std)):
+            self.register_buffer(name, torch.tensor(numbers, dtype=torch.float64), persistent=False)
+        self.to(next((p.device for p in network.parameters()), None))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        outputs = self.network(*inputs)
+        return outputs * self.std.to(outputs.dtype) + self.mean.to(outputs.dtype)
+
+    @staticmethod
+    def weights(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights of a network under the names that they have in this module."""
+        return {f"network.{name}": tensor for name, tensor in own.items()}
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
 """How examples are read: as those of training were, so that columns, classes and numbers mean the same."""
 
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.report.read.examples import Examples
-from batchbayes.report.read.preprocess import Preprocessing
+from batchbayes.report.read.preprocess import InTargetUnits, Preprocessing, Standardise
 from batchbayes.report.read.schema import Schema
 
 INPUT_DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16", "int64")}
@@ -33,6 +35,8 @@ class Reading:
     """The names of the classes in the training data, in the order of the network's outputs."""
     preprocessing: Preprocessing | None = None
     """What is done to the inputs each time they are read."""
+    target_scale: Standardise | None = None
+    """The standardisation of the targets that the network was trained on, if they were."""
     input_dtype: str | None = None
     """One of INPUT_DTYPES, if the network does not take inputs of the type that they have."""
 
@@ -67,6 +71,10 @@ class Reading:
             schema = replace(schema, class_names=names)
         return replace(self, schema=schema, class_names=names)
 
+    def in_target_units(self, network: nn.Module) -> nn.Module:
+        """Return a network whose outputs are in the unit of the targets in files."""
+        return network if self.target_scale is None else InTargetUnits(network, self.target_scale).eval()
+
     def optional_columns(self) -> "Reading":
         """Return how to read a table that may lack the target and the ids. Without a schema, it has neither."""
         return replace(self, target=None, id_column=None)
@@ -78,13 +86,14 @@ class Reading:
             "class_names": self.class_names,
             "preprocessing": self.preprocessing and self.preprocessing.to_json(),
             **({"input_dtype": self.input_dtype} if self.input_dtype else {}),
+            **({"targets": Preprocessing(None, self.target_scale).to_json()} if self.target_scale else {}),
         }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], target: str | None, id_column: str | None) -> "Reading":
         """Return the reading that `to_json` described, with the columns that the user names."""
         schema, names, preprocessing = (fields.get(key) for key in ("schema", "class_names", "preprocessing"))
-        dtype = fields.get("input_dtype")
+        dtype, targets = fields.get("input_dtype"), fields.get("targets")
         if dtype is not None and dtype not in INPUT_DTYPES:
             raise BatchbayesError(
                 expected=f"inputs of {' or '.join(INPUT_DTYPES)} in the notes of the posterior",
@@ -97,6 +106,7 @@ class Reading:
             schema=None if schema is None else Schema.from_json(schema),
             class_names=None if names is None else tuple(map(str, names)),
             preprocessing=None if preprocessing is None else Preprocessing.from_json(preprocessing),
+            target_scale=None if targets is None else Preprocessing.from_json(targets).standardise,
             input_dtype=dtype,
         )
 
@@ -114,35 +124,45 @@ def cleaned(text: str) -> str:
     return unicodedata.normalize("NFC", text.translate(INVISIBLE)).strip()
 
 
-def require_one_spelling(class_names: Iterable[str], where: str) -> None:
-    """Refuse names of classes that differ in upper and lower case alone, such as true and True."""
-    seen: dict[str, str] = {}
-    for name in class_names:
-        other = seen.setdefault(name.casefold(), name)
-        if other != name:
-            raise BatchbayesError(
-                expected=f"names of classes that differ in more than upper and lower case in {where}",
-                got=f"{other!r} and {name!r}",
-                fix="write each class in one way",
-            )
+BLANKS = {"", "nan", "na", "n/a", "#n/a", "<na>", "none", "null", "nil", "?"}
+"""How programs write that a value is missing, in lower case."""
 
 
-def class_numbers(found: Iterable[str], class_names: Sequence[str], where: str) -> list[int]:
-    """Return the number of each name. Names that training did not have are refused.
+def is_blank(cell: str) -> bool:
+    """Whether a text says that a value is missing."""
+    return cell.lower() in BLANKS
+
+
+def names_among(cells: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of classes in the order of the alphabet."""
+    return tuple(sorted({cell for cell in cells if not is_blank(cell)}))
+
+
+def class_numbers(
+    found: Iterable[str], class_names: Sequence[str], where: str, places: Sequence[str] | None = None
+) -> list[int]:
+    """Return the number of each name. Missing names, and names that training did not have, are refused.
+
+    `places` says where each name is. Two classes that differ in upper and lower case alone are refused too.
 
     >>> class_numbers(["dog", "cat", "dog"], ("cat", "dog"), "t.csv")
     [1, 0, 1]
     """
-    require_one_spelling(class_names, where)
     number = {name: label for label, name in enumerate(class_names)}
-    if len(number) < len(class_names):
-        twice = next(name for label, name in enumerate(class_names) if number[name] != label)
+    spellings = Counter(map(str.casefold, class_names))
+    if twice := sorted((name for name in class_names if spellings[name.casefold()] > 1), key=str.casefold)[:2]:
         raise BatchbayesError(
-            expected=f"different names of classes for {where}", got=f"{twice} more than once", fix="rename one class"
+            expected=f"names of classes that differ in more than upper and lower case in {where}",
+            got=" and ".join(map(repr, twice)),
+            fix="write each class in one way, and only once",
         )
     labels = []
-    for name in found:
+    for row, name in enumerate(found):
         if name not in number:
-            raise unknown_name(f"classes of training in {where}", name, class_names)
+            place = f"{places[row]}, {where}" if places else where
+            if is_blank(name):
+                got, fix = repr(name) if name else "an empty cell", "fill it, or drop the row, or rename this class"
+                raise BatchbayesError(expected=f"names of classes in {place}", got=got, fix=fix)
+            raise unknown_name(f"classes of training in {place}", name, class_names)
         labels.append(number[name])
     return labels

@@ -68,6 +68,14 @@ def first_reading(options: AssessOptions) -> Reading:
         raise BatchbayesError(
             expected="a training file to learn --standardise from", got=options.train, fix="give --mean and --std"
         )
+    if options.standardise_targets and (
+        is_function(options.train) or options.task in ("classification", "segmentation")
+    ):
+        raise BatchbayesError(
+            expected="a training file with values to learn --standardise-targets from",
+            got=options.train if is_function(options.train) else f"--task {options.task}",
+            fix="leave the option out; a data function and a model can scale targets and outputs themselves",
+        )
     scale = Standardise(options.mean, options.std) if options.mean and options.std else None
     return Reading(
         target=options.target,
@@ -118,7 +126,20 @@ def read_training(options: AssessOptions, reading: Reading) -> tuple[Training, R
     if options.standardise:
         learnt = Preprocessing(options.resize, Standardise.fit(source))
         source, reading = replace(source, preprocessing=learnt), replace(reading, preprocessing=learnt)
+    if options.standardise_targets:
+        reading = replace(reading, target_scale=_scale_of_targets(source))
     return _in_batches(source, options.batch_size), reading.like(source, options.class_names)
+
+
+def _scale_of_targets(source: Examples) -> Standardise:
+    """Return the mean and the std of the values in the target column."""
+    if source.class_names:
+        raise BatchbayesError(
+            expected=f"values in the target column of {source.name}, for --standardise-targets",
+            got=f"names of classes, such as {source.class_names[0]}",
+            fix="leave the option out",
+        )
+    return Standardise.fit([(source.targets().reshape(source.size or -1, -1), None)])
 
 
 def _in_batches(source: Examples, batch_size: int | None) -> Training:

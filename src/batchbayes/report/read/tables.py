@@ -14,7 +14,7 @@ from torch import Tensor
 from batchbayes.errors import BatchbayesError
 from batchbayes.report.read.csv_file import Table, read_csv
 from batchbayes.report.read.examples import Examples, from_tensors
-from batchbayes.report.read.reading import Reading, cleaned
+from batchbayes.report.read.reading import Reading, cleaned, names_among
 from batchbayes.report.read.schema import Schema, dtype_of
 
 INDEX = re.compile(r"__index_level_\d+__")
@@ -117,7 +117,7 @@ def _targets(table: Table, target: str | None, reading: Reading) -> tuple[Tensor
     if target is None or (schema and table.is_blank(target)):
         return None, names
     if schema.class_names if schema and schema.target_dtype else table.has_names(target):
-        names = names or table.class_names(target)
+        names = names or names_among(table[target])
         return table.classes(target, names), names
     return table.targets(target, schema.target_dtype if schema else None), names
 

@@ -93,6 +93,7 @@ def require_fitting(
     if isinstance(likelihood, OneLogit):  # as many classes as yes and no
         shape = torch.Size([shape[0], 2, *shape[2:]])
     for part in parts:
+        found: set[int] = set()
         for _, targets in part:
             if targets is None:
                 raise BatchbayesError(
@@ -103,7 +104,12 @@ def require_fitting(
             if task == "regression":
                 _require_targets(part.name, targets, outputs)
             else:
-                _require_labels(part.name, targets, shape, ignored_label)
+                found.update(_require_labels(part.name, targets, shape, ignored_label).unique().tolist())
+        if task == "segmentation" and len(found) == 1:
+            warn(
+                f"all pixels of {part.name} that count are of class {found.pop()}, so that every answer of the network "
+                "can look right. Check the masks, and ignore_label= (--ignore-label)."
+            )
 
 
 def require_class_names(names: Sequence[str], num_classes: int, ignored_label: int | None) -> None:
@@ -134,7 +140,8 @@ def _require_targets(name: str, targets: Tensor, outputs: Tensor) -> None:
         )
 
 
-def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label: int | None) -> None:
+def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label: int | None) -> Tensor:
+    """Return the labels that count, or raise an error if they do not fit outputs of this shape."""
     classes = shape[1]
     if targets.ndim == 2 and len(shape) == 2:
         raise BatchbayesError(
@@ -157,11 +164,13 @@ def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label
         )
     kept = targets[keep]
     if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
+        high, fix = int(kept.max()), "renumber the labels from 0, or leave one out by ignore_label= (--ignore-label)"
         raise BatchbayesError(
             expected=f"labels from 0 to {classes - 1}, as the network has {classes} outputs",
-            got=f"{int(kept.min())} to {int(kept.max())} in {name}",
-            fix="renumber the labels from 0, or leave one out by ignore_label= (--ignore-label)",
+            got=f"{int(kept.min())} to {high} in {name}",
+            fix=f"pass (y == {high}).long() for two classes" if set(kept.unique().tolist()) == {0, high} else fix,
         )
+    return kept
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,13 @@ from batchbayes.methods.views.transforms import (
     Transform,
 )
 
-NAMES = ("crop", "flip", "shift", "jitter")
+KINDS = {
+    "crop": ("crop:4", 2, 4),
+    "flip": ("flip", 0, None),
+    "shift": ("shift:0.05", 1, 4),
+    "jitter": ("jitter:0.05", 1, 2),
+}
+"""For each name an example, the largest number of numbers after it, and how many axes the inputs must have."""
 PADDING = 8
 """Images are cropped by default after a padding of 1 / this of their width, as CIFAR-10 networks are trained."""
 SMALLEST = 8
@@ -54,47 +60,36 @@ def _usual(inputs: Tensor, task: str) -> str:
 
 def _transform(name: str, *given: str, inputs: Tensor) -> Transform:
     """Return one transform. Its numbers are texts, as they were given."""
-    if name not in NAMES:
-        raise unknown_name("views", name, (*NAMES, "none", "auto"))
-    most = {"crop": 2, "flip": 0}.get(name, 1)
+    if name not in KINDS:
+        raise unknown_name("views", name, (*KINDS, "none", "auto"))
+    example, most, axes = KINDS[name]
     if not min(1, most) <= len(given) <= most:
-        raise _wrong(name, given, f"{name} with {'no number' if not most else 'a number, as in ' + EXAMPLES[name]}")
-    values = [_number(name, text) for text in given]
+        raise _wrong(" ".join(given) or name, f"{name} with {f'a number, as in {example}' if most else 'no number'}")
+    if axes not in (None, inputs.ndim):
+        kind = "images (N, C, H, W)" if axes == 4 else "tables (N, columns)"
+        raise _wrong(f"inputs of shape {tuple(inputs.shape)}", f"{kind} for {name}")
+    numbers = [_number(name, text) for text in given]
     if name == "flip":
         return RandomFlip()
-    if name == "crop":
-        _require_axes(name, inputs, 4)
-        fill = values[1] if len(values) > 1 else tuple(inputs.amin((0, 2, 3)).tolist())
-        return RandomCrop(int(values[0]) if values[0] == int(values[0]) else values[0], fill)  # type: ignore[arg-type]
+    if name == "jitter":
+        return TableJitter.of(inputs, numbers[0])
+    black = tuple(inputs.amin((0, 2, 3)).tolist())
     if name == "shift":
-        _require_axes(name, inputs, 4)
-        return RandomShiftScale(values[0], 0.0, tuple(inputs.amin((0, 2, 3)).tolist()))
-    _require_axes(name, inputs, 2)
-    return TableJitter.of(inputs, values[0])
-
-
-EXAMPLES = {"crop": "crop:4", "shift": "shift:0.05", "jitter": "jitter:0.05"}
+        return RandomShiftScale(numbers[0], 0.0, black)
+    padding, fill = numbers[0], numbers[1] if len(numbers) > 1 else black
+    return RandomCrop(int(padding) if padding == int(padding) else padding, fill)  # type: ignore[arg-type]
 
 
 def _number(name: str, text: str) -> float:
     with suppress(ValueError):
         if math.isfinite(value := float(text)):
             return value
-    raise _wrong(name, [text], f"a number after {name}:")
+    raise _wrong(text, f"a number after {name}:")
 
 
-def _require_axes(name: str, inputs: Tensor, axes: int) -> None:
-    if inputs.ndim != axes:
-        kind = "images (N, C, H, W)" if axes == 4 else "tables (N, columns)"
-        raise _wrong(name, [f"inputs of shape {tuple(inputs.shape)}"], f"{kind} for {name}")
-
-
-def _wrong(name: str, given: Sequence[str], expected: str) -> BatchbayesError:
-    return BatchbayesError(
-        expected=expected,
-        got=" ".join(given) or name,
-        fix="write for example --views crop:4,flip for images, --views jitter:0.05 for tables, or --views none",
-    )
+def _wrong(got: str, expected: str) -> BatchbayesError:
+    fix = "write for example --views crop:4,flip for images, --views jitter:0.05 for tables, or --views none"
+    return BatchbayesError(expected=expected, got=got, fix=fix)
 
 
 def words(transform: Transform) -> str:
