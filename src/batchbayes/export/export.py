@@ -5,7 +5,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from numbers import Real
@@ -21,7 +21,7 @@ from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.errors import BatchbayesError
 from batchbayes.export.onnx_file import BATCH, INPUT, build_model
-from batchbayes.export.program import Intervals, LinearProgram, Program, Threshold, build_program, words_for_exporter
+from batchbayes.export.program import Intervals, Program, Threshold, build_program, num_bytes, words_for_exporter
 from batchbayes.likelihoods import Likelihood
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior, num_draws
@@ -247,7 +247,7 @@ def _run(content: bytes, inputs: Tensor) -> dict[str, Tensor]:
     return {each.name: torch.as_tensor(values) for each, values in zip(session.get_outputs(), found, strict=True)}
 
 
-def _torch_file(program: Program | LinearProgram, example: Tensor, notes: Mapping[str, str]) -> bytes:
+def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> bytes:
     """Return a program as the content of a .pt2 file, in which all draws stand one after the other."""
     content = io.BytesIO()
     with torch.no_grad(), words_for_exporter():
@@ -257,12 +257,8 @@ def _torch_file(program: Program | LinearProgram, example: Tensor, notes: Mappin
     return content.getvalue()
 
 
-def _sizes(program: Program | LinearProgram, novelty: Novelty | None) -> tuple[int, int]:
+def _sizes(program: Program, novelty: Novelty | None) -> tuple[int, int]:
     """Return the bytes of the weights, and those of the bank and the detector."""
-    network = program.network
-    held = [*program.bank(), *([] if novelty is None else novelty.state()[1].values())]
-    return _bytes([*network.parameters(), *network.buffers()]), _bytes(held)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    network, detector = program.network, {} if novelty is None else novelty.state()[1]
+    weights = num_bytes([*network.parameters(), *network.buffers()])
+    return weights, program.draws.num_bytes() + num_bytes(list(detector.values()))

@@ -32,8 +32,8 @@ from batchbayes.methods.views.transforms import (
     Transform,
 )
 from batchbayes.methods.views.with_views import ViewsPosterior
-from batchbayes.network.function import Network, pick_output
-from batchbayes.network.shadow import workplace
+from batchbayes.export.linear import run_network
+from batchbayes.network.function import Network
 from batchbayes.novelty.detector import MOST, Novelty
 from batchbayes.novelty.scores import TAIL
 from batchbayes.novelty.statistics import FLOOR, Place
@@ -268,8 +268,7 @@ class Detector(nn.Module):
 
     def __init__(self, detector: Novelty, network: Network) -> None:
         super().__init__()
-        self.network, self._output = network.module, network.output
-        self._sight = detector.sight
+        self.network, self._run, self._sight = network.module, partial(run_network, network), detector.sight
         # torch.export wants tensors that are in the order of their memory, and warns of others.
         self._gaussian = replace(detector.gaussian, directions=detector.gaussian.directions.contiguous())
         units = self._sight.units.split([place.channels for place in self._sight.places], dim=1)
@@ -300,9 +299,7 @@ class Detector(nn.Module):
             seen[place.name] = _statistics(h, unit, place.positions)
 
         before = {place.name: partial(see, place, unit) for place, unit in zip(places, self._units, strict=True)}
-        with workplace(self.network) as place:
-            place.prepare({"before": before})
-            outputs = pick_output(place.module(inputs), self._output).double()
+        outputs = self._run(inputs, before=before).double()
         if not self._sight.logits:
             logits = outputs.new_zeros(outputs.shape[0], 0)
         else:
