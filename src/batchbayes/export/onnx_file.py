@@ -25,7 +25,7 @@ def _onnx() -> Any:
     return import_module("onnx")
 
 
-def build_model(program: Program, example: Tensor, notes: Mapping[str, str]) -> Any:
+def build_model(program: Program, example: Tensor) -> Any:
     """Return an `onnx.ModelProto` that computes what the program computes, for any number of inputs."""
     graph = _Graph()
     taken = graph.at_least_one(example)
@@ -45,7 +45,13 @@ def build_model(program: Program, example: Tensor, notes: Mapping[str, str]) -> 
         found += graph.add("detector", _exported(program.detector, (ready,), [True]), x)
     is_batch = [True, [True] * len(state), *[True] * len(p_value)]
     finish = _exported(_Listed(program.finish), (example, state, *p_value), is_batch)
-    return graph.model(graph.add("finish", finish, [taken, *found]), wanted, example, notes)
+    return graph.model(graph.add("finish", finish, [taken, *found]), wanted, example)
+
+
+def with_notes(model: Any, notes: Mapping[str, str]) -> Any:
+    """Return a model with texts that it carries along."""
+    _onnx().helper.set_model_props(model, dict(notes))
+    return model
 
 
 def plain_model(program: Program, example: Tensor) -> bytes:
@@ -175,9 +181,7 @@ class _Graph:
         self._nodes.append(helper.make_node("Loop", [*trips, *starts], ends, body=body))
         return ends
 
-    def model(
-        self, found: Sequence[str], wanted: Mapping[str, Tensor], example: Tensor, notes: Mapping[str, str]
-    ) -> Any:
+    def model(self, found: Sequence[str], wanted: Mapping[str, Tensor], example: Tensor) -> Any:
         """Return the model, whose outputs have the names, types and shapes of those that are wanted."""
         helper = _onnx().helper
         first = self._tensor("none", torch.tensor([0]))
@@ -195,7 +199,6 @@ class _Graph:
         opset = [helper.make_opsetid("", self._opset)]
         model = helper.make_model(graph, opset_imports=opset, producer_name="batchbayes")
         model.ir_version = helper.find_min_ir_version_for(opset)
-        helper.set_model_props(model, dict(notes))
         _onnx().checker.check_model(model)
         return model
 
