@@ -110,16 +110,16 @@ class Heads(nn.Module):
         super().__init__()
         self.network, self._run, self._name = network.module, partial(run_network, network), posterior.layer.name
         self._has_bias = posterior.layer.module.bias is not None
-        deviations = posterior.deviations(seed, range(count)).mT  # (S, P, K)
-        self._deviations = deviations.to(posterior.layer.module.weight.dtype).cpu().contiguous()
+        self._deviations = posterior.deviations(seed, range(count)).mT.double().cpu().contiguous()  # (S, P, K)
         self.num_bytes = self._deviations.numel() * self._deviations.element_size()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return all draws, (S, n, ...)."""
         seen: list[Tensor] = []
         outputs = self._run(inputs, before={self._name: seen.append})
-        features = nn.functional.pad(seen[0], (0, 1), value=1.0) if self._has_bias else seen[0]
-        moves = features @ self._deviations  # (S, n, K)
+        features = seen[0].double()  # as in `predict`: draws may be the difference of large numbers
+        features = nn.functional.pad(features, (0, 1), value=1.0) if self._has_bias else features
+        moves = (features @ self._deviations).to(outputs.dtype)  # (S, n, K)
         return outputs + (moves if outputs.ndim > 1 else moves[..., 0])
 
 

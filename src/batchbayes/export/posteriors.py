@@ -35,7 +35,7 @@ from batchbayes.methods.views.with_views import ViewsPosterior
 from batchbayes.export.linear import run_network
 from batchbayes.network.function import Network
 from batchbayes.novelty.detector import MOST, Novelty
-from batchbayes.novelty.scores import TAIL
+from batchbayes.novelty.scores import TAIL, TIE
 from batchbayes.novelty.statistics import FLOOR, Place
 from batchbayes.posterior import Posterior
 
@@ -256,11 +256,6 @@ def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
     grid = F.affine_grid(matrix[None].to(fine.dtype), [1, *images.shape[1:]], align_corners=False)
     grid = grid.repeat(images.shape[0], 1, 1, 1)  # onnxruntime does not broadcast it
     return F.grid_sample(fine, grid, padding_mode=outside, align_corners=False).to(images.dtype)
-
-
-TIE = 1e-9
-"""Scores that differ by less are equal. They are sums of logarithms of ranks, so ties are common, and the last digit of
-a logarithm is not the same everywhere."""
 
 
 class Detector(nn.Module):
