@@ -2,10 +2,13 @@
 
     batchbayes export --posterior report/posterior.safetensors ... --out network.onnx
     python examples/service.py network.onnx --port 8000
-    curl -d '{"inputs": [[540, 0, 0, 162, 2.5, 1040, 676, 28]]}' http://127.0.0.1:8000/predict
+    curl -d '{"inputs": [{"cement": 540, "water": 162, "age": 28}]}' http://127.0.0.1:8000/predict
 
-The answer has a row for each input: {"pred_mean": [[79.2]], "pred_std": [[4.1]], "flag": [false], ...}. Requests that
-are not understood get status 400 and say why. GET /health says what the file holds.
+The answer has a row for each input: {"pred_mean": [[79.2]], "pred_std": [[4.1]], "flag": [false], ...}. A file that
+knows the columns of its table takes records by name, because positions can be mixed up. "outside" then names the
+columns of each record whose value is outside the range of the training table. A file without names takes lists of
+numbers. Requests that are not understood get status 400 and say why. GET /health says what the file holds: names,
+ranges and units of columns and targets, and the classes.
 """
 
 import argparse
@@ -20,6 +23,8 @@ import onnxruntime  # pyright: ignore[reportMissingImports]
 
 DTYPES = {"tensor(float)": "f4", "tensor(double)": "f8", "tensor(float16)": "f2", "tensor(int64)": "i8"}
 """The types of numbers that a file may take, as numpy calls them."""
+TABLES = ("columns", "targets", "classes")
+"""Notes of a file that are JSON."""
 MOST_BYTES = 2**24
 """A larger request is refused."""
 
@@ -33,21 +38,43 @@ class Model:
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         taken = self._session.get_inputs()[0]
         self._shape, self._dtype = taken.shape[1:], DTYPES[taken.type]
-        self._names = [output.name for output in self._session.get_outputs()]
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        self._notes = dict(self._session.get_modelmeta().custom_metadata_map)
+        self._notes |= {name: json.loads(self._notes[name]) for name in TABLES if name in self._notes}
+        self._columns: list[dict[str, Any]] = self._notes.get("columns", [])
 
     def about(self) -> dict[str, Any]:
         """Say what the file takes and returns, and what it was made from."""
-        notes = self._session.get_modelmeta().custom_metadata_map
-        return {"input": ["N", *self._shape], "outputs": self._names, **notes}
+        return {"input": ["N", *self._shape], "outputs": self._outputs, **self._notes}
 
     def predict(self, inputs: Any) -> dict[str, Any]:
         """Return what the file says about inputs, as lists."""
+        rows = [self._by_name(record) for record in inputs] if self._columns else inputs
         with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
-            values = np.asarray(inputs, dtype=self._dtype)
+            values = np.asarray(rows, dtype=self._dtype)
         if list(values.shape[1:]) != self._shape or not len(values) or not np.isfinite(values).all():
             raise ValueError(f"expected finite inputs of shape (N, {str(self._shape)[1:-1]}), got {values.shape}")
         found = self._session.run(None, {"input": values})
-        return {name: each.tolist() for name, each in zip(self._names, found, strict=True)}
+        answer = {name: each.tolist() for name, each in zip(self._outputs, found, strict=True)}
+        if self._columns:
+            answer["outside"] = [self._outside(row) for row in rows]
+        if "classes" in self._notes and np.ndim(answer["probs"]) == 2:
+            answer["prediction"] = [self._notes["classes"][k] for k in np.argmax(answer["probs"], 1)]
+        return answer
+
+    def _by_name(self, record: Any) -> list[float]:
+        """Return the numbers of a record in the order of the training table."""
+        names = [column["name"] for column in self._columns]
+        if not isinstance(record, dict) or set(record) != set(names):
+            raise ValueError(f"expected records with the names {', '.join(names)}, got {record!r}"[:500])
+        if wrong := [name for name in names if type(record[name]) not in (int, float)]:
+            raise ValueError(f"expected a number for {wrong[0]}, got {record[wrong[0]]!r}"[:500])
+        return [record[name] for name in names]
+
+    def _outside(self, row: list[float]) -> list[str]:
+        """Return the columns whose value the training table did not reach."""
+        each = zip(self._columns, row, strict=True)
+        return [column["name"] for column, value in each if not column["low"] <= value <= column["high"]]
 
 
 def handler(model: Model) -> type[BaseHTTPRequestHandler]:

@@ -32,7 +32,7 @@ def test_a_file_says_what_predict_says(task, tmp_path, capsys):
     common += ["--posterior", str(tmp_path / "report" / "posterior.safetensors")]
     common += ["--target", given["--target"]] if "--target" in given else []
     table, file = tmp_path / "rows.csv", tmp_path / "network.pt2"
-    assert cli.main(["predict", *common, "--engine", "sample", "--out", str(table), "--quiet"]) == 0
+    assert cli.main(["predict", *common, "--out", str(table), "--quiet"]) == 0
     capsys.readouterr()
     assert cli.main(["export", *common, "--out", str(file), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -46,7 +46,7 @@ def test_a_file_says_what_predict_says(task, tmp_path, capsys):
     for column, read in NAMES[task].items():
         expected = torch.tensor([float(row[column]) for row in rows])
         torch.testing.assert_close(read(found), expected, rtol=1e-5, atol=1e-5)
-    assert found["flag"].tolist() == ["uncertain" in row["why"] for row in rows]  # no detector was exported
+    assert found["flag"].tolist() == [row["flag"] == "1" for row in rows]
 
 
 def test_a_file_that_exists_is_kept(tmp_path, capsys):

@@ -126,7 +126,7 @@ def test_a_file_that_would_predict_something_else_is_not_written(tmp_path, monke
         def forward(self, inputs):
             return {name: values + 0.01 for name, values in super().forward(inputs).items()}
 
-    monkeypatch.setattr("batchbayes.export.program.Program", Wrong)
+    monkeypatch.setattr(sys.modules["batchbayes.export.program"], "Program", Wrong)
     with pytest.raises(bb.BatchbayesError, match=r"a difference of 0\.01 in probs"):
         bb.export(posterior(), tmp_path / "a.pt2", torch.randn(4, 3), bb.categorical(), num_samples=2)
     assert list(tmp_path.iterdir()) == []

@@ -71,7 +71,7 @@ def test_an_ensemble_has_a_draw_for_each_member():
     network, inputs = regression(3), torch.randn(9, 3)
     samples = bb.weight_samples(network, moved(network, 3))
     program = build_program(samples, inputs, bb.categorical())
-    assert program.passes == 3
+    assert program.draws.passes == 3
     assert_same(outputs(program, inputs), bb.predict(samples, inputs, bb.categorical()), CLASSES)
 
 
@@ -172,7 +172,7 @@ def test_a_bank_has_one_row_for_each_pass_and_the_weights_once():
     posterior = bb.with_views(
         bb.mcbn(CASES["BatchNorm2d"].network(), CASES["BatchNorm2d"].batches(4)), bb.RandomFlip(), average=3
     )
-    step = build_program(posterior, torch.randn(3, 2, 8, 8), bb.categorical(), num_samples=5).step
+    step = build_program(posterior, torch.randn(3, 2, 8, 8), bb.categorical(), num_samples=5).draws.step
     assert {len(rows) for rows in step.rows()} == {15}
     names = {name.removeprefix("network.") for name, _ in step.named_parameters()}
     assert names == {name for name, _ in posterior.network.module.named_parameters()}
@@ -191,12 +191,15 @@ def test_what_cannot_be_exported_says_why():
     tied = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     tied[2].weight = tied[0].weight
     laplace = bb.last_layer_laplace(tied, inputs, bb.categorical(), prior_precision=1.0)
+    jitter = bb.TableJitter(0.1, (1.0, 1.0, 1.0))
     with pytest.raises(bb.BatchbayesError, match="also those of another layer"):
-        build_program(laplace, inputs, bb.categorical())
+        build_program(bb.with_views(laplace, jitter), inputs, bb.categorical())
+    alone = bb.predict(laplace, inputs, bb.categorical(), num_samples=5)
+    assert_same(outputs(build_program(laplace, inputs, bb.categorical(), num_samples=5), inputs), alone, CLASSES)
     tied[2] = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
     laplace = bb.last_layer_laplace(tied, inputs, bb.categorical(), prior_precision=1.0)
     with pytest.raises(bb.BatchbayesError, match="computed from other parameters"):
-        build_program(laplace, inputs, bb.categorical())
+        build_program(bb.with_views(laplace, jitter), inputs, bb.categorical())
     query = bb.mcbn(network, torch.randn(64, 3), batch_size=8, include_query=True)
     with pytest.raises(bb.BatchbayesError, match="runs the network 5 times"):
         build_program(query, inputs, bb.gaussian(1.0))

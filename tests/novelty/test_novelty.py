@@ -239,7 +239,7 @@ def test_a_stream_without_end_is_read_up_to_the_number_of_examples():
         (lambda: nn.Linear(4, 3), torch.randn(100, 4), {}, "batch normalisation"),
         (UNTRACKED.network, torch.randn(100, 4), {}, "running statistics in every"),
         (TABLE.network, torch.randn(30, 4), {}, "at least 40 training examples"),
-        (TABLE.network, [], {}, "at least one training batch"),
+        (TABLE.network, [], {}, "at least 40 training examples"),
         (TABLE.network, torch.full((100, 4), torch.nan), {}, "finite numbers in the inputs"),
         (
             TABLE.network,

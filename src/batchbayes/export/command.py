@@ -1,74 +1,102 @@
-"""`batchbayes export`: the recommended method of an assessment as one file."""
+"""What an assessment recommends as one file, and `batchbayes export`."""
 
 import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from batchbayes.calibrate import ConformalIntervals
-from batchbayes.errors import BatchbayesError
+from batchbayes.calibrate import interval_ends
 from batchbayes.export.export import Exported, export
 from batchbayes.likelihoods import gaussian
+from batchbayes.novelty.detector import Novelty
+from batchbayes.posterior import Posterior
 from batchbayes.report.assess import running
-from batchbayes.report.compare.rows import CONFORMAL_LEVEL
-from batchbayes.report.options import ExportOptions
-from batchbayes.report.read.factories import build_network
-from batchbayes.report.read.preprocess import Preprocessing
-from batchbayes.report.read.reading import Reading
-from batchbayes.report.read.sources import read_source
+from batchbayes.report.options import ExportOptions, PredictOptions
+from batchbayes.report.predict import Predictor
+from batchbayes.report.read.examples import Examples, as_input
 from batchbayes.report.read.task import noted_likelihood
+from batchbayes.report.words.regression import quantities
 from batchbayes.report.write import require_new_file
-from batchbayes.saving import load, load_notes
+from batchbayes.saving import load
 
 
 class Prepare(nn.Module):
     """The standardisation of an assessment, as a module."""
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
+    def __init__(self, data: Examples) -> None:
         super().__init__()
-        self._preprocessing = preprocessing
+        self._preprocessing, self._dtype = data.preprocessing, data.input_dtype
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self._preprocessing(inputs)
+        return as_input(self._preprocessing(inputs), self._dtype) if self._preprocessing else inputs
 
 
-def export_posterior(options: ExportOptions) -> Exported:
-    """Export what an assessment has saved, with its temperature or its intervals, and with its threshold."""
-    notes = load_notes(options.posterior)
-    if "task" not in notes:
-        raise BatchbayesError(
-            expected="a posterior written by batchbayes assess", got="one without its notes", fix="use bb.export"
-        )
-    reading = Reading.from_json(notes.get("reading", {}), options.target, options.id)
-    network = reading.in_target_units(build_network(options.model, options.weights, "cpu"))
-    posterior = load(options.posterior, network)
-    data = read_source(options.input, reading, "the inputs", inputs_only=True)
-    prepare = None if data.preprocessing is None else Prepare(data.preprocessing)
-    inputs, _ = next(iter(data.raw()))
-    regression = notes["task"] == "regression"
+@dataclass(frozen=True)
+class OwnWidths:
+    """Conformal intervals with a width for each output, as in the rows of an assessment."""
+
+    widths: tuple[float, ...]
+
+    def ends(self, middle: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both ends, from the means and the predicted standard deviations, (N, ...)."""
+        widths = torch.tensor(self.widths, dtype=torch.float64).view(spread.shape[1:])
+        return interval_ends(middle, spread * widths)
+
+
+def export_recommended(
+    posterior: Posterior,
+    notes: Mapping[str, Any],
+    novelty: Novelty | None,
+    path: str | os.PathLike[str],
+    inputs: Tensor,
+    prepare: nn.Module | None = None,
+) -> Exported:
+    """Export a posterior with all that an assessment has noted beside it: what `batchbayes predict` says."""
+    is_regression = notes["task"] == "regression"
     return export(
         posterior,
-        options.out,
+        path,
         inputs,
-        gaussian(notes["precision"]) if regression else noted_likelihood(notes),
-        num_samples=options.draws or notes["draws"],
+        gaussian(notes["precision"]) if is_regression else noted_likelihood(notes),
+        num_samples=notes["draws"],
         seed=notes["seed"],
-        conformal=ConformalIntervals(CONFORMAL_LEVEL, _one_output(notes["conformal_width"])) if regression else None,
-        threshold=_one_output(notes["threshold"]) if regression else notes["threshold"],
-        novelty=load(options.novelty, network) if options.novelty else None,
+        conformal=OwnWidths(tuple(notes["conformal_width"])) if is_regression else None,
+        threshold=notes["threshold"],
+        novelty=novelty,
+        novelty_level=notes["novelty_level"],
         prepare=prepare,
+        engine=notes["engine"],
+        notes={name: json.dumps(value) for name, value in _names(notes).items()},
     )
 
 
-def _one_output(values: list[float]) -> float:
-    """Return the number of the one output, or refuse several outputs."""
-    if len(values) > 1:
-        raise BatchbayesError(
-            expected="an assessment of a network with one target",
-            got=f"{len(values)} targets",
-            fix="call bb.export in Python, and compare the spread of each target with its own threshold",
-        )
-    return values[0]
+def _names(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the numbers of a file mean: columns, targets and classes, with their ranges and units."""
+    found: dict[str, Any] = {"task": notes["task"]}
+    schema = notes["reading"].get("schema")
+    if schema:
+        found["columns"] = [each | {"unit": quantities(each["name"], None, 1)[0].unit} for each in schema["columns"]]
+    if notes["task"] == "regression":
+        targets = quantities(schema and schema["target"], notes.get("unit"), notes["outputs"])
+        found["targets"] = [{"name": each.name, "unit": each.unit} for each in targets]
+    elif notes["class_names"]:
+        found["classes"] = list(notes["class_names"])
+    return found
+
+
+def export_posterior(options: ExportOptions) -> Exported:
+    """Export what an assessment has saved, with the detector of novelty that lies beside it."""
+    common = {name: getattr(options, name) for name in ("model", "weights", "target", "id", "posterior", "draws")}
+    predictor = Predictor.load(PredictOptions(**common, input=[options.input]))
+    data = predictor.read(options.input)
+    inputs, _ = next(iter(data.raw()))
+    novelty = load(options.novelty, predictor.network) if options.novelty else predictor.novelty
+    prepare = None if data.preprocessing is None else Prepare(data)
+    return export_recommended(predictor.posterior, predictor.notes, novelty, options.out, inputs, prepare)
 
 
 def export_command(options: ExportOptions) -> None:
@@ -84,6 +112,7 @@ def export_command(options: ExportOptions) -> None:
         "bytes_of_weights": made.weight_bytes,
         "bytes_of_bank": made.bank_bytes,
         "largest_difference": made.difference,
+        "passes": made.passes,
     }
     if options.json:
         print(json.dumps(facts))
@@ -92,4 +121,5 @@ def export_command(options: ExportOptions) -> None:
         needed = made.weight_bytes + made.bank_bytes
         print(f"{made.path} ({kind}): {made.num_bytes:,} bytes, of which the weights and the draws take {needed:,}")
         print(f"outputs: {', '.join(made.outputs)}")
-        print(f"largest difference from batchbayes on the example inputs: {made.difference:.1e}")
+        print(f"a prediction takes {made.passes:.3g} times as long as one pass of the network")
+        print(f"largest difference from batchbayes predict on the example inputs: {made.difference:.1e}")

@@ -5,12 +5,13 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +21,27 @@ from batchbayes._common.checks import as_path, require_type
 from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.errors import BatchbayesError
-from batchbayes.export.onnx_file import BATCH, INPUT, build_model
-from batchbayes.export.program import Intervals, LinearProgram, Program, Threshold, build_program, words_for_exporter
-from batchbayes.likelihoods import Likelihood
+from batchbayes.export.onnx_file import BATCH, INPUT, build_model, plain_model, with_notes
+from batchbayes.export.program import Intervals, Program, Threshold, build_program, num_bytes, words_for_exporter
+from batchbayes.likelihoods import Likelihood, require_likelihood
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predict import predict, require_posterior
 from batchbayes.predictive import GaussianPredictive
 from batchbayes.saving import fingerprint
 
+if TYPE_CHECKING:
+    from batchbayes.report.result import Assessment
+
 EXAMPLES = 3
 """Inputs that the parts are traced with. With one, torch would take the number of inputs as fixed."""
-LARGEST_DIFFERENCE = 1e-3
-"""A file is not written if its predictions differ by more than this from `predict`, relative to the largest one."""
+LARGEST_DIFFERENCE, IN_HALF_PRECISION = 1e-4, 1e-2
+"""A file is not written if its predictions differ by more than this from `predict`: in probabilities and nats, or as a
+share of the largest predicted standard deviation."""
+ROUNDED = 32
+"""Numbers far from zero are rounded: this number of units of their last digit is no difference."""
+TIMED, MOST_SECONDS = 32, 1.0
+"""Examples that the price is measured on, and about how long that takes at most if one run is short."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +58,11 @@ class Exported:
     bank_bytes: int
     """What differs between draws, and the tensors of the novelty detector."""
     difference: float
-    """The largest difference from `predict` on the example inputs, relative to the largest number of an output, or 1.
-    The file itself was run if it is .onnx and onnxruntime is installed; else what it was made from."""
+    """The largest difference from `predict` on the example inputs: in probabilities and nats, or as a share of the
+    largest predicted standard deviation. The file itself was run if it is .onnx and onnxruntime is installed; else
+    what it was made from."""
+    passes: float
+    """What a prediction costs: its time over that of one pass of the network alone, both measured in this way."""
 
     @property
     def ratio(self) -> float:
@@ -59,12 +71,12 @@ class Exported:
 
 
 def export(
-    posterior: Posterior,
+    posterior: "Posterior | Assessment",
     path: str | os.PathLike[str],
     example_inputs: Tensor,
-    likelihood: Likelihood[Any],
+    likelihood: Likelihood[Any] | None = None,
     *,
-    num_samples: int = 64,
+    num_samples: int | None = None,
     seed: int = 0,
     conformal: ConformalIntervals | Intervals | None = None,
     threshold: Threshold = None,
@@ -72,6 +84,7 @@ def export(
     novelty_level: float = 0.01,
     prepare: nn.Module | None = None,
     engine: Literal["sample", "linear"] = "sample",
+    keep_draws: bool = False,
     notes: Mapping[str, str] | None = None,
 ) -> Exported:
     """Write a posterior to a file that takes inputs and returns predictions with their uncertainty.
@@ -81,15 +94,18 @@ def export(
     `predict` with the same engine. No file is written if its predictions differ from those.
 
     Outputs for classes: `probs`, `entropy`, `mutual_information`. For real targets: `pred_mean`, `pred_std`,
-    `epistemic_std`, and `lower` and `upper` if intervals are given. `novelty` is a p-value, and `flag` says whether an
-    input is above the threshold of uncertainty, or unlike the training data.
+    `epistemic_std`, the `covariance` (N, D, D) of 2 to 64 targets, and `lower` and `upper` if intervals are given.
+    `novelty` is a p-value. `flag` says whether an input is above the threshold of uncertainty, unlike the training
+    data, or no finite number.
 
     Args:
-        posterior: any posterior whose draws are one network with other tensors, dropout masks or ready views.
+        posterior: any posterior whose draws are one network with other tensors, dropout masks or ready views. The
+            result of `assess` is exported as it is recommended, with all that follows from it; only path and example
+            inputs are needed then.
         path: an .onnx file (needs the extra `export`), or a .pt2 file for `torch.export.load`.
         example_inputs: some inputs of the network, on which the file is compared with `predict`.
         likelihood: as in `predict`, with its temperature or precision.
-        num_samples: the number of draws.
+        num_samples: the number of draws, by default as in `predict`.
         seed: the seed of the draws.
         conformal: intervals of `calibrate.conformal_intervals`, for real targets.
         threshold: inputs with a larger `entropy` (its mean over pixels), or `epistemic_std` of any target, are flagged.
@@ -99,42 +115,66 @@ def export(
             has no p-value as small as 0.01, and needs a higher level.
         prepare: a module that is applied to the inputs first, such as a standardisation.
         engine: as in `predict`. With "linear" the file holds a backward pass for each output instead of the draws.
-        notes: texts that the file carries along, such as names of columns.
+        keep_draws: whether the file also returns `draws` (N, S, ...), the outputs of every draw. Outputs of one draw
+            belong together.
+        notes: texts that the file carries along. `examples/service.py` reads "columns", "targets" and "classes", as
+            JSON.
 
     >>> import tempfile, batchbayes as bb
     >>> network = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     >>> posterior = bb.mcbn(network, torch.randn(64, 2), batch_size=8, num_samples=4)
     >>> path = Path(tempfile.mkdtemp()) / "network.pt2"
     >>> export(posterior, path, torch.randn(4, 2), bb.categorical(), num_samples=4).outputs
-    ('probs', 'entropy', 'mutual_information')
+    ('probs', 'entropy', 'mutual_information', 'flag')
     """
+    if isinstance(posterior, _assessment()):
+        from batchbayes.export.command import export_recommended
+
+        return export_recommended(posterior.posterior, posterior.notes, posterior.novelty, path, example_inputs)
     require_posterior(posterior)
+    require_likelihood(likelihood)
+    assert isinstance(posterior, Posterior)
+    assert likelihood is not None
     target, examples = _target(path), _examples(example_inputs)
     drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "engine": _engine(posterior, engine)}
     flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}
     _require_flags(posterior, threshold, novelty, novelty_level)
     _require_precision(target, examples)
     prepare = _own_copy(prepare)
-    ready = examples if prepare is None else prepare(examples)
-    wanted = _shown(predict(posterior, ready, likelihood, **drawn, keep_draws=False))
-    program = build_program(posterior, examples, likelihood, **drawn, **flags, conformal=conformal, prepare=prepare)
+    ready = examples if prepare is None else prepare(examples.clone())
+    predictive = predict(posterior, ready, likelihood, **drawn, keep_draws=keep_draws or None)
+    program = build_program(
+        posterior, examples, likelihood, **drawn, **flags, conformal=conformal, prepare=prepare, keep_draws=keep_draws
+    )
     with torch.no_grad():
         found = program(examples)
+    wanted, opset, few = _shown(predictive, found), None, examples[:TIMED]
     difference = _require_equal(found, wanted)
     told = {"batchbayes": __version__, "posterior": repr(posterior), "likelihood": repr(likelihood)}
     told |= {"draws": str(num_draws(posterior, num_samples)), "seed": str(seed), "engine": drawn["engine"]}
     told |= notes or {}
-    opset = None
-    if target.suffix == ".pt2":
-        content = _torch_file(program, examples[:EXAMPLES], told)
-    else:
-        model = build_model(program, examples[:EXAMPLES], told)
+    if target.suffix == ".onnx":
+        model = build_model(program, examples[:EXAMPLES])
         content, opset = model.SerializeToString(), model.opset_import[0].version
+        passes = _price(program, few)
         if find_spec("onnxruntime") is not None:
-            difference = _require_equal(_run(content, examples), wanted)
+            run = _session(content)
+            difference = _require_equal(run(examples), wanted)
+            passes = _ratio(run, _session(plain_model(program, examples[:EXAMPLES])), few, program.ready(few))
+        content = with_notes(model, told | {"passes": f"{passes:.3g}"}).SerializeToString()
+    else:
+        passes = _price(program, few)
+        content = _torch_file(program, examples[:EXAMPLES], told | {"passes": f"{passes:.3g}"})
     with words_for_disk_errors(target), atomic_path(target) as partial:
         partial.write_bytes(content)
-    return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty), difference)
+    return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty), difference, passes)
+
+
+def _assessment() -> type:
+    """Return the class of what `assess` returns. It is imported when it is needed."""
+    from batchbayes.report.result import Assessment
+
+    return Assessment
 
 
 def _target(given: str | os.PathLike[str]) -> Path:
@@ -214,40 +254,85 @@ def _examples(inputs: Tensor) -> Tensor:
     return torch.cat([examples] * -(-EXAMPLES // len(examples)))
 
 
-def _shown(predictive: Any) -> dict[str, Tensor]:
+def _shown(predictive: Any, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return those outputs of a file that a predictive has too."""
+    names = ("probs", "entropy", "mutual_information")
+    shown = {}
     if isinstance(predictive, GaussianPredictive):
-        spread = predictive.epistemic_variance.sqrt()
-        return {"pred_mean": predictive.mean, "pred_std": predictive.std, "epistemic_std": spread}
-    return {name: getattr(predictive, name) for name in ("probs", "entropy", "mutual_information")}
+        shown = {"pred_mean": predictive.mean, "pred_std": predictive.std}
+        shown["epistemic_std"], names = predictive.epistemic_variance.sqrt(), ()
+        if "covariance" in found:
+            shown["covariance"] = predictive.covariance
+    if "draws" in found:
+        shown["draws"] = predictive.draws.transpose(0, 1)
+    return shown | {name: getattr(predictive, name) for name in names}
 
 
 def _require_equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
-    """Return the largest difference between outputs, relative to the largest number of an output, or 1."""
-    differences = {
-        name: float((found[name] - values).abs().max()) / max(1.0, float(values.abs().max()))
-        for name, values in wanted.items()
-    }
-    if not max(differences.values()) <= LARGEST_DIFFERENCE:  # also for NaN
+    """Return the largest difference between outputs, in the unit of `Exported.difference`."""
+    unit = float(wanted["pred_std"].max()) if "pred_std" in wanted else 1.0
+    differences, tolerance = {}, LARGEST_DIFFERENCE
+    for name, values in wanted.items():
+        rounded = ROUNDED * torch.finfo(values.dtype).eps / LARGEST_DIFFERENCE * float(values.abs().max())
+        scale = unit * unit if name == "covariance" else unit
+        differences[name] = float((found[name] - values).abs().max()) / max(scale, rounded)
+        tolerance = IN_HALF_PRECISION if values.dtype.itemsize < 4 else tolerance
+    if not max(differences.values()) <= tolerance:  # also for NaN
         raise BatchbayesError(
-            expected=f"a file that predicts as batchbayes does, up to {LARGEST_DIFFERENCE:g}",
+            expected=f"a file that predicts as batchbayes does, up to {tolerance:g}",
             got=", ".join(f"a difference of {difference:.2g} in {name}" for name, difference in differences.items()),
             fix="look for operations in the network that torch's exporter changes; export a .pt2 file to compare",
         )
     return max(differences.values())
 
 
-def _run(content: bytes, inputs: Tensor) -> dict[str, Tensor]:
-    """Run an ONNX model in onnxruntime."""
+Run = Callable[[Tensor], Any]
+
+
+def _session(content: bytes) -> Run:
+    """Return a function that runs an ONNX model in onnxruntime."""
     import onnxruntime  # pyright: ignore[reportMissingImports]
 
-    with words_for_exporter():
+    try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        found = session.run(None, {INPUT: inputs.numpy()})
-    return {each.name: torch.as_tensor(values) for each, values in zip(session.get_outputs(), found, strict=True)}
+    except Exception as error:  # its errors have no class in common
+        raise BatchbayesError(
+            expected="operations that onnxruntime has for numbers of this type",
+            got=f"{error}".strip().splitlines()[0][:300],
+            fix="export network.float(): onnxruntime lacks some operations in float64; or write a .pt2 file",
+        ) from error
+    names = [each.name for each in session.get_outputs()]
+
+    def run(inputs: Tensor) -> dict[str, Tensor]:
+        with words_for_exporter():
+            found = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
+        return dict(zip(names, map(torch.as_tensor, found), strict=True))
+
+    return run
 
 
-def _torch_file(program: Program | LinearProgram, example: Tensor, notes: Mapping[str, str]) -> bytes:
+def _price(program: Program, inputs: Tensor) -> float:
+    """Return what the program costs in torch, in passes of its network."""
+    with torch.no_grad():
+        return _ratio(program, program.network.eval(), inputs, program.ready(inputs))
+
+
+def _ratio(run: Run, plain: Run, inputs: Tensor, ready: Tensor) -> float:
+    """Return the time of one function on inputs over that of another on prepared inputs: the shortest of a few."""
+    times, start = [], time.perf_counter()
+    while not times or (len(times) < 7 and time.perf_counter() - start < MOST_SECONDS):
+        times.append([_seconds(run, inputs), _seconds(plain, ready.clone())])
+    whole, one = (min(column) for column in zip(*times, strict=True))
+    return whole / one
+
+
+def _seconds(run: Run, inputs: Tensor) -> float:
+    start = time.perf_counter()
+    run(inputs)
+    return time.perf_counter() - start
+
+
+def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> bytes:
     """Return a program as the content of a .pt2 file, in which all draws stand one after the other."""
     content = io.BytesIO()
     with torch.no_grad(), words_for_exporter():
@@ -257,12 +342,8 @@ def _torch_file(program: Program | LinearProgram, example: Tensor, notes: Mappin
     return content.getvalue()
 
 
-def _sizes(program: Program | LinearProgram, novelty: Novelty | None) -> tuple[int, int]:
+def _sizes(program: Program, novelty: Novelty | None) -> tuple[int, int]:
     """Return the bytes of the weights, and those of the bank and the detector."""
-    network = program.network
-    held = [*program.bank(), *([] if novelty is None else novelty.state()[1].values())]
-    return _bytes([*network.parameters(), *network.buffers()]), _bytes(held)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    network, detector = program.network, {} if novelty is None else novelty.state()[1]
+    weights = num_bytes([*network.parameters(), *network.buffers()])
+    return weights, program.draws.num_bytes() + num_bytes(list(detector.values()))

@@ -1,8 +1,9 @@
-r"""The linear engine in a file: one pass, its backward passes, and the draws that are combined from them.
+r"""All draws at once in a file: one pass, how its outputs move, and the draws that are combined from them.
 
-The forward and backward passes of reverse mode are traced once, for any number of inputs, as operations that a file
-can hold. Forward mode is made of a few ordinary passes. Both give the outputs at the centre and how they move along Q
-directions, (n, 1 + Q, ...). A draw is a combination of these, so S draws cost hardly more than one.
+The forward and backward passes of the linear engine's reverse mode are traced once, for any number of inputs, as
+operations that a file can hold. Forward mode is made of a few ordinary passes. Both give the outputs at the centre and
+how they move along Q directions, (n, Q, ...). A draw is a combination of these, so S draws cost hardly more than one.
+Draws of a last layer need its features alone.
 """
 
 from collections.abc import Sequence
@@ -16,15 +17,26 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from batchbayes.engines.linear import STEP, LinearPlan, plan_linear
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.batchnorm.jacobian import LEFT_OUT, WARMTH, along_directions
+from batchbayes.methods.batchnorm.jacobian import LEFT_OUT, WARMTH, affine_batch_norm, along_directions
 from batchbayes.methods.batchnorm.omega import as_buffers
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.laplace.last_layer_laplace import LaplacePosterior
 from batchbayes.network.function import Network, pick_output
 from batchbayes.network.shadow import workplace
 from batchbayes.predictive import at_least_single
 
 TRACED = 97
 """Examples that a trace is made with. A number that is hardly the length of another axis, so that it stays free."""
+
+
+def run_network(network: Network, inputs: Tensor, **changes: Any) -> Tensor:
+    """Run the network on a copy of the inputs, which it may change in place. The changes are those of `Network`.
+
+    Unlike a call of `Network`, it raises the errors of torch's exporter as they are.
+    """
+    with workplace(network.module) as place:
+        place.prepare(changes)
+        return pick_output(place.module(inputs.clone()), network.output)
 
 
 class Moves(nn.Module):
@@ -36,6 +48,9 @@ class Moves(nn.Module):
         weights, index = plan.combinations.weights, plan.combinations.index
         self._index, self._weights = index, None if weights is None else weights[index]
         self._is_contrast = is_contrast
+        held = [plan.directions.float(), self._index if self._weights is None else self._weights]
+        self.num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in held)
+        """What is held beside the network."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs, slopes = self.tangents(inputs)  # (n, ...), (n, Q, ...)
@@ -73,24 +88,39 @@ class Differences(nn.Module):
 
     def __init__(self, network: Network, posterior: BatchNormPosterior, plan: LinearPlan) -> None:
         super().__init__()
-        self.network, self._output, self._sides = network.module, network.output, plan.sides
+        self.network, self._run, self._sides = network.module, partial(run_network, network), plan.sides
         steps = (1.0,) if plan.sides == 1 else (STEP, -STEP)
         omegas = [posterior.center, *(posterior.center + side * d for d in plan.directions for side in steps)]
         self._omegas = [as_buffers(posterior.sites, posterior._statistics(omega)) for omega in omegas]
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        middle, *others = (self._pass(inputs, tensors) for tensors in self._omegas)
+        passes = (self._run(inputs, tensors=tensors) for tensors in self._omegas)
+        middle, *others = (outputs.to(at_least_single(outputs.dtype)) for outputs in passes)
         if self._sides == 1:
             slopes = [other - middle for other in others]
         else:
             slopes = [(up - down) / (2 * STEP) for up, down in zip(others[::2], others[1::2], strict=True)]
         return middle, torch.stack(slopes, 1)
 
-    def _pass(self, inputs: Tensor, tensors: dict[str, Any]) -> Tensor:
-        with workplace(self.network) as place:
-            place.prepare({"tensors": tensors})
-            outputs = pick_output(place.module(inputs), self._output)
-        return outputs.to(at_least_single(outputs.dtype))
+
+class Heads(nn.Module):
+    """Draws of the last layer: its features, and what each draw makes of them."""
+
+    def __init__(self, posterior: LaplacePosterior, network: Network, count: int, seed: int) -> None:
+        super().__init__()
+        self.network, self._run, self._name = network.module, partial(run_network, network), posterior.layer.name
+        self._has_bias = posterior.layer.module.bias is not None
+        self._deviations = posterior.deviations(seed, range(count)).mT.double().cpu().contiguous()  # (S, P, K)
+        self.num_bytes = self._deviations.numel() * self._deviations.element_size()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return all draws, (S, n, ...)."""
+        seen: list[Tensor] = []
+        outputs = self._run(inputs, before={self._name: seen.append})
+        features = seen[0].double()  # as in `predict`: draws may be the difference of large numbers
+        features = nn.functional.pad(features, (0, 1), value=1.0) if self._has_bias else features
+        moves = (features @ self._deviations).to(outputs.dtype)  # (S, n, K)
+        return outputs + (moves if outputs.ndim > 1 else moves[..., 0])
 
 
 def linear_moves(
@@ -115,6 +145,7 @@ def traced_tangents(posterior: BatchNormPosterior, network: Network, ready: Tens
     """Return forward and backward passes as one module: inputs to outputs (n, ...) and slopes (n, Q, ...)."""
     sites, statistics = posterior.sites, posterior._statistics(posterior.center)
     along = along_directions(sites, statistics, plan.directions)
+    table = {**core_aten_decompositions(), torch.ops.aten.convolution_backward.default: _convolution_backward}
     seen: list[tuple[int, Tensor]] = []
 
     def see(number: int, h: Tensor) -> Tensor:
@@ -122,21 +153,17 @@ def traced_tangents(posterior: BatchNormPosterior, network: Network, ready: Tens
         seen.append((number, h))
         return h
 
-    with workplace(network.module) as place:
-        place.prepare(
-            {
-                "tensors": as_buffers(sites, statistics),
-                "before": {site.name: partial(see, number) for number, site in enumerate(sites)},
-            }
-        )
+    before = {site.name: partial(see, number) for number, site in enumerate(sites)}
+
+    with workplace(network.module) as place:  # entered before the trace, because it compares tensors
+        place.prepare({"tensors": as_buffers(sites, statistics), "before": before})
 
         def run(inputs: Tensor) -> tuple[Tensor, Tensor]:
             seen.clear()
-            with torch.enable_grad():
-                outputs = pick_output(place.module(inputs), network.output)
+            with torch.enable_grad(), affine_batch_norm():
+                outputs = pick_output(place.module(inputs.clone()), network.output)
                 return outputs.detach(), _slopes(outputs, seen, along)
 
-        table = {**core_aten_decompositions(), torch.ops.aten.convolution_backward.default: _convolution_backward}
         examples = ready[torch.arange(TRACED) % len(ready)]
         return make_fx(run, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(examples)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchbayes.export.program import Finish, LinearProgram, Program, words_for_exporter
+from batchbayes.export.program import Finish, Loop, Program, words_for_exporter
 
 INPUT, BATCH = "input", "batch"
 
@@ -25,36 +25,49 @@ def _onnx() -> Any:
     return import_module("onnx")
 
 
-def build_model(program: Program | LinearProgram, example: Tensor, notes: Mapping[str, str]) -> Any:
+def build_model(program: Program, example: Tensor) -> Any:
     """Return an `onnx.ModelProto` that computes what the program computes, for any number of inputs."""
-    graph, x = _Graph(), [INPUT]
+    graph = _Graph()
+    taken = graph.at_least_one(example)
+    x = [taken]
     if program.prepare is not None:
         x = graph.add("prepare", _exported(program.prepare, (example,), [True]), x)
     with torch.no_grad():
-        ready = example if program.prepare is None else program.prepare(example)
+        ready = program.ready(example)
         p_value = () if program.detector is None else (program.detector(ready),)
-    if isinstance(program, LinearProgram):
-        with torch.no_grad():
-            state = list(program.total(ready))
-        found = graph.add("draws", _exported(program.total, (ready,), [True]), x)
+        state = program.draws(ready)
+        wanted = program.finish(example, state, *p_value)
+    if isinstance(program.draws, Loop):
+        found = _looped(graph, program.draws, ready, x)
     else:
-        state, found = _looped(graph, program, ready, x)
-    with torch.no_grad():
-        wanted = program.finish(state, *p_value)
+        found = graph.add("draws", _exported(program.draws, (ready,), [True]), x)
     if program.detector is not None:
         found += graph.add("detector", _exported(program.detector, (ready,), [True]), x)
-    finish = _exported(_Listed(program.finish), (state, *p_value), [[True] * len(state), *[True] * len(p_value)])
-    return graph.model(graph.add("finish", finish, found), wanted, example, notes)
+    is_batch = [True, [True] * len(state), *[True] * len(p_value)]
+    finish = _exported(_Listed(program.finish), (example, state, *p_value), is_batch)
+    return graph.model(graph.add("finish", finish, [taken, *found]), wanted, example)
 
 
-def _looped(graph: "_Graph", program: Program, ready: Tensor, x: list[str]) -> tuple[list[Tensor], list[str]]:
-    """Append a Loop over all draws. Return some sums, and the names of the last ones."""
-    rows = [bank[0] for bank in program.step.rows()]
+def with_notes(model: Any, notes: Mapping[str, str]) -> Any:
+    """Return a model with texts that it carries along."""
+    _onnx().helper.set_model_props(model, dict(notes))
+    return model
+
+
+def plain_model(program: Program, example: Tensor) -> bytes:
+    """Return the network alone as the content of an ONNX file, to compare the time of a file with."""
+    ready = program.ready(example)
+    return _exported(program.network, (ready,), [True]).SerializeToString()
+
+
+def _looped(graph: "_Graph", loop: Loop, ready: Tensor, x: list[str]) -> list[str]:
+    """Append a Loop over all draws. Return the names of the last sums."""
+    rows = [bank[0] for bank in loop.step.rows()]
     with torch.no_grad():
-        state = program.step(ready, torch.tensor(0), rows, program.state)
+        state = loop.step(ready, torch.tensor(0), rows, loop.state)
     shapes = [True, False, [False] * len(rows), [True] * len(state)]
-    step = _exported(program.step, (ready, torch.tensor(0), rows, state), shapes)
-    return state, graph.loop(step, x[0], program.step.rows(), state, program.passes)
+    step = _exported(loop.step, (ready, torch.tensor(0), rows, state), shapes)
+    return graph.loop(step, x[0], loop.step.rows(), state, loop.passes)
 
 
 class _Listed(nn.Module):
@@ -64,8 +77,8 @@ class _Listed(nn.Module):
         super().__init__()
         self.finish = finish
 
-    def forward(self, state: list[Tensor], p_value: Tensor | None = None) -> tuple[Tensor, ...]:
-        return tuple(self.finish(state, p_value).values())
+    def forward(self, inputs: Tensor, state: list[Tensor], p_value: Tensor | None = None) -> tuple[Tensor, ...]:
+        return tuple(self.finish(inputs, state, p_value).values())
 
 
 def _exported(module: nn.Module, args: tuple[Any, ...], is_batch: list[Any]) -> Any:
@@ -107,6 +120,23 @@ class _Graph:
         self._tensors: dict[str, Any] = {}
         """Initialisers by the digest of their content, so that each is held once."""
         self._opset = 0
+
+    def at_least_one(self, example: Tensor) -> str:
+        """Append a row of zeros if there are no inputs, because runtimes fail there. Return the name of the rows.
+
+        Outputs are cut to the number of inputs again.
+        """
+        node, one = _onnx().helper.make_node, self._tensor("one", torch.tensor([1]))
+        zero, rest = self._tensor("zero_row", example.new_zeros(())), torch.tensor(example.shape[1:])
+        self._nodes += [
+            node("Shape", [INPUT], ["num_inputs"], start=0, end=1),
+            node("Sub", [one, "num_inputs"], ["num_missing"]),
+            node("Max", ["num_missing", self._tensor("none", torch.tensor([0]))], ["num_added"]),
+            node("Concat", ["num_added", self._tensor("row", rest)], ["shape_added"], axis=0),
+            node("Expand", [zero, "shape_added"], ["added"]),
+            node("Concat", [INPUT, "added"], ["rows"], axis=0),
+        ]
+        return "rows"
 
     def add(self, name: str, part: Any, inputs: Sequence[str]) -> list[str]:
         """Append a part, which gets these values as its inputs. Return the names of its outputs."""
@@ -151,13 +181,13 @@ class _Graph:
         self._nodes.append(helper.make_node("Loop", [*trips, *starts], ends, body=body))
         return ends
 
-    def model(
-        self, found: Sequence[str], wanted: Mapping[str, Tensor], example: Tensor, notes: Mapping[str, str]
-    ) -> Any:
+    def model(self, found: Sequence[str], wanted: Mapping[str, Tensor], example: Tensor) -> Any:
         """Return the model, whose outputs have the names, types and shapes of those that are wanted."""
         helper = _onnx().helper
+        first = self._tensor("none", torch.tensor([0]))
         self._nodes += [
-            helper.make_node("Identity", [value], [name]) for value, name in zip(found, wanted, strict=True)
+            helper.make_node("Slice", [value, first, "num_inputs"], [name])
+            for value, name in zip(found, wanted, strict=True)
         ]
         graph = helper.make_graph(
             self._nodes,
@@ -169,7 +199,6 @@ class _Graph:
         opset = [helper.make_opsetid("", self._opset)]
         model = helper.make_model(graph, opset_imports=opset, producer_name="batchbayes")
         model.ir_version = helper.find_min_ir_version_for(opset)
-        helper.set_model_props(model, dict(notes))
         _onnx().checker.check_model(model)
         return model
 

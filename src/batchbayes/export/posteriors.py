@@ -32,10 +32,10 @@ from batchbayes.methods.views.transforms import (
     Transform,
 )
 from batchbayes.methods.views.with_views import ViewsPosterior
-from batchbayes.network.function import Network, pick_output
-from batchbayes.network.shadow import workplace
+from batchbayes.export.linear import run_network
+from batchbayes.network.function import Network
 from batchbayes.novelty.detector import MOST, Novelty
-from batchbayes.novelty.scores import TAIL
+from batchbayes.novelty.scores import TAIL, TIE
 from batchbayes.novelty.statistics import FLOOR, Place
 from batchbayes.posterior import Posterior
 
@@ -258,18 +258,12 @@ def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
     return F.grid_sample(fine, grid, padding_mode=outside, align_corners=False).to(images.dtype)
 
 
-TIE = 1e-9
-"""Scores that differ by less are equal. They are sums of logarithms of ranks, so ties are common, and the last digit of
-a logarithm is not the same everywhere."""
-
-
 class Detector(nn.Module):
     """One more pass of the network, with its batch-norm sites watched."""
 
     def __init__(self, detector: Novelty, network: Network) -> None:
         super().__init__()
-        self.network, self._output = network.module, network.output
-        self._sight = detector.sight
+        self.network, self._run, self._sight = network.module, partial(run_network, network), detector.sight
         # torch.export wants tensors that are in the order of their memory, and warns of others.
         self._gaussian = replace(detector.gaussian, directions=detector.gaussian.directions.contiguous())
         units = self._sight.units.split([place.channels for place in self._sight.places], dim=1)
@@ -300,9 +294,7 @@ class Detector(nn.Module):
             seen[place.name] = _statistics(h, unit, place.positions)
 
         before = {place.name: partial(see, place, unit) for place, unit in zip(places, self._units, strict=True)}
-        with workplace(self.network) as place:
-            place.prepare({"before": before})
-            outputs = pick_output(place.module(inputs), self._output).double()
+        outputs = self._run(inputs, before=before).double()
         if not self._sight.logits:
             logits = outputs.new_zeros(outputs.shape[0], 0)
         else:

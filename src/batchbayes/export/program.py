@@ -1,9 +1,8 @@
 """What a file computes, as torch modules: a step for each draw, and what is said when all draws are done.
 
 A step takes inputs, the number of the draw, its rows of the bank and the running sums, and returns new sums. So a file
-holds the network once, in a loop, and memory does not grow with the number of draws.
-
-Running sums over draws, as the steps of a file compute them: the counterpart of the sums in `predictive.py`.
+holds the network once, in a loop, and memory does not grow with the number of draws. Where all draws are combinations
+of one pass, as for the linear engine and the last-layer Laplace approximation, they are made at once.
 """
 
 import copy
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
 from batchbayes.errors import BatchbayesError
-from batchbayes.export.linear import Moves, linear_moves
+from batchbayes.export.linear import Heads, Moves, linear_moves, run_network
 from batchbayes.export.posteriors import Bank, BankedView, Detector, bank_views, fill_bank
 from batchbayes.likelihoods import (
     Bernoulli,
@@ -30,9 +29,9 @@ from batchbayes.likelihoods import (
     require_likelihood,
 )
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.laplace.last_layer_laplace import LaplacePosterior
 from batchbayes.methods.views.with_views import ViewsPosterior
-from batchbayes.network.function import Network, pick_output
-from batchbayes.network.shadow import workplace
+from batchbayes.network.function import Network
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predictive import RunningBernoulli, at_least_single
@@ -40,7 +39,8 @@ from batchbayes.predictive import RunningBernoulli, at_least_single
 ROUNDING = 1e-5
 """How far above the threshold an uncertainty must be for a flag: in nats, or as a share of a standard deviation. A file
 rounds otherwise than `predict`, which may have set the threshold to the uncertainty of a row."""
-
+MOST_JOINT = 64
+"""Up to this number of real outputs, a file has their covariance."""
 
 State = list[Tensor]
 Threshold = float | Sequence[float] | None
@@ -68,13 +68,11 @@ class ClassSummary:
 
     def add(self, outputs: Tensor, number: Tensor, state: State) -> State:
         """Add the outputs (N, ...) of draw `number`, which is counted from 0."""
-        log_probs = self.likelihood.logits(outputs[None])[0].log_softmax(-1)  # (N, ..., K)
-        probs = log_probs.exp()
-        return [state[0] + probs, state[1] - (probs * log_probs).sum(-1)]
+        return [old + new for old, new in zip(state, self.total(outputs[None]), strict=True)]
 
     def total(self, draws: Tensor) -> State:
-        """Return the sums of all draws at once, (S, N, ...)."""
-        log_probs = self.likelihood.logits(draws).log_softmax(-1)
+        """Return the sums of several draws, (S, N, ...)."""
+        log_probs = self.likelihood.logits(draws).log_softmax(-1)  # (S, N, ..., K)
         probs = log_probs.exp()
         return [probs.sum(0), -(probs * log_probs).sum(-1).sum(0)]
 
@@ -85,55 +83,76 @@ class ClassSummary:
         information = (entropy - state[1] / count).clamp_min(0) if count > 1 else torch.zeros_like(entropy)
         shown = probs[..., 1] if isinstance(self.likelihood.summary(), RunningBernoulli) else probs
         found = {"probs": shown, "entropy": entropy, "mutual_information": information}
-        return found, entropy.reshape(entropy.shape[0], -1).mean(1, keepdim=True)
+        return found, _columns(entropy).mean(1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class ValueSummary:
-    """Mean, sum of squared deviations (Welford's update) and mean noise."""
+    """Mean, sum of squared deviations (Welford's update) and mean noise. Several outputs have products of deviations."""
 
     likelihood: Gaussian | HeteroscedasticGaussian
     conformal: Intervals | None
 
     def start(self, outputs: Tensor) -> State:
-        return [outputs.new_zeros([1] * outputs.ndim) for _ in range(3)]
+        middle = outputs.new_zeros([1] * self.likelihood(outputs[None]).mean[0].ndim)
+        return [middle, middle[..., None] if self._is_joint(outputs) else middle, middle]
+
+    def _is_joint(self, outputs: Tensor) -> bool:
+        """Whether there are several outputs for each example, but few enough for a matrix."""
+        mean = self.likelihood(outputs[None]).mean[0]
+        return mean.ndim == 2 and 1 < mean.shape[1] <= MOST_JOINT
+
+    def _products(self, left: Tensor, right: Tensor, is_joint: bool) -> Tensor:
+        """Return squares (..., N, D), or products of all pairs of outputs (..., N, D, D)."""
+        return left[..., :, None] * right[..., None, :] if is_joint else left * right
 
     def add(self, outputs: Tensor, number: Tensor, state: State) -> State:
         component, share = self.likelihood(outputs[None]), 1 / (number + 1)
         value, noise = component.mean[0], component.variance.expand_as(component.mean)[0]
         middle, squares, noises = state
         moved = middle + (value - middle) * share
-        return [moved, squares + (value - middle) * (value - moved), noises + (noise - noises) * share]
+        added = self._products(value - middle, value - moved, self._is_joint(outputs))
+        return [moved, squares + added, noises + (noise - noises) * share]
 
     def total(self, draws: Tensor) -> State:
         component = self.likelihood(draws)
         middle = component.mean.mean(0)
-        squares = (component.mean - middle).square().sum(0)
+        moved = component.mean - middle
+        squares = self._products(moved, moved, self._is_joint(draws[0])).sum(0)
         return [middle, squares, component.variance.expand_as(component.mean).mean(0)]
 
     def finish(self, state: State, count: int) -> tuple[dict[str, Tensor], Tensor]:
-        middle, squares, noise = state[:3]
-        variance = squares / count
+        middle, squares, noise = state
+        is_joint = squares.ndim > middle.ndim
+        variance = (squares.diagonal(dim1=-2, dim2=-1) if is_joint else squares) / count
         spread = (variance + noise).sqrt()
         found = {"pred_mean": middle, "pred_std": spread, "epistemic_std": variance.sqrt()}
+        if is_joint:
+            found["covariance"] = squares / count + noise.diag_embed()
         if self.conformal is not None:
             found["lower"], found["upper"] = self.conformal.ends(middle, spread)
-        return found, variance.sqrt().reshape(variance.shape[0], -1)
+        return found, _columns(variance.sqrt())
 
 
 Summary = ClassSummary | ValueSummary
 """How outputs of draws become sums, and sums become what a file says."""
 
 
+def _columns(values: Tensor) -> Tensor:
+    """Return (N, ...) as (N, columns)."""
+    return values.flatten(1) if values.ndim > 1 else values[:, None]
+
+
 class Step(nn.Module):
     """One pass of the network, added to the running sums."""
 
     def __init__(
-        self, network: Network, bank: Bank, views: Sequence[BankedView], average: int, summary: Summary
+        self, network: Network, bank: Bank, views: Sequence[BankedView], average: int, summary: Summary, keep: int = 0
     ) -> None:
+        """`keep` is the number of draws if their outputs are kept, else 0."""
         super().__init__()
-        self.network, self._output = network.module, network.output
-        self._bank, self._views, self._average, self._summary = bank, views, average, summary
+        self.network, self._run = network.module, partial(run_network, network)
+        self._bank, self._views, self._average, self._summary, self._keep = bank, views, average, summary, keep
 
     def rows(self) -> list[Tensor]:
         """Return the bank, one tensor (V, ...) for each row that a step takes."""
@@ -143,18 +162,26 @@ class Step(nn.Module):
         """Add pass `number` to the sums. With views that are averaged, only each last of them changes the sums."""
         outputs = self._pass(inputs, rows)
         if self._average == 1:
-            return self._summary.add(outputs, number, state)
+            return self._add(outputs, number, state)
         *sums, partial_mean = state
         total = partial_mean + outputs / self._average
         is_last = (number + 1) % self._average == 0
-        added = self._summary.add(total, number.div(self._average, rounding_mode="floor"), sums)
+        added = self._add(total, number.div(self._average, rounding_mode="floor"), sums)
         kept = [torch.where(is_last, new, old) for new, old in zip(added, sums, strict=True)]
         return [*kept, torch.where(is_last, torch.zeros_like(total), total)]
 
-    def start(self, outputs: Tensor) -> State:
-        """Return sums of nothing, for outputs of this shape. They have one element, and broadcast."""
-        sums = self._summary.start(outputs)
-        return sums if self._average == 1 else [*sums, outputs.new_zeros([1] * outputs.ndim)]
+    def _add(self, outputs: Tensor, number: Tensor, state: State) -> State:
+        """Add the outputs of a draw to the sums, and put them in their place among those that are kept, (N, S, ...)."""
+        if not self._keep:
+            return self._summary.add(outputs, number, state)
+        place = (torch.arange(self._keep) == number).to(outputs.dtype).view(-1, *[1] * (outputs.ndim - 1))
+        return [*self._summary.add(outputs, number, state[:-1]), state[-1] + outputs[:, None] * place]
+
+    def start(self, ready: Tensor) -> State:
+        """Return sums of nothing, for the outputs of some inputs. They have one element, and broadcast."""
+        outputs = self._pass(ready, [bank[0] for bank in self.rows()])
+        sums, nothing = self._summary.start(outputs), outputs.new_zeros([1] * outputs.ndim)
+        return [*sums, *([nothing[None]] if self._keep else []), *([nothing] if self._average > 1 else [])]
 
     def _pass(self, inputs: Tensor, rows: list[Tensor]) -> Tensor:
         """Return the outputs (N, ...) of one draw on its view of the inputs."""
@@ -179,73 +206,119 @@ class Step(nn.Module):
             calls[name] += 1
             return activations * factor + offset
 
-        with workplace(self.network) as place:
-            place.prepare({"tensors": tensors, "instead": {name: partial(masked, name) for name in masks}})
-            return pick_output(place.module(inputs), self._output)
+        return self._run(inputs, tensors=tensors, instead={name: partial(masked, name) for name in masks})
+
+
+class Loop(nn.Module):
+    """All draws, one after the other."""
+
+    def __init__(self, step: Step, ready: Tensor) -> None:
+        """`ready` are some inputs of the network, which say what shape its outputs have."""
+        super().__init__()
+        self.step, self.passes = step, len(step.rows()[0]) if step.rows() else 1
+        with torch.no_grad():
+            self.state = step.start(ready)
+
+    def forward(self, ready: Tensor) -> State:
+        """Return the sums, in the order that `Finish` takes."""
+        state, rows = self.state, self.step.rows()
+        for number in range(self.passes):
+            state = self.step(ready, torch.tensor(number), [bank[number] for bank in rows], state)
+        return state
+
+    def num_bytes(self) -> int:
+        """Return how much the file holds beside the network."""
+        return num_bytes(self.step.rows())
+
+
+class AtOnce(nn.Module):
+    """All draws from one pass and a few more, for each example by itself."""
+
+    def __init__(self, moves: Moves | Heads, summary: Summary, keep: bool) -> None:
+        super().__init__()
+        self.moves, self._summary, self._keep = moves, summary, keep
+
+    def forward(self, ready: Tensor) -> State:
+        draws = self.moves(ready)  # (S, N, ...)
+        draws = draws.to(at_least_single(draws.dtype))
+        return [*self._summary.total(draws), *([draws.transpose(0, 1)] if self._keep else [])]
+
+    def num_bytes(self) -> int:
+        return self.moves.num_bytes
+
+
+def num_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class Finish(nn.Module):
     """What is said about each input when all draws are done."""
 
-    def __init__(self, summary: Summary, count: int, threshold: Threshold, level: float) -> None:
+    def __init__(self, summary: Summary, count: int, threshold: Threshold, level: float, keep: bool) -> None:
         super().__init__()
         self._threshold = None
         if threshold is not None:
             each = torch.as_tensor(threshold, dtype=torch.float64).reshape(-1)
             unit = torch.ones_like(each) if isinstance(summary, ClassSummary) else each.abs()
             self._threshold = each + ROUNDING * unit
-        self._summary, self._count, self._level = summary, count, level
+        self._summary, self._count, self._level, self._keep = summary, count, level, keep
 
-    def forward(self, state: State, p_value: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the outputs of the file by name. An input is flagged if it is uncertain or unlike the training data.
+    def forward(self, inputs: Tensor, state: State, p_value: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the outputs of the file by name.
+
+        An input is flagged if it is uncertain, unlike the training data, or no number.
 
         Args:
+            inputs: those of the file.
             state: the sums of all steps.
             p_value: that of the novelty detector, (N,).
         """
-        found, uncertainty = self._summary.finish(state, self._count)
-        flags = [] if self._threshold is None else [(uncertainty.double() > self._threshold).any(1)]
+        sums = state[:-1] if self._keep else state
+        found, uncertainty = self._summary.finish(sums, self._count)
+        limit = torch.finfo(torch.float64).max if self._threshold is None else self._threshold
+        flag = ~(uncertainty.double() <= limit).all(1)  # also for NaN
+        if inputs.is_floating_point():
+            flag = flag | ~(inputs.abs() <= torch.finfo(inputs.dtype).max).flatten(1).all(1)
+        if self._keep:
+            found["draws"] = state[-1]
         if p_value is not None:
             found["novelty"] = p_value
-            flags.append(p_value <= self._level)
-        if flags:
-            found["flag"] = torch.stack(flags).any(0)
-        return found
+            flag = flag | (p_value <= self._level)
+        return found | {"flag": flag}
 
 
 class Program(nn.Module):
     """The whole prediction: inputs (N, ...) in, outputs by name out."""
 
     def __init__(
-        self, prepare: nn.Module | None, step: Step, finish: Finish, detector: nn.Module | None, ready: Tensor
+        self,
+        prepare: nn.Module | None,
+        draws: Loop | AtOnce,
+        finish: Finish,
+        detector: nn.Module | None,
+        network: nn.Module,
     ) -> None:
-        """`ready` are some inputs of the network, which say what shape its outputs have."""
         super().__init__()
-        self.prepare, self.step, self.finish = prepare, step, finish
-        self._detector = (detector,)  # no submodule: torch.export cannot have the network in two
-        with torch.no_grad():
-            self.state = step.start(step._pass(ready, [bank[0] for bank in step.rows()]))
-        self.passes = len(step.rows()[0]) if step.rows() else 1
+        self.prepare, self.draws, self.finish = prepare, draws, finish
+        self._others = detector, network  # no submodules: torch.export cannot have the network in two
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Run all steps, one after the other."""
-        ready = inputs if self.prepare is None else self.prepare(inputs)
-        state, rows = self.state, self.step.rows()
-        for number in range(self.passes):
-            state = self.step(ready, torch.tensor(number), [bank[number] for bank in rows], state)
-        return self.finish(state, None if self.detector is None else self.detector(ready))
+        """Make all draws, and say what they say."""
+        ready = self.ready(inputs)
+        return self.finish(inputs, self.draws(ready), None if self.detector is None else self.detector(ready))
+
+    def ready(self, inputs: Tensor) -> Tensor:
+        """Return the inputs of the network."""
+        return inputs if self.prepare is None else self.prepare(inputs.clone())
 
     @property
     def detector(self) -> nn.Module | None:
-        return self._detector[0]
+        return self._others[0]
 
     @property
     def network(self) -> nn.Module:
-        return self.step.network
-
-    def bank(self) -> list[Tensor]:
-        """Return the tensors that the file holds beside the network."""
-        return self.step.rows()
+        return self._others[1]
 
 
 @contextmanager
@@ -270,53 +343,12 @@ def words_for_exporter() -> Iterator[None]:
         ) from error
 
 
-class Total(nn.Module):
-    """All draws of the linear engine, as sums."""
-
-    def __init__(self, moves: Moves, summary: Summary) -> None:
-        super().__init__()
-        self.moves, self._summary = moves, summary
-
-    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the sums, in the order that `Finish` takes."""
-        return tuple(self._summary.total(self.moves(inputs)))
-
-
-class LinearProgram(nn.Module):
-    """The whole prediction by the linear engine."""
-
-    def __init__(
-        self, prepare: nn.Module | None, total: Total, finish: Finish, detector: nn.Module | None, network: nn.Module
-    ) -> None:
-        super().__init__()
-        self.prepare, self.total, self.finish = prepare, total, finish
-        self._detector, self._network = (detector,), (network,)  # no submodules, as in `Program`
-
-    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Make all draws at once."""
-        ready = inputs if self.prepare is None else self.prepare(inputs)
-        return self.finish(list(self.total(ready)), None if self.detector is None else self.detector(ready))
-
-    @property
-    def detector(self) -> nn.Module | None:
-        return self._detector[0]
-
-    @property
-    def network(self) -> nn.Module:
-        return self._network[0]
-
-    def bank(self) -> list[Tensor]:
-        """Return the tensors that the file holds beside the network."""
-        known = {id(tensor) for tensor in (*self.network.parameters(), *self.network.buffers())}
-        return [each for each in (*self.total.parameters(), *self.total.buffers()) if id(each) not in known]
-
-
 def build_program(
     posterior: Posterior,
     examples: Tensor,
     likelihood: Likelihood[Any],
     *,
-    num_samples: int = 64,
+    num_samples: int | None = None,
     seed: int = 0,
     conformal: Intervals | None = None,
     threshold: Threshold = None,
@@ -324,32 +356,39 @@ def build_program(
     novelty_level: float = 0.01,
     prepare: nn.Module | None = None,
     engine: Literal["sample", "linear"] = "sample",
-) -> "Program | LinearProgram":
+    keep_draws: bool = False,
+) -> Program:
     """Return the program that predicts with a posterior. The arguments are those of `export`."""
     require_likelihood(likelihood)
     network, summary = _copied(posterior), summary_of(likelihood, conformal)
-    num_samples = num_draws(posterior, whole_number("num_samples", num_samples))
-    ready = examples if prepare is None else prepare(examples)
-    finish = Finish(summary, num_samples, threshold, novelty_level)
-    detector = None if novelty is None else Detector(novelty, network)
-    if engine == "linear" and isinstance(posterior, BatchNormPosterior) and not posterior.is_point:
+    count = num_draws(posterior, None if num_samples is None else whole_number("num_samples", num_samples))
+    ready = examples if prepare is None else prepare(examples.clone())
+    moves: Moves | Heads | None = None
+    if isinstance(posterior, LaplacePosterior):
+        moves = Heads(posterior, network, count, seed)
+    elif engine == "linear" and isinstance(posterior, BatchNormPosterior) and not posterior.is_point:
+        contrasts = bool(likelihood.shift_invariant) and not keep_draws
         with words_for_exporter():
-            moves = linear_moves(
-                posterior, network, ready, num_samples, seed, contrasts=bool(likelihood.shift_invariant)
-            )
-        return LinearProgram(prepare, Total(moves, summary), finish, detector, network.module).eval()
-    return Program(
-        prepare, _step(posterior, network, ready, summary, num_samples, seed), finish, detector, ready
-    ).eval()
+            moves = linear_moves(posterior, network, ready, count, seed, contrasts=contrasts)
+    draws: Loop | AtOnce
+    if moves is not None:
+        draws = AtOnce(moves, summary, keep_draws)
+    else:
+        draws = Loop(_step(posterior, network, ready, summary, count, seed, count if keep_draws else 0), ready)
+    finish = Finish(summary, count, threshold, novelty_level, keep_draws)
+    detector = None if novelty is None else Detector(novelty, network)
+    return Program(prepare, draws, finish, detector, network.module).eval()
 
 
-def _step(posterior: Posterior, network: Network, example: Tensor, summary: Summary, count: int, seed: int) -> Step:
+def _step(
+    posterior: Posterior, network: Network, example: Tensor, summary: Summary, count: int, seed: int, keep: int
+) -> Step:
     """Return the step of a posterior, on a network that is a copy of the posterior's own."""
     if not isinstance(posterior, ViewsPosterior):
-        return Step(network, fill_bank(posterior, example, count, seed), (), 1, summary)
+        return Step(network, fill_bank(posterior, example, count, seed), (), 1, summary, keep)
     passes = count * posterior.average
     bank = fill_bank(posterior.posterior, example, passes, seed)
-    return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary)
+    return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary, keep)
 
 
 def _copied(posterior: Posterior) -> Network:

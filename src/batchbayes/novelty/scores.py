@@ -98,6 +98,10 @@ def _leading(z: Tensor) -> tuple[Tensor, Tensor]:
 TAIL = 0.05
 """Above this share of the highest ordinary scores, surprise grows linearly, as for an exponential tail."""
 
+TIE = 1e-9
+"""Scores that differ by less are equal. They are sums of logarithms of ranks, so ties are common, and the last digit of
+a sum depends on its parts."""
+
 
 def surprise(ordinary: Tensor, scores: Tensor) -> Tensor:
     r"""Return $-\log p$ of scores (N, ...) among ordinary ones (n, ...), column by column.
@@ -130,5 +134,5 @@ def conformal_p_value(ordinary: Tensor, scores: Tensor) -> Tensor:
     >>> conformal_p_value(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 9.0])).tolist()
     [1.0, 0.75, 0.25]
     """
-    at_least = len(ordinary) - torch.searchsorted(ordinary.sort().values, scores.contiguous())
+    at_least = len(ordinary) - torch.searchsorted(ordinary.sort().values, scores.contiguous() - TIE)
     return (1 + at_least).double() / (len(ordinary) + 1)

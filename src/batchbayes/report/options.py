@@ -256,6 +256,6 @@ class ExportOptions(CommonOptions):
     input: str = option("inputs such as those to come; the file is compared on them", metavar="I")
     out: Path = option("a new file: .onnx or .pt2", type=Path, metavar="FILE")
     novelty: Path | None = option(
-        "a detector that bb.save has written", default=None, type=Path, metavar="N.safetensors"
+        "another detector than that of the assessment", default=None, type=Path, metavar="N.safetensors"
     )
     draws: int | None = option("number of networks to average (as in the assessment)", default=None, type=positive)

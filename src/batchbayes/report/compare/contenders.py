@@ -232,6 +232,7 @@ def notes_for_prediction(
         "draws": chosen.num_samples,
         "engine": "linear" if chosen.drawn is Drawn.LINEAR else "sample",  # what "auto" has chosen
         "reading": case.reading.to_json(),
+        "unit": case.settings.unit,
         "novelty_level": novelty_level(novelty),
         **more,
     }
