@@ -16,7 +16,7 @@ from batchbayes.methods.table import METHODS
 from batchbayes.metrics import mean_score
 from batchbayes.models import MLP
 from batchbayes.report.compare import tuning
-from batchbayes.report.compare.choose import recommend
+from batchbayes.report.compare.compare import recommend
 from batchbayes.report.compare.compare import judge_all
 from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.options import Settings

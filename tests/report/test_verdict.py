@@ -11,7 +11,7 @@ from batchbayes import BatchbayesError
 from batchbayes._common.rng import generator
 from batchbayes.methods.candidates import Candidate
 from batchbayes.methods.table import METHODS
-from batchbayes.report.compare.choose import Choice
+from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.compare.honesty import Honesty, Trust, class_honesty
 from batchbayes.report.result import flag_threshold, scores_for_limit

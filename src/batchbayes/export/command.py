@@ -5,12 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from batchbayes.calibrate import ConformalIntervals
 from batchbayes.errors import BatchbayesError
 from batchbayes.export.export import Exported, export
 from batchbayes.likelihoods import gaussian
 from batchbayes.report.assess import running
-from batchbayes.report.compare.rows import CONFORMAL_LEVEL
+from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.options import ExportOptions
 from batchbayes.report.read.factories import build_network
 from batchbayes.report.read.preprocess import Preprocessing
@@ -52,7 +51,7 @@ def export_posterior(options: ExportOptions) -> Exported:
         gaussian(notes["precision"]) if regression else noted_likelihood(notes),
         num_samples=options.draws or notes["draws"],
         seed=notes["seed"],
-        conformal=ConformalIntervals(CONFORMAL_LEVEL, _one_output(notes["conformal_width"])) if regression else None,
+        conformal=Intervals.from_notes(notes) if regression else None,
         threshold=_one_output(notes["threshold"]) if regression else notes["threshold"],
         novelty=load(options.novelty, network) if options.novelty else None,
         prepare=prepare,

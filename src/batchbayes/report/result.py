@@ -20,7 +20,7 @@ from batchbayes.novelty.detector import Novelty
 from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.predict import predict
-from batchbayes.report.compare.choose import Choice
+from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.compare.rows import Rows
 from batchbayes.report.read.case import Case

@@ -27,6 +27,7 @@ from batchbayes.network.batches import spread_evenly
 from batchbayes.novelty.detector import Novelty, novelty
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.compare.tuning import FOLDS
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.views import num_views, words
@@ -52,6 +53,8 @@ class Seen(Generic[P]):
     calibration: P
     test: P
     ood: P | None = None
+    intervals: Intervals | None = None
+    """Those of a regression."""
 
     @property
     def drawn(self) -> set[Drawn]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.text import count, number, percent
-from batchbayes.report.compare.choose import Choice
+from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.compare.honesty import (
     SMALL,

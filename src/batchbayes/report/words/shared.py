@@ -9,9 +9,10 @@ from torch import Tensor
 
 from batchbayes._common.text import count, number, percent
 from batchbayes.metrics import ood_auroc
-from batchbayes.report.compare.choose import DOUBT, Choice
+from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.honesty import SURE, Honesty
 from batchbayes.report.compare.rows import Rows
+from batchbayes.report.compare.tuning import DOUBT
 from batchbayes.report.words.methods import advice_of, short_name
 
 ASIDE = 0.1
