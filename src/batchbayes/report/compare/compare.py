@@ -8,6 +8,7 @@ Recommended is the simplest of the methods that are as good as the best, as far 
 test data takes no part in the choice, so what it says about the recommended method holds for new data.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,7 @@ from batchbayes.network.batches import spread_evenly
 from batchbayes.posterior import Posterior
 from batchbayes.predict import Predicted, predict, predict_stream
 from batchbayes.report.compare.contenders import EXACT_DRAWS, Contender, by_candidate
+from batchbayes.report.compare.honesty import Trust
 from batchbayes.report.compare.tuning import DOUBT, paired_difference
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.views import some_inputs
@@ -104,7 +106,15 @@ def _is_as_good(contender: Contender[Any], best: Contender[Any]) -> bool:
     difference, error = paired_difference(contender.calibration_losses, best.calibration_losses)
     if contender is best or len(contender.calibration_losses) < FEWEST:
         return True
-    return difference <= (FREE_DOUBT if _differ_in_temperature(contender, best) else DOUBT) * error
+    if not _differ_in_temperature(contender, best):
+        return difference <= DOUBT * error
+    return difference <= (0.0 if _points_right(best) else FREE_DOUBT) * error
+
+
+def _points_right(contender: Contender[Any]) -> bool:
+    """Return whether the temperature moves percentages the way in which the calibration data says they are off."""
+    wanted = {Trust.TOO_SURE: 1, Trust.TOO_UNSURE: -1}.get(contender.trust, 0)
+    return contender.has_temperature and wanted * math.log(contender.tuned["temperature"]) > 0
 
 
 def _differ_in_temperature(one: Contender[Any], other: Contender[Any]) -> bool:

@@ -31,6 +31,7 @@ from batchbayes.report.words.shared import (
     numbers,
     of_100,
     sentence_of_choice,
+    span,
     strange_sentence,
     too_few,
 )
@@ -39,6 +40,7 @@ FEWEST = 20
 """With fewer test examples nothing is said about where 90 % of true values are."""
 
 
+DOUBTFUL = "do not rely on its intervals where they are called too narrow below"
 REMEDIES = {
     Kind.SPREAD: "Their width follows how far predictions of this size are usually off",
     Kind.GROUPS: "Predictions of each size have a width of their own",
@@ -124,26 +126,39 @@ class Findings:
         """Return what was predicted for an output, (N,)."""
         return (self.targets + self.errors)[:, output]
 
+    def inside(self, output: int, ends: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Return which targets of an output are in their intervals, (N,)."""
+        (lower, upper), targets = ends or self.ends, self.targets
+        return ((targets >= lower) & (targets <= upper))[:, output]
+
 
 def value_verdict(found: Findings) -> Verdict:
     """Return the sentences of the first screen."""
     rows, quantities, targets, errors = found.rows, found.quantities, found.targets, found.errors
     own = found.contenders[0].metrics
-    each = list(zip(quantities, errors.T, targets.T, *(end.T for end in found.ends), strict=True))
-    good = [_within(quantity, error) for quantity, error, *_ in each]
+    each = list(zip(quantities, errors.T, targets.T, strict=True))
+    good = [_within(quantity, error) for quantity, error, _ in each]
+    worst = [worst_group(interval_groups(found, i)) for i in range(len(quantities))]
+    narrow = any(worst)
     verdict = {
-        "headline": f"90 % of true values fall within {_listed(good, quantities)} of the prediction.",
-        "What to do next": next_step(found.choice, value_gains(found.choice, own), marks=any(rows["flag"])),
-        "How good is it?": " ".join(_good(*every[:3], named=len(each) > 1) for every in each)
+        "headline": f"90 % of true values fall within {_listed(good, quantities)} of the prediction"
+        + (", but its intervals are too narrow for some of them." if narrow else "."),
+        "What to do next": next_step(
+            found.choice,
+            value_gains(found.choice, own),
+            marks=any(rows["flag"]),
+            but=DOUBTFUL if narrow else "",
+        ),
+        "How good is it?": " ".join(_good(*every, named=len(each) > 1) for every in each)
         + f" This was counted on {count(len(targets), 'test example')}.",
-        "Can its intervals be believed?": " ".join(_believed(found, i) for i in range(len(quantities))),
+        "Can its intervals be believed?": " ".join(_believed(found, i, group) for i, group in enumerate(worst)),
         "When to look twice": _marked(rows, errors[:, 0], quantities[0]),
     }
     if found.ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, found.ood.name)
     if len(targets) < FEWEST:
         return Verdict(too_few(len(targets), "test example", 100), is_usable=False)
-    if all(_explained(error, target) <= 0 for _, error, target, *_ in each):
+    if all(_explained(error, target) <= 0 for _, error, target in each):
         headline = (
             "It is no better than guessing: the mean of the test values as the answer to all inputs does as well."
         )
@@ -193,16 +208,16 @@ def _good(quantity: Quantity, errors: Tensor, targets: Tensor, *, named: bool) -
     )
 
 
-def _believed(found: Findings, output: int) -> str:
+def _believed(found: Findings, output: int, worst: Group | None) -> str:
     """Say whether intervals hold as many targets as they should, on average and in groups, as far as data can tell."""
     quantity, targets = found.quantities[output], found.targets[:, output]
     lower, upper = (end[:, output] for end in found.ends)
     if not bool(lower.isfinite().all()):
         return "There are none: too little calibration data."
-    inside, variance = (targets >= lower) & (targets <= upper), LEVEL * (1 - LEVEL)
-    held, counts = float(inside.double().mean()), (len(targets), found.calibration_count)
+    variance, counts = LEVEL * (1 - LEVEL), (len(targets), found.calibration_count)
+    held = float(found.inside(output).double().mean())
     slack = max(SMALL, DOUBT * sum(variance / max(1, each) for each in counts) ** 0.5)
-    gap, worst = held - LEVEL, worst_group(interval_groups(found, output, inside))
+    gap = held - LEVEL
     if abs(gap) > slack:
         word = "No, they are too narrow." if gap < 0 else "Yes, but they are too wide."
     elif worst is not None:
@@ -219,12 +234,13 @@ def _believed(found: Findings, output: int) -> str:
     )
     return (
         f"{word} {kind}. Of 100 true values {of_100(held)} fell into theirs, and {of_100(LEVEL)} should."
-        f"{_remedy(found, output, inside)}{_told_group(worst, quantity)}"
+        f"{_remedy(found, output)}{_told_group(worst, quantity)}"
     )
 
 
-def interval_groups(found: Findings, output: int, inside: Tensor) -> list[Group]:
-    """Return groups of test examples, and which share of each is inside of its intervals (N,)."""
+def interval_groups(found: Findings, output: int) -> list[Group]:
+    """Return groups of test examples, and which share of each is inside of its intervals."""
+    inside = found.inside(output)
     extra = LEVEL * (1 - LEVEL) / max(1, found.calibration_count)
     said = torch.full_like(inside, LEVEL, dtype=torch.float64)
     groups = fifths_of(found.predictions(output), inside, found.calibration_count)
@@ -234,19 +250,16 @@ def interval_groups(found: Findings, output: int, inside: Tensor) -> list[Group]
     return groups + [g for g in groups_by(By.FLAG, flagged, said, inside, extra=extra) if g.low > 0]
 
 
-def _remedy(found: Findings, output: int, inside: Tensor) -> str:
+def _remedy(found: Findings, output: int) -> str:
     """Say what the intervals do beyond plain ones, and what it gains in the fifth where those are worst."""
-    if found.intervals.outputs[output].kind is Kind.PLAIN:
+    kind, mean = found.intervals.outputs[output].kind, found.predictions(output)
+    each = [fifths_of(mean, inside) for inside in (found.inside(output), found.inside(output, found.plain))]
+    if kind is Kind.PLAIN or not all(each):
         return ""
-    lower, upper = (end[:, output] for end in found.plain)
-    targets, mean = found.targets[:, output], found.predictions(output)
-    before, after = (fifths_of(mean, each) for each in ((targets >= lower) & (targets <= upper), inside))
-    if not before:
-        return ""
-    worst = {name: min(group.held for group in groups) for name, groups in (("plain", before), ("own", after))}
+    own, plain = (of_100(min(group.held for group in groups)) for groups in each)
     return (
-        f" {REMEDIES[found.intervals.outputs[output].kind]}: in the worst fifth of the predictions {of_100(worst['own'])} "
-        f"of 100 fell into theirs. With intervals of one kind for all it would be {of_100(worst['plain'])}."
+        f" {REMEDIES[kind]}: in the worst fifth of the predictions {own} of 100 fell into theirs. With plain intervals "
+        f"it would be {plain}."
     )
 
 
@@ -256,17 +269,13 @@ def _told_group(group: Group | None, quantity: Quantity) -> str:
         return ""
     where = {
         By.PREDICTION: f"Where it predicts from {quantity.text(group.low)} to {quantity.text(group.high)}",
-        By.COLUMN: f"Where {group.name} is {_span(group)}",
+        By.COLUMN: f"Where {group.name} is {span(group)}",
         By.FLAG: "Among predictions that are marked (flag = 1)",
     }[group.by]
     return (
         f" {where}, only {of_100(group.held)} of 100 fell into theirs{give_or_take(group.error)}: "
         "the intervals are too narrow there."
     )
-
-
-def _span(group: Group) -> str:
-    return number(group.low) if group.low == group.high else f"from {number(group.low)} to {number(group.high)}"
 
 
 def _marked(rows: Rows, errors: Tensor, quantity: Quantity) -> str:
