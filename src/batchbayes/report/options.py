@@ -132,7 +132,7 @@ class Settings:
         metavar="S",
     )
     intervals: IntervalName = option(
-        "90 % intervals of real targets: as wide as the predicted spread says (plain), scaled by a spread that depends "
+        "intervals of real targets: as wide as the predicted spread says (plain), scaled by a spread that depends "
         "on the prediction (spread), of a width for each group of predictions (groups), by quantile regression "
         "(quantiles), or the simplest that is as good as the best and not too narrow anywhere (auto)",
         default="auto",

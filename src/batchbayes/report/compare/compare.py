@@ -9,24 +9,25 @@ test data takes no part in the choice, so what it says about the recommended met
 """
 
 import math
-import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from batchbayes._common.progress import hidden_progress
-from batchbayes.engines.linear import Drawn
+from batchbayes.engines.linear import BACKWARD_COST, Drawn
 from batchbayes.errors import BatchbayesWarning, unknown_name, warn
 from batchbayes.methods.candidates import Candidate
 from batchbayes.methods.deterministic import deterministic
 from batchbayes.network.batches import spread_evenly
 from batchbayes.posterior import Posterior
 from batchbayes.predict import Predicted, predict, predict_stream
-from batchbayes.report.compare.contenders import EXACT_DRAWS, Contender, by_candidate
+from batchbayes.report.compare.contenders import EXACT_DRAWS, Contender, by_candidate, drawing
 from batchbayes.report.compare.honesty import Trust
 from batchbayes.report.compare.tuning import DOUBT, paired_difference
 from batchbayes.report.read.case import Case
@@ -35,6 +36,8 @@ from batchbayes.report.read.views import some_inputs
 T = TypeVar("T")
 CHECKED = 256
 """This many calibration examples tell how wrong the scores of the linear engine are."""
+PRICED = 128
+"""Examples on which the passes of the linear engine are counted."""
 FREE_DOUBT = 1.0
 """The same number of standard errors for one method with and without a temperature, which costs nothing."""
 FEWEST = 5
@@ -114,7 +117,7 @@ def _is_as_good(contender: Contender[Any], best: Contender[Any]) -> bool:
 def _points_right(contender: Contender[Any]) -> bool:
     """Return whether the temperature moves percentages the way in which the calibration data says they are off."""
     wanted = {Trust.TOO_SURE: 1, Trust.TOO_UNSURE: -1}.get(contender.trust, 0)
-    return contender.has_temperature and wanted * math.log(contender.tuned["temperature"]) > 0
+    return bool(wanted) and contender.has_temperature and wanted * math.log(contender.tuned["temperature"]) > 0
 
 
 def _differ_in_temperature(one: Contender[Any], other: Contender[Any]) -> bool:
@@ -288,27 +291,40 @@ def charged(candidate: Candidate, losses: Tensor) -> Tensor:
 
 
 def price_of(case: Case, contender: Contender[Any]) -> float:
-    """Return what a prediction costs, in forward passes: counted, or measured if the engine is linear."""
-    views = contender.candidate.views
-    if contender.posterior.is_point or views:
-        return float(contender.num_samples * max(1, views))
+    """Return what a prediction costs, in forward passes. Those of the linear engine are counted."""
     if contender.drawn is Drawn.LINEAR:
-        return measured_passes(case, contender.posterior, contender.num_samples)
-    return float(contender.num_samples)
+        return counted_passes(case, contender)
+    return float(contender.num_samples * max(1, contender.candidate.views))
 
 
-def measured_passes(case: Case, posterior: Posterior, num_samples: int) -> float:
-    """Return how long a prediction takes, in units of a forward pass: the shortest of three of each."""
-    inputs = some_inputs(case.calibration, 128)
+def counted_passes(case: Case, contender: Contender[Any]) -> float:
+    """Return how many passes a prediction makes for each example: forward ones, and backward ones at their price.
 
-    def seconds(of: Posterior, engine: Any) -> float:
-        start = time.perf_counter()
-        predict(of, inputs, case.likelihood, num_samples=num_samples, seed=case.settings.seed, engine=engine)
-        return time.perf_counter() - start
+    Layers are known by their weights, which copies of a network share. The most costly layer counts.
+    """
+    inputs, how = some_inputs(case.calibration, PRICED), drawing(case, contender)
 
-    own = deterministic(case.network)
+    def counts(posterior: Posterior, **options: Any) -> Counter[int]:
+        rows: Counter[int] = Counter()
+
+        def see(module: nn.Module, _: object, output: object) -> None:
+            key = id(getattr(module, "weight", None))
+            if key in own and isinstance(output, Tensor):
+                rows[key] += len(output)
+                if output.requires_grad:
+                    output.register_hook(lambda slope: rows.update({key: BACKWARD_COST * len(slope)}))  # type: ignore[dict-item]
+
+        predict(posterior, inputs, case.likelihood, **options)  # the first prediction also checks the engine
+        handle = register_module_forward_hook(see)
+        try:
+            predict(posterior, inputs, case.likelihood, **options)
+        finally:
+            handle.remove()
+        return rows
+
+    layers = [layer for layer in case.network.modules() if not next(layer.children(), None)]
+    own = {id(layer.weight) for layer in layers if isinstance(getattr(layer, "weight", None), Tensor)}
     with hidden_progress(True), warnings.catch_warnings():
         warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
-        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(3)]
-    drawn, once = (min(column) for column in zip(*pairs, strict=True))
-    return round(max(1.0, drawn / once), 1)
+        once, all_passes = counts(deterministic(case.network)), counts(contender.posterior, **how)
+    return round(max((all_passes[key] / rows for key, rows in once.items()), default=float(contender.num_samples)), 1)

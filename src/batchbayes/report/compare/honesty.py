@@ -189,7 +189,7 @@ def in_groups(values: Tensor, count: int = FIFTHS) -> tuple[Tensor, list[float]]
     places = [round(len(ordered) * k / count) for k in range(1, count)]
     edges = {float(ordered[at - 1] + ordered[at]) / 2 for at in places if at > 0 and ordered[at - 1] < ordered[at]}
     found = torch.tensor(sorted(edges), dtype=torch.float64)
-    return torch.bucketize(values.double(), found), found.tolist()
+    return torch.bucketize(values.double().contiguous(), found), found.tolist()
 
 
 def columns_of(data: Examples) -> dict[str, Tensor]:

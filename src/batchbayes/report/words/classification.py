@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
         ),
         "Can its percentages be believed?": believed(confidence, right, found)
         + told_alone(choice, own, found, alone)
-        + told_group(worst_group(class_groups(rows, confidence, right, case))),
+        + told_group(worst_group(class_groups(rows, confidence, right, columns_of(case.test)))),
         "When to look twice": marked_sentence(numbers(rows, "flag") > 0, ~right),
     }
     verdict["How good is it?"] += f" This was counted on {count(len(right), 'test example')}."
@@ -184,7 +184,7 @@ def believed(confidence: Tensor, right: Tensor, found: Honesty) -> str:
     return text
 
 
-def class_groups(rows: Rows, confidence: Tensor, right: Tensor, case: Case) -> list[Group]:
+def class_groups(rows: Rows, confidence: Tensor, right: Tensor, columns: Mapping[str, Tensor]) -> list[Group]:
     """Return groups of test examples: by confidence, by predicted class, by each column, and those that are marked."""
     groups = list(groups_by(By.CONFIDENCE, confidence, confidence, right))
     predicted = column(rows, "prediction")
@@ -192,7 +192,7 @@ def class_groups(rows: Rows, confidence: Tensor, right: Tensor, case: Case) -> l
         some = torch.tensor([each == name for each in predicted])
         same = torch.zeros(int(some.sum()))
         groups += groups_by(By.CLASS, same, confidence[some], right[some], name=str(name))
-    for name, values in (columns_of(case.test) if case.test is not None else {}).items():
+    for name, values in columns.items():
         groups += groups_by(By.COLUMN, values, confidence, right, name=name)
     flagged = groups_by(By.FLAG, numbers(rows, "flag"), confidence, right)
     return groups + [group for group in flagged if group.low > 0]
