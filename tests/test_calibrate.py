@@ -6,7 +6,6 @@ from scipy import optimize
 
 from batchbayes import BatchbayesError
 from batchbayes.calibrate import (
-    ConformalIntervals,
     agreement_temperature,
     conformal_intervals,
     conformal_sets,
@@ -123,12 +122,12 @@ def test_reports_and_exported_files_hold_such_targets_too():
         middle, precision = (torch.rand(2, generator=random) * 10 + 0.1).tolist()
         seen = made(torch.full((1, 40, 1), middle), gaussian(precision))
         targets = torch.randint(0, 100, (40, 1), generator=random) / 10
-        assert compare._metrics(Seen(seen, seen, None), targets, targets)["conformal_coverage"] >= 0.9
-        widths = compare.conformal_widths(seen, targets)
-        rows = _value_columns(seen, {"conformal_width": widths, "threshold": [0.0]})
+        intervals = compare.interval_fit(seen, targets, "auto", 0)
+        assert compare._metrics(Seen(seen, seen, None, intervals), targets, targets)["conformal_coverage"] >= 0.9
+        rows = _value_columns(seen, {"intervals": intervals.to_json(), "threshold": [0.0]})
         ends = zip(rows["lower"], rounded(targets[:, 0]), rows["upper"], strict=True)
         assert sum(lower <= target <= upper for lower, target, upper in ends) >= 36
-        summary = summary_of(gaussian(precision), ConformalIntervals(0.9, widths[0]))
+        summary = summary_of(gaussian(precision), intervals)
         found = summary.finish([seen.mean, torch.zeros(40, 1), torch.full((40, 1), 1 / precision)], 1)[0]
         assert ((found["lower"] <= targets) & (targets <= found["upper"])).sum() >= 36
 

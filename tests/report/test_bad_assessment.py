@@ -259,12 +259,19 @@ def test_notes_of_a_posterior_that_cannot_be_right(key, missing):
         require_outputs(checked_notes(wrong), torch.zeros(2, 3))
 
 
+REACH = {"kind": "spread", "ramps": [[1.0, 2.0]], "below": [1.0, 2.0], "above": [1.0, 2.0]}
+
+
 @pytest.mark.parametrize("change", [{"conformal_width": [-1.0]}, {"conformal_width": [1.0, 2.0]}, {"precision": 0.0},
                                     {"precision": [float("nan")]}, {"outputs": 2},
-                                    {"threshold": [0.1, 0.2]}])  # fmt: skip
+                                    {"threshold": [0.1, 0.2]}, {"intervals": 3}, {"intervals": [{"kind": "plain"}]},
+                                    {"intervals": [REACH | {"kind": "odd"}]}, {"intervals": [REACH | {"above": [1]}]},
+                                    {"intervals": [REACH | {"ramps": [[2.0, 1.0]]}]}, {"intervals": [REACH] * 2},
+                                    {"intervals": [REACH | {"below": [-9.0, 1.0]}]}])  # fmt: skip
 def test_notes_about_values_that_cannot_be_right(change):
     notes = {"task": "regression", "precision": 4.0, "threshold": [float("inf")], "seed": 0, "draws": 1, "outputs": 1,
              "engine": "sample", "reading": {}, "conformal_width": [1.7], "novelty_level": 0.0}  # fmt: skip
-    require_outputs(checked_notes(notes), torch.zeros(2, 1))
+    require_outputs(checked_notes(notes), torch.zeros(2, 1))  # as version 0.2.0 wrote them
+    require_outputs(checked_notes(notes | {"intervals": [REACH]}), torch.zeros(2, 1))
     with pytest.raises(BatchbayesError, match="the notes of an assessment"):
         require_outputs(checked_notes(notes | change), torch.zeros(2, 1))

@@ -16,9 +16,9 @@ from batchbayes.methods.table import METHODS
 from batchbayes.metrics import mean_score
 from batchbayes.models import MLP
 from batchbayes.report.compare import tuning
-from batchbayes.report.compare.choose import recommend
-from batchbayes.report.compare.compare import judge_all
+from batchbayes.report.compare.compare import judge_all, recommend
 from batchbayes.report.compare.contenders import Contender
+from batchbayes.report.compare.honesty import Trust
 from batchbayes.report.options import Settings
 from batchbayes.report.read.views import named_views
 
@@ -67,6 +67,26 @@ def test_a_temperature_needs_less_evidence_because_it_costs_nothing(errors, enou
     assert recommend([plain, replace(other, calibration_losses=better)]).recommended is plain
     lowest = replace(other, calibration_losses=better - 1e-3)  # the simpler one is as good, and the temperature is free
     assert (recommend([plain, scaled, lowest]).recommended is scaled) == enough
+
+
+@pytest.mark.parametrize(
+    ("trust", "temperature", "preferred"),
+    [
+        (Trust.TOO_SURE, 2.0, True),
+        (Trust.TOO_SURE, 0.5, False),
+        (Trust.TOO_UNSURE, 0.5, True),
+        (Trust.HONEST, 2.0, False),
+    ],
+)
+def test_a_temperature_that_points_the_right_way_is_preferred(trust, temperature, preferred):
+    """It is better by half a standard error, and the calibration data calls the network too sure or too unsure."""
+    noise = torch.linspace(-1, 1, 101).double()
+    plain = replace(contender("p", 0, 0), calibration_losses=0 * noise, trust=trust)
+    better = noise - 0.5 * float(noise.std(correction=0)) / 10
+    scaled = replace(plain, calibration_losses=better, has_temperature=True, tuned={"temperature": temperature})
+    assert (recommend([plain, scaled]).recommended is scaled) == preferred
+    worse = replace(scaled, calibration_losses=-better)
+    assert recommend([plain, worse]).recommended is plain
 
 
 def test_the_budget_is_kept_and_what_it_costs_is_told():
@@ -284,7 +304,8 @@ def test_the_tuned_batch_size_is_charged_for_its_tuning():
     network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
     x, y = torch.randn(60, 2, generator=random), torch.randint(0, 3, (60,), generator=random)
     posterior = bb.mcbn(network, x, batch_size=20, num_samples=16)
-    tuned = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), num_samples=16)
+    with pytest.warns(bb.BatchbayesWarning, match="not linear enough"):  # batches of a third of the data
+        tuned = bb.tune_batch_size(posterior, [(x, y)], bb.categorical(), num_samples=16)
     torch.testing.assert_close(tuned.curve.examples.mean(1), tuned.curve.values, atol=1e-5, rtol=1e-5)
     gain = cross_fitted_gain(tuned.curve.examples, 5, 0)
     assert gain.shape == (60,)

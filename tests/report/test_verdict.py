@@ -11,19 +11,26 @@ from batchbayes import BatchbayesError
 from batchbayes._common.rng import generator
 from batchbayes.methods.candidates import Candidate
 from batchbayes.methods.table import METHODS
-from batchbayes.report.compare.choose import Choice
+from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
-from batchbayes.report.compare.honesty import Honesty, Trust, class_honesty
+from batchbayes.report.compare.honesty import Honesty, Trust, class_honesty, worst_group
+from batchbayes.report.compare.intervals import Intervals, Kind, Reach
+from batchbayes.report.read.examples import Examples
 from batchbayes.report.result import flag_threshold, scores_for_limit
 from batchbayes.report.words.classification import (
     believed,
     cheaper,
+    class_groups,
     class_verdict,
     guess_sentence,
     no_better_than_guessing,
+    told_group,
 )
 from batchbayes.report.words.regression import Findings, Quantity, quantities, value_gains, value_verdict
 from batchbayes.report.words.shared import honest_words, marked_sentence, strange_sentence
+
+IMAGES = SimpleNamespace(ood=None, test=Examples("test", [torch.zeros(1, 1, 2, 2)]))
+"""What a verdict needs of a case: images have no columns."""
 
 
 def contender(name, added, passes, **metrics):
@@ -96,7 +103,7 @@ def test_the_recommended_method_decides_the_words_and_the_network_alone_is_named
     own = SimpleNamespace(metrics={"accuracy": accuracy - 0.1, "mean_confidence": 0.95})
     chosen = choice_of(contender("tuned", 0.0, 1.0, nll=0.1))
     rows = class_rows(confidence, right, [int(c < 0.6) for c in confidence])
-    verdict = class_verdict(rows, [own], chosen, SimpleNamespace(ood=None)).sentences
+    verdict = class_verdict(rows, [own], chosen, IMAGES).sentences
     assert (
         verdict["headline"]
         == f"Of 100 answers like these {100 * accuracy:.0f} are right, and its percentages can be believed."
@@ -110,6 +117,39 @@ def test_the_recommended_method_decides_the_words_and_the_network_alone_is_named
         in verdict["What to do next"]
     )
     assert "M =" not in " ".join(verdict.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("network", "take its percentages to be lower than"), ("MCBN", "it is still too sure of itself: take its")],
+)
+def test_headline_and_advice_are_one_thought(name, advice):
+    confidence, right = answers(2000, 0, said=lambda p: 1 - (1 - p) / 4)
+    accuracy = float(right.double().mean())
+    own = contender("network", 0.5, 1.0, accuracy=accuracy, mean_confidence=0.94, nll=0.4)
+    chosen = choice_of(own if name == "network" else contender(name, 0.0, 1.0, accuracy=accuracy, nll=0.3))
+    rows = class_rows(confidence, right, [0] * len(right))
+    verdict = class_verdict(rows, [own], chosen, IMAGES).sentences
+    assert "but it is too sure of itself" in verdict["headline"]
+    assert f"But {advice}" in verdict["What to do next"]
+
+
+def test_groups_in_which_percentages_are_too_high_are_named():
+    """They are right on average: too low for one class and for half of a column, and too high for the others."""
+    confidence, right = answers(4000, 1)
+    rows, first = class_rows(confidence, right, [0] * 4000), torch.arange(4000) % 2 == 0
+    column = first.double()
+    says = torch.tensor([each == "yes" for each in rows["prediction"]])
+    for groups, some in ((("class", "yes"), says), (("column", "age"), first)):
+        said = (confidence + torch.where(some, 0.1, -0.1)).clamp(0, 1)
+        worst = worst_group(class_groups(rows, said, right, {"age": column}))
+        assert (worst.by.value, worst.name) == groups
+        naive = said[some].mean() - right[some].double().mean()
+        assert worst.gap == pytest.approx(float(naive))
+        assert worst.error == pytest.approx(float((said[some] * (1 - said[some])).sum().sqrt() / some.sum()))
+        assert ("where it says “yes”" if worst.name == "yes" else "where age is 1.00") in told_group(worst)
+    honest = [worst_group(class_groups(rows, *answers(4000, seed), {"age": column})) for seed in range(2, 42)]
+    assert sum(each is not None for each in honest) <= 5  # 5 % of all, plus three standard errors
 
 
 @pytest.mark.parametrize(
@@ -139,7 +179,7 @@ def test_marks_that_find_no_errors_are_called_useless():
 def test_few_examples_do_not_make_percentages_believable():
     confidence, right = torch.tensor([0.9, 0.8]), torch.tensor([True, True])
     own = SimpleNamespace(metrics={"accuracy": 1.0, "mean_confidence": 0.85, "nll": 0.2})
-    verdict = class_verdict(class_rows(confidence, right, [0, 1]), [own], NETWORK, SimpleNamespace(ood=None))
+    verdict = class_verdict(class_rows(confidence, right, [0, 1]), [own], NETWORK, IMAGES)
     assert not verdict.is_usable
     verdict = verdict.sentences
     assert verdict["headline"] == "2 test examples are too few to say how good it is."
@@ -148,9 +188,7 @@ def test_few_examples_do_not_make_percentages_believable():
     assert len(verdict) == 3  # nothing else can be said
     confidence, right = answers(30, 0)
     own = SimpleNamespace(metrics={"accuracy": 0.75, "mean_confidence": 0.75, "nll": 0.2})
-    verdict = class_verdict(
-        class_rows(confidence, right, [0] * 30), [own], NETWORK, SimpleNamespace(ood=None)
-    ).sentences
+    verdict = class_verdict(class_rows(confidence, right, [0] * 30), [own], NETWORK, IMAGES).sentences
     assert "too few test examples to know whether its percentages" in verdict["headline"]
     assert verdict["Can its percentages be believed?"].startswith("Not known: the test examples are too few.")
     assert "calibration data would" not in verdict["What to do next"]
@@ -171,7 +209,7 @@ def test_a_gain_is_told_in_plain_words(before, after, gain):
     best = contender("MCBN", -0.1, 64.0, accuracy=accuracy, nll=after)
     chosen = choice_of(best)
     rows = class_rows(confidence, right, [0] * len(right))
-    assert gain in class_verdict(rows, [own, best], chosen, SimpleNamespace(ood=None)).sentences["What to do next"]
+    assert gain in class_verdict(rows, [own, best], chosen, IMAGES).sentences["What to do next"]
 
 
 def test_a_gain_in_values_is_told_in_plain_words():
@@ -218,7 +256,9 @@ def values(outputs, *, scale=1.0, width=1.645):
     found = quantities("load (kN)", None, outputs) if outputs == 1 else quantities("load", ("kN", "mm"), outputs)
     ends = (targets + errors - width, targets + errors + width)
     own = SimpleNamespace(metrics={})
-    return value_verdict(Findings(rows, [own], NETWORK, targets, errors, ends, None, found, None, 300)).sentences
+    plain = Intervals((Reach(Kind.PLAIN, (), (width,), (width,)),) * outputs)
+    record = Findings(rows, [own], NETWORK, targets, errors, plain, ends, ends, {}, None, found, None, 300)
+    return value_verdict(record).sentences
 
 
 def test_values_keep_their_unit_in_every_sentence():

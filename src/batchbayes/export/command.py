@@ -3,18 +3,16 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from batchbayes.calibrate import interval_ends
 from batchbayes.export.export import Exported, export
 from batchbayes.likelihoods import gaussian
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior
 from batchbayes.report.assess import running
+from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.options import ExportOptions, PredictOptions
 from batchbayes.report.predict import Predictor
 from batchbayes.report.read.examples import Examples, as_input
@@ -35,18 +33,6 @@ class Prepare(nn.Module):
         return as_input(self._preprocessing(inputs), self._dtype) if self._preprocessing else inputs
 
 
-@dataclass(frozen=True)
-class OwnWidths:
-    """Conformal intervals with a width for each output, as in the rows of an assessment."""
-
-    widths: tuple[float, ...]
-
-    def ends(self, middle: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both ends, from the means and the predicted standard deviations, (N, ...)."""
-        widths = torch.tensor(self.widths, dtype=torch.float64).view(spread.shape[1:])
-        return interval_ends(middle, spread * widths)
-
-
 def export_recommended(
     posterior: Posterior,
     notes: Mapping[str, Any],
@@ -64,7 +50,7 @@ def export_recommended(
         gaussian(notes["precision"]) if is_regression else noted_likelihood(notes),
         num_samples=notes["draws"],
         seed=notes["seed"],
-        conformal=OwnWidths(tuple(notes["conformal_width"])) if is_regression else None,
+        conformal=Intervals.from_notes(notes) if is_regression else None,
         threshold=notes["threshold"],
         novelty=novelty,
         novelty_level=notes["novelty_level"],

@@ -21,7 +21,7 @@ from batchbayes._common.checks import as_path, require_type
 from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.errors import BatchbayesError
-from batchbayes.export.onnx_file import BATCH, INPUT, build_model, plain_model, with_notes
+from batchbayes.export.onnx_file import BATCH, build_model, plain_model, with_notes
 from batchbayes.export.program import Intervals, Program, Threshold, build_program, num_bytes, words_for_exporter
 from batchbayes.likelihoods import Likelihood, require_likelihood
 from batchbayes.novelty.detector import Novelty
@@ -127,7 +127,7 @@ def export(
     >>> export(posterior, path, torch.randn(4, 2), bb.categorical(), num_samples=4).outputs
     ('probs', 'entropy', 'mutual_information', 'flag')
     """
-    if isinstance(posterior, _assessment()):
+    if not isinstance(posterior, Posterior) and isinstance(posterior, _assessment()):
         from batchbayes.export.command import export_recommended
 
         return export_recommended(posterior.posterior, posterior.notes, posterior.novelty, path, example_inputs)

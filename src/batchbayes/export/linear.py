@@ -8,7 +8,7 @@ Draws of a last layer need its features alone.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,14 @@ from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.laplace.last_layer_laplace import LaplacePosterior
 from batchbayes.network.function import Network, pick_output
 from batchbayes.network.shadow import workplace
+from batchbayes.network.workplace import Changes
 from batchbayes.predictive import at_least_single
 
 TRACED = 97
 """Examples that a trace is made with. A number that is hardly the length of another axis, so that it stays free."""
 
 
-def run_network(network: Network, inputs: Tensor, **changes: Any) -> Tensor:
+def run_network(network: Network, inputs: Tensor, **changes: Unpack[Changes]) -> Tensor:
     """Run the network on a copy of the inputs, which it may change in place. The changes are those of `Network`.
 
     Unlike a call of `Network`, it raises the errors of torch's exporter as they are.

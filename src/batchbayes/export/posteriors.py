@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.rng import even_numbers
 from batchbayes.errors import BatchbayesError
+from batchbayes.export.linear import run_network
 from batchbayes.methods.laplace.last_layer_laplace import LaplacePosterior
 from batchbayes.methods.mc_dropout import DropoutPosterior, DropoutSite
 from batchbayes.methods.views.transforms import (
@@ -32,7 +33,6 @@ from batchbayes.methods.views.transforms import (
     Transform,
 )
 from batchbayes.methods.views.with_views import ViewsPosterior
-from batchbayes.export.linear import run_network
 from batchbayes.network.function import Network
 from batchbayes.novelty.detector import MOST, Novelty
 from batchbayes.novelty.scores import TAIL, TIE

@@ -15,6 +15,7 @@ from batchbayes.methods.table import compared_names
 Task = Literal["classification", "regression", "segmentation"]
 EngineName = Literal["auto", "sample", "linear"]
 Center = Literal["running", "batches"]
+IntervalName = Literal["auto", "plain", "spread", "groups", "quantiles"]
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
 
 
@@ -129,6 +130,13 @@ class Settings:
         default=None,
         type=positive,
         metavar="S",
+    )
+    intervals: IntervalName = option(
+        "intervals of real targets: as wide as the predicted spread says (plain), scaled by a spread that depends "
+        "on the prediction (spread), of a width for each group of predictions (groups), by quantile regression "
+        "(quantiles), or the simplest that is as good as the best and not too narrow anywhere (auto)",
+        default="auto",
+        choices=get_args(IntervalName),
     )
     seed: int = option("seed of the split and of the draws (0)", default=0, type=whole)
     recommend: str | None = option(

@@ -17,6 +17,7 @@ from batchbayes.methods.table import resolve
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior
 from batchbayes.report.assess import noted_warnings, running
+from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.compare.rows import Rows, predict_rows
 from batchbayes.report.options import PredictOptions
 from batchbayes.report.read.case import trial
@@ -155,7 +156,6 @@ TASKS: dict[str, dict[str, Check]] = {
     "regression": COMMON
     | {
         "precision": _one_or_several(_positive),
-        "conformal_width": _several(lambda width: _number(width) and width >= 0),
         "outputs": lambda value: _whole(value, 1),
     },
 }
@@ -173,7 +173,22 @@ def checked_notes(notes: Mapping[str, Any]) -> dict[str, Any]:
     wrong = ["task"] if checks is None else [k for k, check in checks.items() if k not in notes or not check(notes[k])]
     if wrong:
         raise _damaged(f"{wrong[0]} {notes.get(wrong[0])!r}"[:200] if wrong[0] in notes else f"no {wrong[0]}")
+    if notes["task"] == "regression":
+        _require_intervals(notes)
     return dict(notes)
+
+
+def _require_intervals(notes: Mapping[str, Any]) -> None:
+    try:
+        reaches = Intervals.from_notes(notes).outputs
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(f"intervals that cannot be read ({error!r})"[:200]) from error
+    for reach in reaches:
+        edges = [edge for ramp in reach.ramps for edge in ramp]
+        fits = len(reach.below) == len(reach.above) == len(reach.ramps) + 1 and all(map(_number, edges))
+        values = [*reach.below, *reach.above]
+        if not fits or edges != sorted(edges) or not all(map(_number, values)) or sum(values) < 0:
+            raise _damaged(f"intervals {reach}"[:200])
 
 
 def require_outputs(notes: Mapping[str, Any], outputs: Tensor) -> None:
@@ -181,8 +196,8 @@ def require_outputs(notes: Mapping[str, Any], outputs: Tensor) -> None:
     count = outputs.shape[1] if outputs.ndim > 1 else 1
     if notes["task"] == "regression":
         count = outputs[0].numel()
-        counts = {name: notes[name] for name in ("conformal_width", "threshold", "precision")}
-        fits = notes["outputs"] == count and all(len(v) == count for v in counts.values() if isinstance(v, list))
+        counts = [notes["threshold"], notes["precision"], list(Intervals.from_notes(notes).outputs)]
+        fits = notes["outputs"] == count and all(len(v) == count for v in counts if isinstance(v, list))
     else:
         names = notes["class_names"]
         is_one = notes["class_axis"] is None

@@ -20,8 +20,9 @@ from batchbayes.novelty.detector import Novelty
 from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.predict import predict
-from batchbayes.report.compare.choose import Choice
+from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
+from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.compare.rows import Rows
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import as_input
@@ -146,6 +147,11 @@ class Assessment:
         """The likelihood to use it with, with its tuned temperature or precision."""
         tuned = self.recommended.tuned
         return gaussian(tuned["precision"]) if "precision" in tuned else replace(self.case.likelihood, **tuned)
+
+    @property
+    def intervals(self) -> Intervals:
+        """The 90 % intervals of real targets: `found.intervals.ends(predictive.mean, predictive.std)`."""
+        return Intervals.from_notes(self.notes)
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:

@@ -29,8 +29,8 @@ from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes.errors import BatchbayesError
 from batchbayes.plots import save_figure
 from batchbayes.predictive import CategoricalPredictive
-from batchbayes.report.compare.choose import paired_difference
 from batchbayes.report.compare.rows import Rows, Show
+from batchbayes.report.compare.tuning import paired_difference
 from batchbayes.report.options import AssessOptions, Settings
 from batchbayes.report.result import Assessment, Thumbnails
 from batchbayes.saving import save

@@ -24,6 +24,7 @@ from batchbayes.report.compare.contenders import (
     fit_novelty,
     notes_for_prediction,
 )
+from batchbayes.report.compare.honesty import class_honesty
 from batchbayes.report.compare.rows import assessed_rows, class_labels
 from batchbayes.report.compare.tuning import TemperatureCurve, temperature_grid
 from batchbayes.report.page.figures import class_figures, shared_figures
@@ -126,8 +127,15 @@ def _judge(case: Case, candidate: Candidate) -> list[Contender]:
         some = summarised(case.likelihood.summary(), draws[:size])
         grid = [-summarised(case.at(t).summary(), draws[:size]).log_prob(labels) for t in TEMPERATURES]
         curve = TemperatureCurve(TEMPERATURES, torch.stack(grid))
+        right = ~is_misclassified(some.probs, labels)
         plain = Contender(
-            candidate, size, {"temperature": 1.0}, charged(candidate, -some.log_prob(labels)), draws=draws, **how
+            candidate,
+            size,
+            {"temperature": 1.0},
+            charged(candidate, -some.log_prob(labels)),
+            trust=class_honesty(max_probability(some.probs).double(), right).trust,
+            draws=draws,
+            **how,
         )
         scaled = replace(
             plain,

@@ -3,33 +3,45 @@
 All candidates are judged with one engine. The linear engine is cheap, and almost right. Exact draws of some examples
 measure how wrong its scores are. If that could change the choice of a method, exact draws of all examples are compared,
 so that the choice does not depend on the engine.
+
+Recommended is the simplest of the methods that are as good as the best, as far as the calibration data can tell. The
+test data takes no part in the choice, so what it says about the recommended method holds for new data.
 """
 
-import time
+import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from batchbayes._common.progress import hidden_progress
-from batchbayes.engines.linear import Drawn
-from batchbayes.errors import BatchbayesWarning, warn
+from batchbayes.engines.linear import BACKWARD_COST, Drawn
+from batchbayes.errors import BatchbayesWarning, unknown_name, warn
 from batchbayes.methods.candidates import Candidate
 from batchbayes.methods.deterministic import deterministic
 from batchbayes.network.batches import spread_evenly
 from batchbayes.posterior import Posterior
 from batchbayes.predict import Predicted, predict, predict_stream
-from batchbayes.report.compare.choose import DOUBT, Choice, recommend
-from batchbayes.report.compare.contenders import EXACT_DRAWS, Contender, by_candidate
+from batchbayes.report.compare.contenders import EXACT_DRAWS, Contender, by_candidate, drawing
+from batchbayes.report.compare.honesty import Trust
+from batchbayes.report.compare.tuning import DOUBT, paired_difference
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.views import some_inputs
 
 T = TypeVar("T")
 CHECKED = 256
 """This many calibration examples tell how wrong the scores of the linear engine are."""
+PRICED = 128
+"""Examples on which the passes of the linear engine are counted."""
+FREE_DOUBT = 1.0
+"""The same number of standard errors for one method with and without a temperature, which costs nothing."""
+FEWEST = 5
+"""Fewer calibration examples cannot tell methods apart."""
 MOST_SHOWN = 6
 """This many candidates are predicted on the test data: the best on calibration data, beside the network."""
 FEW_EXACT = f"sample: {EXACT_DRAWS} exact draws"
@@ -41,6 +53,76 @@ Test = Callable[[Case, Sequence[Contender[Any]], bool], Iterable[Contender[Any]]
 it: it is the network, or one of its contenders is recommended."""
 Price = Callable[[Case, Contender[Any]], float]
 """Says what a prediction costs, in forward passes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What calibration data says."""
+
+    recommended: Contender[Any]
+    """The one to use."""
+    best: Contender[Any]
+    """The one with the lowest mean loss that can be paid for. It may be less simple."""
+    beyond: Contender[Any] | None
+    """The best one that the budget does not pay for, if it is clearly better than the recommended one."""
+    asked: bool = False
+    """Whether the user said which one to recommend."""
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it is best to use the network as it is."""
+        return self.recommended.is_network
+
+    @property
+    def name(self) -> str:
+        """The recommended method, in a sentence."""
+        return "the network as it is" if self.is_network else self.recommended.name
+
+
+def recommend(contenders: Sequence[Contender[Any]], budget: int | None = None, name: str | None = None) -> Choice:
+    """Choose the simplest contender whose losses on calibration data leave a doubt that the best one is better.
+
+    Args:
+        contenders: all of them. The simplest, which costs one forward pass, is the network as it is.
+        budget: most forward passes that a prediction may cost; None for any number.
+        name: how the name of the one to recommend begins, if the user wants a certain one.
+    """
+    affordable = [each for each in contenders if budget is None or each.passes <= budget]
+    best = min(affordable, key=lambda each: each.calibration_loss)
+    ordered = sorted(affordable, key=lambda each: each.simplicity)
+    if name is not None:
+        named = [each for each in ordered if each.name.startswith(name)]
+        if not named:
+            raise unknown_name("a method that was compared", name, [each.name for each in ordered])
+        return Choice(named[0], best, None, asked=True)
+    chosen = next(each for each in ordered if _is_as_good(each, best))
+    for other in affordable:
+        if _differ_in_temperature(chosen, other) and not _is_as_good(chosen, other):
+            chosen = other
+    overall = min(contenders, key=lambda each: each.calibration_loss)
+    beyond = None if _is_as_good(chosen, overall) or overall is best else overall
+    return Choice(chosen, best, beyond)
+
+
+def _is_as_good(contender: Contender[Any], best: Contender[Any]) -> bool:
+    """Return whether the paired differences of losses leave a doubt that the best is better."""
+    difference, error = paired_difference(contender.calibration_losses, best.calibration_losses)
+    if contender is best or len(contender.calibration_losses) < FEWEST:
+        return True
+    if not _differ_in_temperature(contender, best):
+        return difference <= DOUBT * error
+    return difference <= (0.0 if _points_right(best) else FREE_DOUBT) * error
+
+
+def _points_right(contender: Contender[Any]) -> bool:
+    """Return whether the temperature moves percentages the way in which the calibration data says they are off."""
+    wanted = {Trust.TOO_SURE: 1, Trust.TOO_UNSURE: -1}.get(contender.trust, 0)
+    return bool(wanted) and contender.has_temperature and wanted * math.log(contender.tuned["temperature"]) > 0
+
+
+def _differ_in_temperature(one: Contender[Any], other: Contender[Any]) -> bool:
+    """Return whether two contenders have the same draws, so that only the temperature may differ."""
+    return one.posterior is other.posterior and one.num_samples == other.num_samples
 
 
 def compare(
@@ -209,27 +291,40 @@ def charged(candidate: Candidate, losses: Tensor) -> Tensor:
 
 
 def price_of(case: Case, contender: Contender[Any]) -> float:
-    """Return what a prediction costs, in forward passes: counted, or measured if the engine is linear."""
-    views = contender.candidate.views
-    if contender.posterior.is_point or views:
-        return float(contender.num_samples * max(1, views))
+    """Return what a prediction costs, in forward passes. Those of the linear engine are counted."""
     if contender.drawn is Drawn.LINEAR:
-        return measured_passes(case, contender.posterior, contender.num_samples)
-    return float(contender.num_samples)
+        return counted_passes(case, contender)
+    return float(contender.num_samples * max(1, contender.candidate.views))
 
 
-def measured_passes(case: Case, posterior: Posterior, num_samples: int) -> float:
-    """Return how long a prediction takes, in units of a forward pass: the shortest of three of each."""
-    inputs = some_inputs(case.calibration, 128)
+def counted_passes(case: Case, contender: Contender[Any]) -> float:
+    """Return how many passes a prediction makes for each example: forward ones, and backward ones at their price.
 
-    def seconds(of: Posterior, engine: Any) -> float:
-        start = time.perf_counter()
-        predict(of, inputs, case.likelihood, num_samples=num_samples, seed=case.settings.seed, engine=engine)
-        return time.perf_counter() - start
+    Layers are known by their weights, which copies of a network share. The most costly layer counts.
+    """
+    inputs, how = some_inputs(case.calibration, PRICED), drawing(case, contender)
 
-    own = deterministic(case.network)
+    def counts(posterior: Posterior, **options: Any) -> Counter[int]:
+        rows: Counter[int] = Counter()
+
+        def see(module: nn.Module, _: object, output: object) -> None:
+            key = id(getattr(module, "weight", None))
+            if key in own and isinstance(output, Tensor):
+                rows[key] += len(output)
+                if output.requires_grad:
+                    output.register_hook(lambda slope: rows.update({key: BACKWARD_COST * len(slope)}))  # type: ignore[dict-item]
+
+        predict(posterior, inputs, case.likelihood, **options)  # the first prediction also checks the engine
+        handle = register_module_forward_hook(see)
+        try:
+            predict(posterior, inputs, case.likelihood, **options)
+        finally:
+            handle.remove()
+        return rows
+
+    layers = [layer for layer in case.network.modules() if not next(layer.children(), None)]
+    own = {id(layer.weight) for layer in layers if isinstance(getattr(layer, "weight", None), Tensor)}
     with hidden_progress(True), warnings.catch_warnings():
         warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
-        pairs = [(seconds(posterior, case.settings.engine), seconds(own, "sample")) for _ in range(3)]
-    drawn, once = (min(column) for column in zip(*pairs, strict=True))
-    return round(max(1.0, drawn / once), 1)
+        once, all_passes = counts(deterministic(case.network)), counts(contender.posterior, **how)
+    return round(max((all_passes[key] / rows for key, rows in once.items()), default=float(contender.num_samples)), 1)

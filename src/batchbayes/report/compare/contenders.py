@@ -27,6 +27,8 @@ from batchbayes.network.batches import spread_evenly
 from batchbayes.novelty.detector import Novelty, novelty
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.report.compare.honesty import Trust
+from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.compare.tuning import FOLDS
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.views import num_views, words
@@ -52,6 +54,8 @@ class Seen(Generic[P]):
     calibration: P
     test: P
     ood: P | None = None
+    intervals: Intervals | None = None
+    """Those of a regression."""
 
     @property
     def drawn(self) -> set[Drawn]:
@@ -74,6 +78,8 @@ class Contender(Generic[S]):
     """How its draws were made, in words."""
     has_temperature: bool = False
     """Whether the outputs are divided by a tuned temperature."""
+    trust: Trust = Trust.UNKNOWN
+    """Which way its percentages are off on the calibration data, before a temperature."""
     passes: float = 1.0
     """What a prediction costs, in forward passes."""
     draws: Tensor | None = None

@@ -1,11 +1,19 @@
-"""Are percentages as right as they say? Gaps between what was said and what came true, as records."""
+"""Are percentages and intervals as right as they say, on average and in groups of examples? Gaps as records.
 
+A group is a fifth of the predictions, of the confidences or of a column, the examples with one value of a column, those
+of one predicted class, or those that are marked. Many groups are looked at, so each needs more evidence.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from statistics import NormalDist
 
+import torch
 from torch import Tensor
 
-from batchbayes.report.compare.choose import DOUBT
+from batchbayes.report.compare.tuning import DOUBT
+from batchbayes.report.read.examples import Examples
 
 SMALL, LARGE = 0.01, 0.03
 """Differences of shares below the first do not matter to anybody. Those below the second are called little."""
@@ -17,6 +25,11 @@ FEWEST = 20
 """With fewer answers the surest ones are not judged apart."""
 SUREST_DOUBT = 1.25
 """The surest answers are judged after all of them, so they need more evidence by this factor."""
+FIFTHS = 5
+MATTERS = 0.05
+"""A group is named if what came true is below what was said by more than this share."""
+MOST_COLUMNS = 64
+"""Inputs with more numbers than this are not looked at column by column."""
 
 
 class Trust(Enum):
@@ -88,3 +101,102 @@ def share_error(share: float, examples: int) -> float:
 def binomial_error(confidence: Tensor) -> float:
     """Return the standard error of the share of right answers if the confidences (N,) are the truth."""
     return float((confidence * (1 - confidence)).sum().sqrt()) / max(1, len(confidence))
+
+
+class By(Enum):
+    """What examples are put into groups by."""
+
+    PREDICTION = "prediction"
+    CONFIDENCE = "confidence"
+    CLASS = "class"
+    COLUMN = "column"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some of the test examples: what was said about them, and what came true."""
+
+    by: By
+    name: str
+    """The column, or the class."""
+    low: float
+    high: float
+    """The smallest and the largest value in the group."""
+    count: int
+    said: float
+    """The share of examples that should be right, or in their intervals."""
+    held: float
+    """The share that is."""
+    error: float
+    """The standard error of the share if what was said is true."""
+
+    @property
+    def gap(self) -> float:
+        return self.said - self.held
+
+
+def groups_by(
+    by: By, values: Tensor, said: Tensor, held: Tensor, *, name: str = "", extra: float = 0.0
+) -> Iterator[Group]:
+    """Yield groups of examples with similar values (N,): fifths, or one for each value if there are few.
+
+    Args:
+        by: what the values are.
+        values: of each example, (N,).
+        said: the probability with which each example was said to be right, (N,).
+        held: whether it is, (N,).
+        name: of the column, or of the class.
+        extra: variance of the share that does not come from the test examples.
+    """
+    group = in_groups(values)[0] if len(values.unique()) > FIFTHS else values.unique(return_inverse=True)[1]
+    for number in range(int(group.max()) + 1):
+        some = group == number
+        if int(some.sum()) < FEWEST:
+            continue
+        own, error = values[some].double(), (binomial_error(said[some]) ** 2 + extra) ** 0.5
+        shares = float(said[some].double().mean()), float(held[some].double().mean())
+        yield Group(by, name, float(own.min()), float(own.max()), len(own), *shares, error)
+
+
+def worst_group(groups: Iterable[Group]) -> Group | None:
+    """Return the group in which least came true of what was said, if this is more than chance and matters."""
+    every = list(groups)
+    doubt = doubt_among(len(every))
+    off = [group for group in every if group.gap > max(MATTERS, doubt * group.error)]
+    return max(off, key=lambda group: group.gap, default=None)
+
+
+def doubt_among(count: int) -> float:
+    """Return how many standard errors are evidence if the worst of `count` groups is looked at: two for one.
+
+    >>> round(doubt_among(1), 2), round(doubt_among(50), 2)
+    (1.96, 3.29)
+    """
+    return NormalDist().inv_cdf(1 - 0.025 / max(1, count))
+
+
+def in_groups(values: Tensor, count: int = FIFTHS) -> tuple[Tensor, list[float]]:
+    """Return the number of the group of equal size that each value is in, (N,), and the edges, halfway between values.
+
+    Equal values are in the same group, so there may be fewer groups.
+
+    >>> group, edges = in_groups(torch.arange(10.0))
+    >>> group.tolist(), edges
+    ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [1.5, 3.5, 5.5, 7.5])
+    """
+    ordered = values.double().sort().values
+    places = [round(len(ordered) * k / count) for k in range(1, count)]
+    edges = {float(ordered[at - 1] + ordered[at]) / 2 for at in places if at > 0 and ordered[at - 1] < ordered[at]}
+    found = torch.tensor(sorted(edges), dtype=torch.float64)
+    return torch.bucketize(values.double().contiguous(), found), found.tolist()
+
+
+def columns_of(data: Examples) -> dict[str, Tensor]:
+    """Return the columns of a table by name, (N,) each, as they were before any preprocessing; none of images."""
+    raw = data.raw()
+    first, _ = next(iter(raw))
+    if first.ndim != 2 or first.shape[1] > MOST_COLUMNS:
+        return {}
+    names = data.feature_names or [f"x{i}" for i in range(first.shape[1])]
+    return dict(zip(names, torch.cat([inputs for inputs, _ in raw]).double().T, strict=True))

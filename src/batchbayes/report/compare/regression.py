@@ -1,6 +1,5 @@
 """Assessment of a regression."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from batchbayes import metrics
 from batchbayes._common.checks import real
-from batchbayes.calibrate import conformal_quantile, tune_precision
+from batchbayes.calibrate import tune_precision
 from batchbayes.likelihoods import gaussian
 from batchbayes.methods.candidates import Candidate
 from batchbayes.metrics import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum
@@ -26,15 +25,9 @@ from batchbayes.report.compare.contenders import (
     fit_novelty,
     notes_for_prediction,
 )
-from batchbayes.report.compare.rows import (
-    CONFORMAL_LEVEL,
-    assessed_rows,
-    conformal_ends,
-    first_output,
-    outputs_of,
-    rounded,
-    suffix,
-)
+from batchbayes.report.compare.honesty import columns_of
+from batchbayes.report.compare.intervals import Intervals, fifths_of, fit_intervals
+from batchbayes.report.compare.rows import assessed_rows, first_output, outputs_of, rounded, suffix
 from batchbayes.report.compare.tuning import cross_fitted
 from batchbayes.report.page.figures import LEVELS, shared_figures, value_figures
 from batchbayes.report.page.pictures import pick_details, pick_thumbnails, value_explorer
@@ -61,6 +54,10 @@ COLUMNS = (
         "conformal_coverage", "Conformal hold", "target", 1, "share of targets in conformal 90 % intervals",
         percent=True, target=0.9, group=INTERVALS,
     ),
+    MetricColumn(
+        "worst_fifth", "Worst fifth", "higher", 1, "the same in the fifth of the predictions where it is lowest",
+        percent=True, group=INTERVALS,
+    ),
     MetricColumn("conformal_width", "Width", "lower", 3, "mean width of conformal 90 % intervals", group=INTERVALS),
 )  # fmt: skip
 STRANGE_COLUMNS = (
@@ -80,12 +77,13 @@ def assess_regression(case: Case) -> Assessment:
         partial(_test, held_out, targets),
     )
     chosen: ValueContender = choice.recommended
-    held, test = chosen.seen.calibration, chosen.seen.test
-    widths = conformal_widths(held, held_out)
+    held, test, intervals = chosen.seen.calibration, chosen.seen.test, chosen.seen.intervals
+    assert intervals is not None
     novelty, why_not = fit_novelty(case)
     held_spread, test_spread = (outputs_of(part.epistemic_variance.sqrt()) for part in (held, test))  # (N, D)
     thresholds = _thresholds(scores_for_limit(held_spread, test_spread))
-    notes = notes_for_prediction(case, chosen, thresholds, novelty, conformal_width=widths, outputs=len(widths))
+    told = {"intervals": intervals.to_json(), "outputs": len(thresholds)}
+    notes = notes_for_prediction(case, chosen, thresholds, novelty, **told)
     truth = outputs_of(targets.reshape(test.mean.shape))  # (N, D)
     predicted = quantities(case.test.target_name, case.settings.unit, truth.shape[1])
     columns = {f"target{suffix(i)}": rounded(column) for i, column in enumerate(truth.T)}
@@ -97,7 +95,10 @@ def assess_regression(case: Case) -> Assessment:
         choice=choice,
         targets=truth,
         errors=errors,
-        ends=conformal_ends(test, widths),
+        intervals=intervals,
+        ends=_ends(test, intervals),
+        plain=_ends(test, interval_fit(held, held_out, "plain", case.settings.seed)),
+        columns=columns_of(case.test),
         spread=spread,
         quantities=predicted,
         ood=case.ood,
@@ -145,11 +146,16 @@ def _thresholds(spread: Tensor) -> list[float]:
     return (scale * max(1.0, float(flag_threshold(ratio)))).tolist()
 
 
-def conformal_widths(held: GaussianPredictive, targets: Tensor) -> list[float]:
-    """Return the width of conformal intervals of each output, in predicted standard deviations."""
-    mean, std = outputs_of(held.mean), outputs_of(held.std)
-    scores = (outputs_of(targets.reshape(held.mean.shape)) - mean).abs() / std
-    return [conformal_quantile(column, CONFORMAL_LEVEL) for column in scores.T]
+def interval_fit(held: GaussianPredictive, targets: Tensor, kind: str, seed: int) -> Intervals:
+    """Return 90 % intervals of each output, fitted to calibration data."""
+    shaped = targets.reshape(held.mean.shape)
+    return fit_intervals(outputs_of(held.mean), outputs_of(held.std), outputs_of(shaped), kind=kind, seed=seed)
+
+
+def _ends(seen: GaussianPredictive, intervals: Intervals) -> tuple[Tensor, Tensor]:
+    """Return both ends of the intervals of each output, (N, D) each."""
+    lower, upper = map(outputs_of, intervals.ends(seen.mean, seen.std))
+    return lower, upper
 
 
 def _judge(case: Case, candidate: Candidate) -> list[Contender]:
@@ -191,7 +197,8 @@ def _test(
         test = predict(contender.posterior, case.test, gaussian(precision), **kept)
         strange = predict(contender.posterior, case.ood, gaussian(precision), **kept) if case.ood else None
         held = summarised(gaussian(precision).summary(), contender.draws[: contender.num_samples])
-        seen, shaped = Seen(held, test, strange), targets.reshape(test.mean.shape)
+        intervals = interval_fit(held, held_out, case.settings.intervals, case.settings.seed)
+        seen, shaped = Seen(held, test, strange, intervals), targets.reshape(test.mean.shape)
         found = _metrics(seen, shaped, held_out) | {"passes": contender.passes}
         yield replace(contender, seen=seen, metrics=found, losses=_losses(test.draws, precision, shaped))
 
@@ -211,11 +218,13 @@ def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) 
         summary = metrics.interval_summary(*test.interval(level), targets)
         found[f"coverage_{level * 100:.0f}"] = summary.coverage
         found[f"width_{level * 100:.0f}"] = summary.mean_width
-    widths = conformal_widths(seen.calibration, held_out)
-    if math.isfinite(sum(widths)):
-        lower, upper = (end.view_as(test.mean) for end in conformal_ends(test, widths))
+    if seen.intervals is not None and seen.intervals.is_known:
+        lower, upper = seen.intervals.ends(test.mean, test.std)
         summary = metrics.interval_summary(lower, upper, targets)
         found |= {"conformal_coverage": summary.coverage, "conformal_width": summary.mean_width}
+        held = outputs_of((targets >= lower) & (targets <= upper))
+        every = [group for i in range(held.shape[1]) for group in fifths_of(outputs_of(test.mean)[:, i], held[:, i])]
+        found |= {"worst_fifth": min(group.held for group in every)} if every else {}
     if float(test.std.max()) > float(test.std.min()) * (1 + 1e-6):
         found["rank_correlation"] = metrics.rank_correlation(test.std, (test.mean - targets).abs())
         if seen.ood is not None:

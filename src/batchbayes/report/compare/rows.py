@@ -6,7 +6,7 @@ All columns come from the recommended method.
 - `target`, or `accuracy` and `error_rate` of an image: the truth. Empty if no targets are known.
 - Classes: `prediction`, its `confidence`, the `entropy` of all probabilities (nats).
 - Images: means over all pixels of `confidence` and `entropy`.
-- Values: `mean`, `std` of the whole prediction, and `lower` and `upper`, the ends of the conformal 90 % interval. A
+- Values: `mean`, `std` of the whole prediction, and `lower` and `upper`, the ends of the 90 % interval. A
   network with several outputs has `mean_2`, `std_2` and so on for the others.
 - How far the draws differ: `std` of the probability of the predicted class, `mutual_information` (nats), and for
   values `epistemic_std`. **Empty** if the recommended method makes no draws: then nothing is known about this.
@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes.calibrate import interval_ends
 from batchbayes.likelihoods import gaussian
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior
 from batchbayes.predict import predict, predict_stream
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
+from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.task import noted_likelihood
@@ -37,7 +37,6 @@ Rows = dict[str, list[Any]]
 """Rows, kept as columns by name."""
 Show = Callable[[str, CategoricalPredictive], None]
 """Takes the name of an image and its predictive (1, H, W), for example to write maps of it."""
-CONFORMAL_LEVEL = 0.9
 WHY = {
     (False, False): "",
     (True, False): "uncertain",
@@ -151,7 +150,7 @@ def _value_columns(seen: GaussianPredictive, notes: Mapping[str, Any]) -> Rows:
     """Return mean, spread and a conformal interval of each output."""
     found: Rows = {}
     mean, std, spread = (outputs_of(values) for values in (seen.mean, seen.std, seen.epistemic_variance.sqrt()))
-    lower, upper = conformal_ends(seen, notes["conformal_width"])
+    lower, upper = map(outputs_of, Intervals.from_notes(notes).ends(seen.mean, seen.std))
     for i in range(mean.shape[1]):
         found |= {
             f"mean{suffix(i)}": rounded(mean[:, i]),
@@ -202,11 +201,6 @@ def image_cells(seen: CategoricalPredictive) -> dict[str, Any]:
 def outputs_of(values: Tensor) -> Tensor:
     """Return the outputs of each example in one row, (N, D)."""
     return values.reshape(len(values), -1)
-
-
-def conformal_ends(seen: GaussianPredictive, widths: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return the ends of the conformal intervals of each output, (N, D) each."""
-    return interval_ends(outputs_of(seen.mean), outputs_of(seen.std) * torch.tensor(widths, dtype=torch.float64))
 
 
 def first_output(values: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from batchbayes._common.rng import fold_numbers
 T = TypeVar("T")
 
 FOLDS = 5
+DOUBT = 2.0
+"""Two methods count as equally good if their mean losses differ by at most this many standard errors."""
 
 
 def cross_fitted(count: int, fit: Callable[[Tensor], T], losses: Callable[[T, Tensor], Tensor], *, seed: int) -> Tensor:
@@ -93,3 +95,13 @@ def _weights(temperatures: Sequence[float], at: float) -> list[float]:
     x, u = [math.log(t) for t in temperatures], math.log(at)
     others = [[x[j] for j in range(3) if j != i] for i in range(3)]
     return [(u - a) * (u - b) / ((x[i] - a) * (x[i] - b)) for i, (a, b) in enumerate(others)]
+
+
+def paired_difference(losses: Tensor, others: Tensor) -> tuple[float, float]:
+    """Return the mean of the differences of losses of the same examples, and its standard error.
+
+    >>> paired_difference(Tensor([1.0, 3.0]), Tensor([0.0, 0.0]))
+    (2.0, 1.0)
+    """
+    difference = (losses - others).double()
+    return float(difference.mean()), float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5

@@ -2,23 +2,28 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from batchbayes._common.text import count, number, percent
-from batchbayes.report.compare.choose import Choice
+from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.compare.honesty import (
     SMALL,
     VAGUE,
+    By,
+    Group,
     Honesty,
     Trust,
     class_honesty,
+    columns_of,
+    groups_by,
     honesty,
     share_error,
+    worst_group,
 )
 from batchbayes.report.compare.rows import Rows
 from batchbayes.report.read.case import Case
@@ -35,6 +40,7 @@ from batchbayes.report.words.shared import (
     numbers,
     of_100,
     sentence_of_choice,
+    span,
     strange_sentence,
     too_few,
 )
@@ -56,7 +62,9 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
         **class_sentences(
             contenders, choice, accuracy, found, alone, error=share_error(accuracy, len(right)), noun="answer"
         ),
-        "Can its percentages be believed?": believed(confidence, right, found) + told_alone(choice, own, found, alone),
+        "Can its percentages be believed?": believed(confidence, right, found)
+        + told_alone(choice, own, found, alone)
+        + told_group(worst_group(class_groups(rows, confidence, right, columns_of(case.test)))),
         "When to look twice": marked_sentence(numbers(rows, "flag") > 0, ~right),
     }
     verdict["How good is it?"] += f" This was counted on {count(len(right), 'test example')}."
@@ -104,16 +112,26 @@ def class_sentences(
         gains.append("its percentages can be believed")
     elif found.is_off and found.is_little and not alone.is_little and alone.trust is not Trust.UNKNOWN:
         gains.append("its percentages are closer to the truth")
-    if choice.is_network and found.is_off:
-        gains.append("more calibration data would tell what corrects its percentages")
     if not (choice.is_network or gains):
         gains.append(_truth(own["nll"], choice.recommended.metrics["nll"]))
     return {
         "headline": f"{good}, {trust}.",
-        "What to do next": next_step(choice, gains, marks=True, cheap=cheaper(contenders, choice)),
+        "What to do next": next_step(
+            choice, gains, marks=True, cheap=cheaper(contenders, choice), but=_still_off(choice, found)
+        ),
         "How good is it?": f"{good}{give_or_take(error)}."
         + ("" if network == of_100(accuracy) else f" For the network alone it is {network}."),
     }
+
+
+def _still_off(choice: Choice, found: Honesty) -> str:
+    """Say what to make of percentages that the recommended method does not correct."""
+    if not found.is_off:
+        return ""
+    low = "lower" if found.trust is Trust.TOO_SURE else "higher"
+    if choice.is_network:
+        return f"take its percentages to be {low} than it says: more calibration data would tell by how much"
+    return f"it is still {honest_words(found)}: take its percentages to be {low} than it says"
 
 
 def cheaper(contenders: Sequence[Contender[Any]], choice: Choice) -> str:
@@ -164,6 +182,36 @@ def believed(confidence: Tensor, right: Tensor, found: Honesty) -> str:
             )
         )
     return text
+
+
+def class_groups(rows: Rows, confidence: Tensor, right: Tensor, columns: Mapping[str, Tensor]) -> list[Group]:
+    """Return groups of test examples: by confidence, by predicted class, by each column, and those that are marked."""
+    groups = list(groups_by(By.CONFIDENCE, confidence, confidence, right))
+    predicted = column(rows, "prediction")
+    for name in dict.fromkeys(predicted):
+        some = torch.tensor([each == name for each in predicted])
+        same = torch.zeros(int(some.sum()))
+        groups += groups_by(By.CLASS, same, confidence[some], right[some], name=str(name))
+    for name, values in columns.items():
+        groups += groups_by(By.COLUMN, values, confidence, right, name=name)
+    flagged = groups_by(By.FLAG, numbers(rows, "flag"), confidence, right)
+    return groups + [group for group in flagged if group.low > 0]
+
+
+def told_group(group: Group | None) -> str:
+    """Name a group in which percentages are too high."""
+    if group is None:
+        return ""
+    where = {
+        By.CONFIDENCE: f"where it says {percent(group.low, 0)} to {percent(group.high, 0)}",
+        By.CLASS: f"where it says “{group.name}”",
+        By.COLUMN: f"where {group.name} is {span(group)}",
+        By.FLAG: "among answers that are marked (flag = 1)",
+    }[group.by]
+    return (
+        f" It is too sure of itself {where}: it says {percent(group.said, 0)} there on average, and "
+        f"{of_100(group.held)} of 100 are right{give_or_take(group.error)}."
+    )
 
 
 def told_alone(choice: Choice, own: Any, found: Honesty, alone: Honesty) -> str:

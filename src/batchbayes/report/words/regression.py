@@ -9,25 +9,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from batchbayes._common.text import count, number, percent
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics import rank_correlation
-from batchbayes.report.compare.choose import Choice
+from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
-from batchbayes.report.compare.honesty import LARGE, SMALL
-from batchbayes.report.compare.rows import CONFORMAL_LEVEL, Rows
+from batchbayes.report.compare.honesty import LARGE, SMALL, By, Group, groups_by, worst_group
+from batchbayes.report.compare.intervals import LEVEL, Intervals, Kind, fifths_of
+from batchbayes.report.compare.rows import Rows
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.words.shared import (
     ASIDE,
     DOUBT,
     Verdict,
+    give_or_take,
     next_step,
     novelty_terms,
     numbers,
     of_100,
     sentence_of_choice,
+    span,
     strange_sentence,
     too_few,
 )
@@ -36,6 +40,12 @@ FEWEST = 20
 """With fewer test examples nothing is said about where 90 % of true values are."""
 
 
+DOUBTFUL = "do not rely on its intervals where they are called too narrow below"
+REMEDIES = {
+    Kind.SPREAD: "Their width follows how far predictions of this size are usually off",
+    Kind.GROUPS: "Predictions of each size have a width of their own",
+    Kind.QUANTILES: "How far they reach down and up follows the errors of predictions of this size",
+}
 CHECK = (
     "Do not use it yet. Check that inputs and targets are prepared as in training (scaling, units, the order of the "
     "columns), and that these are the right weights."
@@ -97,8 +107,13 @@ class Findings:
     """The test targets, (N, D)."""
     errors: Tensor
     """What the recommended method predicts minus the targets, (N, D)."""
+    intervals: Intervals
     ends: tuple[Tensor, Tensor]
     """The ends of its intervals, (N, D) each."""
+    plain: tuple[Tensor, Tensor]
+    """The ends of plain conformal intervals, (N, D) each."""
+    columns: Mapping[str, Tensor]
+    """The inputs of a table, (N,) each."""
     spread: Tensor | None
     """How far its draws of the first output scatter, (N,); None if it makes no draws."""
     quantities: Sequence[Quantity]
@@ -107,29 +122,43 @@ class Findings:
     calibration_count: int
     """How many examples the intervals were calibrated on."""
 
+    def predictions(self, output: int) -> Tensor:
+        """Return what was predicted for an output, (N,)."""
+        return (self.targets + self.errors)[:, output]
+
+    def inside(self, output: int, ends: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Return which targets of an output are in their intervals, (N,)."""
+        (lower, upper), targets = ends or self.ends, self.targets
+        return ((targets >= lower) & (targets <= upper))[:, output]
+
 
 def value_verdict(found: Findings) -> Verdict:
     """Return the sentences of the first screen."""
     rows, quantities, targets, errors = found.rows, found.quantities, found.targets, found.errors
     own = found.contenders[0].metrics
-    each = list(zip(quantities, errors.T, targets.T, *(end.T for end in found.ends), strict=True))
-    good = [_within(quantity, error) for quantity, error, *_ in each]
+    each = list(zip(quantities, errors.T, targets.T, strict=True))
+    good = [_within(quantity, error) for quantity, error, _ in each]
+    worst = [worst_group(interval_groups(found, i)) for i in range(len(quantities))]
+    narrow = any(worst)
     verdict = {
-        "headline": f"90 % of true values fall within {_listed(good, quantities)} of the prediction.",
-        "What to do next": next_step(found.choice, value_gains(found.choice, own), marks=any(rows["flag"])),
-        "How good is it?": " ".join(_good(*every[:3], named=len(each) > 1) for every in each)
-        + f" This was counted on {count(len(targets), 'test example')}.",
-        "Can its intervals be believed?": " ".join(
-            _believed(quantity, low, high, target, found.calibration_count, named=len(each) > 1)
-            for quantity, _, target, low, high in each
+        "headline": f"90 % of true values fall within {_listed(good, quantities)} of the prediction"
+        + (", but its intervals are too narrow for some of them." if narrow else "."),
+        "What to do next": next_step(
+            found.choice,
+            value_gains(found.choice, own),
+            marks=any(rows["flag"]),
+            but=DOUBTFUL if narrow else "",
         ),
+        "How good is it?": " ".join(_good(*every, named=len(each) > 1) for every in each)
+        + f" This was counted on {count(len(targets), 'test example')}.",
+        "Can its intervals be believed?": " ".join(_believed(found, i, group) for i, group in enumerate(worst)),
         "When to look twice": _marked(rows, errors[:, 0], quantities[0]),
     }
     if found.ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, found.ood.name)
     if len(targets) < FEWEST:
         return Verdict(too_few(len(targets), "test example", 100), is_usable=False)
-    if all(_explained(error, target) <= 0 for _, error, target, *_ in each):
+    if all(_explained(error, target) <= 0 for _, error, target in each):
         headline = (
             "It is no better than guessing: the mean of the test values as the answer to all inputs does as well."
         )
@@ -179,28 +208,74 @@ def _good(quantity: Quantity, errors: Tensor, targets: Tensor, *, named: bool) -
     )
 
 
-def _believed(
-    quantity: Quantity, lower: Tensor, upper: Tensor, targets: Tensor, calibration_count: int, *, named: bool
-) -> str:
-    """Say whether intervals hold as many targets as they should, as far as the data can tell."""
+def _believed(found: Findings, output: int, worst: Group | None) -> str:
+    """Say whether intervals hold as many targets as they should, on average and in groups, as far as data can tell."""
+    quantity, targets = found.quantities[output], found.targets[:, output]
+    lower, upper = (end[:, output] for end in found.ends)
     if not bool(lower.isfinite().all()):
         return "There are none: too little calibration data."
-    held = float(((targets >= lower) & (targets <= upper)).double().mean())
-    variance = CONFORMAL_LEVEL * (1 - CONFORMAL_LEVEL)
-    slack = max(SMALL, DOUBT * (variance / max(1, len(targets)) + variance / max(1, calibration_count)) ** 0.5)
-    gap = held - CONFORMAL_LEVEL
-    so_far = "Yes." if abs(gap) < LARGE else f"Yes, as far as {len(targets)} examples can tell."
-    word = so_far if abs(gap) <= slack else "No, they are too narrow." if gap < 0 else "Yes, but they are too wide."
+    variance, counts = LEVEL * (1 - LEVEL), (len(targets), found.calibration_count)
+    held = float(found.inside(output).double().mean())
+    slack = max(SMALL, DOUBT * sum(variance / max(1, each) for each in counts) ** 0.5)
+    gap = held - LEVEL
+    if abs(gap) > slack:
+        word = "No, they are too narrow." if gap < 0 else "Yes, but they are too wide."
+    elif worst is not None:
+        word = "On average, but not everywhere."
+    else:
+        word = "Yes." if abs(gap) < LARGE else f"Yes, as far as {len(targets)} examples can tell."
     half = (upper - lower).double() / 2
     narrow, wide = float(half.min()), float(half.max())
-    about = f" of {quantity.name}" if named else ""
+    about = f" of {quantity.name}" if len(found.quantities) > 1 else ""
     kind = (
         f"Each prediction{about} has an interval of its own, from ±{quantity.text(narrow)} to ±{quantity.text(wide)}"
         if wide > 1.02 * narrow
         else f"All predictions{about} have the same interval, ±{quantity.text(wide)}"
     )
-    should = of_100(CONFORMAL_LEVEL)
-    return f"{word} {kind}. Of 100 true values {of_100(held)} fell into theirs, and {should} should."
+    return (
+        f"{word} {kind}. Of 100 true values {of_100(held)} fell into theirs, and {of_100(LEVEL)} should."
+        f"{_remedy(found, output)}{_told_group(worst, quantity)}"
+    )
+
+
+def interval_groups(found: Findings, output: int) -> list[Group]:
+    """Return groups of test examples, and which share of each is inside of its intervals."""
+    inside = found.inside(output)
+    extra = LEVEL * (1 - LEVEL) / max(1, found.calibration_count)
+    said = torch.full_like(inside, LEVEL, dtype=torch.float64)
+    groups = fifths_of(found.predictions(output), inside, found.calibration_count)
+    for name, values in found.columns.items():
+        groups += groups_by(By.COLUMN, values, said, inside, name=name, extra=extra)
+    flagged = numbers(found.rows, "flag")
+    return groups + [g for g in groups_by(By.FLAG, flagged, said, inside, extra=extra) if g.low > 0]
+
+
+def _remedy(found: Findings, output: int) -> str:
+    """Say what the intervals do beyond plain ones, and what it gains in the fifth where those are worst."""
+    kind, mean = found.intervals.outputs[output].kind, found.predictions(output)
+    each = [fifths_of(mean, inside) for inside in (found.inside(output), found.inside(output, found.plain))]
+    if kind is Kind.PLAIN or not all(each):
+        return ""
+    own, plain = (of_100(min(group.held for group in groups)) for groups in each)
+    return (
+        f" {REMEDIES[kind]}: in the worst fifth of the predictions {own} of 100 fell into theirs. With plain intervals "
+        f"it would be {plain}."
+    )
+
+
+def _told_group(group: Group | None, quantity: Quantity) -> str:
+    """Name a group in which intervals are too narrow."""
+    if group is None:
+        return ""
+    where = {
+        By.PREDICTION: f"Where it predicts from {quantity.text(group.low)} to {quantity.text(group.high)}",
+        By.COLUMN: f"Where {group.name} is {span(group)}",
+        By.FLAG: "Among predictions that are marked (flag = 1)",
+    }[group.by]
+    return (
+        f" {where}, only {of_100(group.held)} of 100 fell into theirs{give_or_take(group.error)}: "
+        "the intervals are too narrow there."
+    )
 
 
 def _marked(rows: Rows, errors: Tensor, quantity: Quantity) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from batchbayes._common.text import count, number, percent
 from batchbayes.metrics import RiskCoverage
-from batchbayes.report.compare.choose import Choice
+from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.compare.honesty import VAGUE, Honesty, Trust, image_honesty
 from batchbayes.report.compare.pixels import PixelSums

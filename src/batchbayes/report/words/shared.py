@@ -9,9 +9,10 @@ from torch import Tensor
 
 from batchbayes._common.text import count, number, percent
 from batchbayes.metrics import ood_auroc
-from batchbayes.report.compare.choose import DOUBT, Choice
-from batchbayes.report.compare.honesty import SURE, Honesty
+from batchbayes.report.compare.compare import Choice
+from batchbayes.report.compare.honesty import SURE, Group, Honesty, Trust
 from batchbayes.report.compare.rows import Rows
+from batchbayes.report.compare.tuning import DOUBT
 from batchbayes.report.words.methods import advice_of, short_name
 
 ASIDE = 0.1
@@ -78,10 +79,14 @@ def honest_words(found: Honesty) -> str:
     >>> honest_words(Honesty(Trust.TOO_SURE, is_little=True)), honest_words(Honesty(Trust.TOO_SURE, of_surest=True))
     ('a little too sure of itself', 'too sure of itself where it is at least 90 % sure')
     """
-    if not found.is_off:
-        return found.trust.value
-    text = f"{'a little ' if found.is_little else ''}{found.trust.value} of itself"
+    text = {Trust.TOO_SURE: "too sure of itself", Trust.TOO_UNSURE: "too unsure of itself"}.get(found.trust, "honest")
+    text = f"a little {text}" if found.is_little else text
     return f"{text} where it is at least {percent(SURE, 0)} sure" if found.of_surest else text
+
+
+def span(group: Group) -> str:
+    """Write the values of a group of examples, after "is"."""
+    return number(group.low) if group.low == group.high else f"from {number(group.low)} to {number(group.high)}"
 
 
 def marked_sentence(flagged: Tensor, wrong: Tensor) -> str:
@@ -125,22 +130,24 @@ def novelty_terms(rows: Rows) -> str:
     )
 
 
-def next_step(choice: Choice, gains: Sequence[str], *, marks: bool, cheap: str = "") -> str:
+def next_step(choice: Choice, gains: Sequence[str], *, marks: bool, cheap: str = "", but: str = "") -> str:
     """Say in two or three sentences what to do next. The call stands below them.
 
     Args:
         choice: what is recommended.
         gains: what it does better than the network as it is: "94 of 100 answers are right instead of 92"; at least
-            one. If the network itself is recommended, what would help.
+            one, unless the network itself is recommended.
         marks: whether some answers are marked.
         cheap: what is almost as good and takes less time, as a sentence; empty if there is nothing.
+        but: what the headline calls wrong, and the recommended method does not correct; empty if there is nothing.
     """
     if choice.is_network:
-        use = "; ".join(["Use the network as it is: nothing else that was tried is clearly better", *gains]) + "."
+        use = "Use the network as it is: nothing else that was tried is clearly better"
     else:
         passes = choice.recommended.passes
         price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
-        use = f"Use “{plain_name(choice)}”: with it {', and '.join(gains)}{price}."
+        use = f"Use “{plain_name(choice)}”: with it {', and '.join(gains)}{price}"
+    use += f". But {but}." if but else "."
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
     return f"{use} {cheap}{' ' if cheap else ''}This call predicts new data, and {beside}:"
 
