@@ -88,7 +88,7 @@ class ClassSummary:
 
 @dataclass(frozen=True)
 class ValueSummary:
-    """Mean, sum of squared deviations (Welford's update) and mean noise; for several outputs, products of deviations."""
+    """Mean, sum of squared deviations (Welford's update), mean noise; for several outputs products of deviations."""
 
     likelihood: Gaussian | HeteroscedasticGaussian
     conformal: Intervals | None
