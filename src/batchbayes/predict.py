@@ -276,27 +276,27 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
     if _FUNCTIONS.get(id(posterior)) is posterior or not len(inputs):
         return
     function, few = posterior.draw(0, 0), inputs[:TRIED]
-    once, again = function(few), function(few)
+    once, half = function(few), len(few) // 2
     rounding = min(0.1, 1000 * torch.finfo(once.dtype).eps) * once.abs().max() if once.numel() else 0.0
 
-    def close(first: Tensor, second: Tensor) -> bool:  # other checks find draws that are not finite
-        return not bool(((first - second).abs() > rounding).any())
+    def differ(first: Tensor, second: Tensor) -> bool:  # other checks find draws that are not finite
+        return first.shape != second.shape or bool(((first - second).abs() > rounding).any())
 
-    if not close(once, again):
-        raise BatchbayesError(
-            expected="a network that gives the same answer twice",
-            got="two answers of one draw that differ",
-            fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout",
-        )
-    half = max(1, len(few) // 2)
-    parts = [slice(0, half), slice(half, None), slice(0, 1)] if len(few) > 1 else []  # with other neighbours
-    if not all(close(once[part], function(few[part])) for part in parts):
-        raise BatchbayesError(
-            expected="a network that treats each example by itself",
-            got="an answer that changes with the other examples of its batch",
-            fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
-        )
-    if len(few) > 1:
+    for part in [slice(half), slice(half, None), slice(1)] if half else [slice(None)]:  # with other neighbours
+        found = function(few[part])
+        if differ(once[part], found) and differ(found, function(few[part])):
+            raise BatchbayesError(
+                expected="a network that gives the same answer twice",
+                got="two answers of one draw that differ",
+                fix="take random numbers out of its forward: use nn.Dropout, or F.dropout with training=self.training",
+            )
+        if differ(once[part], found):
+            raise BatchbayesError(
+                expected="a network that treats each example by itself",
+                got="an answer that changes with the other examples of its batch",
+                fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
+            )
+    if half:
         _FUNCTIONS[id(posterior)] = posterior
 
 

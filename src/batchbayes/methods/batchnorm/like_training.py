@@ -148,7 +148,7 @@ def moved_message(moved: float, spread: float, center: str, batch_size: int, is_
         what = f"the mean of the draws lies {moved:.2g} times as far from the network's own answer"
     fix = "Use batches as large as those of training, or at_batch_size."
     if center == "batches":
-        fix = "Give the batches the transforms of training. Or use center='running', which keeps the network's own answer."
+        fix = "Give the batches the transforms of training, or use center='running', which keeps its own answer."
     if not is_known:
         unknown = "The batch size of training is not known (training_batch_size=)."
         fix = f"{unknown} If it was above {batch_size}, the draws are too wide. {fix}"
