@@ -8,8 +8,6 @@ a (P, P) matrix where the former is too large. A prediction in closed form, or a
 `engine="linear"`, costs one forward pass.
 Reference: MacKay, "The Evidence Framework Applied to Classification Networks", Neural Computation 4, 1992; Daxberger et
 al., "Laplace Redux", NeurIPS 2021.
-
-The Gaussian posterior of the last layer, with its predictive in closed form.
 """
 
 import math
@@ -44,12 +42,8 @@ from batchbayes.posterior import Header, Posterior
 
 MOST_FULL = 4096
 """Up to this many weights the curvature is kept whole. Its eigendecomposition then takes less than a minute."""
-
-
 HELD_OUT_DRAWS = 64
 """Draws by which classes are predicted when the prior precision is chosen on held-out data."""
-
-
 LOW, HIGH = -10.0, 16.0
 """Limits for the natural logarithm of a prior precision that is searched for."""
 
