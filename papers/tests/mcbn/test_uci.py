@@ -12,7 +12,7 @@ from batchbayes_papers.mcbn import batch_size as mcbn_batch_size
 from batchbayes_papers.mcbn import passes as mcbn_passes
 from batchbayes_papers.mcbn import tables
 from batchbayes_papers.mcbn import uci as mcbn_uci
-from batchbayes_papers.mcbn.methods import correlated
+from batchbayes_papers.mcbn.methods import at_effective_batch_size, correlated
 from batchbayes_papers.mcbn.protocol import (
     GridPoint,
     UciProtocol,
@@ -320,3 +320,13 @@ def test_published_numbers_are_those_of_the_reference_files():
                 options = {ours: int(row[theirs]) for theirs, ours in columns.items() if row.get(theirs)}
                 found = published_value(number, dataset, row["method"], row["metric"], **options)
                 assert (found and found.value) == (float(row["value"]) if row["value"] else None)
+
+
+def test_a_tuned_batch_size_scales_variances_by_one_over_m() -> None:
+    """As in the paper, sigma^2 / M, also above the number of rows: M is a scale of the noise here."""
+    torch.manual_seed(0)
+    network, inputs = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)), torch.randn(50, 2)
+    network(inputs)
+    fitted = bb.mcbn(network, inputs, batch_size=20, num_samples=8, center="batches")
+    for size in (5, 80):
+        torch.testing.assert_close(at_effective_batch_size(fitted, size).omega_var(), fitted.omega_var() * 20 / size)

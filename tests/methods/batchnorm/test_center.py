@@ -50,3 +50,19 @@ def test_draws_that_are_too_wide_name_the_unknown_batch_size():
     with pytest.warns(bb.BatchbayesWarning, match="WARNING: on training data") as caught:
         bb.mcbn(network, X, batch_size=2, training_batch_size=2)
     assert "not known" not in str(caught[0].message)
+
+
+@pytest.mark.filterwarnings("ignore:WARNING")
+@pytest.mark.parametrize("options", [{"batch_size": 50}, {"batch_size": 4}, {"batch_size": 50, "center": "batches"}])
+def test_a_fit_takes_two_passes_more_than_it_has_rows_and_a_prediction_one_for_each_row(options):
+    network, passes = deep(), []
+    network.register_forward_pre_hook(lambda *_: passes.append(None))
+    posterior = bb.mcbn(network, X, num_samples=8, **options)
+    assert len(passes) <= 8 + 2
+    answer = bb.predict(posterior, X[:5], bb.categorical(), num_samples=64)  # also tries whether draws are functions
+    passes.clear()
+    again = bb.predict(posterior, X[:5], bb.categorical(), num_samples=64)
+    assert len(passes) == 8
+    assert torch.equal(answer.probs, again.probs)
+    each = torch.stack([posterior.draw(0, index)(X[:5]).softmax(1) for index in range(64)])  # each row eight times
+    torch.testing.assert_close(again.probs, each.mean(0))

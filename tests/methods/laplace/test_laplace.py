@@ -266,3 +266,14 @@ def test_another_network_and_no_data_are_refused(tmp_path):
         bb.load(tmp_path / "laplace.safetensors", network(4))
     with pytest.raises(bb.BatchbayesError, match="at least one training example"):
         bb.last_layer_laplace(network(3), [], bb.categorical())
+
+
+def test_held_out_draws_of_many_classes_are_made_part_by_part():
+    """64 draws of 300 classes for 400 examples are more numbers than one part holds: the loss is that of the whole."""
+    torch.manual_seed(0)
+    network, x, y = nn.Linear(5, 300).double(), torch.randn(400, 5).double(), torch.randint(0, 300, (400,))
+    posterior = bb.last_layer_laplace(network, x, bb.categorical(), prior_precision=2.0)
+    loss = last_layer._held_out_loss(posterior, [(x, y)], bb.categorical())
+    draws = torch.stack([posterior.draw(0, index)(x) for index in range(64)]).detach()
+    expected = draws.softmax(-1).mean(0)[torch.arange(400), y].log().mean()
+    assert loss(2.0) == pytest.approx(-float(expected), rel=1e-9)

@@ -275,24 +275,11 @@ class affine_batch_norm(TorchFunctionMode):  # noqa: N801
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not F.batch_norm or kwargs.get("training"):
-            return func(*args, **kwargs)
-        return _affine(*args, **kwargs) if args[0].dtype == args[2].dtype else func(*args, **kwargs)
-
-
-def _affine(
-    inputs: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    *,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    **_: object,
-) -> Tensor:
-    """Return what `torch.nn.functional.batch_norm` returns in evaluation mode; the parameters are constants."""
-    return _scaled(inputs, *_scale_and_shift(mean, variance, weight, bias, eps))
+        given = kwargs or {}
+        if func is not F.batch_norm or given.get("training") or args[0].dtype != args[2].dtype:
+            return func(*args, **given)
+        inputs, mean, variance = args
+        return _scaled(inputs, *_scale_and_shift(mean, variance, given["weight"], given["bias"], given["eps"]))
 
 
 def _scale_and_shift(

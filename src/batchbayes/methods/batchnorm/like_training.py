@@ -14,7 +14,6 @@ tolerance.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -137,31 +136,25 @@ MOST_MOVED, MOST_SPREAD = 0.3, 1.0
 in standard deviations of the network's answers over examples. A posterior beyond either has little to do with it."""
 
 
-def moved_message(
-    moved: float, spread: float, center: str, batch_size: int, training_batch_size: int | None
-) -> str | None:
-    """Return a warning if draws lie beside the network's own answer, or scatter more than its answers do; else None."""
+def moved_message(moved: float, spread: float, center: str, batch_size: int, is_known: bool) -> str | None:
+    """Return a warning if draws lie beside the network's own answer, or scatter more than its answers do; else None.
+
+    `is_known` says whether this is known to be the batch size of training.
+    """
     if moved <= MOST_MOVED and spread <= MOST_SPREAD:
         return None
-    what = (
-        f"the mean of the draws lies {moved:.2g} times as far from the network's own answer"
-        if moved > MOST_MOVED
-        else f"the draws scatter {spread:.2g} times as far around their mean"
-    )
-    unknown = (
-        f" The batch size of training is not known (training_batch_size=). If it was above {batch_size}, the draws are "
-        "too wide."
-        if training_batch_size is None
-        else ""
-    )
-    around = (
-        ' Use center="running", which keeps the network\'s own answer, and give the batches the transforms of training.'
-        if center == "batches"
-        else " Use batches as large as those of training, or at_batch_size."
-    )
+    what = f"the draws scatter {spread:.2g} times as far around their mean"
+    if moved > MOST_MOVED:
+        what = f"the mean of the draws lies {moved:.2g} times as far from the network's own answer"
+    fix = "Use batches as large as those of training, or at_batch_size."
+    if center == "batches":
+        fix = "Give the batches the transforms of training, or use center='running', which keeps its own answer."
+    if not is_known:
+        unknown = "The batch size of training is not known (training_batch_size=)."
+        fix = f"{unknown} If it was above {batch_size}, the draws are too wide. {fix}"
     return (
         f"WARNING: on training data, {what} as the network's answers lie from each other. Predictions by these draws "
-        f"are not those of the network, and may be much worse.{unknown}{around}"
+        f"are not those of the network, and may be much worse. {fix}"
     )
 
 

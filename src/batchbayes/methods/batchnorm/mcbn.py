@@ -2,8 +2,8 @@ r"""Monte Carlo batch normalisation.
 
 What is random: the statistics by which every batch-norm layer normalises, all layers jointly.
 q(omega): the empirical distribution of the statistics of R training mini-batches of M examples.
-Cost: fitting is R forward passes of M examples, and R of at most 32 examples that show how far each row moves the
-outputs; a draw is one row.
+Cost: fitting is R + 2 forward passes of M examples; a draw is one row. When the linear engine is first asked for, R
+passes of at most 32 examples show how far each row moves the outputs.
 Reference: Teye, Azizpour, Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks", ICML 2018.
 Where we differ: each draw is used for all test inputs. Each input has the same predictive as in the paper, at less
 cost. The default centre is the network's own running statistics, which keeps the network's answer and takes only the

@@ -83,12 +83,10 @@ def running_omega(sites: Sequence[Site]) -> Tensor:
 
 def as_buffers(sites: Sequence[Site], statistics: Iterable[Statistics]) -> dict[str, Tensor | None]:
     """Return the buffers that let each site normalise by the given statistics, by their full names."""
-    pairs = zip(sites, statistics, strict=True)
-    return {
-        f"{site.name}.running_{kind}": part
-        for site, pair in pairs
-        for kind, part in zip(("mean", "var"), pair, strict=True)
-    }
+    buffers: dict[str, Tensor | None] = {}
+    for site, (mean, variance) in zip(sites, statistics, strict=True):
+        buffers[f"{site.name}.running_mean"], buffers[f"{site.name}.running_var"] = mean, variance
+    return buffers
 
 
 def by_batch(sites: Sequence[Site]) -> dict[str, Tensor | None]:

@@ -14,7 +14,7 @@ from batchbayes._common.rng import dealt, dealt_first, normals
 from batchbayes._common.text import count
 from batchbayes.engines.check import linearity_from_json, linearity_to_json
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.methods.batchnorm.omega import as_buffers, by_site, is_mean, site_of, size, unpack
+from batchbayes.methods.batchnorm.omega import as_buffers, by_site, is_mean, site_of, size
 from batchbayes.methods.batchnorm.sites import (
     Site,
     idle_of_header,
@@ -114,7 +114,8 @@ class BatchNormPosterior(Posterior):
     def function(self, omega: Tensor) -> Function:
         """Return the network that normalises by the statistics omega (D,)."""
         require_present(self.network, self.sites)
-        return partial(self.network, tensors=self._buffers(omega), before=self._refusing)
+        tensors = as_buffers(self.sites, self._statistics(omega))
+        return partial(self.network, tensors=tensors, before=self._refusing)
 
     @cached_property
     def _refusing(self) -> dict[str, Any]:
@@ -125,21 +126,24 @@ class BatchNormPosterior(Posterior):
         """How many numbers of omega are the means of each site, and how many its log standard deviations, in turn."""
         return [site.channels for site in self.sites for _ in range(2)]
 
-    def _buffers(self, omega: Tensor) -> dict[str, Tensor]:
-        """Return the running statistics of the sites at omega, by name. A pass gives them the precision of its own."""
+    def _statistics(self, omega: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return (mean, variance) of each site at omega, in its precision and on its device.
+
+        Omega is copied there at once. A variance may be as low as -epsilon, because the layer adds epsilon.
+        """
         own = self.sites[0].layer._buffers.get("running_mean")
+        omega = omega.clone() if omega.is_inference() else omega  # no gradient can pass through it
         omega = omega.to(self.device if own is None else own.device)
         means = omega.split_with_sizes(self._widths)[::2]
         variances = (2 * omega).exp().split_with_sizes(self._widths)[1::2]
-        tensors = {}
-        for (name, layer), mean, variance in zip(self.sites, means, variances, strict=True):
-            pair = mean, variance - layer.eps
-            if layer._buffers.get("running_mean") is None:  # then only the weights tell the precision
+        placed = []
+        for (_, layer), mean, variance in zip(self.sites, means, variances, strict=True):
+            like = layer._buffers.get("running_mean")
+            if like is None:  # then only the weights tell the precision
                 like = reference_tensor(layer)
                 like = like if like.numel() else reference_tensor(self.network.module)
-                pair = pair[0].to(like), pair[1].to(like)
-            tensors[f"{name}.running_mean"], tensors[f"{name}.running_var"] = pair
-        return tensors
+            placed.append((mean.to(like), (variance - layer.eps).to(like)))
+        return placed
 
     def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
         r"""Return several draws as one function, (n, ...) -> (s, n, ...): quicker than one by one if inputs are few.
@@ -160,22 +164,6 @@ class BatchNormPosterior(Posterior):
             return self.network(rows, tensors=tensors, before=before).unflatten(0, (len(indices), -1))
 
         return drawn
-
-    @cached_property
-    def _center_statistics(self) -> list[tuple[Tensor, Tensor]]:
-        with torch.inference_mode(False):  # they may be kept for a pass with gradients
-            return unpack(self.sites, self.center.clone())
-
-    def _statistics(self, omega: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return (mean, variance) for each layer, in its dtype and on its device: omega is copied there at once."""
-        is_known = omega is self.center and self.device.type == "cpu"
-        pairs = self._center_statistics if is_known else unpack(self.sites, omega.to(self.device))
-        placed = []
-        for site, (mean, variance) in zip(self.sites, pairs, strict=True):
-            like = reference_tensor(site.layer)
-            like = like if like.numel() else reference_tensor(self.network.module)
-            placed.append((mean.to(like), variance.to(like)))
-        return placed
 
     def omega_var(self) -> Tensor:
         """Return the variance of each statistic, estimated from the rows, (D,)."""

@@ -275,8 +275,8 @@ def _compare_with_network(prepared: Prepared, posterior: BatchNormPosterior) -> 
     drawn = _thinned(posterior.draw_together(0, range(draws))(few.to(posterior.device))).cpu().double()
     spread = float(drawn.var(0, correction=draws > 1).mean())
     moved = float((drawn.mean(0) - answers[: len(few)]).square().mean()) - spread / draws  # without their noise
-    found = (max(moved, 0.0) ** 0.5 / unit, spread**0.5 / unit)
-    if message := moved_message(*found, posterior.centered_on, prepared.batch_size, prepared.training_batch_size):
+    found, is_known = (max(moved, 0.0) ** 0.5 / unit, spread**0.5 / unit), prepared.training_batch_size is not None
+    if message := moved_message(*found, posterior.centered_on, prepared.batch_size, is_known):
         warn(message)
 
 
@@ -288,5 +288,4 @@ def require_center(center: str | None) -> None:
 
 def chosen_center(center: Center | None, sites: Sequence[Site]) -> Center:
     """Return the centre that was asked for, or else the running statistics, if all layers have them."""
-    require_center(center)
     return center or ("running" if all(site.tracks for site in sites) else "batches")

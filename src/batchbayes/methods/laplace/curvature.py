@@ -4,8 +4,6 @@ With features $\phi_n$ and $\Lambda_n = -\nabla_f^2 \log p(y_n \mid f_n)$, (K, K
 $H = \sum_n \Lambda_n \otimes \phi_n\phi_n^\top$. Outputs are linear in W, so this is the exact curvature. With a
 Gaussian prior of precision $\delta$ the posterior precision is $H + \delta I$, and only its eigenvalues depend on
 $\delta$.
-
-The last layer of a network, and the features that it gets.
 """
 
 from collections.abc import Iterable

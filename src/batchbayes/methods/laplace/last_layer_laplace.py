@@ -8,8 +8,6 @@ a (P, P) matrix where the former is too large. A prediction in closed form, or a
 `engine="linear"`, costs one forward pass.
 Reference: MacKay, "The Evidence Framework Applied to Classification Networks", Neural Computation 4, 1992; Daxberger et
 al., "Laplace Redux", NeurIPS 2021.
-
-The Gaussian posterior of the last layer, with its predictive in closed form.
 """
 
 import math
@@ -29,6 +27,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.laplace.curvature import (
+    MATRICES,
     FullCurvature,
     KroneckerCurvature,
     LastLayer,
@@ -43,12 +42,8 @@ from batchbayes.posterior import Header, Posterior
 
 MOST_FULL = 4096
 """Up to this many weights the curvature is kept whole. Its eigendecomposition then takes less than a minute."""
-
-
 HELD_OUT_DRAWS = 64
 """Draws by which classes are predicted when the prior precision is chosen on held-out data."""
-
-
 LOW, HIGH = -10.0, 16.0
 """Limits for the natural logarithm of a prior precision that is searched for."""
 
@@ -266,9 +261,11 @@ def _held_out_loss(
         return float(-torch.distributions.Normal(means, total).log_prob(targets).mean())
 
     def by_draws(prior_precision: float) -> float:
-        deviations = posterior.at_prior_precision(prior_precision).deviations(0, range(HELD_OUT_DRAWS))
-        each = likelihood(means + features @ deviations.mT).log_prob(targets)  # (S, n, ...)
-        return float(math.log(HELD_OUT_DRAWS) - each.logsumexp(0).mean())
+        weights = posterior.at_prior_precision(prior_precision).deviations(0, range(HELD_OUT_DRAWS)).mT  # (S, P, K)
+        size = max(1, MATRICES // (HELD_OUT_DRAWS * means.shape[1]))  # a draw of all examples may be large
+        parts = zip(features.split(size), means.split(size), targets.split(size), strict=True)
+        each = [likelihood(mean + seen @ weights).log_prob(labels).logsumexp(0) for seen, mean, labels in parts]
+        return math.log(HELD_OUT_DRAWS) - float(torch.cat(each).mean())
 
     return exact if isinstance(likelihood, Gaussian) else by_draws
 
