@@ -193,9 +193,7 @@ def _examples_of(posterior: Linearisable) -> dict[bool, Tensor]:
     return dict.fromkeys(kept[1](), kept[0])
 
 
-def known_linearity(
-    posterior: Linearisable, inputs: Tensor, *, contrasts: bool, until_sure: bool = True
-) -> Linearity:
+def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool, until_sure: bool = True) -> Linearity:
     """Return what was measured before, or measure it now, on training examples or else on these inputs.
 
     What is measured on enough examples is kept. `until_sure` makes more draws if a few do not settle the answer.
