@@ -289,7 +289,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
             raise BatchbayesError(
                 expected="a network that gives the same answer twice",
                 got="two answers of one draw that differ",
-                fix="take random numbers out of its forward pass: F.dropout needs training=self.training, or nn.Dropout",
+                fix="take random numbers out of its forward: use nn.Dropout, or F.dropout with training=self.training",
             )
         if differ(once[part], found):
             raise BatchbayesError(

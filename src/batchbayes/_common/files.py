@@ -80,7 +80,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], t
 
 
 def _sort_texts(path: Path) -> None:
-    """Put the texts of a safetensors file in order. Its library writes them in any, and equal files need equal bytes."""
+    """Put the texts of a safetensors file in order, which its library does not. Equal files have equal bytes."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
