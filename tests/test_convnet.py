@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from batchbayes.models import ConvNet, SmallVGG
+from batchbayes.models import ConvNet
 
 
 @pytest.mark.parametrize("size", [4, 8, 28])
@@ -25,10 +25,3 @@ def test_batch_norm_follows_every_convolution_and_takes_its_bias() -> None:
 def test_in_evaluation_mode_a_prediction_does_not_depend_on_its_neighbours() -> None:
     network, images = ConvNet(width=4).eval(), torch.randn(5, 1, 8, 8)
     torch.testing.assert_close(network(images)[:2], network(images[:2]))
-
-
-def test_every_layer_of_the_small_vgg_but_the_last_is_normalised() -> None:
-    network = SmallVGG(num_classes=7, width=4)
-    kinds = [type(module).__name__ for module in network.modules()]
-    assert (kinds.count("BatchNorm2d"), kinds.count("BatchNorm1d")) == (3, 1)
-    assert network(torch.randn(3, 1, 28, 28)).shape == (3, 7)

@@ -12,8 +12,6 @@ from batchbayes import decisions
 from batchbayes.decisions import (
     binomial_bound,
     choose_to_label,
-    detection_auroc,
-    labels_needed,
     rejection_threshold,
 )
 
@@ -107,15 +105,6 @@ def test_joint_choices_do_not_repeat_an_example():
     random = choose_to_label(found, 6, by="random", seed=1)
     assert sorted(random.tolist()) == list(range(6))
     assert not torch.equal(random, choose_to_label(found, 6, by="random", seed=2))
-
-
-def test_labels_needed_and_detection():
-    counts, accuracies = torch.tensor([10, 20, 40]), torch.tensor([0.5, 0.7, 0.9])
-    assert labels_needed(counts, accuracies, 0.8) == pytest.approx(30.0)
-    assert labels_needed(counts, accuracies, 0.4) == 10
-    assert labels_needed(counts, accuracies, 0.95) is None
-    assert labels_needed(counts.flip(0), accuracies.flip(0), 0.8) == pytest.approx(30.0)
-    assert detection_auroc(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0])) == 1
 
 
 def test_a_network_with_one_logit_is_decided_on_as_one_with_two():

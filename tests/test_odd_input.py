@@ -21,12 +21,13 @@ from helpers.references import left_alone, training_statistics
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import batchbayes as bb
 from batchbayes import calibrate, metrics, scores
+from batchbayes.network.batches import Drawn, mini_batches
 
-CASES, FEW = 1200, 120
+CASES, FEW, MORE = 1200, 120, 260
 NAN = float("nan")
 JUNK = [None, True, 0, -1, 1.5, NAN, math.inf, "text", "", [], [1], {}, (), object(), b"x", np.float64(2), lambda: 0,
         1e-17, -(10**30), 10**30, torch.tensor(2.5), torch.zeros(0), nn.ReLU(), np.array(["a"])]  # fmt: skip
@@ -392,7 +393,213 @@ def tuned(random, tmp_path):
     return found.curve.values.max() <= torch.tensor(found.value + 1e-6), True
 
 
+def joint(random, tmp_path):
+    """Several outputs of a regression together, against a loop over draws."""
+    shape = random.choice([(5, 1), (5, 2), (5, 3), (5, 2, 2), (5,), (5, 0)])
+    draws = torch.randn(4, *shape, dtype=random.choice([torch.float32, torch.float64]))
+    targets = random.choice([*[torch.randn(shape)] * 4, odd_tensor(random, shape), random.choice(JUNK)])
+    precision = random.choice([4.0, 4.0, [1.0, 2.0], [1.0, 2.0, 4.0]])
+    summary = bb.gaussian(precision).summary()
+    summary.add(draws)
+    seen, tau = summary.finish(draws), torch.as_tensor(precision).double()
+    wide = tau.expand(draws.shape[2:3] or (1,)).reshape(-1, *[1] * (draws.ndim - 3)).expand(draws.shape[2:] or (1,))
+    d, noise = draws.double().reshape(4, 5, -1), wide.flatten().reciprocal()
+    if random.random() < 0.5:
+        own = d - d.mean(0)
+        return seen.covariance, sum(torch.stack([torch.outer(r, r) for r in one]) for one in own) / 4 + noise.diag()
+    y = torch.as_tensor(seen.joint_log_prob(targets)).double()
+    flat = torch.as_tensor(targets).double().reshape(5, -1)
+    each = [torch.distributions.Normal(one, noise.sqrt()).log_prob(flat).sum(-1).exp() for one in d]
+    return y, torch.stack(each).mean(0).log()
+
+
+class Endless(IterableDataset):
+    """Examples without a length."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __iter__(self):
+        return iter(self.x)
+
+
+def from_loader(random, tmp_path):
+    """Loaders that read all, some or a part of the examples: what they read is what counts."""
+    x, size = torch.randn(random.choice([12, 17]), 4), random.choice([1, 3, 5])
+    rows = random.sample(range(len(x)), random.randrange(1, len(x)))
+    made = {
+        "batches": lambda: DataLoader(list(x.split(size)), batch_size=None),
+        "indices": lambda: DataLoader(x, batch_sampler=[rows[:2], rows[2:]] if len(rows) > 2 else [rows]),
+        "subset": lambda: DataLoader(x, size, sampler=rows),
+        "endless": lambda: DataLoader(Endless(x), size),
+        "drop": lambda: DataLoader(x, size, drop_last=True),
+        "one by one": lambda: DataLoader(x, batch_size=None),
+        "pieces": lambda: (part for part in x.split(size)),
+        "nothing": lambda: DataLoader(Endless(x[:0]), size),
+        "tuple": lambda: tuple(x.split(size)),
+    }
+    kind = random.choice(list(made))
+    network = trained(plain(random))
+    found = bb.predict(bb.deterministic(network), made[kind](), bb.categorical()).probs
+    read = torch.cat([part if part.ndim > 1 else part[None] for part in made[kind]()])
+    with torch.no_grad():
+        return found, network(read).softmax(-1)
+
+
+def counted_loader(random, tmp_path):
+    """The number of examples that a fit draws from is the number that is read."""
+    x, size = torch.randn(random.choice([24, 40]), 4), random.choice([4, 6])
+    rows = random.sample(range(len(x)), 20)
+    made = {
+        "plain": lambda: DataLoader(x, size, shuffle=True),
+        "batches": lambda: DataLoader(list(x.split(size)), batch_size=None),
+        "indices": lambda: DataLoader(x, batch_sampler=[rows[:10], rows[10:]]),
+        "subset": lambda: DataLoader(x, size, sampler=rows),
+        "endless": lambda: DataLoader(Endless(x), size),
+        "list": lambda: list(x.split(size)),
+    }[random.choice(["plain", "batches", "indices", "subset", "endless", "list"])]
+    drawn = Drawn()
+    _, stream = mini_batches(made(), None, drawn=drawn)
+    for _ in zip(range(60), stream, strict=False):
+        pass
+    return drawn.num_examples, sum(map(len, made()))
+
+
+def along_axis(random, tmp_path):
+    """Classes along any axis of what a network returns: there, or refused where the shape does not tell."""
+    shape = random.choice([(6, 4), (6, 4, 5), (6, 5, 5, 3), (6, 3, 5, 5), (6, 3, 4, 5), (6, 2, 2)])
+    axis = random.choice([None, 1, -1, 2, -2])
+    x = torch.randn(shape)
+    likelihood = bb.categorical() if axis is None else bb.categorical(class_axis=axis)
+    found = bb.predict(bb.deterministic(nn.Identity()), x, likelihood).probs
+    assert axis is not None or len(shape) != 3  # tokens do not tell
+    place = 1 if axis is None else axis
+    return found, x.movedim(place, -1).softmax(-1)
+
+
+def remembered(random, tmp_path):
+    """A posterior knows where the inputs were in the batches of its fit."""
+    network, x = trained(plain(random)), torch.randn(32, 4)
+    form, pick = random.choice([
+        (lambda part: {"a": part, "b": part + 1}, "b"),
+        (lambda part: (part, part + 1), 1),
+        (lambda part: [torch.zeros(len(part)), part + 1], -1),
+        (lambda part: {"b": {"c": part + 1}}, lambda batch: batch["b"]["c"]),
+        (lambda part: part + 1, None),
+    ])  # fmt: skip
+    batches = [form(part) for part in x.split(8)]
+    posterior = bb.mcbn(network, batches, inputs=pick, num_samples=4)
+    if random.random() < 0.5 and not callable(pick):
+        bb.save(posterior, tmp_path / "p")
+        posterior = bb.load(tmp_path / "p", network)
+    given = random.choice([batches, x + 1, (x + 1).numpy()])
+    found = bb.predict(posterior, given, bb.categorical(), num_samples=4).probs
+    with torch.no_grad():
+        return found, torch.stack([posterior.draw(0, s)(x + 1).softmax(-1) for s in range(4)]).mean(0)
+
+
+def intervals(random, tmp_path):
+    """Whole numbers that float32 cannot tell apart, and types that are no numbers."""
+    base = random.choice([0, 2**24, 2**53, 2**62])
+    lower = base + torch.arange(4)
+    targets = lower + torch.tensor([random.choice([-1, 0, 1, 2, 3]) for _ in range(4)])
+    kind = random.choice(["int", "int", "numpy", "quantised", "uint64", "list"])
+    if kind == "quantised":
+        warnings.simplefilter("ignore")  # torch will drop them
+        targets = torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.quint8)
+    elif kind == "uint64":
+        targets = targets.numpy().astype(np.uint64) + np.uint64(2**63)
+    elif kind != "int":
+        targets = targets.numpy() if kind == "numpy" else targets.tolist()
+    found = metrics.interval_summary(lower, lower + 2, targets).coverage
+    return found, np.mean([low <= y <= low + 2 for low, y in zip(lower.tolist(), list(targets), strict=True)])
+
+
+def conformal(random, tmp_path):
+    """Ends are in order at every level that is accepted."""
+    summary, targets = bb.gaussian(1.0).summary(), torch.randn(30)
+    summary.add(torch.randn(2, 30))
+    seen = summary.finish(torch.randn(2, 30))
+    level = random.choice([1e-12, 1e-3, 0.5, 0.9, 0.99, 1 - 1e-12, 0.0, 1.0, -1, random.choice(JUNK)])
+    intervals = calibrate.conformal_intervals(seen, targets, level=level)
+    lower, upper = intervals(seen)
+    return bool((lower <= upper).all()), True
+
+
+class Watching(nn.Module):
+    """Looks at its neighbours in one way or another."""
+
+    def __init__(self, how, fewest):
+        super().__init__()
+        self.how, self.fewest, self.last = how, fewest, nn.Linear(4, 2)
+
+    def forward(self, x):
+        y = self.last(x)
+        if len(x) < self.fewest or self.how == "not at all":
+            return y
+        return {
+            "mean": lambda: y - y.mean(0),
+            "first": lambda: y - y[:1],
+            "largest": lambda: y / y.abs().max(),
+            "order": lambda: y + torch.arange(len(y))[:, None],
+            "length": lambda: y * len(y),
+            "last": lambda: torch.cat([y[:-1], 2 * y[-1:]]),
+        }[self.how]()
+
+
+def neighbours(random, tmp_path):
+    """A network that looks at the other examples of its batch is refused."""
+    how = random.choice(["not at all", "mean", "first", "largest", "order", "length", "last"])
+    network, x = Watching(how, random.choice([1, 2, 5, 16])), torch.randn(40, 4)
+    found = bb.predict(bb.deterministic(network), x, bb.categorical()).probs
+    assert how == "not at all"
+    with torch.no_grad():
+        return found, network.last(x).softmax(-1)
+
+
+def changed_later(random, tmp_path):
+    """Weights that were changed after a fit, in whatever way, are told; others are not."""
+    network, x = trained(plain(random)), torch.randn(32, 4)
+    posterior = bb.mcbn(network, x, batch_size=8, num_samples=4)
+    weight = network[0].weight
+    optimiser = torch.optim.Adam(network.parameters(), 0.1, fused=True)
+    changes = {
+        "nothing": lambda: None,
+        "same": lambda: network.load_state_dict(network.state_dict()),
+        "data": lambda: weight.data.mul_(2),
+        "numpy": lambda: np.multiply(weight.detach().numpy(), 2, out=weight.detach().numpy()),
+        "fused": lambda: (network(x).sum().backward(), optimiser.step()),
+        "new": lambda: setattr(network[0], "weight", nn.Parameter(2 * weight.detach())),
+        "layer": lambda: network.__setitem__(0, nn.Linear(4, len(weight))),
+    }
+    how = random.choice(list(changes))
+    changes[how]()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        bb.predict(posterior, x, bb.categorical(), num_samples=2)
+    return any("changed since the fit" in str(each.message) for each in told), how not in ("nothing", "same")
+
+
+def flipped(random, tmp_path):
+    """One changed bit of a file: refused, or without any effect. A few files are left as they are written."""
+    network, x = trained(plain(random)), torch.randn(32, 4)
+    posterior = bb.mcbn(network, x, batch_size=8, num_samples=4)
+    bb.save(posterior, tmp_path / "p")
+    content = bytearray((tmp_path / "p").read_bytes())
+    content[random.randrange(len(content))] ^= random.choice([0, 1, 2, 4, 8, 16, 32, 64, 128])
+    (tmp_path / "p").write_bytes(content)
+    again = bb.load(tmp_path / "p", network)
+    return tuple(bb.predict(p, x, bb.categorical(), num_samples=4).probs for p in (again, posterior))
+
+
 KINDS = [fitted, predicted, with_options, with_likelihood, with_targets, scored, classified, loaded, tuned]
+MORE_KINDS = [joint, from_loader, counted_loader, along_axis, remembered, intervals, conformal, neighbours,
+              changed_later, flipped]  # fmt: skip
+"""Cases from number CASES on."""
+
+
+def kind_of(number):
+    return KINDS[number % len(KINDS)] if number < CASES else MORE_KINDS[number % len(MORE_KINDS)]
 
 
 def outcome(number, tmp_path):
@@ -402,7 +609,7 @@ def outcome(number, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", bb.BatchbayesWarning)
         try:
-            result = KINDS[number % len(KINDS)](source, tmp_path)
+            result = kind_of(number)(source, tmp_path)
         except bb.BatchbayesError as error:
             words = (error.expected, error.got, error.fix)
             return "refused" if all(words) else f"no words: {words}"
@@ -422,15 +629,21 @@ def run(numbers, tmp_path):
     counts = Counter()
     for number in numbers:
         try:
-            counts[KINDS[number % len(KINDS)].__name__, outcome(number, tmp_path)] += 1
+            counts[kind_of(number).__name__, outcome(number, tmp_path)] += 1
         except Exception as error:
-            raise AssertionError(f"case {number} ({KINDS[number % len(KINDS)].__name__})") from error
+            raise AssertionError(f"case {number} ({kind_of(number).__name__})") from error
     return counts
 
 
 def test_a_few_odd_inputs(tmp_path):
     counts = run(range(FEW), tmp_path)
     assert {result for _, result in counts} == {"answered", "refused"}
+
+
+def test_more_odd_inputs(tmp_path):
+    counts = run(range(CASES, CASES + MORE), tmp_path)
+    assert {result for _, result in counts} == {"answered", "refused"}
+    assert {name for name, result in counts if result == "answered"} == {kind.__name__ for kind in MORE_KINDS}
 
 
 @pytest.mark.slow

@@ -13,12 +13,10 @@ from batchbayes import BatchbayesError
 from batchbayes.metrics import equal_width_reliability
 from batchbayes.plots import (
     Band,
-    BatchSizeSweep,
     Triptych,
     band_figure,
     batch_size_figure,
     certainty_figure,
-    collapse_figure,
     interval_coverage_figure,
     novelty_figure,
     price_figure,
@@ -28,7 +26,6 @@ from batchbayes.plots import (
     segmentation_figure,
     shift_figure,
     uncertainty_error_figure,
-    uncertainty_error_grid,
 )
 
 X = np.linspace(-4, 4, 33)
@@ -131,24 +128,6 @@ def test_reliability_shows_the_gap_and_hollows_small_bins() -> None:
 def test_risk_and_coverage_are_drawn_as_given() -> None:
     figure = risk_coverage_figure({"a": ([0.5, 1.0], [0.0, 0.25])}, risk="error")
     np.testing.assert_allclose(figure.axes[0].get_lines()[0].get_xydata(), [[0.5, 0], [1, 0.25]])
-
-
-def test_uncertainty_error_grid_has_a_panel_for_each_data_set():
-    panels = {f"set {n}": ([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0 + n], 2.0) for n in range(5)}
-    figure = uncertainty_error_grid(panels)
-    shown = [panel for panel in figure.axes if panel.get_visible()]
-    assert [panel.get_title() for panel in shown] == list(panels)
-    for n, panel in enumerate(shown):  # the most certain first
-        assert panel.lines[0].get_ydata().tolist() == [1.0, 4.0 + n, 9.0]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
-def test_the_legend_of_a_grid_is_not_cut_off(count: int) -> None:
-    figure = uncertainty_error_grid({f"set {n}": ([3.0, 1.0, 2.0], [9.0, 1.0, 4.0], 2.0) for n in range(count)})
-    figure.canvas.draw()
-    legend = figure.legends[0].get_window_extent()
-    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
-    assert len(figure.legends[0].get_texts()) == 5
 
 
 def test_errors_are_sorted_by_predicted_spread() -> None:
@@ -257,9 +236,6 @@ def test_a_best_batch_size_at_the_end_means_no_noise() -> None:
     assert texts == ["as trained, M = 64", "no noise helps"]
 
 
-STD_AND_ERROR = ([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0])
-
-
 @pytest.mark.parametrize(
     "draw",
     [
@@ -269,8 +245,6 @@ STD_AND_ERROR = ([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0])
             np.zeros((2, 1, 4, 4)), [0, 1], [0, 0], entropy=[0, 1], mutual_information=[0, 1], count=1, ax=ax
         ),
         lambda ax: reliability_figure({"a": equal_width_reliability(torch.ones(3), torch.ones(3) > 0)}, ax=ax),
-        lambda ax: collapse_figure([4, 8], [BatchSizeSweep("a", [[1.0, 2.0]], [[1.0, 2.0]], [[0.5, 0.6]])], ax=ax),
-        lambda ax: uncertainty_error_grid({"a": (*STD_AND_ERROR, 2.0)}, ax=ax),
         lambda ax: segmentation_figure([Triptych(np.zeros((4, 4, 3)), *[np.zeros((4, 4))] * 3)], num_classes=2, ax=ax),
         lambda ax: shift_figure({"entropy": ([0.1], [0.9])}, ax=ax),
     ],

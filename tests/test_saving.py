@@ -356,6 +356,26 @@ def test_what_is_no_path_where_none_may_be_given(path):
             use()
 
 
+@pytest.mark.parametrize("inputs", ["x", ["x"], lambda batch: batch["x"]])
+def test_a_posterior_remembers_where_the_inputs_are(inputs, tmp_path):
+    network = build()
+    x = torch.randn(64, *next(iter(network.parameters())).shape[1:])
+    batches = [{"y": torch.zeros(16), "x": part} for part in x.split(16)]
+    posterior = bb.mcbn(network, batches, inputs=inputs)
+    expected = bb.predict(posterior, batches, bb.categorical(), inputs=inputs).probs
+    assert torch.equal(bb.predict(posterior, batches, bb.categorical()).probs, expected)
+    assert torch.equal(bb.predict(posterior, x, bb.categorical()).probs, expected)
+    assert len(list(bb.predict_stream(posterior, batches, [bb.categorical()]))) == 4
+    pickle.loads(pickle.dumps(posterior))
+    bb.save(posterior, tmp_path / "p")
+    loaded = bb.load(tmp_path / "p", network)
+    if callable(inputs):
+        with pytest.raises(bb.BatchbayesError, match="say where the inputs are"):
+            bb.predict(loaded, batches, bb.categorical())
+    else:
+        assert torch.equal(bb.predict(loaded, batches, bb.categorical()).probs, expected)
+
+
 def test_what_cannot_be_saved(tmp_path):
     with pytest.raises(bb.BatchbayesError, match="a posterior to save; got a Sequential"):
         bb.save(build(), tmp_path / "p")

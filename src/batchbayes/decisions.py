@@ -18,7 +18,6 @@ from batchbayes._common.checks import (
     check_bool,
     check_finite,
     check_not_empty,
-    check_same_shape,
     finite_number,
     require_type,
     takes_arrays,
@@ -27,7 +26,6 @@ from batchbayes._common.checks import (
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical
-from batchbayes.metrics import ood_auroc
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive
 
 Acquisition = Literal["mutual_information", "entropy", "random"]
@@ -111,16 +109,6 @@ def binomial_bound(errors: int, count: int, delta: float) -> float:
     return high
 
 
-@takes_arrays
-def detection_auroc(clean: Values, attacked: Values) -> float:
-    """Return how well a score separates attacked from clean inputs: the share of pairs in which it is higher.
-
-    >>> detection_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
-    0.75
-    """
-    return ood_auroc(clean, attacked)
-
-
 def choose_to_label(
     predictive: CategoricalPredictive | BernoulliPredictive,
     count: int,
@@ -179,25 +167,3 @@ def _joint_choice(predictive: CategoricalPredictive | BernoulliPredictive, count
         if len(joint) * classes <= MOST_CONFIGURATIONS:
             joint = torch.einsum("cs,sk->cks", joint, probs[:, chosen[-1]]).flatten(0, 1)
     return torch.tensor(chosen)
-
-
-@takes_arrays
-def labels_needed(counts: Values, accuracies: Values, target: float) -> float | None:
-    """Return with how many labels a learning curve first reaches an accuracy, by linear interpolation.
-
-    >>> round(labels_needed(torch.tensor([10, 20, 30]), torch.tensor([0.5, 0.9, 0.96]), 0.93), 2)
-    25.0
-    """
-    check_same_shape("counts", counts, "the accuracies", accuracies)
-    check_finite("the accuracies", accuracies)
-    order = counts.argsort()
-    counts, accuracies = counts[order], accuracies[order]
-    reached = (accuracies >= target).nonzero()
-    if not len(reached):
-        return None
-    place = int(reached[0])
-    if place == 0:
-        return float(counts[0])
-    low, high = accuracies[place - 1 : place + 1].double()
-    few, many = counts[place - 1 : place + 1].double()
-    return round(float(few + (many - few) * (target - low) / (high - low)), 6)

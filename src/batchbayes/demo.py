@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,15 +64,9 @@ class Method:
     num_samples: int
     seed: int
 
-    def regress(self, inputs: Tensor, likelihood: Gaussian) -> bb.GaussianPredictive:
-        """Predict real targets."""
-        return bb.predict(
-            self.posterior, inputs, likelihood, num_samples=self.num_samples, seed=self.seed, keep_draws=True
-        )
-
-    def classify(self, images: Tensor) -> bb.CategoricalPredictive:
-        """Predict classes."""
-        return bb.predict(self.posterior, images, bb.categorical(), num_samples=self.num_samples, seed=self.seed)
+    def predict(self, inputs: Tensor, likelihood: Any) -> Any:
+        """Predict by these draws."""
+        return bb.predict(self.posterior, inputs, likelihood, num_samples=self.num_samples, seed=self.seed)
 
 
 def run_demo(out: Path, seed: int = 0, config: DemoConfig | None = None) -> list[list[Row]]:
@@ -113,14 +108,14 @@ def toy_rows(figure_path: Path | None, seed: int, config: DemoConfig) -> list[Ro
     methods = both_methods(network, inputs, config.toy.batch_size, config.toy_draws, seed)
     new_inputs, new_targets = toy.noisy_points(100, seed, "held out")
     likelihoods = [
-        bb.gaussian(bb.calibrate.tune_precision(method.regress(new_inputs, bb.gaussian(1.0)), new_targets))
+        bb.gaussian(bb.calibrate.tune_precision(method.predict(new_inputs, bb.gaussian(1.0)), new_targets))
         for method in methods
     ]
     rows = []
     for task, intervals in (("toy, near the data", toy.SUPPORT), ("toy, gap and beyond", toy.BEYOND)):
         test_inputs, test_targets = toy.noisy_points(500, seed, "test", intervals)
         for method, likelihood in zip(methods, likelihoods, strict=True):
-            seen = method.regress(test_inputs, likelihood)
+            seen = method.predict(test_inputs, likelihood)
             error = bb.metrics.root_mean_squared_error(seen.mean, test_targets)
             rows.append(Row(task, method.name, error, bb.metrics.negative_log_likelihood(seen.log_prob(test_targets))))
     if figure_path is not None:
@@ -134,7 +129,7 @@ def _save_toy_figure(
     grid = torch.linspace(toy.BEYOND[0][0], toy.BEYOND[-1][1], 401)[:, None]
     bands = []
     for method, likelihood in zip(methods, likelihoods, strict=True):
-        seen = method.regress(grid, likelihood)
+        seen = method.predict(grid, likelihood)
         kind = "one variance for all inputs" if method.num_samples == 1 else f"{method.num_samples} draws"
         bands.append(bb.plots.Band(f"{method.name}: {kind}", seen.mean[:, 0], seen.std[:, 0]))
     truth = toy.true_function(grid)[:, 0]
@@ -150,7 +145,7 @@ def digits_rows(figure_path: Path | None, seed: int, config: DemoConfig) -> list
         network = ConvNet(num_classes=10)
     _train(network, data.train_images, data.train_labels, cross_entropy, replace(config.digits, seed=seed))
     own, bayesian = both_methods(network, data.train_images, config.digits.batch_size, config.digits_draws, seed)
-    seen = bayesian.classify(data.test_images)
+    seen = bayesian.predict(data.test_images, bb.categorical())
     if figure_path is not None:
         figure = bb.plots.certainty_figure(
             data.test_images,
@@ -160,7 +155,7 @@ def digits_rows(figure_path: Path | None, seed: int, config: DemoConfig) -> list
             mutual_information=seen.mutual_information,
         )
         bb.plots.save_figure(figure, figure_path)
-    return [_digits_row(own, own.classify(data.test_images), data), _digits_row(bayesian, seen, data)]
+    return [_digits_row(own, own.predict(data.test_images, bb.categorical()), data), _digits_row(bayesian, seen, data)]
 
 
 def _digits_row(method: Method, familiar: bb.CategoricalPredictive, data: Digits) -> Row:
@@ -170,7 +165,7 @@ def _digits_row(method: Method, familiar: bb.CategoricalPredictive, data: Digits
         ("inverted", inverted(data.test_images)),
         ("shuffled", pixel_shuffled(data.test_images, method.seed)),
     ):
-        strange = method.classify(images)
+        strange = method.predict(images, bb.categorical())
         auroc[f"{name} H"] = bb.metrics.ood_auroc(familiar.entropy, strange.entropy)
         if method.num_samples > 1:  # a single draw has no mutual information
             auroc[f"{name} MI"] = bb.metrics.ood_auroc(familiar.mutual_information, strange.mutual_information)

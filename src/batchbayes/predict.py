@@ -79,8 +79,8 @@ def predict(
             good: then in at most 1 of 100 networks is the mean variance (for classes, the mutual information) more than
             20 % off, or its rank correlation with the exact one below 0.9. Else it uses the exact engine.
             `predictive.engine` says which engine was used, and why.
-        inputs: where the inputs are in a batch, if they are not first: a key, a position, several of them, or a
-            function, as in `mcbn`.
+        inputs: where the inputs are in a batch: a key, a position, several of them, or a function, as in `mcbn`. By
+            default they are where they were in the fit, or first.
         chunk_size: examples that are held in memory at once. By default a chunk has about a million numbers, and up to
             eight chunks share each draw, so that it need not be made again.
         keep_draws: keep the outputs of every draw as `predictive.draws` (S, N, ...). By default draws are kept only if
@@ -182,7 +182,8 @@ class _Pass:
     def run(self, data: Batches, picker: Picker) -> Iterator[Predicted]:
         keep_freed_memory()
         with Progress("predicting", _work(data, self._num_samples)) as shown:
-            for batch, inputs in batch_stream(data, picker):
+            usual = getattr(getattr(self._posterior, "network", None), "inputs", None)
+            for batch, inputs in batch_stream(data, picker, usual):
                 chunks = [chunk for chunk in cut(inputs, self._chunk_size, CHUNK) if len(chunk)]
                 each = self._predict_all(chunks, shown)
                 if is_examples(data):
@@ -288,7 +289,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
             raise BatchbayesError(
                 expected="a network that gives the same answer twice",
                 got="two answers of one draw that differ",
-                fix="take random numbers out of its forward pass: give F.dropout training=self.training",
+                fix="take random numbers out of its forward: use nn.Dropout, or F.dropout with training=self.training",
             )
         if differ(once[part], found):
             raise BatchbayesError(

@@ -62,6 +62,9 @@ def save(
     header = _named_functions({"format": FORMAT, "kind": posterior.kind, **header})
     if module := _module_of(posterior):
         header["weights"] = fingerprint(module)
+    picker = getattr(getattr(posterior, "network", None), "inputs", None)
+    if picker is not None and not callable(picker):
+        header["inputs"] = picker
     metadata = {"batchbayes": _json(header, "the posterior"), "notes": _json(dict(notes or {}), "notes=")}
     write_tensors(path, tensors, metadata)
 
@@ -147,6 +150,8 @@ def _load(path: Any, model: nn.Module, other_weights: bool, code: dict[str, Call
         if isinstance(error, BatchbayesError):
             raise
         raise _damaged(path, f"a header that does not fit its tensors ({error})") from error
+    if "inputs" in header:
+        object.__setattr__(posterior.network, "inputs", header["inputs"])
     module, expected = _module_of(posterior), header.get("weights")
     if module and not other_weights and expected != fingerprint(module):
         raise BatchbayesError(

@@ -63,6 +63,30 @@ def test_training_on_is_told_once_for_each_change(fit):
         use(posterior, model)
 
 
+def by_a_fused_optimiser(model, inputs):
+    optimiser = torch.optim.Adam(model.parameters(), 0.1, fused=True)
+    model(inputs).square().mean().backward()
+    optimiser.step()
+
+
+def by_a_numpy_view(model, _):
+    model[0].weight.detach().numpy()[...] *= 2
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("change", [by_a_fused_optimiser, by_a_numpy_view])
+def test_changes_that_torch_does_not_count_are_told(change, layout):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 2), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
+    model, inputs = model.eval().to(memory_format=layout), torch.randn(40, 3, 2, 2)
+    posterior = bb.mcbn(model, inputs, batch_size=8)
+    bb.predict(posterior, inputs, bb.categorical())
+    change(model, inputs)
+    with pytest.warns(bb.BatchbayesWarning, match=CHANGED):
+        bb.predict(posterior, inputs, bb.categorical())
+    bb.predict(posterior, inputs, bb.categorical())  # told once
+
+
 @pytest.mark.filterwarnings("ignore:the network is not linear enough")
 def test_linear_engine_and_novelty_tell_it_too():
     model = network()

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.models import SmallVGG
 from batchbayes.tools import GlobalStream, generator, made, shuffled, shuffled_batches
 from batchbayes.training.loop import Step, supervised
 from batchbayes_papers.data.cifar10 import crop_and_flip, load_cifar10, standardise
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import Examples, load_mnist
 from batchbayes_papers.models.lenet import LeNet5, LeNet300, init_for_sparsity
+from batchbayes_papers.models.small_vgg import SmallVGG
 
 NETWORKS = {"LeNet-300-100": LeNet300, "LeNet-5": LeNet5}
 Source = Literal["cifar10", "synthetic"]

@@ -13,6 +13,7 @@ from batchbayes_papers.mcbn.statistics_figures import (
     normality_figure,
     normality_sweep_figure,
 )
+from batchbayes_papers.runner.figures import BatchSizeSweep, collapse_figure, uncertainty_error_grid
 from matplotlib.figure import Figure
 from torch.distributions import LogNormal, Normal
 
@@ -91,6 +92,24 @@ def test_the_correlation_map_starts_at_chance() -> None:
     assert "0.08" in bar.get_ylabel()
 
 
+def test_uncertainty_error_grid_has_a_panel_for_each_data_set():
+    panels = {f"set {n}": ([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0 + n], 2.0) for n in range(5)}
+    figure = uncertainty_error_grid(panels)
+    shown = [panel for panel in figure.axes if panel.get_visible()]
+    assert [panel.get_title() for panel in shown] == list(panels)
+    for n, panel in enumerate(shown):  # the most certain first
+        assert panel.lines[0].get_ydata().tolist() == [1.0, 4.0 + n, 9.0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_the_legend_of_a_grid_is_not_cut_off(count: int) -> None:
+    figure = uncertainty_error_grid({f"set {n}": ([3.0, 1.0, 2.0], [9.0, 1.0, 4.0], 2.0) for n in range(count)})
+    figure.canvas.draw()
+    legend = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+    assert len(figure.legends[0].get_texts()) == 5
+
+
 @pytest.mark.parametrize("make", [histograms, gaps, correlations, sweep])
 def test_figures_can_be_saved(make, tmp_path: Path) -> None:
     save_figure(make(), tmp_path / "figure.png")
@@ -111,6 +130,8 @@ def test_the_map_is_drawn_into_given_axes() -> None:
         lambda ax: normality_sweep_figure(
             [4, 8], [StatisticSweep("mean", {"a": [[0.1, 0.2]]}, [[1.0, 1.0]], [1.0, 1.0])], ax=ax
         ),
+        lambda ax: collapse_figure([4, 8], [BatchSizeSweep("a", [[1.0, 2.0]], [[1.0, 2.0]], [[0.5, 0.6]])], ax=ax),
+        lambda ax: uncertainty_error_grid({"a": ([3.0, 1.0, 2.0], [-9.0, 1.0, 4.0], 2.0)}, ax=ax),
         lambda ax: normality_figure({"a": [marginal("mean", 0.5)]}, ax=ax),
         lambda ax: marginals_figure([marginal("mean", 0.5)], ax=ax),
     ],

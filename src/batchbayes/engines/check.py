@@ -27,8 +27,8 @@ correlation at 64 draws, or 0.01 more each time that draws are halved. Below HOP
 time that draws are halved, more draws would not help. Chosen on 100 small networks, and tried on 100 others
 (benchmarks/auto_engine.py)."""
 CHECK_DRAWS, CHECK_EXAMPLES, CHECK_NUMBERS = (8, 64), (16, 64), 2**16
-"""The check makes 8 exact draws, and up to 64 if the answer is close, on 16 to 64 examples of about 65,000 numbers. On
-16 rows of a table the check may pass by luck, on 64 it hardly ever does."""
+"""The check makes 8 exact draws, and up to 64 if the answer is close, on 16 to 64 examples that hold about 65,000
+numbers. On 16 rows of a table the check may pass by luck, on 64 it hardly ever does."""
 FEWEST_MAPS, MAP_POSITIONS = 2, 2**12
 """If outputs are maps, positions are ranked, not examples. So fewer examples of the training data are enough, and of
 each map an even selection of this many positions is compared."""

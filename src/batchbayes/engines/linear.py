@@ -46,25 +46,15 @@ class Drawn(Enum):
 SHARE, MOST_DIRECTIONS = 0.85, 8
 """Forward mode takes as many directions as keep SHARE of the variance of the outputs. For a vector of outputs it takes
 at most MOST_DIRECTIONS. With the sums over draws, a prediction then costs less than ten forward passes."""
-
-
 STEP = 3**0.5
 """Step of the differences to both sides, in standard deviations. The three points are the nodes of a Gauss-Hermite
 rule, so the slope is that of the best linear fit over a Gaussian spread, for all polynomials up to the third degree."""
-
-
 BACKWARD_COST = 1.2
 """Cost of a backward pass, in forward passes."""
-
-
 LEADING_PASSES = 6
 """Backward passes for many classes. With the sums over draws, a prediction costs about ten forward passes."""
-
-
 AFFORDABLE = 16
 """Reverse mode is exact: up to this cost, in forward passes, it is used even where forward mode is cheaper."""
-
-
 MOST_OUTPUTS = 1024
 """With more outputs for each example than this, reverse mode would take too long, and they are taken for a map."""
 
@@ -300,8 +290,6 @@ def require_linearisable(posterior: Posterior) -> Linearisable:
 
 BLOCK = 2**20
 """Numbers in one block of draws, so that it stays in a processor's cache."""
-
-
 CACHED = 2**18
 """Numbers that are squared at once: new memory costs more time than arithmetic."""
 
@@ -331,8 +319,6 @@ class LinearPieces:
 
 Block = Tensor | LinearDraws
 """Some draws of some examples, (s, n, ...), or all draws at once as the linear engine has them."""
-
-
 Kept = Block | LinearPieces
 """All draws of some examples, in any form."""
 

@@ -9,17 +9,18 @@ predictions first, then the truth. `ConfusionMatrix`, `ReliabilityHistogram` and
 in pieces. The bins and counts that they return have the summaries as methods.
 """
 
-from batchbayes.metrics.summary import (
-    calibrated_log_likelihood as calibrated_log_likelihood,
-    deep_ensemble_equivalent as deep_ensemble_equivalent,
-)
 from batchbayes.metrics.classification import (
     Reliability as Reliability,
     accuracy as accuracy,
+    brier as brier,
+    categorical_log_likelihood as categorical_log_likelihood,
     classwise_calibration_error as classwise_calibration_error,
+    entropy as entropy,
     equal_mass_reliability as equal_mass_reliability,
     equal_width_reliability as equal_width_reliability,
     expected_calibration_error as expected_calibration_error,
+    is_misclassified as is_misclassified,
+    max_probability as max_probability,
 )
 from batchbayes.metrics.evaluation import evaluate as evaluate
 from batchbayes.metrics.ranking import (
@@ -36,16 +37,16 @@ from batchbayes.metrics.ranking import (
 )
 from batchbayes.metrics.regression import (
     Intervals as Intervals,
+    absolute_error as absolute_error,
     best_constant_precision as best_constant_precision,
+    gaussian_crps as gaussian_crps,
+    gaussian_log_likelihood as gaussian_log_likelihood,
     interval_summary as interval_summary,
+    mixture_crps as mixture_crps,
+    mixture_log_likelihood as mixture_log_likelihood,
     root_mean_squared_error as root_mean_squared_error,
+    sample_crps as sample_crps,
     sharpness as sharpness,
-)
-from batchbayes.metrics.significance import (
-    TTest as TTest,
-    one_sample_t_test as one_sample_t_test,
-    stars as stars,
-    student_t_two_sided as student_t_two_sided,
 )
 from batchbayes.metrics.streaming import (
     ConfusionMatrix as ConfusionMatrix,
@@ -53,28 +54,13 @@ from batchbayes.metrics.streaming import (
     ScoreHistogram as ScoreHistogram,
 )
 from batchbayes.metrics.summary import (
+    calibrated_log_likelihood as calibrated_log_likelihood,
+    crps_optimal_std as crps_optimal_std,
+    crps_optimum as crps_optimum,
+    deep_ensemble_equivalent as deep_ensemble_equivalent,
+    log_likelihood_optimal_precision as log_likelihood_optimal_precision,
+    log_likelihood_optimum as log_likelihood_optimum,
     mean_score as mean_score,
     negative_log_likelihood as negative_log_likelihood,
     normalised_score as normalised_score,
-)
-from batchbayes.metrics.classification import (
-    brier as brier,
-    categorical_log_likelihood as categorical_log_likelihood,
-    entropy as entropy,
-    is_misclassified as is_misclassified,
-    max_probability as max_probability,
-)
-from batchbayes.metrics.summary import (
-    crps_optimal_std as crps_optimal_std,
-    crps_optimum as crps_optimum,
-    log_likelihood_optimal_precision as log_likelihood_optimal_precision,
-    log_likelihood_optimum as log_likelihood_optimum,
-)
-from batchbayes.metrics.regression import (
-    absolute_error as absolute_error,
-    gaussian_crps as gaussian_crps,
-    gaussian_log_likelihood as gaussian_log_likelihood,
-    mixture_crps as mixture_crps,
-    mixture_log_likelihood as mixture_log_likelihood,
-    sample_crps as sample_crps,
 )

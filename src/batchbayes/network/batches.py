@@ -75,9 +75,17 @@ def _is_one_batch(data: object) -> bool:
     return False
 
 
-def batch_stream(batches: Batches, picker: Picker = None) -> Iterator[tuple[Any, Any]]:
-    """Read the data once. Yield each batch as it comes, and its inputs. A tensor of examples is a single batch."""
-    return ((batch, require_finite(pick_inputs(batch, picker), "the inputs")) for batch in as_batches(batches))
+def batch_stream(batches: Batches, picker: Picker = None, usual: Picker = None) -> Iterator[tuple[Any, Any]]:
+    """Read the data once. Yield each batch as it comes, and its inputs. A tensor of examples is a single batch.
+
+    `usual` says where inputs are if the picker does not, and a batch has several parts.
+    """
+
+    def inputs_of(batch: Any) -> Any:
+        chosen = usual if picker is None and not is_examples(batch) else picker
+        return require_finite(pick_inputs(batch, chosen), "the inputs")
+
+    return ((batch, inputs_of(batch)) for batch in as_batches(batches))
 
 
 def labelled_stream(batches: Batches, inputs: Picker, targets: Picker) -> Iterator[tuple[Any, Tensor]]:

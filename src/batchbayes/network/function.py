@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.copies import is_wrapper, plain_name
-from batchbayes.network.inputs import Inputs, tensors_of
+from batchbayes.network.inputs import Inputs, Picker, tensors_of
 from batchbayes.network.shadow import first_time, why_in_place, workplace
 from batchbayes.network.staleness import WeightsThen
 from batchbayes.network.workplace import Changes, input_of
@@ -40,6 +40,11 @@ class Network:
     output: Output = None
     then: WeightsThen | None = None
     """The weights when something was fitted to the network."""
+    inputs: Picker = None
+    """Where the inputs were in the batches of the fit."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "inputs": None if callable(self.inputs) else self.inputs}  # lambdas cannot be pickled
 
     def warn_if_changed(self) -> None:
         """Warn if the weights have changed since something was fitted to the network. Each change is told once."""
@@ -177,10 +182,11 @@ def require_default_device() -> None:
         )
 
 
-ONE_OUTPUT = "one output tensor"
+class SeveralOutputsError(BatchbayesError):
+    """A network that returns something else than one tensor, and nobody said which of its outputs counts."""
 
 
-def as_network(model: nn.Module, output: Output = None) -> Network:
+def as_network(model: nn.Module, output: Output = None, inputs: Picker = None) -> Network:
     """Wrap a user's model. Its weights are not copied. DataParallel and torch.compile wrappers are taken off."""
     require_default_device()
     if not isinstance(model, nn.Module):
@@ -216,7 +222,7 @@ def as_network(model: nn.Module, output: Output = None) -> Network:
             f"{type(model).__name__} cannot be copied: {why}. Passes therefore run inside the network itself, one "
             "thread at a time, and put everything back. Do not call the network from other threads meanwhile."
         )
-    return Network(model, output, WeightsThen(model))
+    return Network(model, output, WeightsThen(model), inputs)
 
 
 def reference_tensor(module: nn.Module) -> Tensor:
@@ -250,9 +256,10 @@ def pick_output(outputs: Any, name: Output) -> Tensor:
     if isinstance(picked, Tensor):
         return picked
     shown = outputs if name is None or isinstance(outputs, Tensor) else picked
-    wanted = ONE_OUTPUT if name is None else f"a tensor as output {name!r}"
     fix = "drop output=" if isinstance(outputs, Tensor) else 'name the output, as in output="logits" or output=0'
-    raise BatchbayesError(expected=wanted, got=_describe(shown), fix=fix)
+    if name is None:
+        raise SeveralOutputsError(expected="one output tensor", got=_describe(shown), fix=fix)
+    raise BatchbayesError(expected=f"a tensor as output {name!r}", got=_describe(shown), fix=fix)
 
 
 def _named_output(outputs: Any, name: str | int) -> Any:

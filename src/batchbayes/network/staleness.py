@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from batchbayes.network.copies import version_of
 
 FEW = 8
-"""Numbers of each parameter that are remembered."""
+"""Numbers of each parameter that are remembered, at least."""
 
 
 class WeightsThen:
     """What the weights of a network were at one time: their counters of changes, and a few of their numbers.
 
-    The counters cost nothing to look at. They also count what leaves the numbers as they are, such as loading the same
-    weights again, so numbers decide.
+    Counters also count what leaves the numbers as they are, such as loading the same weights again, and do not count
+    what a fused optimiser or a numpy view changes. So numbers decide.
 
     >>> network = nn.Linear(3, 2)
     >>> then = WeightsThen(network)
@@ -30,13 +30,15 @@ class WeightsThen:
         self._module = module
         self._registries = self._present_registries()
         self._counters, self._numbers = self._count(), self._sample()
+        self._views, self._latest = self._watched()
 
     def have_changed(self) -> bool:
         """Return whether the weights are others than they were. Each change is told once."""
-        if self._count() == self._counters:
+        if self._count() == self._counters and all(map(torch.equal, map(torch.cat, self._views), self._latest)):
             return False
         self._registries = self._present_registries()
         self._counters, now = self._count(), self._sample()
+        self._views, self._latest = self._watched()
         return len(now) != len(self._numbers) or not all(map(_close, self._numbers, now))
 
     def _present_registries(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -56,8 +58,15 @@ class WeightsThen:
         return found
 
     def _sample(self) -> list[Tensor]:
-        with torch.no_grad():
-            return [_spread(tensor) for tensor in self._tensors()]
+        return [_spread(tensor.detach()).clone() for tensor in self._tensors()]
+
+    def _watched(self) -> tuple[list[list[Tensor]], list[Tensor]]:
+        """Return views of a few numbers of each tensor, by device and type, and these numbers as they are now."""
+        groups: dict[object, list[Tensor]] = {}
+        for tensor in self._tensors():
+            axes = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)  # so that the numbers are not copied
+            groups.setdefault((tensor.device, tensor.dtype), []).append(_spread(tensor.detach().permute(axes)))
+        return list(groups.values()), [torch.cat(views) for views in groups.values()]
 
     def _tensors(self) -> list[Tensor]:
         return [tensor for own in self._registries[0] for tensor in own.values() if tensor is not None]
@@ -65,7 +74,7 @@ class WeightsThen:
 
 def _spread(tensor: Tensor) -> Tensor:
     """Return a few numbers of a tensor, evenly spread."""
-    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // FEW)].clone()
+    return tensor.reshape(-1)[:: max(1, tensor.numel() // FEW)]
 
 
 def _close(then: Tensor, now: Tensor) -> bool:

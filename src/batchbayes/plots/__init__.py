@@ -4,24 +4,19 @@ Each takes `ax=` to draw into axes of your own, and then returns their figure. S
 axes.
 """
 
-from batchbayes.plots.regression import Band as Band, band_figure as band_figure
-from batchbayes.plots.lines import (
-    BatchSizeSweep as BatchSizeSweep,
-    batch_size_figure as batch_size_figure,
-    collapse_figure as collapse_figure,
-)
-from batchbayes.plots.classification import certainty_figure as certainty_figure
 from batchbayes.plots.classification import (
+    certainty_figure as certainty_figure,
+    novelty_figure as novelty_figure,
     reliability_figure as reliability_figure,
     risk_coverage_figure as risk_coverage_figure,
+    shift_figure as shift_figure,
 )
-from batchbayes.plots.lines import seeds_figure as seeds_figure
-from batchbayes.plots.lines import price_figure as price_figure
+from batchbayes.plots.lines import batch_size_figure as batch_size_figure, price_figure as price_figure
 from batchbayes.plots.regression import (
+    Band as Band,
+    band_figure as band_figure,
     interval_coverage_figure as interval_coverage_figure,
     uncertainty_error_figure as uncertainty_error_figure,
-    uncertainty_error_grid as uncertainty_error_grid,
 )
 from batchbayes.plots.segmentation import Triptych as Triptych, segmentation_figure as segmentation_figure
-from batchbayes.plots.classification import novelty_figure as novelty_figure, shift_figure as shift_figure
 from batchbayes.plots.style import save_figure as save_figure

@@ -6,7 +6,6 @@ Data of another kind than that of training: is the network less certain about it
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -190,32 +189,3 @@ def novelty_figure(p_values: Mapping[str, ArrayLike], *, level: float, ax: Axes 
         panel.set(xlabel="p-value: share of ordinary inputs that are as unusual", ylabel="share of inputs", xlim=(0, 1))
         panel.legend(frameon=False, fontsize=8)
     return panel.figure
-
-
-@dataclass(frozen=True, eq=False)
-class EntropyPanel:
-    """A title, entropies (N,) by method, and published shares by method at some entropies."""
-
-    title: str
-    curves: Mapping[str, ArrayLike]
-    places: Sequence[float] = ()
-    published: Mapping[str, Sequence[float]] | None = None
-
-
-def entropy_figure(panels: Sequence[EntropyPanel]) -> Figure:
-    """Draw the share of images with less entropy, against the entropy. Crosses are published values."""
-    with house_style():
-        figure, axes = new_figure(1, len(panels), (4.2 * len(panels), 3.6), share=False)
-        for cell, panel in zip(axes.flat, panels, strict=True):
-            for number, (method, values) in enumerate(panel.curves.items()):
-                ordered, look = np.sort(np.asarray(values)), line_look(number)
-                cell.plot(ordered, np.arange(1, len(ordered) + 1) / len(ordered), label=method, **look)
-                if panel.published and method in panel.published:
-                    cell.plot(panel.places, panel.published[method], "x", color=look["color"], ms=6)
-            cell.set(title=panel.title, xlabel="entropy of an unknown image, nats", ylim=(0, 1.02))
-            cell.set_xlim(left=0)
-        axes.flat[0].set_ylabel("share of images with less")
-        axes.flat[-1].plot([], [], "x", color="black", label="published")
-        for cell in axes.flat:
-            cell.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
-    return figure

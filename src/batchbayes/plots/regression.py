@@ -45,30 +45,6 @@ def uncertainty_error_figure(
     return panel.figure
 
 
-def uncertainty_error_grid(
-    panels: "Mapping[str, tuple[ArrayLike, ArrayLike, float]]", columns: int = 4, *, ax: Axes | None = None
-) -> Figure:
-    """Draw `uncertainty_error_figure` for several data sets: (std, error, constant_std) by title.
-
-    With `ax`, the panels take the place of these axes.
-    """
-    with house_style():
-        rows, across = -(-len(panels) // columns), min(columns, len(panels))
-        beside = 5 if across > 3 else across  # entries in each row of the legend, which are narrower than a panel
-        height = 2.2 * rows + 0.6 + 0.17 * (-(-5 // beside) - 1)
-        figure, axes = new_figure(rows, across, (2.7 * across, height), share=False, ax=ax)
-        for panel in axes.flat[len(panels) :]:
-            panel.set_visible(False)
-        for panel, (title, (std, error, constant_std)) in zip(axes.flat, panels.items(), strict=False):
-            _draw_errors(panel, std, error, constant_std)
-            panel.set_title(title.replace("$", r"\$"))
-        figure.supxlabel("points, the most certain first", fontsize=9)
-        figure.supylabel("absolute error", fontsize=9)
-        handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=beside, frameon=False, fontsize=8)
-    return figure.figure
-
-
 def _draw_errors(panel: Axes, std: ArrayLike, error: ArrayLike, constant_std: float) -> None:
     std, error = np.asarray(std), np.abs(np.asarray(error))
     order = np.argsort(std, kind="stable")

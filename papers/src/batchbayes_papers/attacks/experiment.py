@@ -17,13 +17,14 @@ from typing import Any
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.models import SmallVGG
 from batchbayes.tools import Figure, member_seed
 from batchbayes_papers.attacks import attacks
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import Images, Source, load_grey_images
 from batchbayes_papers.image_networks import dropout_network, trained, variance_network
+from batchbayes_papers.models.small_vgg import SmallVGG
 from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
+from batchbayes_papers.runner.figures import seeds_figure
 from batchbayes_papers.runner.tables import ResultTable, with_error
 
 PUBLISHED_UPDATES = (10, 25, 50, 75, 100, 125, 150, 175, 198)
@@ -103,8 +104,8 @@ def _attacked(
     return {
         "accuracy": float(right.double().mean()),
         "success": success,
-        "detection_by_entropy": bb.decisions.detection_auroc(clean.entropy, attacked.entropy),
-        "detection_by_information": bb.decisions.detection_auroc(clean.mutual_information, attacked.mutual_information),
+        "detection_by_entropy": bb.metrics.ood_auroc(clean.entropy, attacked.entropy),
+        "detection_by_information": bb.metrics.ood_auroc(clean.mutual_information, attacked.mutual_information),
     }
 
 
@@ -168,7 +169,7 @@ def figures(config: AttackConfig, results: Results) -> dict[str, Figure]:
     for along in UPDATES:
         own = {m: [each["success"] for each in _results(config, results, m, along)] for m in METHODS}
         lines = {m: (config.updates, shares) for m, shares in own.items() if shares}
-        found[f"success-of-attacks-along-the-{along}"] = bb.plots.seeds_figure(lines, published=published, **labels)
+        found[f"success-of-attacks-along-the-{along}"] = seeds_figure(lines, published=published, **labels)
     return found
 
 

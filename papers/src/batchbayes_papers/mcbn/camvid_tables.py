@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchbayes.tools import Figure, Line, MapColumn, lines_figure, maps_figure
+from batchbayes.tools import Figure
 from batchbayes_papers.data.camvid import CLASSES, UNLABELLED
 from batchbayes_papers.mcbn.frame_sums import BINS, measures, ranked, with_standard_errors
 from batchbayes_papers.runner.experiment import Results
+from batchbayes_papers.runner.figures import Line, MapColumn, lines_figure, maps_figure
 from batchbayes_papers.runner.records import unpack_tensors
 from batchbayes_papers.runner.tables import CellValue, ResultTable
 

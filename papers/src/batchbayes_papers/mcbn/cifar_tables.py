@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from batchbayes.tools import Figure, Line, lines_figure
+from batchbayes.tools import Figure
+from batchbayes_papers.runner.figures import Line, lines_figure
 from batchbayes_papers.runner.tables import CellValue, ResultTable
 
 PUBLISHED = {1: -0.36, 2: -0.32, 4: -0.30, 8: -0.29, 16: -0.29, 32: -0.28, 64: -0.28, 128: -0.28}

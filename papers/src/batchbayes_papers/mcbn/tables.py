@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from batchbayes.metrics import one_sample_t_test, stars
 from batchbayes.tools import count as count_of
 from batchbayes_papers.data.uci import SETS
 from batchbayes_papers.mcbn.published import PublishedValue, published_value
 from batchbayes_papers.mcbn.splits import SYNTHETIC
 from batchbayes_papers.runner.experiment import Results, Unit
+from batchbayes_papers.runner.significance import one_sample_t_test, stars
 from batchbayes_papers.runner.tables import CellValue, ResultTable
 
 Runs = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]

@@ -9,7 +9,6 @@ scores (`tables`).
 from dataclasses import asdict, replace
 from typing import Any
 
-from batchbayes.plots import uncertainty_error_grid
 from batchbayes.tools import Figure
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.uci import SETS
@@ -25,6 +24,7 @@ from batchbayes_papers.mcbn.protocol import (
 from batchbayes_papers.mcbn.splits import SYNTHETIC, SYNTHETIC_ROWS, load_split
 from batchbayes_papers.mcbn.tables import MADE_UP, Runs, regression_tables, runs_by_method
 from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
+from batchbayes_papers.runner.figures import uncertainty_error_grid
 from batchbayes_papers.runner.tables import ResultTable
 
 DATASETS = tuple(SETS)

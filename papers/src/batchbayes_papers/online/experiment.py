@@ -28,6 +28,7 @@ from batchbayes_papers.data.uci import SETS
 from batchbayes_papers.online import wide
 from batchbayes_papers.online.setup import OnlineConfig, Task, fit, load_task, together, training_of
 from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
+from batchbayes_papers.runner.figures import seeds_figure
 from batchbayes_papers.runner.tables import ResultTable, with_error
 
 DATASETS = (*SETS, "mnist", "synthetic")
@@ -226,7 +227,7 @@ def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
             found = {m: list(_curves(config, results, name, m).values()) for m in DRAWN}
             where = {JOINT_WIDE: parts[-1:], JOINT_LAPLACE: [1, config.num_parts]}
             lines = {m: (where.get(m, parts), each) for m, each in found.items() if each}
-            bb.plots.seeds_figure(lines, xlabel="parts", ylabel="NLL", ax=panel)
+            seeds_figure(lines, xlabel="parts", ylabel="NLL", ax=panel)
             panel.set(title=name, xticks=parts)
             panel.get_legend().remove()
         figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from batchbayes.plots import seeds_figure
 from batchbayes.tools import Figure, GlobalStream, stream_seed
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.rl.environments import make_environments
 from batchbayes_papers.rl.policies import Kind, Policy, learn_policy
 from batchbayes_papers.runner.experiment import Results, Unit
+from batchbayes_papers.runner.figures import seeds_figure
 from batchbayes_papers.runner.tables import ResultTable, with_error
 
 KINDS: tuple[Kind, ...] = ("deterministic", "variance", "parameter noise")

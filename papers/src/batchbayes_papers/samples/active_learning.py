@@ -26,6 +26,7 @@ from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import Source, load_grey_images
 from batchbayes_papers.models.lenet import SmallLeNet
 from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
+from batchbayes_papers.runner.figures import seeds_figure
 from batchbayes_papers.runner.tables import ResultTable, with_error
 
 RANDOM = "random"
@@ -158,10 +159,8 @@ def tables(config: ActiveConfig, results: Results) -> list[ResultTable]:
     """Return how many labels each choice needs, and the last accuracy."""
     lines, baseline = [], None
     for choice, (counts, each) in curves(config, results).items():
-        needed = [
-            bb.decisions.labels_needed(torch.tensor(counts), torch.tensor(values), config.target) for values in each
-        ]
-        count = bb.decisions.labels_needed(torch.tensor(counts), torch.tensor(each).mean(0), config.target)
+        needed = [labels_needed(torch.tensor(counts), torch.tensor(values), config.target) for values in each]
+        count = labels_needed(torch.tensor(counts), torch.tensor(each).mean(0), config.target)
         baseline = count if choice == RANDOM else baseline
         share = count / baseline if count is not None and baseline is not None else None
         reached = [value for value in needed if value is not None]
@@ -184,7 +183,7 @@ def tables(config: ActiveConfig, results: Results) -> list[ResultTable]:
 def figures(config: ActiveConfig, results: Results) -> dict[str, Figure]:
     """Show the learning curves."""
     return {
-        "accuracy-against-labels": bb.plots.seeds_figure(
+        "accuracy-against-labels": seeds_figure(
             curves(config, results), xlabel="labels", ylabel="accuracy on test images"
         )
     }
@@ -196,3 +195,22 @@ def notes(config: ActiveConfig) -> list[str]:
         f"A small network goes on learning for {config.steps} steps in each round; MC dropout with "
         f"{config.num_samples} draws scores {config.num_candidates:,} examples of a pool of {config.num_pool:,}.",
     ]
+
+
+def labels_needed(counts: Tensor, accuracies: Tensor, target: float) -> float | None:
+    """Return with how many labels a learning curve first reaches an accuracy, by linear interpolation.
+
+    >>> round(labels_needed(torch.tensor([10, 20, 30]), torch.tensor([0.5, 0.9, 0.96]), 0.93), 2)
+    25.0
+    """
+    order = counts.argsort()
+    counts, accuracies = counts[order], accuracies[order]
+    reached = (accuracies >= target).nonzero()
+    if not len(reached):
+        return None
+    place = int(reached[0])
+    if place == 0:
+        return float(counts[0])
+    low, high = accuracies[place - 1 : place + 1].double()
+    few, many = counts[place - 1 : place + 1].double()
+    return round(float(few + (many - few) * (target - low) / (high - low)), 6)

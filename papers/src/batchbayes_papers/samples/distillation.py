@@ -13,11 +13,12 @@ from typing import Any
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.models import SmallVGG
 from batchbayes.tools import Figure, count, made
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import Source, load_grey_images
+from batchbayes_papers.models.small_vgg import SmallVGG
 from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
+from batchbayes_papers.runner.figures import seeds_figure
 from batchbayes_papers.runner.tables import ResultTable, with_error
 
 SINGLE, STUDENT, DIRICHLET, ENSEMBLE = "single network", "student", "Dirichlet student", "ensemble"
@@ -143,7 +144,7 @@ def figures(config: DistillationConfig, results: Results) -> dict[str, Figure]:
     """Show the NLL of each method, seed by seed."""
     found = rows(config, results)
     lines = {m: (config.seeds, [row.nll for row in found if row.method == m]) for m in METHODS}
-    figure = bb.plots.seeds_figure(lines, xlabel="seed", ylabel="NLL on test images")
+    figure = seeds_figure(lines, xlabel="seed", ylabel="NLL on test images")
     figure.axes[0].set_xticks(config.seeds)
     return {"NLL-of-each-seed": figure}
 

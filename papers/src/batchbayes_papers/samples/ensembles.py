@@ -21,12 +21,13 @@ from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes.methods.samples.schedules import Cyclical
-from batchbayes.models import SmallVGG
 from batchbayes.tools import Figure, house_style, new_figure, shuffled, summarised
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import Images, Source, load_grey_images
 from batchbayes_papers.image_networks import dropout_network, trained, variance_network
+from batchbayes_papers.models.small_vgg import SmallVGG
 from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
+from batchbayes_papers.runner.figures import seeds_figure
 from batchbayes_papers.runner.tables import ResultTable
 
 DEEP = "deep ensemble"
@@ -314,7 +315,7 @@ def passes_figure(found: Curves, ticks: Sequence[int]) -> Figure:
         for panel, (title, (above, most)) in zip(panels[:, 0], PANELS.items(), strict=True):
             own = {DEEP: found[DEEP]} | {m: each for m, each in seen.items() if above < each[0].trainings <= most}
             lines = {m: (each[0].passes, [one.calibrated_nll for one in each]) for m, each in own.items()}
-            bb.plots.seeds_figure(lines, xlabel="forward passes", ylabel="calibrated NLL", xscale="log", ax=panel)
+            seeds_figure(lines, xlabel="forward passes", ylabel="calibrated NLL", xscale="log", ax=panel)
             panel.set(title=title, xticks=ticks, xticklabels=ticks)
             panel.minorticks_off()
         panels[0, 0].set_ylim(deep[-1] - room, deep[0] + room)

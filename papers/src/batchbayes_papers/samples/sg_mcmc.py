@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.methods.samples.sg_mcmc import Hamiltonian, Langevin
-from batchbayes.plots import seeds_figure
 from batchbayes.tools import Figure, GlobalStream, generator
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.runner.experiment import Results, Unit
+from batchbayes_papers.runner.figures import seeds_figure
 from batchbayes_papers.runner.tables import ResultTable
 from batchbayes_papers.samples.diagnostics import effective_sample_size, r_hat
 

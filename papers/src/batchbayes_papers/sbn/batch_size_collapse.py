@@ -18,10 +18,10 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from batchbayes.plots import BatchSizeSweep, collapse_figure
 from batchbayes.tools import Figure
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
+from batchbayes_papers.runner.figures import BatchSizeSweep, collapse_figure
 from batchbayes_papers.runner.tables import CellValue, ResultTable, mean_of
 from batchbayes_papers.sbn.collapse_networks import (
     AS_TRAINED,

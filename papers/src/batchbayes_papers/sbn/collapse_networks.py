@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 import batchbayes as bb
 from batchbayes.datasets import pixel_shuffled
 from batchbayes.engines.check import measure_linearity
-from batchbayes.models import SmallVGG
 from batchbayes.tools import GlobalStream, shuffled
 from batchbayes.training.loop import supervised
 from batchbayes_papers.data.cifar10 import augmented_batches, load_cifar10, load_svhn, standardise
@@ -19,6 +18,7 @@ from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import load_grey_images, load_mnist, scale_pixels, split_rows
 from batchbayes_papers.image_networks import Course, augmented, fast, train_on_bytes
 from batchbayes_papers.models.cifar_resnet import CifarResNet
+from batchbayes_papers.models.small_vgg import SmallVGG
 
 DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
 METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from batchbayes.metrics import ood_auroc
-from batchbayes.tools import EntropyPanel, Figure, entropy_figure
+from batchbayes.tools import Figure
 from batchbayes_papers.runner.experiment import Results, Unit
+from batchbayes_papers.runner.figures import EntropyPanel, entropy_figure
 from batchbayes_papers.runner.records import unpack_tensors
 from batchbayes_papers.runner.tables import CellValue, ResultTable
 from batchbayes_papers.sbn.networks import (

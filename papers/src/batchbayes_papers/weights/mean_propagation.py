@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 import batchbayes as bb
-from batchbayes.tools import Figure, Line, lines_figure, shuffled
+from batchbayes.tools import Figure, shuffled
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.image_networks import ImageData, error_percent, load_images, new_network
 from batchbayes_papers.runner.experiment import Results, Unit
+from batchbayes_papers.runner.figures import Line, lines_figure
 from batchbayes_papers.runner.tables import ResultTable, interleaved
 from batchbayes_papers.weights.propagation import bits_needed, curvatures, kappas, partly_drawn, rounded_means
 from batchbayes_papers.weights.variance_networks import DropoutCourse, at_means, new_lenet

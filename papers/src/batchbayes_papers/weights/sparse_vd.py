@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.tools import Figure, GlobalStream, Line, lines_figure, shuffled
+from batchbayes.tools import Figure, GlobalStream, shuffled
 from batchbayes.training.loop import Step, supervised
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.image_networks import NETWORKS, ImageData, error_percent, fast, load_images, new_network
 from batchbayes_papers.runner.experiment import Results, Unit
+from batchbayes_papers.runner.figures import Line, lines_figure
 from batchbayes_papers.runner.tables import CellValue, ResultTable
 from batchbayes_papers.weights.propagation import compression, sparsity
 

@@ -18,13 +18,14 @@ from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes.methods.weights.family import Family
-from batchbayes.tools import Figure, GlobalStream, Line, generator, lines_figure, shuffled
+from batchbayes.tools import Figure, GlobalStream, generator, shuffled
 from batchbayes.training.loop import Step, supervised
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import load_mnist
 from batchbayes_papers.image_networks import ImageData, fast, load_images
 from batchbayes_papers.models.lenet import NormalisedLeNet5
 from batchbayes_papers.runner.experiment import Results, Unit
+from batchbayes_papers.runner.figures import Line, lines_figure
 from batchbayes_papers.runner.tables import CellValue, ResultTable, interleaved
 
 PUBLISHED = {"dropout": (99.1, 99.4, 99.4), "variance": (95.9, 10.1, 99.3)}

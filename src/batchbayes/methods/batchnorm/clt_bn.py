@@ -56,7 +56,7 @@ def clt_bn(
     """
     require_size(float("inf"), whole_number("batch_size", batch_size, least=None))
     require_center(center)
-    network, stream = as_network(model, output), input_stream(batches, inputs)
+    network, stream = as_network(model, output, inputs), input_stream(batches, inputs)
     first = first_of(stream)
     found, idle, _ = find_sites(network, first, sites)
     where = "at every site: clt_bn runs the network as it is"

@@ -35,7 +35,7 @@ def population(
     `batches` is a tensor, or an iterable that can be read several times: there is a pass for each batch-norm layer. The
     sizes of the batches do not matter.
     """
-    network = as_network(model, output)
+    network = as_network(model, output, inputs)
     batches = as_batches(batches)
     if iter(batches) is batches:
         raise BatchbayesError(

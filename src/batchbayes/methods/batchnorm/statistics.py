@@ -99,7 +99,7 @@ def prepare(
     whole_number("seed", seed, least=None)
     if training_batch_size is not None:
         whole_number("training_batch_size", training_batch_size)
-    network, random = as_network(model, output), GlobalStream(seed)
+    network, random = as_network(model, output, inputs), GlobalStream(seed)
     for name, parameter in network.module.named_parameters():
         require_finite(parameter.detach(), f"the weights ({name})")
     with random:

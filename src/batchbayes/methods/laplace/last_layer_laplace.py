@@ -203,7 +203,7 @@ def last_layer_laplace(
     LaplacePosterior(Sequential: 9 x 1 weights of '2', Kronecker curvature, prior precision 1)
     """
     require_likelihood(likelihood)
-    network = as_network(model, output)
+    network = as_network(model, output, inputs)
     warn_if_dropping(batches, "do not count: the variance is too large")
     stream = (batch for batch in input_stream(batches, inputs) if len(batch))
     first = next(stream, None)

@@ -17,7 +17,7 @@ from batchbayes.methods.mc_dropout import has_dropout
 from batchbayes.methods.table import Method
 from batchbayes.methods.views.transforms import Transform
 from batchbayes.network.batches import ordered_loader, pick_inputs
-from batchbayes.network.function import ONE_OUTPUT, as_network
+from batchbayes.network.function import SeveralOutputsError, as_network
 from batchbayes.report.options import AssessOptions, Settings, Task
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.factories import build_network, call_named, fitting_weights, named_methods
@@ -260,11 +260,11 @@ def trial(network: nn.Module, source: Examples) -> Tensor:
     wrapped = as_network(network)
     try:
         return wrapped(inputs.to(wrapped.device)).cpu()
-    except BatchbayesError as error:
-        if error.expected != ONE_OUTPUT:
-            raise
+    except SeveralOutputsError as error:
         fix = "let the model return the logits alone, by a module around it whose forward takes them from its outputs"
         raise BatchbayesError(expected=error.expected, got=error.got, fix=fix) from error
+    except BatchbayesError:
+        raise
     except Exception as error:
         raise BatchbayesError(
             expected=f"inputs that {type(network).__name__} takes",
