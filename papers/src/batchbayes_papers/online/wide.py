@@ -52,7 +52,9 @@ def fine_tuned_wide(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     return found
 
 
-def _start(config: OnlineConfig, task: Task, seed: int, known: online.DataPart) -> tuple[Any, Callable[[Tensor], Tensor]]:
+def _start(
+    config: OnlineConfig, task: Task, seed: int, known: online.DataPart
+) -> tuple[Any, Callable[[Tensor], Tensor]]:
     """Return the prior, and features that were fitted to one part."""
     if task.outputs == 1:
         waves = online.random_features(*known, config.wide, seed=seed)

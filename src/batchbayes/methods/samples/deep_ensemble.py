@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from batchbayes._common.checks import as_path, whole_number
+from batchbayes._common.checks import as_path, require_type, whole_number
 from batchbayes._common.files import words_for_disk_errors
 from batchbayes._common.progress import progress
 from batchbayes.errors import BatchbayesError
@@ -81,12 +81,8 @@ def _trained(
     checkpoints: str | os.PathLike[str] | None,
 ) -> list[nn.Module]:
     """Train each network, one after the other or by workers, and return them."""
-    if workers is not None and not isinstance(workers, Executor):
-        raise BatchbayesError(
-            expected="workers as an executor of concurrent.futures",
-            got=repr(workers),
-            fix='pass ProcessPoolExecutor(4, get_context("spawn")), for example',
-        )
+    example = 'pass ProcessPoolExecutor(4, get_context("spawn")), for example'
+    require_type(workers, Executor | None, expected="workers as an executor of concurrent.futures", fix=example)
     files: list[Path | None] = [None] * len(networks)
     if checkpoints:
         folder = as_path(checkpoints)

@@ -29,6 +29,7 @@ from batchbayes.network.batches import Batches, Picker, input_stream
 from batchbayes.network.copies import plain_name
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.posterior import Header, Posterior
+from batchbayes.training.checkpoint import require_tensors_only
 
 State = tuple[Header, Mapping[str, Tensor]]
 """What a file keeps of a posterior; the header has its kind."""
@@ -218,14 +219,8 @@ def stack_states(network: Network, states: Sequence[Mapping[str, Tensor]], metho
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a state dict by plain names, without the counters of batch norm."""
-    state = {plain_name(name): value for name, value in module.state_dict().items()}
-    if odd := [name for name, value in state.items() if not isinstance(value, Tensor)]:
-        raise BatchbayesError(
-            expected="a network whose state dict holds tensors alone",
-            got=f"something else in {', '.join(odd[:6])}",
-            fix="keep it in buffers",
-        )
-    return {name: tensor for name, tensor in state.items() if not name.endswith(COUNTER)}
+    require_tensors_only(module)
+    return {plain_name(name): t for name, t in module.state_dict().items() if not name.endswith(COUNTER)}
 
 
 def _own_name(name: str, own: Mapping[str, Tensor]) -> str:
