@@ -62,5 +62,5 @@ def test_bad_data_is_refused() -> None:
         shuffled(x, torch.where(y == y.max(), torch.nan, y), 16, seed=0)
     with pytest.raises(BatchbayesError, match="at least one; got 0 inputs"):
         shuffled(x[:0], y[:0], 16, seed=0)
-    with pytest.raises(BatchbayesError, match="batch_size of 1 or more; got 0"):
+    with pytest.raises(BatchbayesError, match="batch_size as a whole number of at least 1; got batch_size=0"):
         shuffled(x, y, 0, seed=0)

@@ -195,7 +195,7 @@ class _NoisyProduct(torch.autograd.Function):
         of_inputs, of_bias = ctx.needs_input_grad[3:5]
         by_inputs, by_mean, by_bias = _gradients(ctx.product, by_outputs, inputs, mean, (of_inputs, of_bias))
         by_squares, by_variance, _ = _gradients(ctx.product, by_outputs * slope, squares, variance, (of_inputs, False))
-        if of_inputs:
+        if by_inputs is not None and by_squares is not None:
             by_inputs.addcmul_(inputs, by_squares, value=2)
         return None, None, None, by_inputs, by_bias, *ctx.family.gradients(kept, by_mean, by_variance, by_kl)
 
