@@ -21,8 +21,8 @@ from batchbayes._common.checks import as_path, require_type, whole_number
 from batchbayes._common.files import words_for_disk_errors
 from batchbayes._common.progress import progress
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.members import Data, made_members, member_seed
-from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
+from batchbayes.methods.samples.members import Data, made_members, member_seed, state_of
+from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import training_batches, two_tensors
 from batchbayes.training.loop import Loss, TrainingConfig, half_squared_error, supervised, train

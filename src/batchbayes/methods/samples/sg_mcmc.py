@@ -37,10 +37,11 @@ from batchbayes.methods.samples.members import (
     member_seed,
     require_counting,
     require_prior,
+    state_of,
     steps_in_epoch,
 )
 from batchbayes.methods.samples.schedules import Polynomial, StepSchedule, kept_steps
-from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
+from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import training_batches, training_size
 from batchbayes.training.loop import Loss, Objective, Step, TrainingConfig, supervised, train

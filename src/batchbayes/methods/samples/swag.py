@@ -17,8 +17,8 @@ from torch import nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.members import Data, State, steps_in_epoch
-from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
+from batchbayes.methods.samples.members import Data, State, state_of, steps_in_epoch
+from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
 from batchbayes.network.batches import Batches
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import training_batches

@@ -23,18 +23,15 @@ from batchbayes._common.files import rows, under
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import dealt
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.ensemble import inner_draw, require_finite_member
+from batchbayes.methods.samples.members import COUNTER, inner_draw, require_finite_member, state_of
 from batchbayes.methods.table import posterior_class
 from batchbayes.network.batches import Batches, Picker, input_stream
 from batchbayes.network.copies import plain_name
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
 from batchbayes.posterior import Header, Posterior
-from batchbayes.training.checkpoint import require_tensors_only
 
 State = tuple[Header, Mapping[str, Tensor]]
 """What a file keeps of a posterior; the header has its kind."""
-COUNTER = "num_batches_tracked"
-"""The buffer of batch norm that counts batches. No prediction depends on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,12 +212,6 @@ def stack_states(network: Network, states: Sequence[Mapping[str, Tensor]], metho
             fix="check that each member was trained from its own random start, or loaded from its own file",
         )
     return WeightSamples(network, stacked, len(plain), method)
-
-
-def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a state dict by plain names, without the counters of batch norm."""
-    require_tensors_only(module)
-    return {plain_name(name): t for name, t in module.state_dict().items() if not name.endswith(COUNTER)}
 
 
 def _own_name(name: str, own: Mapping[str, Tensor]) -> str:
