@@ -68,8 +68,7 @@ def known_size(data: Any) -> int | None:
     """
     if isinstance(data, _Shuffled) or _is_pair(data):
         return len(data.inputs if isinstance(data, _Shuffled) else data[0])
-    own = getattr(data, "size", None)  # what reads files tells it so
-    return own if isinstance(own, int) else known_length(data)
+    return known_length(data)
 
 
 def training_size(data: Any, num_examples: int | None = None) -> int:

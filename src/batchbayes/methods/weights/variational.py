@@ -266,5 +266,7 @@ def variational(
 
 def variational_candidates(method: Method, setting: Setting) -> list[Candidate]:
     """Return what an assessment compares: the network after ten epochs with mean-field weights."""
-    fitted = method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed)
+    size = getattr(setting.train, "size", None)  # data that an assessment has read tells it so
+    options = {"num_examples": size} if isinstance(size, int) else {}
+    fitted = method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed, **options)
     return [Candidate(method, fitted)]
