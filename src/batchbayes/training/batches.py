@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from batchbayes._common.checks import as_tensor, whole_number
+from batchbayes._common.checks import as_tensor, require_type, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.batches import known_length
@@ -29,9 +29,7 @@ def shuffled(
     [[6, 4, 2, 1], [8, 3, 5, 0]]
     """
     require_data(inputs, targets)
-    if batch_size < 1:
-        raise BatchbayesError(expected="batch_size of 1 or more", got=str(batch_size), fix="raise batch_size")
-    return _Shuffled(inputs, targets, batch_size, seed)
+    return _Shuffled(inputs, targets, whole_number("batch_size", batch_size), seed)
 
 
 def training_batches(data: Any, batch_size: int, seed: int) -> Any:
@@ -70,8 +68,7 @@ def known_size(data: Any) -> int | None:
     """
     if isinstance(data, _Shuffled) or _is_pair(data):
         return len(data.inputs if isinstance(data, _Shuffled) else data[0])
-    own = getattr(data, "size", None)  # what reads files tells it so
-    return own if isinstance(own, int) else known_length(data)
+    return known_length(data)
 
 
 def training_size(data: Any, num_examples: int | None = None) -> int:
@@ -124,10 +121,8 @@ def shuffled_batches(num_examples: int, batch_size: int, seed: int, epoch: int) 
 
 def require_data(inputs: Tensor, targets: Tensor) -> None:
     """Refuse data that no network can be trained on."""
-    if odd := [type(each).__name__ for each in (inputs, targets) if not isinstance(each, Tensor)]:
-        raise BatchbayesError(
-            expected="inputs and targets as two tensors", got=f"a {odd[0]}", fix="convert them with torch.as_tensor"
-        )
+    for each in (inputs, targets):
+        require_type(each, Tensor, expected="inputs and targets as two tensors", fix="convert them by torch.as_tensor")
     if len(inputs) != len(targets) or not len(inputs):
         raise BatchbayesError(
             expected="as many targets as inputs, at least one",

@@ -195,6 +195,36 @@ def test_effective_sample_size_of_an_autoregression():
     assert (r_hat(values + torch.arange(8)[:, None, None]) > 1.5).all()
 
 
+def naive_effective_size(chains):
+    """Vehtari et al. 2021, for one quantity: halves of chains, and autocorrelations by sums."""
+    halves = [half for chain in chains.tolist() for half in (chain[: len(chain) // 2], chain[len(chain) // 2 :])]
+    count, means = len(halves[0]), [sum(half) / len(half) for half in halves]
+
+    def covariance(lag):
+        terms = [
+            sum((half[t] - mean) * (half[t + lag] - mean) for t in range(count - lag)) / count
+            for half, mean in zip(halves, means, strict=True)
+        ]
+        return sum(terms) / len(terms)
+
+    within, middle = covariance(0) * count / (count - 1), sum(means) / len(means)
+    total = covariance(0) + sum((mean - middle) ** 2 for mean in means) / (len(means) - 1)
+    pairs = []
+    for lag in range(0, count - 1, 2):
+        pair = sum(1 - (within - covariance(step)) / total for step in (lag, lag + 1))
+        if pair <= 0:
+            break
+        pairs.append(min([pair, *pairs]))
+    return len(halves) * count / (2 * sum(pairs) - 1)
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.1])
+def test_effective_sizes_are_those_of_halves_of_chains(drift):
+    noise = torch.randn(3, 40, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    values = (noise + 0.6 * noise.roll(1, 1) + drift * torch.arange(40))[..., None]
+    torch.testing.assert_close(float(effective_sample_size(values)), naive_effective_size(values[..., 0]))
+
+
 def test_outputs_that_never_change_agree():
     same = torch.full((2, 6, 3), 0.1)
     assert (r_hat(same) == 1).all()

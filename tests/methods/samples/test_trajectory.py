@@ -13,7 +13,7 @@ from torch.optim.swa_utils import update_bn
 
 import batchbayes as bb
 from batchbayes.methods.samples.schedules import Cyclical, Triangular
-from batchbayes.methods.samples.swag import _Moments
+from batchbayes.methods.samples.swag import _Trajectory
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig
 
@@ -114,7 +114,7 @@ def test_bad_input_is_refused(fit, words):
 
 
 def test_moments_are_those_of_the_states():
-    found, values = _Moments(rank=2), torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).double()
+    found, values = _Trajectory(rank=2), torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).double()
     for row in values:
         found.add({"w": row})
     torch.testing.assert_close(found.mean["w"], values.mean(0))

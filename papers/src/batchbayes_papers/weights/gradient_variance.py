@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
+from batchbayes.methods.weights.family import GaussianWeights
 from batchbayes.tools import GlobalStream, count, shuffled
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.image_networks import load_images
@@ -152,16 +153,22 @@ def score_function_loss(
         drawn = [{name: each.sample() for name, each in fixed.items()} for _ in range(num_draws)]
         losses = torch.stack([loss(weights) for weights in drawn])
     baselines = (losses.sum() - losses) / (num_draws - 1)
-    scores = torch.stack([_log_density(given, weights) for weights in drawn])
+    scores = torch.stack(
+        [torch.stack([log_density(given[name], weight) for name, weight in weights.items()]).sum() for weights in drawn]
+    )
     return ((losses - baselines) * scores).mean()
 
 
-def _log_density(given: Mapping[str, Any], weights: dict[str, Tensor]) -> Tensor:
-    """Return log q(W) of all weights together, as a number with a gradient."""
-    odd = [type(each).__name__ for each in given.values() if not hasattr(each, "log_density")]
-    if odd:
-        raise bb.BatchbayesError("weights whose density is known", odd[0], "use another family or estimator")
-    return torch.stack([given[name].log_density(weight) for name, weight in weights.items()]).sum()
+def log_density(distribution: Any, weight: Tensor) -> Tensor:
+    """Return log q(W) of one weight, or of the mask that a weight with dropout shows, as a number with a gradient."""
+    if (logit := getattr(distribution, "logit", None)) is not None:  # that of the rate of dropout
+        kept, rate = weight.transpose(0, 1).flatten(1).abs().sum(1) > 0, logit.sigmoid()
+        return torch.where(kept, torch.log1p(-rate), rate.log()).sum()
+    noise = getattr(distribution, "noise", "gaussian")
+    if not isinstance(distribution, GaussianWeights) or noise != "gaussian":
+        got = f"{type(distribution).__name__} with {noise} noise"
+        raise bb.BatchbayesError("weights whose density is known", got, "use another family or estimator")
+    return torch.distributions.Normal(distribution.mean, distribution.variance.sqrt()).log_prob(weight).sum()
 
 
 def random_parameters(network: bb.Noisy) -> dict[str, Tensor]:

@@ -17,12 +17,12 @@ from typing import Any
 
 from torch import nn
 
-from batchbayes._common.checks import as_path, whole_number
+from batchbayes._common.checks import as_path, require_type, whole_number
 from batchbayes._common.files import words_for_disk_errors
 from batchbayes._common.progress import progress
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.members import Data, made_members, member_seed
-from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
+from batchbayes.methods.samples.members import Data, made_members, member_seed, state_of
+from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import training_batches, two_tensors
 from batchbayes.training.loop import Loss, TrainingConfig, half_squared_error, supervised, train
@@ -81,12 +81,8 @@ def _trained(
     checkpoints: str | os.PathLike[str] | None,
 ) -> list[nn.Module]:
     """Train each network, one after the other or by workers, and return them."""
-    if workers is not None and not isinstance(workers, Executor):
-        raise BatchbayesError(
-            expected="workers as an executor of concurrent.futures",
-            got=repr(workers),
-            fix='pass ProcessPoolExecutor(4, get_context("spawn")), for example',
-        )
+    example = 'pass ProcessPoolExecutor(4, get_context("spawn")), for example'
+    require_type(workers, Executor | None, expected="workers as an executor of concurrent.futures", fix=example)
     files: list[Path | None] = [None] * len(networks)
     if checkpoints:
         folder = as_path(checkpoints)

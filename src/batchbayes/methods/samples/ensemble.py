@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.files import under
-from batchbayes._common.rng import dealt, stream_seed
+from batchbayes._common.rng import dealt
 from batchbayes.errors import BatchbayesError
+from batchbayes.methods.samples.members import inner_draw, require_finite_member
 from batchbayes.methods.table import find_method, posterior_class
 from batchbayes.network.function import Function, Network
 from batchbayes.posterior import Header, Posterior
@@ -100,11 +101,6 @@ class EnsemblePosterior(Posterior):
         return unique, [unique.index(module) for module in every]
 
 
-def inner_draw(seed: int, index: int, member: int, count: int) -> tuple[int, int]:
-    """Return seed and index of the draw that a member makes when it is its turn. Members have different streams."""
-    return stream_seed(seed, "member", member), index // count
-
-
 def ensemble(members: Sequence[nn.Module | Posterior]) -> EnsemblePosterior:
     """Let several networks or posteriors predict together.
 
@@ -147,16 +143,3 @@ def ensemble(members: Sequence[nn.Module | Posterior]) -> EnsemblePosterior:
             fix="pass networks that were trained from different starts",
         )
     return EnsemblePosterior(tuple(found))
-
-
-def require_finite_member(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], number: int) -> None:
-    """Refuse a member with NaN or infinity. Buffers may be infinite, as the masks of attention are, but not those of
-    batch norm."""
-    for name, tensor in {**parameters, **buffers}.items():
-        may_be_infinite = name in buffers and "running_" not in name
-        if bool((tensor.isnan() if may_be_infinite else ~tensor.isfinite()).any()):
-            raise BatchbayesError(
-                expected="finite weights in every member",
-                got=f"NaN or infinity in {name} of member {number}",
-                fix="leave this member out, or train it again with a lower learning rate",
-            )

@@ -13,10 +13,7 @@ import copy
 from torch import nn
 
 from batchbayes._common.checks import whole_number
-from batchbayes.methods.samples.members import (
-    Data,
-    weights_along,
-)
+from batchbayes.methods.samples.members import Data, weights_along
 from batchbayes.methods.samples.schedules import Triangular
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
 from batchbayes.network.function import Output, as_network

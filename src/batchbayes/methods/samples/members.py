@@ -1,7 +1,7 @@
-"""What several methods share that train members: seeds, new networks, weights along a training, and what is refused."""
+"""What several methods of members share: seeds, new networks, weights along a training, and what is refused."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,18 +11,26 @@ from batchbayes._common.checks import finite_number, require_type
 from batchbayes._common.rng import GlobalStream, stream_seed
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.schedules import StepSchedule, kept_steps
-from batchbayes.methods.samples.weight_samples import state_of
+from batchbayes.network.copies import plain_name
 from batchbayes.training.batches import training_batches
+from batchbayes.training.checkpoint import require_tensors_only
 from batchbayes.training.loop import Loss, Step, TrainingBatches, TrainingConfig, supervised, train
 
 Data = tuple[Tensor, Tensor] | TrainingBatches
 """Inputs and targets as two tensors, or batches as `training.loop.train` takes them."""
 State = dict[str, Tensor]
+COUNTER = "num_batches_tracked"
+"""The buffer of batch norm that counts batches. No prediction depends on it."""
 
 
 def member_seed(seed: int, number: int) -> int:
     """Return the seed of one member."""
     return stream_seed(seed, "member", number)
+
+
+def inner_draw(seed: int, index: int, member: int, count: int) -> tuple[int, int]:
+    """Return seed and index of the draw that a member makes when it is its turn. Members have different streams."""
+    return stream_seed(seed, "member", member), index // count
 
 
 def steps_in_epoch(batches: Any) -> int:
@@ -115,6 +123,25 @@ def require_counting(targets: Any) -> None:
             got=f"a label of {int(targets.min())}",
             fix="leave out the examples that have no label",
         )
+
+
+def require_finite_member(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], number: int) -> None:
+    """Refuse a member with NaN or infinity. Buffers may be infinite, as the masks of attention are, but not those of
+    batch norm."""
+    for name, tensor in {**parameters, **buffers}.items():
+        may_be_infinite = name in buffers and "running_" not in name
+        if bool((tensor.isnan() if may_be_infinite else ~tensor.isfinite()).any()):
+            raise BatchbayesError(
+                expected="finite weights in every member",
+                got=f"NaN or infinity in {name} of member {number}",
+                fix="leave this member out, or train it again with a lower learning rate",
+            )
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a state dict by plain names, without the counters of batch norm."""
+    require_tensors_only(module)
+    return {plain_name(name): t for name, t in module.state_dict().items() if not name.endswith(COUNTER)}
 
 
 def weights_along(

@@ -1,30 +1,30 @@
 """Schedules: how long steps are, and when weights are samples."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from batchbayes.errors import BatchbayesError
 
 
-class StepSchedule(Protocol):
+class StepSchedule(ABC):
     """What a training does at each of its steps, which are counted from 0."""
 
+    @abstractmethod
     def factor(self, step: int, steps: int) -> float:
         """Return what the learning rate is multiplied by."""
-        ...
 
+    @abstractmethod
     def samples(self, step: int, steps: int) -> bool:
         """Return whether the weights after this step may be kept."""
-        ...
 
     def noise(self, step: int, steps: int) -> bool:
         """Return whether noise is added."""
-        ...
+        return self.samples(step, steps)
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(StepSchedule):
     r"""Steps that become shorter: $(1 + t/b)^{-\gamma}$. An exponent of 0 keeps them constant.
 
     >>> Polynomial(delay=100, exponent=0.5).factor(300, 1000)
@@ -57,7 +57,7 @@ class Polynomial:
 
 
 @dataclass(frozen=True)
-class Cyclical:
+class Cyclical(StepSchedule):
     r"""Cosine cycles: $\frac12(\cos(\pi r) + 1)$, where r goes from 0 to 1 in each cycle.
 
     Long steps first explore without noise, then short steps sample. Reference: Zhang et al., "Cyclical Stochastic
@@ -85,12 +85,9 @@ class Cyclical:
         is_last = _place(self.cycles, step + 1, steps) <= _place(self.cycles, step, steps)
         return is_last or _place(self.cycles, step, steps) >= self.exploring
 
-    def noise(self, step: int, steps: int) -> bool:
-        return self.samples(step, steps)
-
 
 @dataclass(frozen=True)
-class Triangular:
+class Triangular(StepSchedule):
     """Short cycles around a trained network: from 1 down to `lowest` and back. Weights are kept where it is lowest.
 
     >>> [round(Triangular(cycles=1, lowest=0.2).factor(step, 4), 2) for step in range(4)]
@@ -105,9 +102,6 @@ class Triangular:
 
     def samples(self, step: int, steps: int) -> bool:
         return _place(self.cycles, step, steps) < 0.5 <= _place(self.cycles, step + 1, steps)
-
-    def noise(self, step: int, steps: int) -> bool:
-        return False
 
 
 def kept_steps(schedule: StepSchedule, steps: int, count: int) -> list[int]:

@@ -5,21 +5,18 @@ q(w): samples of $p(w\mid D)^{1/T} \propto \exp(-U(w)/T)$ with $U(w) = \sum_n \e
 sum of the losses of all examples, and a Gaussian prior of precision $\delta$. It is the true posterior for T = 1, if
 the loss is a negative log-likelihood, up to errors that vanish with the steps (see below).
 Cost: one training for each chain; a draw is one forward pass.
-References: those below, and Zhang et al., ICLR 2020 for cyclical steps.
-Where we differ: public code often divides the noise by more than the derivation allows, and so samples a colder
-posterior (T = 0.08 or 2e-5). Here the temperature is what it says, and a warning names any other than 1.
-
-Samplers as optimisers: steps down a noisy gradient, with noise added so that the weights become samples.
-
-The target is $p(w) \propto \exp(-U(w)/T)$. With N examples, $U(w) = N\,\bar U(w)$, where $\bar U$ is the mean loss of
-an example plus 1/N of the negative log prior: it is what backward passes differentiate. With steps $\eta$ of
-$\bar U$, Langevin dynamics is $w \leftarrow w - \eta\nabla\bar U + \sqrt{2\eta T/N}\,\xi$. Its error in the moments is
-of the order of $\eta$ times the curvature of $\bar U$, and mini-batches add noise of the order of $\eta^2$.
-
 References: Welling, Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics", ICML 2011; Li et al.,
 "Preconditioned Stochastic Gradient Langevin Dynamics", AAAI 2016; Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian
-Monte Carlo", ICML 2014. Where we differ: the preconditioner stops to adapt when sampling begins, so that its missing
-derivative causes no bias.
+Monte Carlo", ICML 2014; Zhang et al., ICLR 2020 for cyclical steps.
+Where we differ: public code often divides the noise by more than the derivation allows, and so samples a colder
+posterior (T = 0.08 or 2e-5). Here the temperature is what it says, and a warning names any other than 1. The
+preconditioner stops to adapt when sampling begins, so that its missing derivative causes no bias.
+
+Samplers are optimisers: steps down a noisy gradient, with noise added so that the weights become samples. With N
+examples, $U(w) = N\,\bar U(w)$, where $\bar U$ is the mean loss of an example plus 1/N of the negative log prior: it is
+what backward passes differentiate. With steps $\eta$ of $\bar U$, Langevin dynamics is
+$w \leftarrow w - \eta\nabla\bar U + \sqrt{2\eta T/N}\,\xi$. Its error in the moments is of the order of $\eta$
+times the curvature of $\bar U$, and mini-batches add noise of the order of $\eta^2$.
 """
 
 import copy
@@ -40,10 +37,11 @@ from batchbayes.methods.samples.members import (
     member_seed,
     require_counting,
     require_prior,
+    state_of,
     steps_in_epoch,
 )
 from batchbayes.methods.samples.schedules import Polynomial, StepSchedule, kept_steps
-from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
+from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import training_batches, training_size
 from batchbayes.training.loop import Loss, Objective, Step, TrainingConfig, supervised, train

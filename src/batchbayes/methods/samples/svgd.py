@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import Progress
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.members import made_members, member_seed, require_counting, require_prior
-from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
+from batchbayes.methods.samples.members import made_members, member_seed, require_counting, require_prior, state_of
+from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import require_data, shuffled_batches, two_tensors
 from batchbayes.training.loop import Loss, TrainingConfig, checked_loss

@@ -17,12 +17,8 @@ from torch import nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.members import (
-    Data,
-    State,
-    steps_in_epoch,
-)
-from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states, state_of
+from batchbayes.methods.samples.members import Data, State, state_of, steps_in_epoch
+from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
 from batchbayes.network.batches import Batches
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import training_batches
@@ -52,8 +48,8 @@ def swag(
         config: the epochs, one state of each, and the constant learning rate.
         num_members: how many members are drawn.
         rank: K, the number of deviations that are kept.
-        scale: s, a factor of the deviations: 1 is the paper's formula. The authors' code takes its square, so that
-            their usual 0.5 is 0.71 here. 0 gives the mean of the weights for all members, which is refused.
+        scale: s, a factor of the deviations: 1 is the paper's formula. The authors' code has another unit, c in
+            $s = \sqrt{2 c}$: its 0.5 is 1 here, and its 1 is 1.41. 0 gives equal members, which is refused.
         statistics: training inputs to compute the running statistics of batch norm from, for each member. It is needed
             if the network has batch norm.
     """

@@ -23,7 +23,7 @@ from batchbayes._common.files import rows, under
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import dealt
 from batchbayes.errors import BatchbayesError
-from batchbayes.methods.samples.ensemble import inner_draw, require_finite_member
+from batchbayes.methods.samples.members import COUNTER, inner_draw, require_finite_member, state_of
 from batchbayes.methods.table import posterior_class
 from batchbayes.network.batches import Batches, Picker, input_stream
 from batchbayes.network.copies import plain_name
@@ -32,8 +32,6 @@ from batchbayes.posterior import Header, Posterior
 
 State = tuple[Header, Mapping[str, Tensor]]
 """What a file keeps of a posterior; the header has its kind."""
-COUNTER = "num_batches_tracked"
-"""The buffer of batch norm that counts batches. No prediction depends on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,18 +212,6 @@ def stack_states(network: Network, states: Sequence[Mapping[str, Tensor]], metho
             fix="check that each member was trained from its own random start, or loaded from its own file",
         )
     return WeightSamples(network, stacked, len(plain), method)
-
-
-def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a state dict by plain names, without the counters of batch norm."""
-    state = {plain_name(name): value for name, value in module.state_dict().items()}
-    if odd := [name for name, value in state.items() if not isinstance(value, Tensor)]:
-        raise BatchbayesError(
-            expected="a network whose state dict holds tensors alone",
-            got=f"something else in {', '.join(odd[:6])}",
-            fix="keep it in buffers",
-        )
-    return {name: tensor for name, tensor in state.items() if not name.endswith(COUNTER)}
 
 
 def _own_name(name: str, own: Mapping[str, Tensor]) -> str:

@@ -172,10 +172,11 @@ def with_views(
 
     Args:
         posterior: any posterior; around `deterministic(model)` this is test-time augmentation.
-        transform: best that of the training: `RandomCrop`, `RandomFlip` and `RandomShiftScale` for images,
-            `SignalShift`, `SignalCrop` and `SignalNoise` for signals, `TableJitter` for tables, several of them in
-            `Compose`, a function `(inputs, generator) -> inputs`, or `torchvision_transform(...)`. A function
-            takes all random numbers from the generator, and uses one set of them for all inputs.
+        transform: best that of the training: `RandomCrop`, `RandomFlip` and `RandomShiftScale` for images (with
+            `layout="NHWC"` if colours are last), `SignalShift`, `SignalCrop` and `SignalNoise` for signals,
+            `TableJitter` for tables, several of them in `Compose`, a function `(inputs, generator) -> inputs`, or
+            `torchvision_transform(...)`. A function takes all random numbers from the generator, and uses one set of
+            them for all inputs.
         average: how many views each draw averages the outputs of. Draw s is the mean of the draws from `average * s` on
             that it would be without this option. A mean of logits with a temperature is better than a mean of
             probabilities with one (docs/results/views.md), but fewer draws say less about mutual information.

@@ -1,5 +1,5 @@
 """Networks whose weights are random and are trained to be so: variational inference.
 
 `sites` finds the weights of a network, `family` says what a distribution of weights is, `noisy` puts one into any
-network, `fit` trains it by the ELBO, and `posterior` is the result. Each family of distributions has its own file.
+network, `variational` trains it by the ELBO, and `posterior` is the result. Each family has its own file.
 """

@@ -4,7 +4,7 @@ What is random: for each input unit or input channel of the chosen layers, wheth
 q(omega): $W = M diag(z) / (1 - p)$ with $z_i \sim Bernoulli(1 - p)$ and one rate p for each layer. The prior of the
 weights is $N(0, s^2)$, and up to a constant $KL = ||M||^2 / (2 s^2 (1 - p)) - d H(p)$ for d input units, with the
 entropy H of one mask. Training draws relaxed masks (the concrete distribution), because a gradient cannot pass through
-a choice. Predictions draw binary ones. The score function needs no relaxation (`estimators`).
+a choice. Predictions draw binary ones.
 Cost of a training step: as without noise. A draw: one uniform number for each input unit.
 Reference: Gal, Hron, Kendall, "Concrete Dropout", NIPS 2017.
 """
@@ -58,12 +58,6 @@ class MaskedWeights:
         uniform = torch.rand(shape, dtype=like.dtype, device=like.device).clamp(ROUNDING, 1 - ROUNDING)
         dropped = torch.sigmoid((self.logit + torch.logit(uniform)) / TEMPERATURE)
         return (1 - dropped) / torch.sigmoid(-self.logit)
-
-    def log_density(self, weight: Tensor) -> Tensor:
-        """Return the log-probability of the mask that a drawn weight shows."""
-        kept = weight.transpose(0, 1).flatten(1).abs().sum(1) > 0
-        rate = self.logit.sigmoid()
-        return torch.where(kept, torch.log1p(-rate), rate.log()).sum()
 
     def divergence(self) -> Tensor:
         rate = self.logit.sigmoid().clamp(ROUNDING, 1 - ROUNDING)

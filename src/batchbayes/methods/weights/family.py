@@ -87,10 +87,6 @@ class GaussianWeights(ABC):
         noise = standard_normal(self.mean, source)
         return torch.addcmul(self.mean, self.std, noise, out=None if torch.is_grad_enabled() else noise)
 
-    def log_density(self, weight: Tensor) -> Tensor:
-        """Return log q(W)."""
-        return torch.distributions.Normal(self.mean, self.variance.sqrt()).log_prob(weight).sum()
-
     @abstractmethod
     def divergence(self) -> Tensor: ...
 

@@ -7,13 +7,10 @@ Empirical Bayes: for each layer the best prior variance is $s^2 = mean_i(\sigma_
 Cost of a training step: two products of a layer instead of one. A draw: one normal number for each weight.
 Reference: Blundell et al., "Weight Uncertainty in Neural Networks", ICML 2015.
 
-Gaussian families whose gradients are written down in closed form, so that a training step is cheap.
-
-A training step of a small network spends most of its time on passes over the weights and on single operations, not on
-products. So a layer has one operation of its own: it computes the moments of its weights, draws its outputs, and
-returns the KL with them. Its gradients share what autograd would compute several times.
-
-What a plain layer computes from its input and its weight, and the gradients of that, as functions of tensors.
+Families of this kind write their gradients down in closed form. A training step of a small network spends most of its
+time on passes over the weights and on single operations, not on products. So a layer has one operation of its own: it
+computes the moments of its weights, draws its outputs, and returns the KL with them. Its gradients share what autograd
+would compute several times.
 """
 
 import math
@@ -150,45 +147,23 @@ class _Moments(torch.autograd.Function):
         return None, *ctx.family.gradients(ctx.saved_tensors, by_mean.clone(), by_variance.clone(), by_kl)
 
 
-class LinearProduct:
-    """The product of a linear layer, of inputs (n, inputs)."""
-
-    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the product of the inputs with a weight, plus the bias."""
-        return linear(inputs, weight, bias)
-
-    def gradients(
-        self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """Return the gradients by inputs, weight and bias. `wanted` says whether the first and the last are needed."""
-        by_inputs = by_outputs @ weight if wanted[0] else None
-        return by_inputs, by_outputs.T @ inputs, by_outputs.sum(0) if wanted[1] else None
+Product = tuple[Any, ...]
+"""What torch wants to know of a convolution, beginning with its stride. It is empty for a linear layer."""
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution with zeros around the input, as many on either side."""
+def _outputs(product: Product, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.convolution(inputs, weight, bias, *product) if product else linear(inputs, weight, bias)
 
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    groups: int
 
-    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.convolution(inputs, weight, bias, *self._options())
-
-    def gradients(
-        self, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+def _gradients(
+    product: Product, by_outputs: Tensor, inputs: Tensor, weight: Tensor, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Return the gradients by inputs, weight and bias. `wanted` says whether the first and the last are needed."""
+    if product:
         mask, biases = [wanted[0], True, wanted[1]], [len(weight)]
-        return torch.ops.aten.convolution_backward(by_outputs, inputs, weight, biases, *self._options(), mask)
-
-    def _options(self) -> tuple[Any, ...]:
-        """Return what torch wants to know of a convolution that is not transposed."""
-        return self.stride, self.padding, self.dilation, False, [0] * len(self.stride), self.groups
-
-
-Product = LinearProduct | Convolution
+        return torch.ops.aten.convolution_backward(by_outputs, inputs, weight, biases, *product, mask)
+    by_inputs = by_outputs @ weight if wanted[0] else None
+    return by_inputs, by_outputs.T @ inputs, by_outputs.sum(0) if wanted[1] else None
 
 
 class _NoisyProduct(torch.autograd.Function):
@@ -206,8 +181,8 @@ class _NoisyProduct(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         mean, variance, kl, kept = family.moments(*parameters)
         mean, variance = site.in_format(mean), site.in_format(variance)
-        squares, outputs = inputs * inputs, product.outputs(inputs, mean, bias)
-        slope = draw(outputs, product.outputs(squares, variance, None).add_(TINY))
+        squares, outputs = inputs * inputs, _outputs(product, inputs, mean, bias)
+        slope = draw(outputs, _outputs(product, squares, variance, None).add_(TINY))
         ctx.family, ctx.product = family, product
         ctx.save_for_backward(inputs, squares, mean, variance, slope, *kept)
         return outputs, kl
@@ -218,9 +193,9 @@ class _NoisyProduct(torch.autograd.Function):
         by_outputs, by_kl = gradients
         inputs, squares, mean, variance, slope, *kept = ctx.saved_tensors
         of_inputs, of_bias = ctx.needs_input_grad[3:5]
-        by_inputs, by_mean, by_bias = ctx.product.gradients(by_outputs, inputs, mean, (of_inputs, of_bias))
-        by_squares, by_variance, _ = ctx.product.gradients(by_outputs * slope, squares, variance, (of_inputs, False))
-        if of_inputs:
+        by_inputs, by_mean, by_bias = _gradients(ctx.product, by_outputs, inputs, mean, (of_inputs, of_bias))
+        by_squares, by_variance, _ = _gradients(ctx.product, by_outputs * slope, squares, variance, (of_inputs, False))
+        if by_inputs is not None and by_squares is not None:
             by_inputs.addcmul_(inputs, by_squares, value=2)
         return None, None, None, by_inputs, by_bias, *ctx.family.gradients(kept, by_mean, by_variance, by_kl)
 
@@ -229,12 +204,12 @@ def product_of(site: Site, inputs: Tensor) -> Product | None:
     """Return the product of a plain layer; None for a convolution that is not one of the common kind."""
     layer = site.module
     if isinstance(layer, nn.Linear):
-        return LinearProduct()
+        return ()
     assert isinstance(layer, CONVOLUTIONS)
     padding = _padding(layer)
     if padding is None or inputs.ndim != layer.weight.ndim:
         return None
-    return Convolution(layer.stride, padding, layer.dilation, layer.groups)
+    return layer.stride, padding, layer.dilation, False, [0] * len(layer.stride), layer.groups
 
 
 def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Sequence[int] | None:

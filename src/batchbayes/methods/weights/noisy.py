@@ -85,21 +85,27 @@ class Noisy(nn.Module):
         local = [site for site in self.sites if self.is_local(site)]
         waiting, trains = {site.module_name for site in local}, torch.is_grad_enabled()
 
+        def require_gradients(site: Site, *_: object) -> None:
+            """Refuse a checkpoint whose backward pass would run the layer again, without its noise."""
+            if trains and not torch.is_grad_enabled():
+                raise _unfit_layer(site, "runs in an activation checkpoint with use_reentrant=True", NOT_REENTRANT)
+
         def drawn(site: Site, activations: Tensor) -> Tensor:
             if site.module_name not in waiting:
                 raise _unfit_layer(site, "runs more than once")
-            if trains and not torch.is_grad_enabled():  # the backward pass would run the layer again, without noise
-                raise _unfit_layer(site, "runs in an activation checkpoint with use_reentrant=True", NOT_REENTRANT)
+            require_gradients(site)
             waiting.remove(site.module_name)
             if activations.ndim < site.weight.ndim:  # one example, without an axis of examples
                 return given[site.name].outputs(site, activations[None])[0]
             return given[site.name].outputs(site, activations)
 
-        drawn_weights = {site.name: given[site.name].sample() for site in self.sites if site not in local}
+        others = [site for site in self.sites if site not in local]
+        drawn_weights = {site.name: given[site.name].sample() for site in others}
         probes = {site.name: site.weight.detach().requires_grad_() for site in local if trains and not self._is_checked}
         outputs = self.network(
             inputs,
             tensors={**drawn_weights, **probes},
+            before={site.module_name: partial(require_gradients, site) for site in others},
             instead={site.module_name: partial(drawn, site) for site in local},
             own_modes=True,
         )
@@ -147,7 +153,7 @@ def unfit_for_local_noise(got: str, before: str = "") -> BatchbayesError:
     """Return the error for a network that local noise cannot serve. `before` is what to do first."""
     other = 'pass estimator="weights", which draws the weights themselves, or name the other layers by layers='
     return BatchbayesError(
-        expected="layers that run once in a training step, to draw noise for each example",
+        expected="layers that run once in a training step, to draw their noise",
         got=got,
         fix=f"{before}, and {other}" if before else other,
     )

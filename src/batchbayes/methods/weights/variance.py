@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.checks import finite_number, require_option
-from batchbayes.errors import BatchbayesError
 from batchbayes.methods.weights.family import TINY, Family, GaussianWeights, noise_like, standard_normal
 from batchbayes.methods.weights.sites import Site
 
@@ -53,12 +52,6 @@ class VarianceWeights(GaussianWeights):
         elif self.noise == "uniform":
             normal = math.sqrt(3) * torch.erf(normal / math.sqrt(2))  # uniform between -sqrt(3) and sqrt(3)
         return self.std * normal
-
-    def log_density(self, weight: Tensor) -> Tensor:
-        if self.noise != "gaussian":
-            got = f"weights with {self.noise} noise"
-            raise BatchbayesError("weights whose density is known", got, "use another family or estimator")
-        return super().log_density(weight)
 
     def outputs(self, site: Site, inputs: Tensor) -> Tensor:
         variance = site.product(inputs.square(), self.variance)

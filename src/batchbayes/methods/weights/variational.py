@@ -19,7 +19,7 @@ from batchbayes.methods.candidates import Candidate, Setting
 from batchbayes.methods.table import Method
 from batchbayes.methods.weights.family import Family
 from batchbayes.methods.weights.mean_field import MeanField
-from batchbayes.methods.weights.noisy import NOT_REENTRANT, Estimator, Noisy, noisy, unfit_for_local_noise
+from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, unfit_for_local_noise
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network.batches import as_batches, pick_inputs
 from batchbayes.network.function import Output
@@ -196,14 +196,6 @@ def fit_noisy(
         return train(network, batches, objective, config, after_step=following, checkpoint=checkpoint)
     except CheckpointError as error:  # the backward pass has run a layer again, without noise
         raise unfit_for_local_noise("activation checkpoints in the forward pass") from error
-    except RuntimeError as error:
-        if "backward through the graph a second time" not in str(error):
-            raise
-        raise BatchbayesError(
-            expected="a forward pass whose gradients are computed once",
-            got=f"{type(network.module).__name__}, probably with an activation checkpoint with use_reentrant=True",
-            fix=f"{NOT_REENTRANT}, or name the layers outside of it by layers=",
-        ) from error
 
 
 def _require_finite(step: Step) -> None:
@@ -274,5 +266,7 @@ def variational(
 
 def variational_candidates(method: Method, setting: Setting) -> list[Candidate]:
     """Return what an assessment compares: the network after ten epochs with mean-field weights."""
-    fitted = method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed)
+    size = getattr(setting.train, "size", None)  # data that an assessment has read tells it so
+    options = {"num_examples": size} if isinstance(size, int) else {}
+    fitted = method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed, **options)
     return [Candidate(method, fitted)]

@@ -1,14 +1,11 @@
 """A stack: the layers that some networks have in common, the tensors of all of these networks, and their predictions.
 
-Batch statistics or dropout masks are drawn for all networks at once, and all networks get the same inputs. The draws of
-one network are laid out along its examples, so that a layer of all networks and all draws is one batched product.
-
-Axes: G networks, S draws, then examples and features.
-
-Make a stack of networks, and copy a stack back into networks.
-
 A stack can hold perceptrons: chains of layers (dropout ->) linear -> (batch norm ->) (ReLU). Any other network is
 refused, either for its modules or because its outputs in a trial differ from those of the stack.
+
+Batch statistics or dropout masks are drawn for all networks at once, and all networks get the same inputs. The draws of
+one network are laid out along its examples, so that a layer of all networks and all draws is one batched product.
+Axes: G networks, S draws, then examples and features.
 """
 
 import copy

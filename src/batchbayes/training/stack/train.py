@@ -1,13 +1,11 @@
 """Train hundreds of small networks at once.
 
 Each network has its own data, order, weight decay, dropout rate and last epoch. The result for each network is that of
-`loop.train` for this network alone, up to rounding.
+`loop.train` for this network alone, up to rounding: batches and dropout masks have the same random numbers.
 
-The steps of networks that are trained together: a step of all of them is a few batched products.
-
-The gradients are written out by hand, because autograd costs three times as much as the arithmetic for tensors as small
-as these. All intermediate results are in buffers that are made once. All parameters are in one vector, so that one
-fused Adam updates them. The batches and the dropout masks have the random numbers of `loop.train`.
+A step of all networks is a few batched products. The gradients are written out by hand, because autograd costs three
+times as much as the arithmetic for tensors as small as these. All intermediate results are in buffers that are made
+once, and all parameters in one vector, so that one fused Adam updates them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
