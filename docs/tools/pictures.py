@@ -84,7 +84,7 @@ def draws() -> Figure:
 def omega() -> Figure:
     """Draw the statistics of mini-batches in one channel of each of two layers."""
     _, _, posterior = _regression()
-    other = posterior.at_batch_size(4 * BATCH_SIZE)
+    other = posterior.at_batch_size(BATCH_SIZE // 4)
     width = 30  # channels of a layer: 30 means, then 30 log stds
     with house_style():
         figure, panels = new_figure(1, 2, (8.6, 3.2), share=False)

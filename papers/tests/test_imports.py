@@ -20,8 +20,8 @@ STUDIED = {
     "methods.weights.variational": "the loss that an ELBO is made of",
 }
 """Private modules of the library that experiments may import, and what they study in them."""
-MACHINERY = {"_common.cluster", "_common.machine", "_common.page"}
-"""Private modules that the runner shares with the report: workers, clusters and pages."""
+MACHINERY = {"_common.cluster", "_common.machine", "_common.page", "_common.progress"}
+"""Private modules that the runner shares with the report: workers, clusters, pages and bars."""
 PLAIN = {"tools", "datasets", "models"}
 """All that data sets and networks know of the library: there is nothing Bayesian in them."""
 READERS = {"report.read.arrays"}

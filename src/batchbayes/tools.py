@@ -21,7 +21,7 @@ from batchbayes._common.checks import (
     whole_number,
 )
 from batchbayes._common.files import UNREADABLE, TensorFile, atomic_path, read_json, under, write_tensors
-from batchbayes._common.progress import Progress, UnitProgress, duration, hidden_progress, progress
+from batchbayes._common.progress import Progress, hidden_progress, progress
 from batchbayes._common.rng import GlobalStream, generator, stream_seed
 from batchbayes._common.text import count, number, percent
 from batchbayes.engines.choose import EngineName
@@ -75,7 +75,6 @@ __all__ = [
     "Progress",
     "TargetLikelihood",
     "TensorFile",
-    "UnitProgress",
     "as_network",
     "as_path",
     "as_tensor",
@@ -83,7 +82,6 @@ __all__ = [
     "check_labels",
     "class_legend",
     "count",
-    "duration",
     "finite_number",
     "generator",
     "hidden_progress",

@@ -22,11 +22,11 @@ from batchbayes_papers.runner.leases import ProcessIdentity
 from batchbayes_papers.runner.plan import make_plan
 from batchbayes_papers.runner.run import run_units
 from batchbayes_papers.runner.store import ResultStore, read_results
+from batchbayes_papers.runner.unit_progress import UnitProgress
 from own import tiny
 
 from batchbayes import __version__, cli
 from batchbayes._common.machine import Workers
-from batchbayes._common.progress import UnitProgress
 
 Printed = pytest.CaptureFixture[str]
 

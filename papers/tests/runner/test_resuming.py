@@ -166,7 +166,7 @@ def test_ctrl_c_ends_quickly_and_keeps_what_is_finished(workers: int, runs: Runs
 
 ENDED_WHILE_SENDING = """
 import contextlib, time
-from batchbayes._common.machine import WorkerProcesses
+from batchbayes_papers.runner.workers import WorkerProcesses
 
 if __name__ == "__main__":
     for trial in range(12):

@@ -11,8 +11,7 @@ from textwrap import shorten
 
 from batchbayes import BatchbayesError
 from batchbayes._common.cluster import Cluster, ClusterWorkers, find_cluster
-from batchbayes._common.machine import local_workers
-from batchbayes.tools import UnitProgress, count, hidden_progress, require_packages
+from batchbayes.tools import count, hidden_progress, require_packages
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.runner.experiment import EXPERIMENTS, load_experiment
 from batchbayes_papers.runner.outputs import (
@@ -28,6 +27,8 @@ from batchbayes_papers.runner.records import to_json
 from batchbayes_papers.runner.run import UnitError, run_units, some_names
 from batchbayes_papers.runner.store import ResultStore, read_results
 from batchbayes_papers.runner.tables import FORMATS, ResultTable, to_terminal
+from batchbayes_papers.runner.unit_progress import UnitProgress
+from batchbayes_papers.runner.workers import local_workers
 
 RESULTS_FILE = "results.sqlite"
 MOST_WORKERS = 8

@@ -12,11 +12,12 @@ from typing import Any
 from batchbayes import BatchbayesError
 from batchbayes._common.page import data_address, page_style, template
 from batchbayes.plots import save_figure
-from batchbayes.tools import atomic_path, count, duration
+from batchbayes.tools import atomic_path, count
 from batchbayes_papers.runner.experiment import Results
 from batchbayes_papers.runner.plan import Plan
 from batchbayes_papers.runner.records import FinishedUnit
 from batchbayes_papers.runner.tables import ResultTable, to_csv, to_markdown
+from batchbayes_papers.runner.unit_progress import duration
 
 READING_ERRORS = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """The errors that can happen when a result has an unexpected shape."""

@@ -16,12 +16,13 @@ from typing import Any
 from batchbayes import BatchbayesError, BatchbayesWarning, __version__
 from batchbayes._common.cluster import RESTARTS
 from batchbayes._common.machine import Workers
-from batchbayes.tools import UnitProgress, duration, hidden_progress
+from batchbayes.tools import hidden_progress
 from batchbayes_papers.runner.experiment import Results, Unit, load_experiment
 from batchbayes_papers.runner.leases import LONGEST_LEASE_SECONDS
 from batchbayes_papers.runner.plan import Plan
 from batchbayes_papers.runner.records import UnitOutcome, to_json
 from batchbayes_papers.runner.store import ResultStore
+from batchbayes_papers.runner.unit_progress import UnitProgress, duration
 
 TICK_SECONDS = 0.5
 """How often to look for units that other processes have finished, and to redraw the progress line."""

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from batchbayes._common.checks import require_type
 from batchbayes.errors import BatchbayesError, unknown_name
 from batchbayes.methods.table import Method, applicable, compared_names, find_method
 
@@ -106,12 +107,8 @@ def _one_line(error: BaseException) -> str:
 def build_network(name: str, weights: Sequence[Path] | None, device: str) -> nn.Module:
     """Return the network that a factory makes, with the first of its weights, in evaluation mode."""
     network = call_named(name, "a model factory")
-    if not isinstance(network, nn.Module):
-        raise BatchbayesError(
-            expected=f"a torch.nn.Module from {name}",
-            got=f"a {type(network).__name__}",
-            fix="let the factory return the network itself",
-        )
+    fix = "let the factory return the network itself"
+    require_type(network, nn.Module, expected=f"a torch.nn.Module from {name}", fix=fix)
     if weights:
         network.load_state_dict(fitting_weights(network, weights[0]), strict=False)
     try:
