@@ -134,7 +134,8 @@ TASKS = {
 PARITY = [
     *((task, name, "sample") for task in ("classification", "binary", "pictures")
       for name in ("deterministic", "temperature scaling", "MCBN + temperature", "MCBN tuned")),
-    *((task, name, "sample") for task in ("regression", "two outputs", "uneven") for name in ("deterministic", "MCBN tuned")),
+    *((task, name, "sample") for task in ("regression", "two outputs", "uneven")
+      for name in ("deterministic", "MCBN tuned")),
     *((task, "MCBN", "linear") for task in TASKS),
     ("classification", "16 views", "sample"), ("regression", "MCBN with 16 views", "sample"),
     ("classification", "MCBN with 16 views + temperature", "linear"),
