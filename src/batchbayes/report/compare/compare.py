@@ -264,7 +264,8 @@ def predict_calibration(
     ones. What the linear engine cannot draw, such as views, is always drawn exactly.
     """
     posterior, engine = candidate.posterior, case.settings.engine
-    is_fixed = candidate.views or posterior.is_point or posterior.num_functions or case.settings.draws
+    is_ensemble = posterior.num_functions and posterior.linear is None
+    is_fixed = candidate.views or posterior.is_point or is_ensemble or case.settings.draws
     if engine == "linear" and posterior.linear is None and not posterior.is_point:
         engine = "sample"
     drawing: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}

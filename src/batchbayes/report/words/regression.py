@@ -311,7 +311,7 @@ def value_terms(found: Findings) -> dict[str, str]:
             f"The root mean squared error (RMSE) is {root}. It explains "
             f"{percent(_explained(errors[:, i], targets[:, i]), 0)} of the variance of the targets."
         )
-    terms["Intervals"] = _conformal(found.choice.recommended.metrics, quantities[0])
+    terms["Intervals"] = _conformal(found, found.choice.recommended.metrics)
     if found.spread is not None:
         terms["Setting the uncertain ones aside"] = _rejection(found.spread, errors[:, 0], quantities[0])
     if found.ood is not None:
@@ -319,14 +319,16 @@ def value_terms(found: Findings) -> dict[str, str]:
     return terms
 
 
-def _conformal(chosen: Mapping[str, float], quantity: Quantity) -> str:
+def _conformal(found: Findings, chosen: Mapping[str, float]) -> str:
     text = f"The 90 % intervals of the predicted distribution hold {percent(chosen['coverage_90'])} of the targets."
     if "conformal_coverage" not in chosen:
         return f"{text} There is too little calibration data for conformal intervals."
-    held, width = percent(chosen["conformal_coverage"]), quantity.text(chosen["conformal_width"])
+    held, width = percent(chosen["conformal_coverage"]), found.quantities[0].text(chosen["conformal_width"])
+    shares = ", ".join(percent(group.held, 0) for group in fifths_of(found.predictions(0), found.inside(0)))
     return (
-        f"{text} Conformal intervals, which are stretched to fit the calibration data, hold {held}. Their mean width "
-        f"is {width}."
+        f"{text} Conformal intervals ({found.intervals.outputs[0].kind.value}), which are stretched to fit the calibration "
+        f"data, hold {held}. Their mean width is {width}. In fifths of the predictions, from the lowest, they hold "
+        f"{shares or 'not enough examples to tell'}."
     )
 
 
