@@ -326,9 +326,9 @@ def _conformal(found: Findings, chosen: Mapping[str, float]) -> str:
     held, width = percent(chosen["conformal_coverage"]), found.quantities[0].text(chosen["conformal_width"])
     shares = ", ".join(percent(group.held, 0) for group in fifths_of(found.predictions(0), found.inside(0)))
     return (
-        f"{text} Conformal intervals ({found.intervals.outputs[0].kind.value}), which are stretched to fit the calibration "
-        f"data, hold {held}. Their mean width is {width}. In fifths of the predictions, from the lowest, they hold "
-        f"{shares or 'not enough examples to tell'}."
+        f"{text} Conformal intervals ({found.intervals.outputs[0].kind.value}), which are stretched to fit the "
+        f"calibration data, hold {held}. Their mean width is {width}."
+        + (f" In fifths of the predictions, from the lowest, they hold {shares}." if shares else "")
     )
 
 
