@@ -119,7 +119,7 @@ def test_the_report_sees_uneven_noise_and_recommends_what_helps():
     plain, found = (bb.assess(network, x, data(3000, 1), intervals=kind, **options) for kind in ("plain", "auto"))
     question = "Can its intervals be believed?"
     assert plain.verdict[question].startswith("On average, but not everywhere.")
-    assert "the intervals are too narrow there" in plain.verdict[question]
+    assert "They are too narrow where" in plain.verdict[question]
     assert "too narrow for some" in plain.verdict["headline"]
     assert "But do not rely on its intervals" in plain.verdict["What to do next"]
     assert found.verdict[question].startswith("Yes.")
