@@ -49,13 +49,15 @@ def trained(build: Callable[[], nn.Sequential], inputs: Tensor) -> nn.Sequential
     return network.eval()
 
 
-def counted(function: Callable[[], object]) -> tuple[int, int]:
-    """Return the number of calls of functions of batchbayes, and of all Python functions, in one call."""
-    calls = [0, 0]
+def counted(function: Callable[[], object]) -> tuple[int, int, int]:
+    """Return the calls of functions of batchbayes and of all Python functions in one call, and our modules in them."""
+    calls, modules = [0, 0], set()
 
     def see(frame: Any, event: str, _: object) -> None:
         if event == "call":
-            calls[0] += f"{os.sep}batchbayes{os.sep}" in frame.f_code.co_filename
+            if f"{os.sep}batchbayes{os.sep}" in frame.f_code.co_filename:
+                calls[0] += 1
+                modules.add(frame.f_code.co_filename)
             calls[1] += 1
 
     sys.setprofile(see)
@@ -63,7 +65,7 @@ def counted(function: Callable[[], object]) -> tuple[int, int]:
         function()
     finally:
         sys.setprofile(None)
-    return calls[0], calls[1] - 1  # the last is `setprofile`
+    return calls[0], calls[1] - 1, len(modules)  # the last call is `setprofile`
 
 
 def passes(network: nn.Module, function: Callable[[], object]) -> int:
@@ -75,8 +77,8 @@ def passes(network: nn.Module, function: Callable[[], object]) -> int:
     return len(seen)
 
 
-def counts() -> dict[str, tuple[int, int, int]]:
-    """Return calls of batchbayes, all calls, and passes, for each example."""
+def counts() -> dict[str, dict[str, int]]:
+    """Return calls of batchbayes, all calls, and passes or modules, for each example."""
     torch.manual_seed(0)
     inputs, found = torch.randn(256, 2), {}
     for size, build in {"one": one_layer, "two": two_layers}.items():
@@ -86,8 +88,15 @@ def counts() -> dict[str, tuple[int, int, int]]:
         ask = lambda p=posterior: bb.predict(p, inputs[:EXAMPLES], bb.categorical(), num_samples=DRAWS)  # noqa: E731
         ask()  # the first prediction of a posterior also tries whether draws are functions
         for name, job in {f"`bb.mcbn`, R = {ROWS}": fit, f"`bb.predict`, sample, S = {DRAWS}": ask}.items():
-            found[f"{name}, {size} batch-norm layer{'s' * (size == 'two')}"] = (*counted(job), passes(network, job))
-    return found
+            own, every, _ = counted(job)
+            told = {"calls of batchbayes": own, "all calls": every, "passes": passes(network, job)}
+            found[f"{name}, {size} batch-norm layer{'s' * (size == 'two')}"] = told
+    x, y = torch.randn(300, 2), torch.randint(0, 3, (300,))
+    network = trained(one_layer, x)
+    report = lambda: bb.assess(network, x[:150], (x[150:], y[150:]), batch_size=32, draws=8)  # noqa: E731
+    report()  # the first one also imports
+    own, every, modules = counted(report)
+    return found | {"`bb.assess`": {"calls of batchbayes": own, "all calls": every, "modules of batchbayes": modules}}
 
 
 class Timed:
@@ -141,7 +150,7 @@ class Version:
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.counts: dict[str, list[int]] = self._read()
+        self.counts: dict[str, dict[str, int]] = self._read()
         self.times: list[list[float]] = []
 
     def _read(self) -> Any:
@@ -172,8 +181,8 @@ def main() -> None:
     versions = [Version(folder.resolve()) for folder in (options.against, SOURCES) if folder]
     print("| example | " + " | ".join(["before", "after"][-len(versions) :]) + " |\n|---|" + "---:|" * len(versions))
     for name in versions[-1].counts:
-        for number, what in enumerate(("calls of batchbayes", "all calls", "passes")):
-            print(f"| {name}: {what} | " + " | ".join(f"{v.counts[name][number]:,}" for v in versions) + " |")
+        for what in versions[-1].counts[name]:
+            print(f"| {name}: {what} | " + " | ".join(f"{v.counts[name][what]:,}" for v in versions) + " |")
     for _ in range(options.repeats):
         for version in versions:
             version.take_time()
