@@ -303,7 +303,7 @@ def counted_passes(case: Case, contender: Contender[Any]) -> float:
 
     Layers are known by their weights, which copies of a network share. The most costly layer counts.
     """
-    inputs, how = some_inputs(case.calibration, PRICED), drawing(case, contender)
+    inputs, how = some_inputs(case.calibration, PRICED), drawing(case, contender) | {"engine": "linear"}
 
     def counts(posterior: Posterior, **options: Any) -> Counter[int]:
         rows: Counter[int] = Counter()
