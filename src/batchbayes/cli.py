@@ -165,8 +165,7 @@ def _add_on_data(commands: "argparse._SubParsersAction[Any]") -> None:
         help="write the posterior of an assessment to one ONNX file, which predicts without Python",
         description="Write the recommended method of an assessment to one file that takes inputs and returns\n"
         "predictions, their uncertainty and a flag. Standardisation, temperature, intervals and views are inside.\n"
-        "Images that an assessment resized must have that size. Draws are exact, also if the assessment made\n"
-        "them by the linear engine.",
+        "Images that an assessment resized must have that size. Draws are made as the assessment made them.",
         epilog=f"{DATA_HELP}\n{EXIT_CODES}",
     )
     _add_fields(export, ExportOptions, "batchbayes.export.command:export_command")

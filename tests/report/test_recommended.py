@@ -227,6 +227,15 @@ def test_a_network_without_batch_norm(name, tmp_path):
     assert_same_text([row for row in rows if row["source"] == "test"], predict(tmp_path, arguments, "test"))
 
 
+def test_novelty_needs_40_calibration_examples_and_says_so_before_any_pass():
+    network, (x, y) = assess_cases.trained_network(), assess_cases.blobs(240, 1)
+    options = {"batch_size": 16, "method": "none", "no_figures": True}
+    found = bb.assess(network, x[:100], (x, y), calibration=(x[:39] + 0.01, y[:39]), **options)
+    assert found.facts["no_novelty"] == (
+        "Novelty could not be measured: expected at least 40 calibration examples; got 39."
+    )
+
+
 def test_a_registered_method_is_offered_and_compared(tmp_path, forgotten_toy, capsys):
     toy_method = import_module("helpers.toy_method")
 

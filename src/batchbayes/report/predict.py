@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,34 +112,27 @@ def predict_command(options: PredictOptions) -> None:
 Check = Callable[[Any], bool]
 
 
-def _whole(value: Any, least: float = -math.inf) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _number(value: Any, above: float = -math.inf) -> bool:
-    """Whether a value is a number above another one. Thresholds may be infinite, NaN is refused."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > above
+def _number(value: Any, least: float = -math.inf, *, kind: Any = int | float) -> bool:
+    """Whether a value is a number of at least another one. Thresholds may be infinite, NaN is refused."""
+    return isinstance(value, kind) and not isinstance(value, bool) and value >= least
 
 
 def _positive(value: Any) -> bool:
-    return _number(value, 0) and value < math.inf
-
-
-def _several(check: Check) -> Check:
-    return lambda value: isinstance(value, list) and bool(value) and all(map(check, value))
+    return _number(value) and 0 < value < math.inf
 
 
 def _one_or_several(check: Check) -> Check:
-    return lambda value: check(value) or _several(check)(value)
+    return lambda value: check(value) or (isinstance(value, list) and bool(value) and all(map(check, value)))
 
 
 def _names(value: Any) -> bool:
     return value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))
 
 
+COUNT: Check = partial(_number, least=1, kind=int)
 COMMON: dict[str, Check] = {
-    "draws": lambda value: _whole(value, 1),
-    "seed": _whole,
+    "draws": COUNT,
+    "seed": partial(_number, kind=int),
     "engine": lambda value: value in ("sample", "linear", "auto"),
     "threshold": _one_or_several(_number),
     "novelty_level": _number,
@@ -152,12 +146,8 @@ CLASSES: dict[str, Check] = {
 }
 TASKS: dict[str, dict[str, Check]] = {
     "classification": COMMON | CLASSES,
-    "segmentation": COMMON | CLASSES | {"classes": lambda value: _whole(value, 1)},
-    "regression": COMMON
-    | {
-        "precision": _one_or_several(_positive),
-        "outputs": lambda value: _whole(value, 1),
-    },
+    "segmentation": COMMON | CLASSES | {"classes": COUNT},
+    "regression": COMMON | {"precision": _one_or_several(_positive), "outputs": COUNT},
 }
 
 

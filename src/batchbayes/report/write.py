@@ -135,7 +135,7 @@ def document(found: Assessment) -> dict[str, Any]:
         "task": case.task,
         "verdict": dict(found.verdict),
         "usable": found.is_usable,
-        "call": predict_call(settings),
+        "call": predict_call(settings, case.task),
         "terms": dict(found.terms),
         "recommended": found.recommended.name,
         "caveats": list(found.caveats),
@@ -179,10 +179,11 @@ def document(found: Assessment) -> dict[str, Any]:
     }
 
 
-def predict_call(options: Settings) -> str:
-    """Return what predicts new data with the recommended method: a command, or a line of Python."""
+def predict_call(options: Settings, task: str) -> str:
+    """Return what predicts new data with the recommended method: a command, or Python."""
     if not isinstance(options, AssessOptions):
-        return "found.predict(new_inputs)"
+        ends = "; found.intervals.ends(seen.mean, seen.std)" if task == "regression" else ""
+        return f"seen = found.predict(new_inputs){ends}"
     weights = ["--weights", *map(str, options.weights[:1])] if options.weights else []
     saved = ["--posterior", str(options.out / "posterior.safetensors")]
     return (

@@ -264,7 +264,8 @@ def predict_calibration(
     ones. What the linear engine cannot draw, such as views, is always drawn exactly.
     """
     posterior, engine = candidate.posterior, case.settings.engine
-    is_fixed = candidate.views or posterior.is_point or posterior.num_functions or case.settings.draws
+    is_ensemble = posterior.num_functions and posterior.linear is None
+    is_fixed = candidate.views or posterior.is_point or is_ensemble or case.settings.draws
     if engine == "linear" and posterior.linear is None and not posterior.is_point:
         engine = "sample"
     drawing: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine}
@@ -302,7 +303,7 @@ def counted_passes(case: Case, contender: Contender[Any]) -> float:
 
     Layers are known by their weights, which copies of a network share. The most costly layer counts.
     """
-    inputs, how = some_inputs(case.calibration, PRICED), drawing(case, contender)
+    inputs, how = some_inputs(case.calibration, PRICED), drawing(case, contender) | {"engine": "linear"}
 
     def counts(posterior: Posterior, **options: Any) -> Counter[int]:
         rows: Counter[int] = Counter()

@@ -24,7 +24,7 @@ from batchbayes.methods.samples.weight_samples import weight_samples
 from batchbayes.methods.table import METHODS
 from batchbayes.methods.views.with_views import with_views
 from batchbayes.network.batches import spread_evenly
-from batchbayes.novelty.detector import Novelty, novelty
+from batchbayes.novelty.detector import FEWEST, Novelty, novelty
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
 from batchbayes.report.compare.honesty import Trust
@@ -249,6 +249,8 @@ def fit_novelty(case: Case) -> tuple[Novelty | None, str]:
 
     Its p-values are calibrated on the calibration data, which the network was not trained on.
     """
+    if (count := len(case.calibration.rows())) < FEWEST:  # before any pass
+        return None, f"Novelty could not be measured: expected at least {FEWEST} calibration examples; got {count}."
     try:
         with GlobalStream(case.settings.seed):  # data sets may draw random numbers
             found = novelty(

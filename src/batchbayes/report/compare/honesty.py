@@ -4,7 +4,7 @@ A group is a fifth of the predictions, of the confidences or of a column, the ex
 of one predicted class, or those that are marked. Many groups are looked at, so each needs more evidence.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import NormalDist
@@ -157,6 +157,15 @@ def groups_by(
         own, error = values[some].double(), (binomial_error(said[some]) ** 2 + extra) ** 0.5
         shares = float(said[some].double().mean()), float(held[some].double().mean())
         yield Group(by, name, float(own.min()), float(own.max()), len(own), *shares, error)
+
+
+def shared_groups(
+    columns: Mapping[str, Tensor], flagged: Tensor, said: Tensor, held: Tensor, extra: float = 0.0
+) -> list[Group]:
+    """Return the groups that all tasks have: by each column of a table, and the examples that are marked."""
+    every = [(By.COLUMN, name, values) for name, values in columns.items()] + [(By.FLAG, "", flagged)]
+    found = [group for by, name, values in every for group in groups_by(by, values, said, held, name=name, extra=extra)]
+    return [group for group in found if group.by is not By.FLAG or group.low > 0]
 
 
 def worst_group(groups: Iterable[Group]) -> Group | None:

@@ -166,6 +166,8 @@ def fit_reach(kind: Kind, mean: Tensor, std: Tensor, targets: Tensor, seed: int)
     group, edges = in_groups(mean, min(MOST_GROUPS, max(FIFTHS, len(mean) // GROUP)))
     if kind is Kind.GROUPS:
         widths = tuple(conformal_quantile(errors[group == k].abs(), LEVEL) for k in range(len(edges) + 1))
+        if not math.isfinite(sum(widths)):  # equal predictions have left too few to a group
+            return fit_reach(Kind.PLAIN, mean, std, targets, seed)
         return Reach(kind, tuple((edge, edge) for edge in edges), widths, widths)
     shape = _spread_shape if kind is Kind.SPREAD else _quantile_shape
     scores, fold = torch.empty_like(mean), fold_numbers(len(mean), FOLDS, seed)

@@ -23,6 +23,7 @@ from batchbayes.report.compare.honesty import (
     groups_by,
     honesty,
     share_error,
+    shared_groups,
     worst_group,
 )
 from batchbayes.report.compare.rows import Rows
@@ -39,8 +40,8 @@ from batchbayes.report.words.shared import (
     novelty_terms,
     numbers,
     of_100,
+    place,
     sentence_of_choice,
-    span,
     strange_sentence,
     too_few,
 )
@@ -192,24 +193,15 @@ def class_groups(rows: Rows, confidence: Tensor, right: Tensor, columns: Mapping
         some = torch.tensor([each == name for each in predicted])
         same = torch.zeros(int(some.sum()))
         groups += groups_by(By.CLASS, same, confidence[some], right[some], name=str(name))
-    for name, values in columns.items():
-        groups += groups_by(By.COLUMN, values, confidence, right, name=name)
-    flagged = groups_by(By.FLAG, numbers(rows, "flag"), confidence, right)
-    return groups + [group for group in flagged if group.low > 0]
+    return groups + shared_groups(columns, numbers(rows, "flag"), confidence, right)
 
 
 def told_group(group: Group | None) -> str:
     """Name a group in which percentages are too high."""
     if group is None:
         return ""
-    where = {
-        By.CONFIDENCE: f"where it says {percent(group.low, 0)} to {percent(group.high, 0)}",
-        By.CLASS: f"where it says “{group.name}”",
-        By.COLUMN: f"where {group.name} is {span(group)}",
-        By.FLAG: "among answers that are marked (flag = 1)",
-    }[group.by]
     return (
-        f" It is too sure of itself {where}: it says {percent(group.said, 0)} there on average, and "
+        f" It is too sure of itself {place(group)}: it says {percent(group.said, 0)} there on average, and "
         f"{of_100(group.held)} of 100 are right{give_or_take(group.error)}."
     )
 

@@ -17,7 +17,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.metrics import rank_correlation
 from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
-from batchbayes.report.compare.honesty import LARGE, SMALL, By, Group, groups_by, worst_group
+from batchbayes.report.compare.honesty import LARGE, SMALL, Group, shared_groups, worst_group
 from batchbayes.report.compare.intervals import LEVEL, Intervals, Kind, fifths_of
 from batchbayes.report.compare.rows import Rows
 from batchbayes.report.read.examples import Examples
@@ -30,8 +30,8 @@ from batchbayes.report.words.shared import (
     novelty_terms,
     numbers,
     of_100,
+    place,
     sentence_of_choice,
-    span,
     strange_sentence,
     too_few,
 )
@@ -244,10 +244,7 @@ def interval_groups(found: Findings, output: int) -> list[Group]:
     extra = LEVEL * (1 - LEVEL) / max(1, found.calibration_count)
     said = torch.full_like(inside, LEVEL, dtype=torch.float64)
     groups = fifths_of(found.predictions(output), inside, found.calibration_count)
-    for name, values in found.columns.items():
-        groups += groups_by(By.COLUMN, values, said, inside, name=name, extra=extra)
-    flagged = numbers(found.rows, "flag")
-    return groups + [g for g in groups_by(By.FLAG, flagged, said, inside, extra=extra) if g.low > 0]
+    return groups + shared_groups(found.columns, numbers(found.rows, "flag"), said, inside, extra)
 
 
 def _remedy(found: Findings, output: int) -> str:
@@ -267,14 +264,9 @@ def _told_group(group: Group | None, quantity: Quantity) -> str:
     """Name a group in which intervals are too narrow."""
     if group is None:
         return ""
-    where = {
-        By.PREDICTION: f"Where it predicts from {quantity.text(group.low)} to {quantity.text(group.high)}",
-        By.COLUMN: f"Where {group.name} is {span(group)}",
-        By.FLAG: "Among predictions that are marked (flag = 1)",
-    }[group.by]
     return (
-        f" {where}, only {of_100(group.held)} of 100 fell into theirs{give_or_take(group.error)}: "
-        "the intervals are too narrow there."
+        f" They are too narrow {place(group, quantity.unit)}: of 100 true values {of_100(group.held)} fell into theirs "
+        f"there{give_or_take(group.error)}."
     )
 
 
@@ -311,7 +303,7 @@ def value_terms(found: Findings) -> dict[str, str]:
             f"The root mean squared error (RMSE) is {root}. It explains "
             f"{percent(_explained(errors[:, i], targets[:, i]), 0)} of the variance of the targets."
         )
-    terms["Intervals"] = _conformal(found.choice.recommended.metrics, quantities[0])
+    terms["Intervals"] = _conformal(found, found.choice.recommended.metrics)
     if found.spread is not None:
         terms["Setting the uncertain ones aside"] = _rejection(found.spread, errors[:, 0], quantities[0])
     if found.ood is not None:
@@ -319,14 +311,16 @@ def value_terms(found: Findings) -> dict[str, str]:
     return terms
 
 
-def _conformal(chosen: Mapping[str, float], quantity: Quantity) -> str:
+def _conformal(found: Findings, chosen: Mapping[str, float]) -> str:
     text = f"The 90 % intervals of the predicted distribution hold {percent(chosen['coverage_90'])} of the targets."
     if "conformal_coverage" not in chosen:
         return f"{text} There is too little calibration data for conformal intervals."
-    held, width = percent(chosen["conformal_coverage"]), quantity.text(chosen["conformal_width"])
+    held, width = percent(chosen["conformal_coverage"]), found.quantities[0].text(chosen["conformal_width"])
+    shares = ", ".join(percent(group.held, 0) for group in fifths_of(found.predictions(0), found.inside(0)))
     return (
-        f"{text} Conformal intervals, which are stretched to fit the calibration data, hold {held}. Their mean width "
-        f"is {width}."
+        f"{text} Conformal intervals ({found.intervals.outputs[0].kind.value}), which are stretched to fit the "
+        f"calibration data, hold {held}. Their mean width is {width}."
+        + (f" In fifths of the predictions, from the lowest, they hold {shares}." if shares else "")
     )
 
 

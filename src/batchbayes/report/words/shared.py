@@ -10,7 +10,7 @@ from torch import Tensor
 from batchbayes._common.text import count, number, percent
 from batchbayes.metrics import ood_auroc
 from batchbayes.report.compare.compare import Choice
-from batchbayes.report.compare.honesty import SURE, Group, Honesty, Trust
+from batchbayes.report.compare.honesty import SURE, By, Group, Honesty, Trust
 from batchbayes.report.compare.rows import Rows
 from batchbayes.report.compare.tuning import DOUBT
 from batchbayes.report.words.methods import advice_of, short_name
@@ -84,9 +84,20 @@ def honest_words(found: Honesty) -> str:
     return f"{text} where it is at least {percent(SURE, 0)} sure" if found.of_surest else text
 
 
-def span(group: Group) -> str:
-    """Write the values of a group of examples, after "is"."""
-    return number(group.low) if group.low == group.high else f"from {number(group.low)} to {number(group.high)}"
+def place(group: Group, unit: str = "") -> str:
+    """Say which examples a group has, after "it is too sure of itself".
+
+    >>> place(Group(By.COLUMN, "age", 18, 25, 40, 0.9, 0.7, 0.05))
+    'where age is from 18.0 to 25.0'
+    """
+    span = number(group.low) if group.low == group.high else f"from {number(group.low)} to {number(group.high)}"
+    return {
+        By.PREDICTION: f"where it predicts {span} {unit}".rstrip(),
+        By.CONFIDENCE: f"where it says {percent(group.low, 0)} to {percent(group.high, 0)}",
+        By.CLASS: f"where it says “{group.name}”",
+        By.COLUMN: f"where {group.name} is {span}",
+        By.FLAG: "among answers that are marked (flag = 1)",
+    }[group.by]
 
 
 def marked_sentence(flagged: Tensor, wrong: Tensor) -> str:
