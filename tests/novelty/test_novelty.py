@@ -254,6 +254,32 @@ def test_bad_training_data_is_refused(build, batches, options, message):
         bb.novelty(build(), batches, **options)
 
 
+def test_too_few_calibration_examples_are_told_before_any_pass():
+    case, passes = NETWORKS["BatchNorm2d"], []
+    network = case.network()
+    network.register_forward_hook(lambda *_: passes.append(1))
+    for few in (case.batches(4), torch.cat(case.batches(4)), torch.utils.data.DataLoader(torch.randn(39, 2, 8, 8), 8)):
+        with pytest.raises(bb.BatchbayesError, match="at least 40 calibration examples"):
+            bb.novelty(network, case.batches(15), calibration=few)
+    assert not passes
+    assert "At least 40 examples are needed" in bb.novelty.__doc__
+
+
+def test_a_flipped_bit_in_a_file_is_noticed(tmp_path):
+    _, network, detector = fitted()
+    path = tmp_path / "novelty.safetensors"
+    bb.save(detector, path)
+    content = bytearray(path.read_bytes())
+    for place in range(len(content) - 1, len(content) // 3, -(len(content) // 9)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << 6
+        path.write_bytes(damaged)
+        with pytest.raises(bb.BatchbayesError):
+            bb.load(path, network)
+    path.write_bytes(content)
+    assert isinstance(bb.load(path, network), bb.Novelty)
+
+
 def test_a_network_with_nan_weights_is_refused():
     case = NETWORKS["BatchNorm2d"]
     network = case.network()

@@ -210,7 +210,7 @@ def _require_precision(path: Path, examples: Tensor) -> None:
         )
 
 
-def _require_flags(posterior: Any, threshold: Threshold, novelty: object, novelty_level: float) -> None:
+def _require_flags(posterior: Posterior, threshold: Threshold, novelty: object, novelty_level: float) -> None:
     """Raise an error for limits that flag nothing, and for a detector of another network or of no network."""
     each = threshold if isinstance(threshold, list | tuple) else [] if threshold is None else [threshold]
     if not all(isinstance(one, Real) and not math.isnan(one) for one in each):
@@ -222,6 +222,8 @@ def _require_flags(posterior: Any, threshold: Threshold, novelty: object, novelt
     require_type(novelty, Novelty, expected="a detector of bb.novelty", fix=fix)
     assert isinstance(novelty, Novelty)
     novelty.checked_level(novelty_level)
+    if not posterior.needs_weights:  # it was not fitted around the weights of the user's network
+        return
     own, other = (getattr(getattr(each, "network", None), "module", None) for each in (posterior, novelty.sight))
     if own is not other and own is not None and other is not None and fingerprint(own) != fingerprint(other):
         raise BatchbayesError(

@@ -143,8 +143,9 @@ def linear_moves(
 
 def traced_tangents(posterior: BatchNormPosterior, network: Network, ready: Tensor, plan: LinearPlan) -> nn.Module:
     """Return forward and backward passes as one module: inputs to outputs (n, ...) and slopes (n, Q, ...)."""
-    sites, statistics = posterior.sites, posterior._statistics(posterior.center)
-    along = along_directions(sites, statistics, plan.directions)
+    sites = posterior.sites  # the file wants tensors of their own, and no parts of larger ones
+    statistics = [(mean.clone(), variance.clone()) for mean, variance in posterior._statistics(posterior.center)]
+    along = [(m.clone(), s.clone()) for m, s in along_directions(sites, statistics, plan.directions)]
     table = {**core_aten_decompositions(), torch.ops.aten.convolution_backward.default: _convolution_backward}
     seen: list[tuple[int, Tensor]] = []
 

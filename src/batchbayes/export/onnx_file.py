@@ -67,7 +67,7 @@ def _looped(graph: "_Graph", loop: Loop, ready: Tensor, x: list[str]) -> list[st
         state = loop.step(ready, torch.tensor(0), rows, loop.state)
     shapes = [True, False, [False] * len(rows), [True] * len(state)]
     step = _exported(loop.step, (ready, torch.tensor(0), rows, state), shapes)
-    return graph.loop(step, x[0], loop.step.rows(), state, loop.passes)
+    return graph.loop(step, x[0], loop.step.rows(), state, loop.passes)[loop.step.num_partial :]
 
 
 class _Listed(nn.Module):
@@ -176,7 +176,7 @@ class _Graph:
             shape = ["count", self._tensor(f"axes_{k}", axes)]
             self._nodes.append(helper.make_node("Concat", shape, [f"shape_{k}"], axis=0))
             self._nodes.append(helper.make_node("Expand", [zero, f"shape_{k}"], [f"start_{k}"]))
-        trips = [self._tensor("draws", torch.tensor(count)), self._tensor("go", torch.tensor(True))]
+        trips = [self._tensor("num_passes", torch.tensor(count)), self._tensor("go", torch.tensor(True))]
         starts, ends = ([f"{kind}_{k}" for k in range(len(sums))] for kind in ("start", "sum"))
         self._nodes.append(helper.make_node("Loop", [*trips, *starts], ends, body=body))
         return ends

@@ -163,12 +163,12 @@ class Step(nn.Module):
         outputs = self._pass(inputs, rows)
         if self._average == 1:
             return self._add(outputs, number, state)
-        *sums, partial_mean = state
+        partial_mean, *sums = state
         total = partial_mean + outputs / self._average
         is_last = (number + 1) % self._average == 0
         added = self._add(total, number.div(self._average, rounding_mode="floor"), sums)
         kept = [torch.where(is_last, new, old) for new, old in zip(added, sums, strict=True)]
-        return [*kept, torch.where(is_last, torch.zeros_like(total), total)]
+        return [torch.where(is_last, torch.zeros_like(total), total), *kept]
 
     def _add(self, outputs: Tensor, number: Tensor, state: State) -> State:
         """Add the outputs of a draw to the sums, and put them in their place among those that are kept, (N, S, ...)."""
@@ -181,7 +181,12 @@ class Step(nn.Module):
         """Return sums of nothing, for the outputs of some inputs. They have one element, and broadcast."""
         outputs = self._pass(ready, [bank[0] for bank in self.rows()])
         sums, nothing = self._summary.start(outputs), outputs.new_zeros([1] * outputs.ndim)
-        return [*sums, *([nothing[None]] if self._keep else []), *([nothing] if self._average > 1 else [])]
+        return [*[nothing] * self.num_partial, *sums, *([nothing[None]] if self._keep else [])]
+
+    @property
+    def num_partial(self) -> int:
+        """How many of the first sums are of no use in the end."""
+        return int(self._average > 1)
 
     def _pass(self, inputs: Tensor, rows: list[Tensor]) -> Tensor:
         """Return the outputs (N, ...) of one draw on its view of the inputs."""
@@ -224,7 +229,7 @@ class Loop(nn.Module):
         state, rows = self.state, self.step.rows()
         for number in range(self.passes):
             state = self.step(ready, torch.tensor(number), [bank[number] for bank in rows], state)
-        return state
+        return state[self.step.num_partial :]
 
     def num_bytes(self) -> int:
         """Return how much the file holds beside the network."""
@@ -376,7 +381,8 @@ def build_program(
     else:
         draws = Loop(_step(posterior, network, ready, summary, count, seed, count if keep_draws else 0), ready)
     finish = Finish(summary, count, threshold, novelty_level, keep_draws)
-    detector = None if novelty is None else Detector(novelty, network)
+    seen = network if novelty is None or posterior.needs_weights else _copied(novelty)
+    detector = None if novelty is None else Detector(novelty, seen)
     return Program(prepare, draws, finish, detector, network.module).eval()
 
 
@@ -391,7 +397,7 @@ def _step(
     return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary, keep)
 
 
-def _copied(posterior: Posterior) -> Network:
+def _copied(posterior: Posterior | Novelty) -> Network:
     """Return a copy of the posterior's network on the CPU, because torch's exporter works inside of modules."""
     network = getattr(posterior, "network", None)
     if not isinstance(network, Network):
