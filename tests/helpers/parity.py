@@ -2,14 +2,13 @@
 
 from functools import cache
 
-import torch
-from helpers import assess_cases
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from batchbayes._common.rng import GlobalStream
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
+from helpers import assess_cases
 
 
 def _table(outputs: int) -> nn.Module:
@@ -29,8 +28,6 @@ def _maps() -> nn.Module:
 def _heights(count: int, seed: int) -> tuple[Tensor, Tensor]:
     x, y = assess_cases.wave(count, seed)
     return x, y[:, None]
-
-
 
 
 def _pixels(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -213,7 +213,7 @@ def test_log_probabilities_have_no_energy_and_their_rounding_errors_do_not_count
     batches, x = case.batches(50), torch.cat(case.batches(20, seed=5)).to(dtype)
     with pytest.warns(bb.BatchbayesWarning, match="log-probabilities, it seems.*does without it"):
         detector = bb.novelty(network, [batch.to(dtype) for batch in batches])
-    distance, _, evidence = surprise(detector.ordinary_parts, detector._parts(*detector.sight(x))[0]).T
+    distance, _, evidence = surprise(detector.ordinary_parts, detector.parts(*detector.sight(x))[0]).T
     torch.testing.assert_close(detector.score(x), distance + evidence / 2)
     exported = Detector(detector, detector.sight.network)(x)
     torch.testing.assert_close(exported.double(), detector.p_value(x), **ROUNDING)

@@ -35,7 +35,7 @@ def run_network(network: Network, inputs: Tensor, **changes: Any) -> Tensor:
     Unlike a call of `Network`, it raises the errors of torch's exporter as they are.
     """
     with workplace(network.module) as place:
-        place.prepare(changes)
+        place.prepare(changes)  # pyright: ignore[reportArgumentType]
         return pick_output(place.module(inputs.clone()), network.output)
 
 
@@ -194,18 +194,9 @@ def _summed(values: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _convolution_backward(
-    gradient: Tensor,
-    inputs: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
-) -> tuple[Tensor, None, None]:
+    gradient: Tensor, inputs: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, mask: Any,
+) -> tuple[Tensor, None, None]:  # fmt: skip
     """Return the gradient of a convolution with respect to its inputs: a convolution the other way round."""
     left_over = [0] * len(stride)
     if not transposed:

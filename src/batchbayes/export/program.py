@@ -88,37 +88,26 @@ class ClassSummary:
 
 @dataclass(frozen=True)
 class ValueSummary:
-    """Mean, sum of squared deviations (Welford's update) and mean noise. Several outputs have products of deviations."""
+    """Mean, sum of squared deviations (Welford's update) and mean noise. Several outputs have products of these."""
 
     likelihood: Gaussian | HeteroscedasticGaussian
     conformal: Intervals | None
 
     def start(self, outputs: Tensor) -> State:
-        middle = outputs.new_zeros([1] * self.likelihood(outputs[None]).mean[0].ndim)
-        return [middle, middle[..., None] if self._is_joint(outputs) else middle, middle]
-
-    def _is_joint(self, outputs: Tensor) -> bool:
-        """Whether there are several outputs for each example, but few enough for a matrix."""
-        mean = self.likelihood(outputs[None]).mean[0]
-        return mean.ndim == 2 and 1 < mean.shape[1] <= MOST_JOINT
-
-    def _products(self, left: Tensor, right: Tensor, is_joint: bool) -> Tensor:
-        """Return squares (..., N, D), or products of all pairs of outputs (..., N, D, D)."""
-        return left[..., :, None] * right[..., None, :] if is_joint else left * right
+        return [part.new_zeros([1] * part.ndim) for part in self.total(outputs[None])]
 
     def add(self, outputs: Tensor, number: Tensor, state: State) -> State:
         component, share = self.likelihood(outputs[None]), 1 / (number + 1)
         value, noise = component.mean[0], component.variance.expand_as(component.mean)[0]
         middle, squares, noises = state
         moved = middle + (value - middle) * share
-        added = self._products(value - middle, value - moved, self._is_joint(outputs))
-        return [moved, squares + added, noises + (noise - noises) * share]
+        return [moved, squares + _products(value - middle, value - moved), noises + (noise - noises) * share]
 
     def total(self, draws: Tensor) -> State:
         component = self.likelihood(draws)
         middle = component.mean.mean(0)
-        moved = component.mean - middle
-        squares = self._products(moved, moved, self._is_joint(draws[0])).sum(0)
+        moved = component.mean - middle  # (S, N, ...)
+        squares = moved.movedim(0, -1) @ moved.movedim(0, 1) if _is_joint(middle) else moved.square().sum(0)
         return [middle, squares, component.variance.expand_as(component.mean).mean(0)]
 
     def finish(self, state: State, count: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -136,6 +125,16 @@ class ValueSummary:
 
 Summary = ClassSummary | ValueSummary
 """How outputs of draws become sums, and sums become what a file says."""
+
+
+def _is_joint(values: Tensor) -> bool:
+    """Whether there are several values for each example, but few enough for a matrix."""
+    return values.ndim == 2 and 1 < values.shape[1] <= MOST_JOINT
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """Return products of outputs (N, ...), or of all pairs (N, D, D)."""
+    return left[:, :, None] * right[:, None] if _is_joint(left) else left * right
 
 
 def _columns(values: Tensor) -> Tensor:
