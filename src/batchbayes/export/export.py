@@ -23,7 +23,7 @@ from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.errors import BatchbayesError
 from batchbayes.export.onnx_file import BATCH, build_model, plain_model, with_notes
-from batchbayes.export.program import Intervals, Program, Threshold, build_program, num_bytes, words_for_exporter
+from batchbayes.export.program import Intervals, Loop, Program, Threshold, build_program, num_bytes, words_for_exporter
 from batchbayes.likelihoods import Likelihood, require_likelihood
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior, num_draws
@@ -332,6 +332,6 @@ def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> 
 
 def _sizes(program: Program, novelty: Novelty | None) -> tuple[int, int]:
     """Return the bytes of the weights, and those of the bank and the detector."""
-    network, detector = program.network, {} if novelty is None else novelty.state()[1]
-    weights = num_bytes([*network.parameters(), *network.buffers()])
-    return weights, program.draws.num_bytes() + num_bytes(list(detector.values()))
+    network, draws, detector = program.network, program.draws, {} if novelty is None else novelty.state()[1]
+    bank = num_bytes(draws.step.rows()) if isinstance(draws, Loop) else draws.moves.num_bytes
+    return num_bytes([*network.parameters(), *network.buffers()]), bank + num_bytes(list(detector.values()))

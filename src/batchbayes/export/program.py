@@ -230,10 +230,6 @@ class Loop(nn.Module):
             state = self.step(ready, torch.tensor(number), [bank[number] for bank in rows], state)
         return state[self.step.num_partial :]
 
-    def num_bytes(self) -> int:
-        """Return how much the file holds beside the network."""
-        return num_bytes(self.step.rows())
-
 
 class AtOnce(nn.Module):
     """All draws from one pass and a few more, for each example by itself."""
@@ -246,9 +242,6 @@ class AtOnce(nn.Module):
         draws = self.moves(ready)  # (S, N, ...)
         draws = draws.to(at_least_single(draws.dtype))
         return [*self._summary.total(draws), *([draws.transpose(0, 1)] if self._keep else [])]
-
-    def num_bytes(self) -> int:
-        return self.moves.num_bytes
 
 
 def num_bytes(tensors: Sequence[Tensor]) -> int:
