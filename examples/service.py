@@ -55,7 +55,7 @@ class Model:
         if list(values.shape[1:]) != self._shape or not len(values) or not np.isfinite(values).all():
             raise ValueError(f"expected finite inputs of shape (N, {str(self._shape)[1:-1]}), got {values.shape}")
         found = self._session.run(None, {"input": values})
-        answer = {name: each.tolist() for name, each in zip(self._outputs, found, strict=True)}
+        answer = {name: each.tolist() for name, each in zip(self._outputs, map(np.asarray, found), strict=True)}
         if self._columns:
             answer["outside"] = [self._outside(row) for row in rows]
         if "classes" in self._notes and np.ndim(answer["probs"]) == 2:

@@ -22,11 +22,23 @@ NAMES = {
 NAMES["binary"] = NAMES["classification"]  # a network with one logit
 
 
+def assert_names(task, notes):
+    """The file knows what its numbers mean."""
+    told = {name: json.loads(notes[name]) for name in ("columns", "targets", "classes") if name in notes}
+    if task == "regression":
+        assert [column["name"] for column in told["columns"]] == ["left", "right"]
+        assert all(-2 <= column["low"] < -1.9 and 1.9 < column["high"] <= 2 for column in told["columns"])
+        assert told["targets"] == [{"name": "height", "unit": "cm"}]
+    else:
+        assert told == ({"classes": list(assess_cases.CLASS_NAMES)} if task == "classification" else {})
+
+
 @pytest.mark.parametrize("task", NAMES)
 def test_a_file_says_what_predict_says(task, tmp_path, capsys):
     arguments = assess_cases.write_case(task, tmp_path)
     standardise = ["--mean", "0.1,0.2", "--std", "0.9,1.1"]
-    assert cli.main(["assess", *arguments, *standardise, "--out", str(tmp_path / "report")]) == 0
+    unit = ["--unit", "cm"] if task == "regression" else []
+    assert cli.main(["assess", *arguments, *standardise, *unit, "--out", str(tmp_path / "report")]) == 0
     given = dict(zip(arguments[::2], arguments[1::2], strict=False))
     common = ["--model", given["--model"], "--weights", given["--weights"], "--input", given["--test"], "--draws", "3"]
     common += ["--posterior", str(tmp_path / "report" / "posterior.safetensors")]
@@ -42,7 +54,9 @@ def test_a_file_says_what_predict_says(task, tmp_path, capsys):
     raw = {"classification": assess_cases.blobs, "regression": assess_cases.wave, "binary": assess_cases.halves}[task](
         240, 1
     )[0]
-    found = torch.export.load(file).module()(raw)
+    texts = {"batchbayes.json": ""}
+    found = torch.export.load(file, extra_files=texts).module()(raw)
+    assert_names(task, json.loads(texts["batchbayes.json"]))
     for column, read in NAMES[task].items():
         expected = torch.tensor([float(row[column]) for row in rows])
         torch.testing.assert_close(read(found), expected, rtol=1e-5, atol=1e-5)

@@ -13,6 +13,8 @@ from torch import nn
 import batchbayes as bb
 from batchbayes.export import export as module
 
+pytestmark = pytest.mark.filterwarnings("ignore:the network is not linear enough")
+
 
 def posterior():
     torch.manual_seed(0)
@@ -145,3 +147,118 @@ def test_half_precision_has_sums_of_more_digits(tmp_path):
     torch.testing.assert_close(bb.predict(fitted, inputs[:8], warmer, num_samples=8).probs, exact)
     with pytest.raises(bb.BatchbayesError, match=r"float16, float32 or float64 for an \.onnx file; got bfloat16"):
         bb.export(fitted, tmp_path / "a.onnx", inputs[:8], warmer)
+
+
+def run(path, inputs):
+    """Run a file of either kind."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()(inputs)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    found = session.run(None, {"input": inputs.numpy()})
+    return {each.name: torch.as_tensor(values) for each, values in zip(session.get_outputs(), found, strict=True)}
+
+
+class Hiding(nn.Module):
+    """A network that returns numbers for inputs that are none, as some runtimes do at a ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+
+    def forward(self, inputs):
+        return self.body(inputs.nan_to_num(0.0, 0.0, 0.0))
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_inputs_that_are_no_numbers_are_flagged_and_no_inputs_are_no_error(suffix, tmp_path):
+    if suffix == ".onnx":
+        pytest.importorskip("onnxruntime")
+    inputs = torch.randn(6, 3)
+    inputs[1, 2], inputs[4, 0] = torch.nan, torch.inf
+    for number, fitted in enumerate([posterior(), bb.deterministic(Hiding())]):
+        path = tmp_path / f"{number}{suffix}"
+        bb.export(fitted, path, torch.randn(4, 3), bb.categorical(), num_samples=3)
+        assert run(path, inputs)["flag"].tolist() == [False, True, False, False, True, False]
+        none = run(path, inputs[:0])
+        assert {name: tuple(values.shape) for name, values in none.items()} == {
+            "probs": (0, 3), "entropy": (0,), "mutual_information": (0,), "flag": (0,),
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["sample", "linear"])
+def test_a_network_that_changes_its_inputs_in_place_leaves_those_of_the_caller_alone(engine, tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.ReLU(inplace=True), nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Linear(6, 3)
+    ).eval()
+    fitted, inputs = bb.mcbn(network, torch.randn(64, 3), batch_size=8, num_samples=4), torch.randn(7, 3)
+    before = inputs.clone()
+    path = tmp_path / "a.pt2"
+    bb.export(fitted, path, inputs, bb.gaussian(1.0), engine=engine)
+    found = run(path, inputs)
+    assert torch.equal(inputs, before)
+    expected = bb.predict(fitted, inputs, bb.gaussian(1.0), engine=engine).mean
+    torch.testing.assert_close(found["pred_mean"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_onnxruntime_cannot_run_is_not_blamed_on_the_exporter(tmp_path):
+    pytest.importorskip("onnxruntime")
+    network = nn.Sequential(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
+    with pytest.raises(bb.BatchbayesError, match=r"operations that onnxruntime has .*float64") as caught:
+        bb.export(bb.deterministic(network), tmp_path / "a.onnx", torch.randn(4, 2, 8, 8).double(), bb.categorical())
+    assert "torch.export" not in str(caught.value)
+    bb.export(bb.deterministic(network), tmp_path / "a.pt2", torch.randn(4, 2, 8, 8).double(), bb.categorical())
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+@pytest.mark.parametrize("engine", ["sample", "linear"])
+def test_several_targets_have_their_covariance_and_joint_draws(engine, suffix, tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    fitted, inputs = bb.mcbn(network, torch.randn(64, 3), batch_size=4, num_samples=6), torch.randn(9, 3)
+    likelihood = bb.gaussian([4.0, 25.0])
+    path = tmp_path / f"a{suffix}"
+    bb.export(fitted, path, inputs[:4], likelihood, engine=engine, keep_draws=True)
+    found, options = run(path, inputs), {"engine": engine, "keep_draws": True}
+    expected = bb.predict(fitted, inputs, likelihood, **options)
+    torch.testing.assert_close(found["draws"], expected.draws.transpose(0, 1), rtol=1e-5, atol=1e-6)
+    by_hand = torch.stack([row.T.double().cov(correction=0) for row in found["draws"]])
+    by_hand += torch.diag(torch.tensor([0.25, 0.04]))
+    torch.testing.assert_close(found["covariance"].double(), by_hand, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found["covariance"], expected.covariance, rtol=1e-5, atol=1e-6)
+    assert (found["covariance"][:, 0, 1].abs() > 1e-3).any()
+
+
+def test_draws_of_averaged_views_are_kept_too(tmp_path):
+    fitted, inputs = bb.with_views(posterior(), bb.TableJitter(0.3, (1.0, 1.0, 1.0)), average=2), torch.randn(5, 3)
+    path = tmp_path / "a.pt2"
+    bb.export(fitted, path, inputs, bb.categorical(), num_samples=3, keep_draws=True)
+    expected = bb.predict(fitted, inputs, bb.categorical(), num_samples=3, keep_draws=True).draws
+    torch.testing.assert_close(run(path, inputs)["draws"], expected.transpose(0, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_targets_in_a_large_unit_are_compared_in_theirs():
+    """A difference that is tiny beside 1 may be large beside the spread of the targets."""
+    wanted = {"pred_mean": torch.tensor([[1e-5], [2e-5]]), "pred_std": torch.tensor([[1e-6], [1e-6]])}
+    assert module._require_equal(wanted, wanted) == 0
+    with pytest.raises(bb.BatchbayesError, match=r"a difference of 0\.5 in pred_mean"):
+        module._require_equal(wanted | {"pred_mean": wanted["pred_mean"] + 5e-7}, wanted)
+
+
+def test_what_is_missing_beside_a_posterior_is_told(tmp_path):
+    with pytest.raises(bb.BatchbayesError, match="a likelihood"):
+        bb.export(posterior(), tmp_path / "a.pt2", torch.randn(4, 3))
+
+
+def test_the_price_of_all_draws_at_once_is_that_of_a_few_passes(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, 1)).eval()
+    x = torch.randn(256, 64)
+    fitted = bb.mcbn(network, x, batch_size=16, num_samples=40)
+    passes = {
+        engine: bb.export(fitted, tmp_path / f"{engine}.pt2", x, bb.gaussian(1.0), engine=engine).passes
+        for engine in ("sample", "linear")
+    }
+    assert passes["linear"] < passes["sample"] / 2
+    assert passes["sample"] > 15

@@ -18,7 +18,7 @@ from batchbayes import cli
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra export")
 
 WINNERS = {
-    "network": {"method": ("none",), "recommend": "Network"},
+    "network": {"method": ("none",), "recommend": "deterministic"},
     "temperature": {"method": ("none",), "recommend": "temperature scaling"},
     "mcbn": {"method": ("mcbn",), "recommend": "MCBN"},
     "stochastic_bn": {"method": ("stochastic-bn",), "recommend": "Stochastic BN"},
@@ -26,7 +26,7 @@ WINNERS = {
     "mc_dropout": {"method": ("mc-dropout",), "recommend": "MC dropout"},
     "laplace": {"method": ("last-layer-laplace",), "recommend": "Last-layer Laplace"},
     "variational": {"method": ("variational",), "recommend": "Variational"},
-    "ensemble": {"method": ("none",), "recommend": "Weight samples"},
+    "ensemble": {"method": ("none",), "recommend": "ensemble of 3"},
     "views": {"method": ("none",), "recommend": "16 views"},
     "mcbn with views": {"method": ("mcbn",), "recommend": "MCBN with 16 views"},
     "views of maps": {"method": ("none",), "recommend": "2 views", "views": "flip"},

@@ -213,7 +213,7 @@ def test_log_probabilities_have_no_energy_and_their_rounding_errors_do_not_count
     batches, x = case.batches(50), torch.cat(case.batches(20, seed=5)).to(dtype)
     with pytest.warns(bb.BatchbayesWarning, match="log-probabilities, it seems.*does without it"):
         detector = bb.novelty(network, [batch.to(dtype) for batch in batches])
-    distance, _, evidence = surprise(detector.ordinary_parts, detector._parts(*detector.sight(x))[0]).T
+    distance, _, evidence = surprise(detector.ordinary_parts, detector.parts(*detector.sight(x))[0]).T
     torch.testing.assert_close(detector.score(x), distance + evidence / 2)
     exported = Detector(detector, detector.sight.network)(x)
     torch.testing.assert_close(exported.double(), detector.p_value(x), **ROUNDING)
@@ -252,6 +252,32 @@ def test_a_stream_without_end_is_read_up_to_the_number_of_examples():
 def test_bad_training_data_is_refused(build, batches, options, message):
     with pytest.raises(bb.BatchbayesError, match=message):
         bb.novelty(build(), batches, **options)
+
+
+def test_too_few_calibration_examples_are_told_before_any_pass():
+    case, passes = NETWORKS["BatchNorm2d"], []
+    network = case.network()
+    network.register_forward_hook(lambda *_: passes.append(1))
+    for few in (case.batches(4), torch.cat(case.batches(4)), torch.utils.data.DataLoader(torch.randn(39, 2, 8, 8), 8)):
+        with pytest.raises(bb.BatchbayesError, match="at least 40 calibration examples"):
+            bb.novelty(network, case.batches(15), calibration=few)
+    assert not passes
+    assert "At least 40 examples are needed" in bb.novelty.__doc__
+
+
+def test_a_flipped_bit_in_a_file_is_noticed(tmp_path):
+    _, network, detector = fitted()
+    path = tmp_path / "novelty.safetensors"
+    bb.save(detector, path)
+    content = bytearray(path.read_bytes())
+    for place in range(len(content) - 1, len(content) // 3, -(len(content) // 9)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << 6
+        path.write_bytes(damaged)
+        with pytest.raises(bb.BatchbayesError):
+            bb.load(path, network)
+    path.write_bytes(content)
+    assert isinstance(bb.load(path, network), bb.Novelty)
 
 
 def test_a_network_with_nan_weights_is_refused():

@@ -5,9 +5,10 @@ import io
 import json
 import math
 import os
-import time
+import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
@@ -22,7 +23,7 @@ from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.errors import BatchbayesError
 from batchbayes.export.onnx_file import BATCH, build_model, plain_model, with_notes
-from batchbayes.export.program import Intervals, Program, Threshold, build_program, num_bytes, words_for_exporter
+from batchbayes.export.program import Intervals, Loop, Program, Threshold, build_program, num_bytes, words_for_exporter
 from batchbayes.likelihoods import Likelihood, require_likelihood
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior, num_draws
@@ -40,8 +41,8 @@ LARGEST_DIFFERENCE, IN_HALF_PRECISION = 1e-4, 1e-2
 share of the largest predicted standard deviation."""
 ROUNDED = 32
 """Numbers far from zero are rounded: this number of units of their last digit is no difference."""
-TIMED, MOST_SECONDS = 32, 1.0
-"""Examples that the price is measured on, and about how long that takes at most if one run is short."""
+TIMED, REPEATED = 32, 5
+"""Examples that the price is measured on, and how often."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,13 @@ def export(
     >>> export(posterior, path, torch.randn(4, 2), bb.categorical(), num_samples=4).outputs
     ('probs', 'entropy', 'mutual_information', 'flag')
     """
-    if not isinstance(posterior, Posterior) and isinstance(posterior, _assessment()):
-        from batchbayes.export.command import export_recommended
+    from batchbayes.export.command import export_recommended
+    from batchbayes.report.result import Assessment
 
+    if isinstance(posterior, Assessment):
         return export_recommended(posterior.posterior, posterior.notes, posterior.novelty, path, example_inputs)
     require_posterior(posterior)
     require_likelihood(likelihood)
-    assert isinstance(posterior, Posterior)
     assert likelihood is not None
     target, examples = _target(path), _examples(example_inputs)
     drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "engine": _engine(posterior, engine)}
@@ -165,16 +166,9 @@ def export(
     else:
         passes = _price(program, few)
         content = _torch_file(program, examples[:EXAMPLES], told | {"passes": f"{passes:.3g}"})
-    with words_for_disk_errors(target), atomic_path(target) as partial:
-        partial.write_bytes(content)
+    with words_for_disk_errors(target), atomic_path(target) as written:
+        written.write_bytes(content)
     return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty), difference, passes)
-
-
-def _assessment() -> type:
-    """Return the class of what `assess` returns. It is imported when it is needed."""
-    from batchbayes.report.result import Assessment
-
-    return Assessment
 
 
 def _target(given: str | os.PathLike[str]) -> Path:
@@ -210,7 +204,7 @@ def _require_precision(path: Path, examples: Tensor) -> None:
         )
 
 
-def _require_flags(posterior: Any, threshold: Threshold, novelty: object, novelty_level: float) -> None:
+def _require_flags(posterior: Posterior, threshold: Threshold, novelty: object, novelty_level: float) -> None:
     """Raise an error for limits that flag nothing, and for a detector of another network or of no network."""
     each = threshold if isinstance(threshold, list | tuple) else [] if threshold is None else [threshold]
     if not all(isinstance(one, Real) and not math.isnan(one) for one in each):
@@ -222,6 +216,8 @@ def _require_flags(posterior: Any, threshold: Threshold, novelty: object, novelt
     require_type(novelty, Novelty, expected="a detector of bb.novelty", fix=fix)
     assert isinstance(novelty, Novelty)
     novelty.checked_level(novelty_level)
+    if not posterior.needs_weights:  # it was not fitted around the weights of the user's network
+        return
     own, other = (getattr(getattr(each, "network", None), "module", None) for each in (posterior, novelty.sight))
     if own is not other and own is not None and other is not None and fingerprint(own) != fingerprint(other):
         raise BatchbayesError(
@@ -319,17 +315,9 @@ def _price(program: Program, inputs: Tensor) -> float:
 
 def _ratio(run: Run, plain: Run, inputs: Tensor, ready: Tensor) -> float:
     """Return the time of one function on inputs over that of another on prepared inputs: the shortest of a few."""
-    times, start = [], time.perf_counter()
-    while not times or (len(times) < 7 and time.perf_counter() - start < MOST_SECONDS):
-        times.append([_seconds(run, inputs), _seconds(plain, ready.clone())])
-    whole, one = (min(column) for column in zip(*times, strict=True))
+    pairs = ((run, inputs), (plain, ready.clone()))
+    whole, one = (min(timeit.repeat(partial(*pair), repeat=REPEATED, number=1)) for pair in pairs)
     return whole / one
-
-
-def _seconds(run: Run, inputs: Tensor) -> float:
-    start = time.perf_counter()
-    run(inputs)
-    return time.perf_counter() - start
 
 
 def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> bytes:
@@ -344,6 +332,6 @@ def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> 
 
 def _sizes(program: Program, novelty: Novelty | None) -> tuple[int, int]:
     """Return the bytes of the weights, and those of the bank and the detector."""
-    network, detector = program.network, {} if novelty is None else novelty.state()[1]
-    weights = num_bytes([*network.parameters(), *network.buffers()])
-    return weights, program.draws.num_bytes() + num_bytes(list(detector.values()))
+    network, draws, detector = program.network, program.draws, {} if novelty is None else novelty.state()[1]
+    bank = num_bytes(draws.step.rows()) if isinstance(draws, Loop) else draws.moves.num_bytes
+    return num_bytes([*network.parameters(), *network.buffers()]), bank + num_bytes(list(detector.values()))

@@ -36,7 +36,7 @@ def run_network(network: Network, inputs: Tensor, **changes: Unpack[Changes]) ->
     Unlike a call of `Network`, it raises the errors of torch's exporter as they are.
     """
     with workplace(network.module) as place:
-        place.prepare(changes)
+        place.prepare(changes)  # pyright: ignore[reportArgumentType]
         return pick_output(place.module(inputs.clone()), network.output)
 
 
@@ -144,8 +144,9 @@ def linear_moves(
 
 def traced_tangents(posterior: BatchNormPosterior, network: Network, ready: Tensor, plan: LinearPlan) -> nn.Module:
     """Return forward and backward passes as one module: inputs to outputs (n, ...) and slopes (n, Q, ...)."""
-    sites, statistics = posterior.sites, posterior._statistics(posterior.center)
-    along = along_directions(sites, statistics, plan.directions)
+    sites = posterior.sites  # the file wants tensors of their own, and no parts of larger ones
+    statistics = [(mean.clone(), variance.clone()) for mean, variance in posterior._statistics(posterior.center)]
+    along = [(m.clone(), s.clone()) for m, s in along_directions(sites, statistics, plan.directions)]
     table = {**core_aten_decompositions(), torch.ops.aten.convolution_backward.default: _convolution_backward}
     seen: list[tuple[int, Tensor]] = []
 
@@ -194,18 +195,9 @@ def _summed(values: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _convolution_backward(
-    gradient: Tensor,
-    inputs: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
-) -> tuple[Tensor, None, None]:
+    gradient: Tensor, inputs: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, mask: Any,
+) -> tuple[Tensor, None, None]:  # fmt: skip
     """Return the gradient of a convolution with respect to its inputs: a convolution the other way round."""
     left_over = [0] * len(stride)
     if not transposed:

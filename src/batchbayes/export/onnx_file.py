@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchbayes.export.program import Finish, Loop, Program, words_for_exporter
+from batchbayes.export.program import Loop, Program, words_for_exporter
 
 INPUT, BATCH = "input", "batch"
 
@@ -44,7 +44,7 @@ def build_model(program: Program, example: Tensor) -> Any:
     if program.detector is not None:
         found += graph.add("detector", _exported(program.detector, (ready,), [True]), x)
     is_batch = [True, [True] * len(state), *[True] * len(p_value)]
-    finish = _exported(_Listed(program.finish), (example, state, *p_value), is_batch)
+    finish = _exported(program.finish, (example, state, *p_value), is_batch)
     return graph.model(graph.add("finish", finish, [taken, *found]), wanted, example)
 
 
@@ -67,18 +67,7 @@ def _looped(graph: "_Graph", loop: Loop, ready: Tensor, x: list[str]) -> list[st
         state = loop.step(ready, torch.tensor(0), rows, loop.state)
     shapes = [True, False, [False] * len(rows), [True] * len(state)]
     step = _exported(loop.step, (ready, torch.tensor(0), rows, state), shapes)
-    return graph.loop(step, x[0], loop.step.rows(), state, loop.passes)
-
-
-class _Listed(nn.Module):
-    """The last part, with its outputs in a row instead of by name."""
-
-    def __init__(self, finish: Finish) -> None:
-        super().__init__()
-        self.finish = finish
-
-    def forward(self, inputs: Tensor, state: list[Tensor], p_value: Tensor | None = None) -> tuple[Tensor, ...]:
-        return tuple(self.finish(inputs, state, p_value).values())
+    return graph.loop(step, x[0], loop.step.rows(), state, loop.passes)[loop.step.num_partial :]
 
 
 def _exported(module: nn.Module, args: tuple[Any, ...], is_batch: list[Any]) -> Any:
@@ -176,7 +165,7 @@ class _Graph:
             shape = ["count", self._tensor(f"axes_{k}", axes)]
             self._nodes.append(helper.make_node("Concat", shape, [f"shape_{k}"], axis=0))
             self._nodes.append(helper.make_node("Expand", [zero, f"shape_{k}"], [f"start_{k}"]))
-        trips = [self._tensor("draws", torch.tensor(count)), self._tensor("go", torch.tensor(True))]
+        trips = [self._tensor("num_passes", torch.tensor(count)), self._tensor("go", torch.tensor(True))]
         starts, ends = ([f"{kind}_{k}" for k in range(len(sums))] for kind in ("start", "sum"))
         self._nodes.append(helper.make_node("Loop", [*trips, *starts], ends, body=body))
         return ends

@@ -34,9 +34,9 @@ from batchbayes.methods.views.transforms import (
 )
 from batchbayes.methods.views.with_views import ViewsPosterior
 from batchbayes.network.function import Network
-from batchbayes.novelty.detector import MOST, Novelty
+from batchbayes.novelty.detector import Novelty
 from batchbayes.novelty.scores import TAIL, TIE
-from batchbayes.novelty.statistics import FLOOR, Place
+from batchbayes.novelty.statistics import FLOOR, Place, kept_outputs
 from batchbayes.posterior import Posterior
 
 Masks = tuple[tuple[Tensor, Tensor], ...]
@@ -265,7 +265,8 @@ class Detector(nn.Module):
         super().__init__()
         self.network, self._run, self._sight = network.module, partial(run_network, network), detector.sight
         # torch.export wants tensors that are in the order of their memory, and warns of others.
-        self._gaussian = replace(detector.gaussian, directions=detector.gaussian.directions.contiguous())
+        gaussian = replace(detector.gaussian, directions=detector.gaussian.directions.contiguous())
+        self._parts = replace(detector, gaussian=gaussian).parts
         units = self._sight.units.split([place.channels for place in self._sight.places], dim=1)
         self._units = [unit.contiguous() for unit in units]
         self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
@@ -273,15 +274,8 @@ class Detector(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the share of ordinary inputs that are at least as unusual, (N,)."""
-        statistics, logits = self._see(inputs)
-        z = self._gaussian.standardise(statistics)
-        classes = logits.argmax(1) if logits.shape[1] else torch.zeros_like(z[:, 0], dtype=torch.long)
-        distance, evidence = self._gaussian.distances(z, classes)
-        parts = [distance]
-        if logits.shape[1]:
-            parts += [-logits.logsumexp(1), evidence][: min(2, logits.shape[1])]
-        found = self._surprise(torch.stack(parts, 1).clamp(max=MOST))
-        score = found[:, 0] if len(parts) == 1 else found[:, 0] + found[:, 1:].mean(1)
+        found = self._surprise(self._parts(*self._see(inputs))[0])
+        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
         at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
         return ((1 + at_least) / (len(self._calibration) + 1)).float()
 
@@ -294,11 +288,7 @@ class Detector(nn.Module):
             seen[place.name] = _statistics(h, unit, place.positions)
 
         before = {place.name: partial(see, place, unit) for place, unit in zip(places, self._units, strict=True)}
-        outputs = self._run(inputs, before=before).double()
-        if not self._sight.logits:
-            logits = outputs.new_zeros(outputs.shape[0], 0)
-        else:
-            logits = outputs if outputs.ndim == 2 else outputs.logsumexp(1).flatten(1).mean(1, keepdim=True)
+        logits = kept_outputs(self._run(inputs, before=before), self._sight.logits)
         return torch.cat([seen[place.name] for place in places], 1), logits
 
     def _surprise(self, parts: Tensor) -> Tensor:

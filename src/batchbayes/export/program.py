@@ -88,37 +88,26 @@ class ClassSummary:
 
 @dataclass(frozen=True)
 class ValueSummary:
-    """Mean, sum of squared deviations (Welford's update), mean noise; for several outputs products of deviations."""
+    """Mean, sum of squared deviations (Welford's update) and mean noise. Several outputs have products of these."""
 
     likelihood: Gaussian | HeteroscedasticGaussian
     conformal: Intervals | None
 
     def start(self, outputs: Tensor) -> State:
-        middle = outputs.new_zeros([1] * self.likelihood(outputs[None]).mean[0].ndim)
-        return [middle, middle[..., None] if self._is_joint(outputs) else middle, middle]
-
-    def _is_joint(self, outputs: Tensor) -> bool:
-        """Whether there are several outputs for each example, but few enough for a matrix."""
-        mean = self.likelihood(outputs[None]).mean[0]
-        return mean.ndim == 2 and 1 < mean.shape[1] <= MOST_JOINT
-
-    def _products(self, left: Tensor, right: Tensor, is_joint: bool) -> Tensor:
-        """Return squares (..., N, D), or products of all pairs of outputs (..., N, D, D)."""
-        return left[..., :, None] * right[..., None, :] if is_joint else left * right
+        return [part.new_zeros([1] * part.ndim) for part in self.total(outputs[None])]
 
     def add(self, outputs: Tensor, number: Tensor, state: State) -> State:
         component, share = self.likelihood(outputs[None]), 1 / (number + 1)
         value, noise = component.mean[0], component.variance.expand_as(component.mean)[0]
         middle, squares, noises = state
         moved = middle + (value - middle) * share
-        added = self._products(value - middle, value - moved, self._is_joint(outputs))
-        return [moved, squares + added, noises + (noise - noises) * share]
+        return [moved, squares + _products(value - middle, value - moved), noises + (noise - noises) * share]
 
     def total(self, draws: Tensor) -> State:
         component = self.likelihood(draws)
         middle = component.mean.mean(0)
-        moved = component.mean - middle
-        squares = self._products(moved, moved, self._is_joint(draws[0])).sum(0)
+        moved = component.mean - middle  # (S, N, ...)
+        squares = moved.movedim(0, -1) @ moved.movedim(0, 1) if _is_joint(middle) else moved.square().sum(0)
         return [middle, squares, component.variance.expand_as(component.mean).mean(0)]
 
     def finish(self, state: State, count: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -136,6 +125,16 @@ class ValueSummary:
 
 Summary = ClassSummary | ValueSummary
 """How outputs of draws become sums, and sums become what a file says."""
+
+
+def _is_joint(values: Tensor) -> bool:
+    """Whether there are several values for each example, but few enough for a matrix."""
+    return values.ndim == 2 and 1 < values.shape[1] <= MOST_JOINT
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """Return products of outputs (N, ...), or of all pairs (N, D, D)."""
+    return left[:, :, None] * right[:, None] if _is_joint(left) else left * right
 
 
 def _columns(values: Tensor) -> Tensor:
@@ -163,12 +162,12 @@ class Step(nn.Module):
         outputs = self._pass(inputs, rows)
         if self._average == 1:
             return self._add(outputs, number, state)
-        *sums, partial_mean = state
+        partial_mean, *sums = state
         total = partial_mean + outputs / self._average
         is_last = (number + 1) % self._average == 0
         added = self._add(total, number.div(self._average, rounding_mode="floor"), sums)
         kept = [torch.where(is_last, new, old) for new, old in zip(added, sums, strict=True)]
-        return [*kept, torch.where(is_last, torch.zeros_like(total), total)]
+        return [torch.where(is_last, torch.zeros_like(total), total), *kept]
 
     def _add(self, outputs: Tensor, number: Tensor, state: State) -> State:
         """Add the outputs of a draw to the sums, and put them in their place among those that are kept, (N, S, ...)."""
@@ -181,7 +180,12 @@ class Step(nn.Module):
         """Return sums of nothing, for the outputs of some inputs. They have one element, and broadcast."""
         outputs = self._pass(ready, [bank[0] for bank in self.rows()])
         sums, nothing = self._summary.start(outputs), outputs.new_zeros([1] * outputs.ndim)
-        return [*sums, *([nothing[None]] if self._keep else []), *([nothing] if self._average > 1 else [])]
+        return [*[nothing] * self.num_partial, *sums, *([nothing[None]] if self._keep else [])]
+
+    @property
+    def num_partial(self) -> int:
+        """How many of the first sums are of no use in the end."""
+        return int(self._average > 1)
 
     def _pass(self, inputs: Tensor, rows: list[Tensor]) -> Tensor:
         """Return the outputs (N, ...) of one draw on its view of the inputs."""
@@ -224,11 +228,7 @@ class Loop(nn.Module):
         state, rows = self.state, self.step.rows()
         for number in range(self.passes):
             state = self.step(ready, torch.tensor(number), [bank[number] for bank in rows], state)
-        return state
-
-    def num_bytes(self) -> int:
-        """Return how much the file holds beside the network."""
-        return num_bytes(self.step.rows())
+        return state[self.step.num_partial :]
 
 
 class AtOnce(nn.Module):
@@ -242,9 +242,6 @@ class AtOnce(nn.Module):
         draws = self.moves(ready)  # (S, N, ...)
         draws = draws.to(at_least_single(draws.dtype))
         return [*self._summary.total(draws), *([draws.transpose(0, 1)] if self._keep else [])]
-
-    def num_bytes(self) -> int:
-        return self.moves.num_bytes
 
 
 def num_bytes(tensors: Sequence[Tensor]) -> int:
@@ -376,7 +373,8 @@ def build_program(
     else:
         draws = Loop(_step(posterior, network, ready, summary, count, seed, count if keep_draws else 0), ready)
     finish = Finish(summary, count, threshold, novelty_level, keep_draws)
-    detector = None if novelty is None else Detector(novelty, network)
+    seen = network if novelty is None or posterior.needs_weights else _copied(novelty)
+    detector = None if novelty is None else Detector(novelty, seen)
     return Program(prepare, draws, finish, detector, network.module).eval()
 
 
@@ -391,7 +389,7 @@ def _step(
     return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary, keep)
 
 
-def _copied(posterior: Posterior) -> Network:
+def _copied(posterior: Posterior | Novelty) -> Network:
     """Return a copy of the posterior's network on the CPU, because torch's exporter works inside of modules."""
     network = getattr(posterior, "network", None)
     if not isinstance(network, Network):

@@ -100,7 +100,7 @@ class Novelty:
         """
         self.sight.warn_if_changed()
         found = [
-            self._parts(*self.sight(chunk)) for chunk in chunks(data, chunk_size, inputs, numbers=CHUNK) if len(chunk)
+            self.parts(*self.sight(chunk)) for chunk in chunks(data, chunk_size, inputs, numbers=CHUNK) if len(chunk)
         ]
         if not found:
             raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
@@ -110,7 +110,7 @@ class Novelty:
         names = tuple(self.sight.places[index].name for index in site.tolist())
         return NoveltyReport(score, conformal_p_value(self.calibration_scores, score), names, (-at_site).exp())
 
-    def _parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return distance, energy and evidence (N, 1 to 3), as far as there are logits, and distances by site."""
         z = self.gaussian.standardise(statistics)
         distance, evidence = self.gaussian.distances(z, _classes(logits))
@@ -212,7 +212,7 @@ def novelty(
     gaussian = fit_gaussian(statistics[fit], _classes(logit_rows[fit]), max(1, logit_rows.shape[1]))
     nothing = torch.empty(0)
     detector = Novelty(sight, gaussian, nothing, nothing, nothing, calibration is not None)
-    parts, sites = detector._parts(statistics[ordinary], logit_rows[ordinary])
+    parts, sites = detector.parts(statistics[ordinary], logit_rows[ordinary])
     if parts[:, 1:2].numel() and parts[:, 1].abs().max() < NO_ENERGY:
         warn(
             "the outputs of the network are log-probabilities, it seems. Their energy is 0 for all inputs, so the "
@@ -227,7 +227,7 @@ def novelty(
                 "may flag two or three times as many new inputs as the level says. Pass data that the network was not "
                 "trained on as calibration=; no targets are needed."
             )
-        scores = _score(parts, detector._parts(statistics[rest], logit_rows[rest])[0])
+        scores = _score(parts, detector.parts(statistics[rest], logit_rows[rest])[0])
     else:
         scores = detector.score(calibration, inputs=inputs)
         if len(scores) < FEWEST:
@@ -273,7 +273,7 @@ def _split(count: int, held_out: bool, seed: int) -> tuple[Tensor, Tensor, Tenso
 
 def _classes(logits: Tensor) -> Tensor:
     """Return the predicted class of each example. Without logits all are of one class."""
-    return logits.argmax(1) if logits.shape[1] else torch.zeros(len(logits), dtype=torch.long)
+    return logits.argmax(1) if logits.shape[1] else logits.new_zeros(logits.shape[0], dtype=torch.long)
 
 
 def _score(ordinary: Tensor, parts: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ class Sight:
                 got=f"inputs of shape {tuple(inputs.shape)} for which {', '.join(missing[:6])} did not run",
                 fix="pass inputs of the kind that the network was trained with",
             )
-        return torch.cat([seen[place.name] for place in self.places], 1), _head(outputs, self.logits)
+        return torch.cat([seen[place.name] for place in self.places], 1), kept_outputs(outputs, self.logits).cpu()
 
     def warn_if_changed(self) -> None:
         """Warn if weights or running statistics are not those of the fit: the network uses the present ones."""
@@ -178,10 +178,9 @@ def _statistics(h: Tensor, unit: Tensor, positions: bool, is_far: bool) -> Tenso
     return torch.cat([z, (variance + z.square() + FLOOR).log(), (variance + FLOOR).log()], 1)
 
 
-def _head(outputs: Tensor, logits: bool) -> Tensor:
-    """Return what is kept of the outputs, (N, K) in float64 on the CPU."""
+def kept_outputs(outputs: Tensor, logits: bool) -> Tensor:
+    """Return what is kept of the outputs, (N, K) in float64."""
     if not logits:
-        return torch.empty(len(outputs), 0, dtype=torch.float64)
-    if outputs.ndim == 2:
-        return outputs.double().cpu()
-    return outputs.double().logsumexp(1).flatten(1).mean(1, keepdim=True).cpu()
+        return outputs.new_zeros(outputs.shape[0], 0, dtype=torch.float64)
+    values = outputs.double()
+    return values if values.ndim == 2 else values.logsumexp(1).flatten(1).mean(1, keepdim=True)
