@@ -113,7 +113,7 @@ class Novelty:
     def _parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return distance, energy and evidence (N, 1 to 3), as far as there are logits, and distances by site."""
         z = self.gaussian.standardise(statistics)
-        distance, evidence = self.gaussian.distances(z, _classes(logits))
+        distance, evidence = self.gaussian.distances(z, predicted_classes(logits))
         energy = -logits.logsumexp(1).nan_to_num(nan=-torch.inf)
         parts = torch.stack([distance, energy, evidence][: 1 + min(2, logits.shape[1])], 1)
         by_site = z.split([place.size for place in self.sight.places], dim=1)
@@ -207,9 +207,9 @@ def novelty(
     for data, what in ((batches, "training"), (calibration, "calibration")):
         if (count := known_length(data, inputs)) is not None and count < FEWEST:
             raise _too_few(count, what)
-    sight, statistics, logit_rows = _collect(as_network(model, output), batches, num_examples, logits, inputs)
+    sight, statistics, logit_rows = collect_statistics(as_network(model, output), batches, num_examples, logits, inputs)
     fit, ordinary, rest = _split(len(statistics), calibration is not None, seed)
-    gaussian = fit_gaussian(statistics[fit], _classes(logit_rows[fit]), max(1, logit_rows.shape[1]))
+    gaussian = fit_gaussian(statistics[fit], predicted_classes(logit_rows[fit]), max(1, logit_rows.shape[1]))
     nothing = torch.empty(0)
     detector = Novelty(sight, gaussian, nothing, nothing, nothing, calibration is not None)
     parts, sites = detector._parts(statistics[ordinary], logit_rows[ordinary])
@@ -235,7 +235,7 @@ def novelty(
     return replace(detector, calibration_scores=scores)
 
 
-def _collect(
+def collect_statistics(
     network: Network, batches: Batches, num_examples: int, logits: bool | None, picker: Picker
 ) -> tuple[Sight, Tensor, Tensor]:
     """Return how the network is watched, and the statistics (n, D) and logits (n, K) of the training examples."""
@@ -271,7 +271,7 @@ def _split(count: int, held_out: bool, seed: int) -> tuple[Tensor, Tensor, Tenso
     return rows[: last - quarter], rows[last - quarter : last], rows[last:]
 
 
-def _classes(logits: Tensor) -> Tensor:
+def predicted_classes(logits: Tensor) -> Tensor:
     """Return the predicted class of each example. Without logits all are of one class."""
     return logits.argmax(1) if logits.shape[1] else torch.zeros(len(logits), dtype=torch.long)
 
