@@ -28,6 +28,8 @@ from batchbayes._common.rng import generator
 
 EXAMPLES = 192
 """Labelled examples in each purposeful drift."""
+WINDOW = 64
+"""The window size at which they are adapted to."""
 STRENGTHS = (0.5, 1.0)
 
 
@@ -87,7 +89,8 @@ def measure_confidence(
     """Drift labelled inputs on purpose, and compare confidence and accuracy of adapted logits."""
     rows = torch.randperm(len(inputs), generator=generator(seed, "labelled"))[:EXAMPLES]
     inputs, labels = inputs[rows], labels[rows].long()
-    logits = torch.stack([adapted_logits(made) for made in purposeful_drifts(inputs, seed)])  # (J, m, K)
+    drifted = (made.split(WINDOW) for made in purposeful_drifts(inputs, seed))
+    logits = torch.stack([torch.cat([adapted_logits(part) for part in parts]) for parts in drifted])  # (J, m, K)
     every = labels.expand(len(logits), -1)
     right = (logits.argmax(2) == every).double().mean(1)
 

@@ -9,11 +9,11 @@ $$\lambda = \max\bigl(0,\; 1 - \overline{v} \,/\, \overline{(t - c)^2}\bigr), \q
 
 **Classes.** A window of few classes has other statistics, and this is no drift. Mean and second moment are linear in
 the mix p of the classes, so $c = \sum_k p_k m_k$, and $v = k\, v_{within} / n + u\, v_{between}$, where u is the share
-of the mix that is still unknown. The first pass knows nothing: p is that of ordinary data, and u = 1. So it believes only what
-no mix could explain. This is mostly at early sites, which know little of classes, and it mends the predictions enough
-to tell the mix. Two passes then explain the mix that was predicted last, with twice the variance (k = 2), because the
-mix is not known exactly. In the last pass the mix is shrunk towards the ordinary one, by the variance that n draws of
-classes have. So a well-mixed window counts as one.
+of the mix that is still unknown. The first pass knows nothing: p is that of ordinary data, and u = 1. So it believes
+only what no mix could explain. This is mostly at early sites, which know little of classes, and it mends the
+predictions enough to tell the mix. Two passes then explain the mix that was predicted last, with twice the variance
+(k = 2), because the mix is not known exactly. In the last pass the mix is shrunk towards the ordinary one, by the
+variance that n draws of classes have. So a well-mixed window counts as one.
 
 Reference for the statistics of a window: Schneider et al., NeurIPS 2020; Nado et al., 2020. Where we differ: no
 pseudo-count is chosen, and classes are explained first.

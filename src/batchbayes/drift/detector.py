@@ -131,19 +131,16 @@ class Drift:
         if self.confidence is not None:
             expected = self.confidence.estimate(adapted.logits, adapted.logits.argmax(1))
             accuracy = self.confidence.estimate(adapted.logits, logits.argmax(1))
-        changed = [evidence.p_value <= LEVEL, evidence.class_p_value <= LEVEL]
-        kinds: dict[tuple[bool, ...], Kind] = {
-            (False, False): "nothing",
-            (False, True): "classes",
-            (True, False): "inputs",
-            (True, True): "inputs and classes",
-        }
+        class_p_value = evidence.class_p_value
+        if evidence.p_value <= LEVEL and self.moments.shares.numel() > 1:  # the network's own classes are doubtful
+            class_p_value = self.ordinary.class_p_value(adapted.logits.argmax(1))
+        kinds: tuple[tuple[Kind, Kind], ...] = (("nothing", "classes"), ("inputs", "inputs and classes"))
         names = [place.name for place in self.sight.places]
         return DriftReport(
             len(examples),
-            kinds[tuple(changed)],
+            kinds[evidence.p_value <= LEVEL][class_p_value <= LEVEL],
             evidence.p_value,
-            evidence.class_p_value,
+            class_p_value,
             dict(zip(names, evidence.sites.tolist(), strict=True)),
             tuple(_changes(self.looks, examples)),
             _mix(adapted.logits, self.moments.shares),

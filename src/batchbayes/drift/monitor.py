@@ -62,15 +62,18 @@ class Monitor:
     def __init__(self, drift: Drift, false_alarms: float, memory: int) -> None:
         self.drift, self.false_alarms, self.memory = drift, false_alarms, memory
         self._lock = threading.RLock()
-        kept = drift.ordinary
-        scores = self._scores(kept.sample())  # (N, channels)
-        shares = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
-        self._edges = torch.quantile(scores, shares, dim=0).T.contiguous().numpy()  # (channels, BINS - 1)
-        self._fresh = np.zeros((len(self._edges), len(kept.centres), BINS))
-        for bins, group in zip(self._bins(scores.numpy()), kept.groups.tolist(), strict=True):
-            self._fresh[np.arange(len(bins)), group, bins] += 1
         self.num_examples, self.alarms, self.alarm = 0, [], False
         self._inputs, self._classes = torch.empty(0), torch.empty(0, dtype=torch.long)
+        self.calibrate(drift.ordinary.sample(), drift.ordinary.groups)
+
+    def calibrate(self, ordinary: Sample, groups: Tensor) -> None:
+        """Count the scores of ordinary examples in bins, (channels, groups, BINS), and start afresh."""
+        scores = self._scores(ordinary)  # (N, channels)
+        shares = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
+        self._edges = torch.quantile(scores, shares, dim=0).T.contiguous().numpy()  # (channels, BINS - 1)
+        self._fresh = np.zeros((len(self._edges), len(self.drift.ordinary.centres), BINS))
+        for bins, group in zip(self._bins(scores.numpy()), groups.tolist(), strict=True):
+            self._fresh[np.arange(len(bins)), group, bins] += 1
         self._restart()
 
     def _restart(self) -> None:
@@ -100,9 +103,7 @@ class Monitor:
         """Look at new inputs of the stream, in one pass, and say whether the data has changed."""
         examples, sample, _ = self.drift.seen(batch, inputs, math.inf)
         with self._lock:
-            groups = self.drift.ordinary.group_of[sample.classes]
-            for bins, group in zip(self._bins(self._scores(sample).numpy()), groups.tolist(), strict=True):
-                self._bet(bins, group)
+            self.bet(sample)
             self._remember(examples, sample.classes)
             if self.alarm:
                 self._look_again(sample)
@@ -113,6 +114,12 @@ class Monitor:
         """What it says now."""
         with self._lock:
             return Watch(self.num_examples, math.log10(max(self._peak, 1e-300)), self.alarm, tuple(self.alarms))
+
+    def bet(self, sample: Sample) -> None:
+        """Bet on examples, one after the other."""
+        groups = self.drift.ordinary.group_of[sample.classes]
+        for bins, group in zip(self._bins(self._scores(sample).numpy()), groups.tolist(), strict=True):
+            self._bet(bins, group)
 
     def _bet(self, bins: np.ndarray, group: int) -> None:
         """Bet on the ranks of one example, then count it."""

@@ -50,8 +50,6 @@ class Evidence(NamedTuple):
     """Of another mix of classes."""
     sites: Tensor
     """How unusual each site is: -log p of the mean statistics there, (sites,)."""
-    shift: Tensor
-    """Mean statistics less those of ordinary examples of the same classes, in standard deviations, (D,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +83,11 @@ class Ordinary:
         score, ranked = (surprise(usual[:half], part).sum(1) for part in (own, usual[half:]))
         size = self.statistics.shape[1]
         at_site, usual_at = (_by_site(part[:, :size], widths) for part in (mean, ordinary))
-        p_value = float(conformal_p_value(ranked, score))
-        return Evidence(p_value, self._class_p_value(groups, windows), surprise(usual_at, at_site)[0], mean[0, :size])
+        return Evidence(
+            float(conformal_p_value(ranked, score)),
+            self.class_p_value(sample.classes, windows),
+            surprise(usual_at, at_site)[0],
+        )
 
     def _ordinary_means(self, groups: Tensor, windows: int) -> Tensor:
         """Return mean statistics and scores of ordinary windows with these groups, (windows, D + 2)."""
@@ -108,8 +109,9 @@ class Ordinary:
         distance = of_mean.double().square().sum(1) / gaussian.rest - along
         return torch.cat([count * distance[:, None], means[:, size:].double()], 1)
 
-    def _class_p_value(self, groups: Tensor, windows: int) -> float:
-        """Return the p-value of the numbers of groups, by Pearson's statistic of ordinary windows."""
+    def class_p_value(self, classes: Tensor, windows: int = WINDOWS) -> float:
+        """Return the p-value of the mix of predicted classes (n,), by Pearson's statistic of ordinary windows."""
+        groups = self.group_of[classes]
         shares = self.groups.bincount(minlength=len(self.centres)).double() / len(self.groups)
         expected = len(groups) * shares.clamp_min(1 / len(self.groups))
         random = generator(self.seed, "class mix", len(groups))
