@@ -2,8 +2,8 @@
 
     python benchmarks/drift.py DATA_FOLDER RESULTS.jsonl [--images 256] [--parts adapt test monitor]
 
-Each finished piece of work is a line of the results file, so the run can be stopped and started again. `--show` prints the
-tables of what is there. Settings were chosen with ResNet-20 and the first 512 test images; reported are images 8,000
+Each finished piece of work is a line of the results file, so the run can be stopped and started again. `--show` prints
+the tables of what is there. Settings were chosen with ResNet-20 and the first 512 test images; reported are images 8,000
 and up. Calibration is on images 5,000 to 7,000.
 """
 
@@ -38,17 +38,18 @@ STREAMS = ("mixed", "dirichlet", "sorted")
 Predict = Callable[[Tensor], Tensor]
 
 
-def windows(labels: Tensor, size: int, stream: str) -> list[Tensor]:
-    """Return rows of the images of each window: in random order, with classes by Dirichlet(0.3), or sorted by class."""
-    random, count = generator(0, "stream", stream, size), len(labels)
-    rows = torch.randperm(count, generator=random)
+def windows(labels: Tensor, size: int, stream: str, count: int) -> list[Tensor]:
+    """Return rows of the images of some windows: in random order, with classes by Dirichlet(0.3), or sorted by class."""
+    random, total = generator(0, "stream", stream, size), len(labels)
+    rows = torch.randperm(total, generator=random)
     if stream == "sorted":
         rows = rows[labels[rows].argsort(stable=True)]
     if stream != "dirichlet":
-        return list(rows[: count // size * size].split(size))
+        found = rows[: total // size * size].split(size)
+        return [found[i * len(found) // count] for i in range(count)]
     numbers = np.random.default_rng(size)
     members, found = [torch.where(labels == k)[0].numpy() for k in range(10)], []
-    for _ in range(count // size):
+    for _ in range(count):
         classes = numbers.choice(10, size, p=numbers.dirichlet([0.3] * 10))
         found.append(torch.tensor([numbers.choice(members[k]) for k in classes]))
     return found
@@ -99,7 +100,7 @@ class Case:
         train, test = load_cifar10("train", folder)[0], load_cifar10("test", folder)
         chosen = torch.randperm(len(train), generator=generator(0, "reference"))[:REFERENCE]
         self.labelled = standardise(test[0][CALIBRATION]), test[1][CALIBRATION]
-        self.images, self.labels = test[0][TEST][:images], test[1][TEST][:images]
+        self.images, self.labels, self.num_images = test[0][TEST], test[1][TEST], images
         self.every = test[0]
         self.drift = bb.drift(self.network, standardise(train[chosen]), calibration=[self.labelled])
         logits = torch.cat([self.network(part) for part in self.labelled[0].split(250)])
@@ -111,7 +112,8 @@ class Case:
 
     def adapt(self, name: str, severity: int, stream: str, size: int) -> dict[str, Any]:
         """Return sums over all windows of a stream: right answers and NLL by method, expected accuracy, coverage."""
-        images = standardise(corrupt(self.images, name, severity))
+        chosen = windows(self.labels, size, stream, max(1, self.num_images // size))
+        images = standardise(corrupt(self.images[torch.cat(chosen)], name, severity)).split(size)
         others: dict[str, Predict] = {
             "batch": blended(self.network, 0.0),
             "N = 16": blended(self.network, 16.0),
@@ -120,8 +122,8 @@ class Case:
         }
         total: dict[str, list[float]] = {}
         expected: dict[str, list[float]] = {}
-        for rows in windows(self.labels, size, stream):
-            x, y = images[rows], self.labels[rows]
+        for rows, x in zip(chosen, images, strict=True):
+            y = self.labels[rows]
             found = {method: predict(x) for method, predict in others.items()} | self._own(x)
             for method, logits in found.items():
                 nll = F.cross_entropy(logits.float(), y, reduction="sum")
@@ -163,7 +165,7 @@ class Case:
         """Return shares of windows that are called changed, by the test, by BBSD and by MMD."""
         from scipy.stats import ks_2samp
 
-        drift, images = self.drift, self.every[7000:] if severity == 0 else self.images
+        drift, images = self.drift, self.every[7000:] if severity == 0 else self.images[: 2 * self.num_images]
         _, sample, logits = drift.seen(standardise(corrupt(images, name, severity)), None, math.inf)
         classes, random = logits.argmax(1), np.random.default_rng(size)
         widths = [place.size for place in drift.sight.places]
@@ -205,7 +207,7 @@ def _mmd(own: Tensor, usual: Tensor, permutations: int = 99) -> float:
 
 
 def monitor_null(case: Case, streams: int) -> dict[str, Any]:
-    """Return how many of many unchanged streams raise an alarm. Test images are dealt to calibration and stream anew."""
+    """Return how many of many unchanged streams alarm. Test images are dealt to calibration and stream anew."""
     _, pool, _ = case.drift.seen(standardise(case.every[3000:]), None, math.inf)
     alarms, evidence = 0, []
     for stream in range(streams):
@@ -221,7 +223,10 @@ def monitor_null(case: Case, streams: int) -> dict[str, Any]:
 
 def monitor_delay(case: Case, name: str, severity: int, repeats: int = 11) -> dict[str, Any]:
     """Return the median delay after 1,000 ordinary examples, beside a CUSUM of the confidence."""
-    seen = [case.drift.seen(standardise(corrupt(case.images, name, s)), None, math.inf) for s in (0, severity)]
+    seen = [
+        case.drift.seen(standardise(corrupt(case.images[: case.num_images], name, s)), None, math.inf)
+        for s in (0, severity)
+    ]
     ordinary = case.drift.seen(standardise(case.every[7000:8000]), None, math.inf)
     confident = case.calibration_logits.softmax(1).amax(1).double()
     delays: dict[str, list[float]] = {"monitor": [], "CUSUM": []}
@@ -240,7 +245,7 @@ def monitor_delay(case: Case, name: str, severity: int, repeats: int = 11) -> di
 
 
 def _cusum(usual: Tensor, stream: Tensor) -> float:
-    """Return after how many examples the CUSUM of lost confidence alarms. One of 100 streams of 10,000 alarms falsely."""
+    """Return after how many examples the CUSUM of lost confidence passes 25 standard deviations."""
     mean, std = float(usual.mean()), float(usual.std())
     total = 0.0
     for number, value in enumerate(stream.tolist(), 1):

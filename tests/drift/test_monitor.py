@@ -5,27 +5,27 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_drift import blobs, classifier  # noqa: F401
+from helpers.drift_cases import blobs
 
 import batchbayes as bb
 from batchbayes.drift.windows import Sample
 
 
-def test_unchanged_streams_raise_no_more_alarms_than_the_level(classifier):  # noqa: F811
-    """100 streams of 1,000 examples at 20 %, of any mix of classes, each with its own calibration data."""
+def test_unchanged_streams_raise_no_more_alarms_than_the_level(classifier):
+    """60 streams of 600 examples at 20 %, of any mix of classes, each with its own calibration data."""
     _, drift = classifier
     alarms = 0
-    for seed in range(100):
+    for seed in range(60):
         mix = (0.25,) * 4 if seed % 2 else (0.7, 0.1, 0.1, 0.1)
         _, ordinary, _ = drift.seen(blobs(400, 1000 + seed)[0], None)
         monitor = drift.monitor(false_alarms=0.2)
         monitor.calibrate(ordinary, drift.ordinary.group_of[ordinary.classes])
-        monitor.bet(drift.seen(blobs(1000, 2000 + seed, mix)[0], None)[1])
+        monitor.bet(drift.seen(blobs(600, 2000 + seed, mix)[0], None)[1])
         alarms += bool(monitor.alarms)
-    assert alarms <= 20 + 3 * math.sqrt(100 * 0.2 * 0.8)
+    assert alarms <= 12 + 3 * math.sqrt(60 * 0.2 * 0.8)
 
 
-def test_capital_is_the_naive_sum_over_bettors_that_start_later(classifier):  # noqa: F811
+def test_capital_is_the_naive_sum_over_bettors_that_start_later(classifier):
     """Each bettor starts at its own example with its own share, and multiplies; the rest is held back."""
     _, drift = classifier
     monitor = drift.monitor()
@@ -47,15 +47,7 @@ def _each(sample):
     return [Sample(*(part[i : i + 1] for part in sample)) for i in range(len(sample.classes))]
 
 
-def test_a_bet_on_a_uniform_p_value_is_fair():
-    from batchbayes.drift.monitor import POWERS
-
-    p = (np.arange(10**6) + 0.5) / 10**6
-    for power in POWERS:
-        assert np.mean(power * p ** (power - 1)) == pytest.approx(1, abs=0.02)
-
-
-def test_a_drift_is_found_repaired_and_its_end_is_noticed(classifier):  # noqa: F811
+def test_a_drift_is_found_repaired_and_its_end_is_noticed(classifier):
     network, drift = classifier
     monitor = drift.monitor(false_alarms=0.01)
     for part in blobs(600, 20)[0].split(20):
@@ -76,7 +68,7 @@ def test_a_drift_is_found_repaired_and_its_end_is_noticed(classifier):  # noqa: 
     assert monitor.posterior().is_point
 
 
-def test_an_answer_does_not_depend_on_how_the_stream_is_cut(classifier):  # noqa: F811
+def test_an_answer_does_not_depend_on_how_the_stream_is_cut(classifier):
     _, drift = classifier
     x = blobs(96, 23)[0] + 0.2
     found = []
@@ -88,7 +80,7 @@ def test_an_answer_does_not_depend_on_how_the_stream_is_cut(classifier):  # noqa
     assert found == pytest.approx([found[0]] * 3)
 
 
-def test_saved_and_resumed_with_the_same_bits(classifier, tmp_path):  # noqa: F811
+def test_saved_and_resumed_with_the_same_bits(classifier, tmp_path):
     network, drift = classifier
     stream = torch.cat([blobs(200, 24)[0], blobs(400, 25)[0] + 1.5]).split(20)
     whole, first = drift.monitor(), drift.monitor()
@@ -104,7 +96,7 @@ def test_saved_and_resumed_with_the_same_bits(classifier, tmp_path):  # noqa: F8
     assert repr(first) == repr(whole)
 
 
-def test_memory_does_not_grow_and_is_balanced(classifier):  # noqa: F811
+def test_memory_does_not_grow_and_is_balanced(classifier):
     _, drift = classifier
     monitor = drift.monitor(memory=32)
     for seed in range(10):

@@ -63,7 +63,7 @@ class Confidence:
     def estimate(self, adapted: Tensor, answers: Tensor) -> Estimate:
         """Return how often the answers (n,) are right, by adapted logits (n, K)."""
         value = float(self.probs(adapted).gather(1, answers[:, None]).mean())
-        margin = 2 * math.sqrt(self.error**2 + value * (1 - value) / len(answers))
+        margin = 2 * math.sqrt(self.error**2 + (value * (1 - value) + 1 / len(answers)) / len(answers))
         return Estimate(value, max(0.0, value - margin), min(1.0, value + margin))
 
     def sets(self, adapted: Tensor, coverage: float) -> Tensor:
