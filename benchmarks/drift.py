@@ -3,8 +3,8 @@
     python benchmarks/drift.py DATA_FOLDER RESULTS.jsonl [--images 256] [--parts adapt test monitor]
 
 Each finished piece of work is a line of the results file, so the run can be stopped and started again. `--show` prints
-the tables of what is there. Settings were chosen with ResNet-20 and the first 512 test images; reported are images 8,000
-and up. Calibration is on images 5,000 to 7,000.
+the tables of what is there. Settings were chosen with ResNet-20 and the first 512 test images; reported are images
+8,000 and up. Calibration is on images 5,000 to 7,000.
 """
 
 import argparse
@@ -39,7 +39,7 @@ Predict = Callable[[Tensor], Tensor]
 
 
 def windows(labels: Tensor, size: int, stream: str, count: int) -> list[Tensor]:
-    """Return rows of the images of some windows: in random order, with classes by Dirichlet(0.3), or sorted by class."""
+    """Return rows of images of some windows: in random order, with classes by Dirichlet(0.3), or sorted by class."""
     random, total = generator(0, "stream", stream, size), len(labels)
     rows = torch.randperm(total, generator=random)
     if stream == "sorted":
@@ -94,7 +94,7 @@ def tent(network: nn.Module) -> Predict:
 class Case:
     """A network with everything that is fitted to it."""
 
-    def __init__(self, depth: int, folder: str, images: int) -> None:
+    def __init__(self, depth: int, folder: str, images: int, fitted: Path) -> None:
         self.depth = depth
         self.network = cifar_resnet(depth, data_file(f"weights/resnet{depth}_cifar10_akamaster.safetensors", folder))
         train, test = load_cifar10("train", folder)[0], load_cifar10("test", folder)
@@ -102,7 +102,9 @@ class Case:
         self.labelled = standardise(test[0][CALIBRATION]), test[1][CALIBRATION]
         self.images, self.labels, self.num_images = test[0][TEST], test[1][TEST], images
         self.every = test[0]
-        self.drift = bb.drift(self.network, standardise(train[chosen]), calibration=[self.labelled])
+        if not fitted.exists():
+            bb.save(bb.drift(self.network, standardise(train[chosen]), calibration=[self.labelled]), fitted)
+        self.drift = bb.load(fitted, self.network)
         logits = torch.cat([self.network(part) for part in self.labelled[0].split(250)])
         self.calibration_logits, probs = logits, logits.softmax(1)
         right = (probs.argmax(1) == self.labelled[1]).double().mean()
@@ -375,7 +377,10 @@ def main() -> None:
             continue
         with torch.no_grad():
             depth = given["depth"]
-            case = cases.setdefault(depth, cases.get(depth) or Case(depth, options.folder, options.images))
+            if depth not in cases:
+                fitted = options.results.with_suffix(f".{depth}.safetensors")
+                cases[depth] = Case(depth, options.folder, options.images, fitted)
+            case = cases[depth]
             start = time.monotonic()
             found = run(kind, case, given)
         line = {"kind": kind, "given": given, **given, **found, "seconds": round(time.monotonic() - start, 1)}

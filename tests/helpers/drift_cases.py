@@ -14,7 +14,7 @@ def blobs(count, seed, mix=(0.25, 0.25, 0.25, 0.25)):
     """Four classes around the corners of a simplex."""
     random = generator(seed, "blobs")
     labels = torch.multinomial(torch.tensor(mix), count, replacement=True, generator=random)
-    return CENTRES[labels] + 0.6 * torch.randn(count, 4, generator=random), labels
+    return CENTRES[labels] + 0.8 * torch.randn(count, 4, generator=random), labels
 
 
 @pytest.fixture(scope="module")

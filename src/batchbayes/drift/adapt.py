@@ -11,9 +11,10 @@ $$\lambda = \max\bigl(0,\; 1 - \overline{v} \,/\, \overline{(t - c)^2}\bigr), \q
 the mix p of the classes, so $c = \sum_k p_k m_k$, and $v = k\, v_{within} / n + u\, v_{between}$, where u is the share
 of the mix that is still unknown. The first pass knows nothing: p is that of ordinary data, and u = 1. So it believes
 only what no mix could explain. This is mostly at early sites, which know little of classes, and it mends the
-predictions enough to tell the mix. Two passes then explain the mix that was predicted last, with twice the variance
-(k = 2), because the mix is not known exactly. In the last pass the mix is shrunk towards the ordinary one, by the
-variance that n draws of classes have. So a well-mixed window counts as one.
+predictions enough to tell the mix. Two passes then explain the mix that was predicted last (with the correction of
+Lipton et al., ICML 2018), with twice the variance (k = 2), because the mix is not known exactly. In the last pass the
+mix is shrunk towards the ordinary one, by the variance that n draws of classes have. So a well-mixed window counts as
+one.
 
 Reference for the statistics of a window: Schneider et al., NeurIPS 2020; Nado et al., 2020. Where we differ: no
 pseudo-count is chosen, and classes are explained first.
@@ -25,6 +26,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -52,6 +54,8 @@ class ClassMoments:
 
     shares: Tensor
     """How often each class is predicted, (K,)."""
+    confusion: Tensor
+    """Mean probabilities, at `TEMPERATURE`, of the examples that are predicted to be of each class, (K, K)."""
     means: Tensor
     """By class, (K, E)."""
     within: Tensor
@@ -76,15 +80,19 @@ def contributions(places: tuple[Place, ...], statistics: Tensor) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def fit_moments(places: tuple[Place, ...], statistics: Tensor, probs: Tensor) -> ClassMoments:
-    """Fit to the statistics (n, D) of ordinary examples and the probabilities (n, K) that the network gives them."""
-    each, weight = contributions(places, statistics).double(), probs.double()
+def fit_moments(places: tuple[Place, ...], statistics: Tensor, logits: Tensor) -> ClassMoments:
+    """Fit to the statistics (n, D) of ordinary examples and their logits (n, K). Without classes K may be 0."""
+    logits = logits if logits.shape[1] else torch.zeros(len(logits), 1)
+    each, weight = contributions(places, statistics).double(), logits.double().softmax(1)
+    members, own = F.one_hot(logits.argmax(1), logits.shape[1]).double(), torch.eye(logits.shape[1]).double()
+    sums = members.T @ (logits.double() / TEMPERATURE).softmax(1) + PRIOR_COUNT * own
     common, shares = each.mean(0), weight.mean(0)
     means = (weight.T @ each + PRIOR_COUNT * common) / (weight.sum(0)[:, None] + PRIOR_COUNT)
     left = each - weight @ means
     between = (shares[:, None] * (means - shares @ means).square()).sum(0)
     groups = [part.mean(0) * len(part) ** 0.5 for part in left.tensor_split(min(ROWS, len(left)))]
-    found = shares, means, left.square().mean(0), between, torch.stack(groups)
+    confusion = sums / sums.sum(1, keepdim=True)
+    found = shares, confusion, means, left.square().mean(0), between, torch.stack(groups)
     return ClassMoments(*(tensor.float() for tensor in found))
 
 
@@ -157,11 +165,18 @@ def _trust(deviation: Tensor, noise: Tensor) -> Tensor:
     return (1 - noise.mean() / deviation.square().mean().clamp_min(1e-12)).clamp_min(0)
 
 
-def class_mix(logits: Tensor, shares: Tensor, *, shrink: bool = False) -> Tensor:
-    """Return the mix of classes (K,) in a window; if asked for, shrunk towards the ordinary shares (K,)."""
+def class_mix(logits: Tensor, moments: ClassMoments, *, shrink: bool = False) -> Tensor:
+    """Return the mix of classes (K,) in a window; if asked for, shrunk towards the ordinary shares.
+
+    Probabilities are never all on one class, so their mean understates a window of few classes. If p is the mix, it is
+    about p @ confusion, which is solved for p.
+    """
+    shares = moments.shares
     if logits.ndim != 2 or logits.shape[1] != len(shares):
         return shares  # no classes
-    deviation = (logits / TEMPERATURE).softmax(1).mean(0).to(shares) - shares
+    mean = (logits.double() / TEMPERATURE).softmax(1).mean(0)
+    mix = torch.linalg.solve(moments.confusion.double().T, mean).clamp_min(0).to(shares)
+    deviation = mix / mix.sum() - shares
     if not shrink:
         return shares + deviation
     by_chance = (shares * (1 - shares)).sum() / len(logits)
@@ -172,7 +187,7 @@ def adapt_to(sight: Sight, moments: ClassMoments, inputs: Tensor) -> Adapted:
     """Adapt to a window of inputs in four passes."""
     adapted = adapted_pass(sight, moments, inputs, moments.shares, *PASSES[0])
     for number, settings in enumerate(PASSES[1:], 2):
-        mix = class_mix(adapted.logits, moments.shares, shrink=number == len(PASSES))
+        mix = class_mix(adapted.logits, moments, shrink=number == len(PASSES))
         adapted = adapted_pass(sight, moments, inputs, mix, *settings)
     return adapted
 

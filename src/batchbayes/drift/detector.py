@@ -16,7 +16,7 @@ from batchbayes._common import text
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
 from batchbayes.drift.accuracy import Confidence, Estimate, measure_confidence
-from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, fit_moments
+from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, fit_moments
 from batchbayes.drift.windows import Ordinary, Sample, keep_ordinary
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -143,7 +143,7 @@ class Drift:
             class_p_value,
             dict(zip(names, evidence.sites.tolist(), strict=True)),
             tuple(_changes(self.looks, examples)),
-            _mix(adapted.logits, self.moments.shares),
+            class_mix(adapted.logits, self.moments),
             adapted.trust,
             expected,
             accuracy,
@@ -283,7 +283,7 @@ def drift(
     num_classes = max(1, logits.shape[1])
     gaussian = fit_gaussian(statistics, predicted_classes(logits), num_classes)
     sample = sample_of(gaussian, *ordinary)
-    moments = fit_moments(sight.places, torch.cat([statistics, ordinary[0]]), _probs(torch.cat([logits, ordinary[1]])))
+    moments = fit_moments(sight.places, torch.cat([statistics, ordinary[0]]), torch.cat([logits, ordinary[1]]))
     kept = keep_ordinary(gaussian, sample, num_classes, seed)
     found = Drift(sight, moments, kept, _summary(looks_of(examples)), None, seed)
     if labels is None or num_classes < 2:
@@ -299,15 +299,6 @@ def sample_of(gaussian: ClassGaussian, statistics: Tensor, logits: Tensor) -> Sa
     distance = gaussian.distances(z, classes)[0].clamp_min(1e-6).log()
     energy = -logits.logsumexp(1) if logits.shape[1] else torch.zeros(len(z))
     return Sample(z, torch.stack([distance, energy.nan_to_num().clamp(-1e4, 1e4)], 1).float(), classes)
-
-
-def _probs(logits: Tensor) -> Tensor:
-    """Return probabilities of classes; without classes all examples are of one."""
-    return logits.softmax(1) if logits.shape[1] > 1 else torch.ones(len(logits), 1)
-
-
-def _mix(logits: Tensor, shares: Tensor) -> Tensor:
-    return logits.softmax(1).mean(0) if logits.ndim == 2 and logits.shape[1] == len(shares) else shares
 
 
 def _in_chunks(sight: Sight, examples: Tensor) -> tuple[Tensor, Tensor]:
