@@ -107,50 +107,23 @@ def measure_confidence(
     return Confidence(temperature, error, sure[order], scores[order].sort(1).values)
 
 
-def purposeful_drifts(inputs: Tensor, seed: int) -> Iterator[Tensor]:
-    """Yield the inputs as they are, and drifted in several ways and strengths."""
-    yield inputs
-    kinds = IMAGE_DRIFTS if inputs.ndim == 4 and min(inputs.shape[2:]) >= 8 else DRIFTS
-    over = [d for d in range(inputs.ndim) if d != 1]
-    unit = inputs.std(over, keepdim=True).clamp_min(1e-6)
-    for number, kind in enumerate(kinds):
-        for strength in STRENGTHS:
-            yield kind(inputs, strength * unit, strength, generator(seed, "drift", number))
-
-
-def _noise(x: Tensor, unit: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    return x + 0.4 * unit * torch.randn(x.shape, generator=random)
-
-
-def _shift(x: Tensor, unit: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    return x + unit
-
-
-def _contrast(x: Tensor, unit: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    middle = x.mean(tuple(range(2, x.ndim)), keepdim=True)
-    return middle + (1 - 0.8 * strength) * (x - middle)
-
-
-def _blur(x: Tensor, unit: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    for _ in range(round(2 * strength)):
-        x = F.avg_pool2d(F.pad(x, [1] * 4, mode="replicate"), 3, 1)
-    return x
-
-
-def _pixelate(x: Tensor, unit: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    small = [round(size * (1 - 0.45 * strength)) for size in x.shape[2:]]
-    few = F.interpolate(x, size=small, mode="bilinear", align_corners=False, antialias=True)
-    return F.interpolate(few, size=list(x.shape[2:]), mode="nearest")
-
-
-def _spots(x: Tensor, unit: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    chance, low, high = torch.rand(x.shape, generator=random), x.amin(), x.amax()
-    return torch.where(chance < 0.02 * strength, low, torch.where(chance > 1 - 0.02 * strength, high, x))
-
-
-def _scale(x: Tensor, unit: Tensor, strength: float, random: torch.Generator) -> Tensor:
-    return x * (1 + strength)
-
-
-DRIFTS = (_noise, _shift, _scale)
-IMAGE_DRIFTS = (_noise, _blur, _contrast, _shift, _pixelate, _spots)
+def purposeful_drifts(x: Tensor, seed: int) -> Iterator[Tensor]:
+    """Yield the inputs (n, C, ...) as they are, and drifted in several ways and strengths."""
+    yield x
+    random, are_images = generator(seed, "purposeful"), x.ndim == 4 and min(x.shape[2:]) >= 8
+    unit = x.std([d for d in range(x.ndim) if d != 1], keepdim=True).clamp_min(1e-6)
+    noise, chance = torch.randn(x.shape, generator=random), torch.rand(x.shape, generator=random)
+    for strength in STRENGTHS:
+        yield x + 0.4 * strength * unit * noise
+        yield x + strength * unit
+        if not are_images:
+            yield x * (1 + strength)
+            continue
+        middle = x.mean((2, 3), keepdim=True)
+        yield middle + (1 - 0.8 * strength) * (x - middle)
+        yield torch.where(chance < 0.02 * strength, x.amin(), torch.where(chance > 1 - 0.02 * strength, x.amax(), x))
+        reach = round(2 * strength)
+        yield F.avg_pool2d(F.pad(x, [reach] * 4, mode="replicate"), 2 * reach + 1, 1)
+        small = [round(size * (1 - 0.45 * strength)) for size in x.shape[2:]]
+        coarse = F.interpolate(x, size=small, mode="bilinear", align_corners=False, antialias=True)
+        yield F.interpolate(coarse, size=list(x.shape[2:]), mode="nearest")

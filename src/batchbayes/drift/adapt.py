@@ -21,7 +21,7 @@ pseudo-count is chosen, and classes are explained first.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -64,10 +64,6 @@ class ClassMoments:
     """Variance of the classes around the common mean, (E,)."""
     rows: Tensor
     """Deviations of single examples from their class: (R, E), so that their mean square is `within`."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return everything by name, for a file."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def contributions(places: tuple[Place, ...], statistics: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common import text
-from batchbayes._common.checks import whole_number
+from batchbayes._common.checks import check_classes, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.drift.accuracy import Confidence, Estimate, measure_confidence
 from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, fit_moments
@@ -41,7 +41,6 @@ LEVEL = 0.05
 GATE_WINDOWS = 199
 
 Kind = Literal["nothing", "classes", "inputs", "inputs and classes"]
-_GAUSSIAN = ("mean", "std", "directions", "centres")
 
 
 class Change(NamedTuple):
@@ -97,7 +96,7 @@ class DriftReport:
         if self.network_accuracy and self.expected_accuracy:
             lines.append(f"Expected accuracy: {self.network_accuracy}; adapted {self.expected_accuracy}.")
         if self.num_examples < 8:
-            lines.append("With so few examples little can be seen, and adapting can do little.")
+            lines.append("With few examples little can be seen, and adapting can do little.")
         return " ".join(lines)
 
 
@@ -119,34 +118,35 @@ class Drift:
         """The network that is watched. A file has a fingerprint of its weights."""
         return self.sight.network
 
+    @property
+    def widths(self) -> list[int]:
+        """The numbers of statistics of the sites."""
+        return [place.size for place in self.sight.places]
+
     def report(self, window: Batches, *, inputs: Picker = None) -> DriftReport:
         """Say whether a window of inputs differs from ordinary data, in what, and how accurate the network is on it.
 
         It costs five passes. `inputs` says where the inputs are in a batch, if they are not first.
         """
         examples, sample, logits = self.seen(window, inputs)
-        evidence = self.ordinary.evidence(sample, [place.size for place in self.sight.places])
+        evidence = self.ordinary.evidence(sample, self.widths)
         adapted = adapt_to(self.sight, self.moments, examples)
-        accuracy = expected = None
-        if self.confidence is not None:
-            expected = self.confidence.estimate(adapted.logits, adapted.logits.argmax(1))
-            accuracy = self.confidence.estimate(adapted.logits, logits.argmax(1))
-        class_p_value = evidence.class_p_value
-        if evidence.p_value <= LEVEL and self.moments.shares.numel() > 1:  # the network's own classes are doubtful
+        p_value, class_p_value, of_sites = evidence
+        if p_value <= LEVEL and len(self.moments.shares) > 1:  # the network's own classes are doubtful
             class_p_value = self.ordinary.class_p_value(adapted.logits.argmax(1))
         kinds: tuple[tuple[Kind, Kind], ...] = (("nothing", "classes"), ("inputs", "inputs and classes"))
-        names = [place.name for place in self.sight.places]
+        sure = self.confidence
         return DriftReport(
             len(examples),
-            kinds[evidence.p_value <= LEVEL][class_p_value <= LEVEL],
-            evidence.p_value,
+            kinds[p_value <= LEVEL][class_p_value <= LEVEL],
+            p_value,
             class_p_value,
-            dict(zip(names, evidence.sites.tolist(), strict=True)),
+            {place.name: float(value) for place, value in zip(self.sight.places, of_sites, strict=True)},
             tuple(_changes(self.looks, examples)),
             class_mix(adapted.logits, self.moments),
             adapted.trust,
-            expected,
-            accuracy,
+            sure and sure.estimate(adapted.logits, adapted.logits.argmax(1)),
+            sure and sure.estimate(adapted.logits, logits.argmax(1)),
         )
 
     def adapt(self, window: Batches, *, inputs: Picker = None, gate: bool = True) -> BatchNormPosterior:
@@ -156,15 +156,18 @@ class Drift:
         as it is. `gate=False` leaves the test out: the shrinkage alone decides.
         """
         examples, sample, _ = self.seen(window, inputs)
-        widths = [place.size for place in self.sight.places]
-        if gate and self.ordinary.evidence(sample, widths, GATE_WINDOWS).p_value > LEVEL:
-            return as_posterior(self.sight, self.moments, self.unchanged(), len(examples))
-        return as_posterior(self.sight, self.moments, adapt_to(self.sight, self.moments, examples), len(examples))
+        if gate and self.ordinary.evidence(sample, self.widths, GATE_WINDOWS).p_value > LEVEL:
+            return self.adapted(None)
+        return self.adapted(examples)
 
-    def unchanged(self) -> Adapted:
-        """Return the statistics of the network as it is."""
+    def adapted(self, inputs: Tensor | None) -> BatchNormPosterior:
+        """Return the posterior of the network adapted to inputs, or as it is."""
+        if inputs is not None:
+            adapted = adapt_to(self.sight, self.moments, inputs)
+            return as_posterior(self.sight, self.moments, adapted, len(inputs))
         mean, std = self.sight.units
-        return Adapted(torch.empty(0), mean, std.log(), torch.zeros(len(self.sight.places), 2))
+        unchanged = Adapted(torch.empty(0), mean, std.log(), torch.zeros(len(self.sight.places), 2))
+        return as_posterior(self.sight, self.moments, unchanged, 1)
 
     def sets(self, window: Batches, coverage: float = 0.9, *, inputs: Picker = None) -> Tensor:
         """Return which classes the truth is among, (n, K) bool: sets that grow with the drift of the window."""
@@ -196,16 +199,17 @@ class Drift:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a header of JSON values, and tensors, for `save`."""
-        gaussian, confidence = self.ordinary.gaussian, self.confidence
-        header = self.sight.header() | {"rest": gaussian.rest, "seed": self.seed}
-        tensors = {"units": self.sight.units, "looks": self.looks}
-        tensors |= {f"gaussian.{name}": getattr(gaussian, name) for name in _GAUSSIAN}
-        tensors |= {f"moments.{name}": tensor for name, tensor in self.moments.tensors().items()}
-        tensors |= {f"ordinary.{name}": tensor for name, tensor in self.ordinary.tensors().items()}
-        if confidence:
-            header |= {"temperature": confidence.temperature, "error": confidence.error}
-            tensors |= {"confidence.sureness": confidence.sureness, "confidence.scores": confidence.scores}
-        return header, tensors
+        header = self.sight.header() | {"rest": self.ordinary.gaussian.rest, "seed": self.seed}
+        if self.confidence:
+            header |= {"temperature": self.confidence.temperature, "error": self.confidence.error}
+        parts = {"moments": self.moments, "ordinary": self.ordinary, "confidence": self.confidence}
+        named = {
+            f"{name}.{field}": value
+            for name, part in {**parts, "gaussian": self.ordinary.gaussian}.items()
+            for field, value in (vars(part) if part else {}).items()
+            if isinstance(value, Tensor) and not field.startswith("_")
+        }
+        return header, {"units": self.sight.units, "looks": self.looks} | named
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
@@ -288,7 +292,7 @@ def drift(
     found = Drift(sight, moments, kept, _summary(looks_of(examples)), None, seed)
     if labels is None or num_classes < 2:
         return found
-    _require_labels(labels, num_classes)
+    check_classes("labels of calibration data", labels, num_classes)
     confidence = measure_confidence(examples, labels, lambda x: adapt_to(sight, moments, x).logits, seed)
     return replace(found, confidence=confidence)
 
@@ -350,12 +354,6 @@ def _labels(batch: Any, inputs: Tensor) -> Tensor | None:
     last = torch.as_tensor(last) if last is not None else None
     is_class = last is not None and last.shape == (len(inputs),) and not last.is_floating_point()
     return last.long().cpu() if last is not None and is_class else None
-
-
-def _require_labels(labels: Tensor, num_classes: int) -> None:
-    if int(labels.min()) < 0 or int(labels.max()) >= num_classes:
-        got, fix = f"{int(labels.min())} to {int(labels.max())}", "number the classes from 0"
-        raise BatchbayesError(f"labels of calibration data from 0 to {num_classes - 1}", got, fix)
 
 
 def looks_of(inputs: Tensor) -> dict[str, Tensor]:

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import stream_seed
-from batchbayes.drift.adapt import adapt_to, as_posterior
-from batchbayes.drift.detector import LEVEL, Drift
+from batchbayes.drift.detector import GATE_WINDOWS, LEVEL, Drift
 from batchbayes.drift.windows import Sample
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -37,6 +36,7 @@ from batchbayes.network.inputs import Picker
 BINS, BLOCK = 64, 64
 """Bins of a score, and examples after which an alarm is looked at again."""
 POWERS = np.array([0.2, 0.5, 0.8])
+_NUMBERS = ("false_alarms", "memory", "num_examples", "alarm", "alarms", "_age", "_peak")
 MOST = 1e150
 """Capital is not counted beyond this."""
 
@@ -81,7 +81,7 @@ class Monitor:
         self._counts, self._age = self._fresh.copy(), 0
         self._capital = np.zeros((len(self._edges), 2 * len(POWERS)))
         self._peak = 0.0
-        self._block: list[Sample] = []
+        self._block: Sample | None = None
 
     @property
     def network(self) -> Network:
@@ -154,52 +154,46 @@ class Monitor:
 
     def _look_again(self, sample: Sample) -> None:
         """If the latest block of examples is ordinary, the drift is gone."""
-        self._block.append(sample)
-        if sum(len(part.classes) for part in self._block) < BLOCK:
+        if self._block is not None:
+            sample = Sample(*(torch.cat(pair) for pair in zip(self._block, sample, strict=True)))
+        self._block = sample
+        if len(sample.classes) < BLOCK:
             return
-        block = Sample(*(torch.cat(parts) for parts in zip(*self._block, strict=True)))
-        self._block = []
-        widths = [place.size for place in self.drift.sight.places]
-        if self.drift.ordinary.evidence(block, widths, windows=199).p_value > LEVEL:
+        self._block = None
+        if self.drift.ordinary.evidence(sample, self.drift.widths, GATE_WINDOWS).p_value > LEVEL:
             self.alarm = False
             self._restart()
 
     def posterior(self) -> BatchNormPosterior:
         """Return the network as it is, or while there is an alarm, adapted to the latest inputs."""
         with self._lock:
-            inputs, drift = self._inputs, self.drift
-            adapted = adapt_to(drift.sight, drift.moments, inputs) if self.alarm else drift.unchanged()
-            return as_posterior(drift.sight, drift.moments, adapted, max(1, len(inputs)))
+            return self.drift.adapted(self._inputs if self.alarm else None)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a header of JSON values, and tensors, for `save`: the drift and the place in the stream."""
         with self._lock:
             header, tensors = self.drift.state()
-            own = {name: getattr(self, name) for name in ("false_alarms", "memory", "num_examples", "alarm", "alarms")}
-            own |= {"age": self._age, "peak": self._peak, "blocks": [len(part.classes) for part in self._block]}
-            kept = {"counts": torch.from_numpy(self._counts), "capital": torch.from_numpy(self._capital)}
-            kept |= {"inputs": self._inputs, "classes": self._classes}
-            for number, part in enumerate(self._block):
-                kept |= {f"block.{number}.{name}": tensor for name, tensor in part._asdict().items()}
-            return header | {"monitor": own}, tensors | {f"monitor.{n}": t.clone() for n, t in kept.items()}
+            kept = {"_counts": torch.from_numpy(self._counts), "_capital": torch.from_numpy(self._capital)}
+            kept |= {"_inputs": self._inputs, "_classes": self._classes}
+            block = self._block._asdict() if self._block else {}
+            tensors |= {f"monitor.{name}": tensor.clone() for name, tensor in kept.items()}
+            tensors |= {f"block.{name}": tensor.clone() for name, tensor in block.items()}
+            return header | {"monitor": {name: getattr(self, name) for name in _NUMBERS}}, tensors
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         """Build it from what `state` returned and the user's network."""
         own = header["monitor"]
-        drift = Drift.restore(header, {name: tensors[name] for name in tensors}, model)
-        monitor = cls(drift, own["false_alarms"], own["memory"])
-        monitor.num_examples, monitor.alarm, monitor.alarms = own["num_examples"], own["alarm"], list(own["alarms"])
-        monitor._age, monitor._peak = own["age"], own["peak"]
-        counts, capital = (tensors[f"monitor.{name}"].numpy().copy() for name in ("counts", "capital"))
+        monitor = cls(Drift.restore(header, tensors, model), own["false_alarms"], own["memory"])
+        for name in _NUMBERS:
+            setattr(monitor, name, own[name])
+        counts, capital = (tensors[f"monitor.{name}"].numpy().copy() for name in ("_counts", "_capital"))
         if counts.shape != monitor._counts.shape or capital.shape != monitor._capital.shape:
             raise ValueError(f"counts of shape {counts.shape}")
         monitor._counts, monitor._capital = counts, capital
-        monitor._inputs, monitor._classes = tensors["monitor.inputs"], tensors["monitor.classes"]
-        monitor._block = [
-            Sample(*(tensors[f"monitor.block.{number}.{name}"] for name in Sample._fields))
-            for number in range(len(own["blocks"]))
-        ]
+        monitor._inputs, monitor._classes = tensors["monitor._inputs"], tensors["monitor._classes"]
+        if "block.classes" in tensors:
+            monitor._block = Sample(*(tensors[f"block.{name}"] for name in Sample._fields))
         return monitor
 
     def __repr__(self) -> str:

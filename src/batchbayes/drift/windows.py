@@ -14,7 +14,7 @@ ratio.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -127,10 +127,6 @@ class Ordinary:
         """Return the examples as they were before means were taken off. Their groups stand for their classes."""
         whole = torch.cat([self.statistics, self.scores], 1) + self.centres[self.groups]
         return Sample(whole[:, :-2], whole[:, -2:], self.groups)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return everything but the Gaussian by name, for a file."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("gaussian", "seed")}
 
 
 def keep_ordinary(gaussian: ClassGaussian, sample: Sample, num_classes: int, seed: int) -> Ordinary:
