@@ -5,33 +5,35 @@
 test, `adapt.py` the adaptation, `accuracy.py` the accuracy without labels.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from batchbayes._common import text
 from batchbayes._common.checks import check_classes, whole_number
 from batchbayes._common.rng import generator
-from batchbayes.drift.accuracy import Confidence, Estimate, measure_confidence
+from batchbayes.drift.accuracy import Confidence, measure_confidence
 from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, fit_moments
+from batchbayes.drift.report import DriftReport, Kind, changes_of, summary_of
 from batchbayes.drift.windows import Ordinary, Sample, keep_ordinary
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.network.batches import Batches, batch_stream, cut, evenly, input_stream, spread_evenly
+from batchbayes.network.batches import Batches, batch_stream, cut, spread_evenly
 from batchbayes.network.function import Network, as_network
 from batchbayes.network.inputs import Picker, require_finite
-from batchbayes.novelty.detector import CHUNK, collect_statistics, predicted_classes
+from batchbayes.novelty.detector import CHUNK, predicted_classes
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
-from batchbayes.novelty.statistics import Sight
+from batchbayes.novelty.statistics import Sight, watch
 
 if TYPE_CHECKING:
     from batchbayes.drift.monitor import Monitor
 
-REFERENCE, CALIBRATION, NUMBERS = 4000, 4000, 2**25
-"""Largest numbers of examples, and of statistics of calibration examples (128 MiB)."""
+MOST, NUMBERS = 4000, 2**25
+"""Largest numbers of reference and of calibration examples, and of statistics of the latter (128 MiB)."""
 FEWEST = 40
 """Examples. With fewer, no p-value could be small."""
 LARGEST = 1024
@@ -39,65 +41,6 @@ LARGEST = 1024
 LEVEL = 0.05
 """Windows with a p-value above this leave the network as it is."""
 GATE_WINDOWS = 199
-
-Kind = Literal["nothing", "classes", "inputs", "inputs and classes"]
-
-
-class Change(NamedTuple):
-    """A property of the inputs that is different in a window."""
-
-    what: str
-    ordinary: float
-    now: float
-    standard_errors: float
-
-    def __str__(self) -> str:
-        return f"{self.what} {text.number(self.ordinary)} -> {text.number(self.now)}"
-
-
-@dataclass(frozen=True, eq=False)
-class DriftReport:
-    """What a window of n inputs says about a change of the data."""
-
-    num_examples: int
-    kind: Kind
-    """What has changed, at the level of 5 % for each of the two tests."""
-    p_value: float
-    """That inputs have changed: windows of ordinary inputs of the same predicted classes are as unusual this often."""
-    class_p_value: float
-    """The same for the mix of classes (label shift)."""
-    sites: dict[str, float]
-    """The evidence at each batch-norm layer, -log p of that layer alone, in the order of a pass."""
-    changes: tuple[Change, ...]
-    """Properties of the inputs that differ by more than four standard errors, the largest difference first."""
-    mix: Tensor
-    """The mix of classes that the adapted network predicts, (K,)."""
-    trust: Tensor
-    """How far adapting would believe the window at each site, for means and spreads: 0 to 1, (sites, 2)."""
-    expected_accuracy: Estimate | None
-    """How often the adapted network is right; None without labelled calibration data."""
-    network_accuracy: Estimate | None
-    """How often the network as it is is right."""
-
-    def __str__(self) -> str:
-        """Say it in words."""
-        told = {
-            "nothing": "No change is seen",
-            "classes": "The mix of classes has changed, and inputs of each class look as before",
-            "inputs": "The inputs have changed",
-            "inputs and classes": "The inputs have changed, and the mix of classes too",
-        }
-        lines = [f"{told[self.kind]} ({text.count(self.num_examples, 'example')}, p = {self.p_value:.2g})."]
-        if self.kind.startswith("inputs"):
-            most = sorted(self.sites, key=lambda name: -self.sites[name])[:3]
-            lines.append(f"Layers where it shows most: {', '.join(most)}.")
-            if self.changes:
-                lines.append(f"In the inputs: {'; '.join(map(str, self.changes[:4]))}.")
-        if self.network_accuracy and self.expected_accuracy:
-            lines.append(f"Expected accuracy: {self.network_accuracy}; adapted {self.expected_accuracy}.")
-        if self.num_examples < 8:
-            lines.append("With few examples little can be seen, and adapting can do little.")
-        return " ".join(lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +85,7 @@ class Drift:
             p_value,
             class_p_value,
             {place.name: float(value) for place, value in zip(self.sight.places, of_sites, strict=True)},
-            tuple(_changes(self.looks, examples)),
+            changes_of(examples, self.looks),
             class_mix(adapted.logits, self.moments),
             adapted.trust,
             sure and sure.estimate(adapted.logits, adapted.logits.argmax(1)),
@@ -191,9 +134,7 @@ class Drift:
     def seen(self, window: Batches, picker: Picker, largest: float = LARGEST) -> tuple[Tensor, Sample, Tensor]:
         """Return the inputs of a window, what is known of each, and the network's own logits, from one pass."""
         self.sight.warn_if_changed()
-        examples = _joined(inputs for _, inputs in batch_stream(window, picker))
-        if len(examples) > largest:
-            examples = examples[spread_evenly(len(examples), int(largest))]
+        examples, _ = _read(window, picker, largest)
         statistics, logits = _in_chunks(self.sight, examples)
         return examples, sample_of(self.ordinary.gaussian, statistics, logits), logits
 
@@ -260,40 +201,34 @@ def drift(
     >>> found.report(window).kind, found.report(window + 2).kind
     ('nothing', 'inputs')
     """
-    seed = whole_number("seed", seed, least=None)
-    if hasattr(reference, "__next__"):
-        reference = _first_inputs(input_stream(reference, inputs), REFERENCE)
-        inputs = None if calibration is None else inputs
-    sight, statistics, logits = collect_statistics(as_network(network, output), reference, REFERENCE, None, inputs)
-    most = max(FEWEST, min(CALIBRATION, NUMBERS // sight.size))
+    seed, own = whole_number("seed", seed, least=None), as_network(network, output)
+    examples, labels = _read(reference, inputs, MOST)
+    sight = watch(own, examples[:2].to(own.device), None)
+    most = max(FEWEST, min(MOST, NUMBERS // sight.size))
     if calibration is None:
-        if logits.shape[1]:
-            warn(
-                "windows are compared with training examples, which a classifier knows better than new ones: more new "
-                "windows are called changed than the level says. Pass data that the network was not trained on as "
-                "calibration=; labels are welcome, but not needed."
-            )
-        rows = torch.randperm(len(statistics), generator=generator(seed, "drift"))
-        fit, kept = rows[: len(rows) // 2], rows[len(rows) // 2 :][:most]
-        ordinary, examples, labels = (
-            (statistics[kept], logits[kept]),
-            _first_inputs(evenly(reference, most, inputs), most),
-            None,
-        )
-        statistics, logits = statistics[fit], logits[fit]
+        rows = torch.randperm(len(examples), generator=generator(seed, "drift"))
+        fitted, ordinary, labels = examples[rows[::2]], examples[rows[1::2]][:most], None
     else:
-        examples, labels = _calibration(calibration, inputs, most)
-        ordinary = _in_chunks(sight, examples)
+        fitted, (ordinary, labels) = examples, _read(calibration, inputs, most)
+    if min(len(fitted), len(ordinary)) < FEWEST:
+        expected = f"at least {FEWEST} reference and {FEWEST} calibration examples, so that a p-value can be small"
+        raise BatchbayesError(expected, f"{len(fitted)} and {len(ordinary)}", "pass more data")
+    (statistics, logits), known = _in_chunks(sight, fitted), _in_chunks(sight, ordinary)
+    if calibration is None and sight.logits:
+        warn(
+            "windows are compared with training examples, which a classifier knows better than new ones: more new "
+            "windows are called changed than the level says. Pass data that the network was not trained on as "
+            "calibration=; labels are welcome, but not needed."
+        )
     num_classes = max(1, logits.shape[1])
     gaussian = fit_gaussian(statistics, predicted_classes(logits), num_classes)
-    sample = sample_of(gaussian, *ordinary)
-    moments = fit_moments(sight.places, torch.cat([statistics, ordinary[0]]), torch.cat([logits, ordinary[1]]))
-    kept = keep_ordinary(gaussian, sample, num_classes, seed)
-    found = Drift(sight, moments, kept, _summary(looks_of(examples)), None, seed)
+    moments = fit_moments(sight.places, torch.cat([statistics, known[0]]), torch.cat([logits, known[1]]))
+    kept = keep_ordinary(gaussian, sample_of(gaussian, *known), num_classes, seed)
+    found = Drift(sight, moments, kept, summary_of(ordinary), None, seed)
     if labels is None or num_classes < 2:
         return found
     check_classes("labels of calibration data", labels, num_classes)
-    confidence = measure_confidence(examples, labels, lambda x: adapt_to(sight, moments, x).logits, seed)
+    confidence = measure_confidence(ordinary, labels, lambda x: adapt_to(sight, moments, x).logits, seed)
     return replace(found, confidence=confidence)
 
 
@@ -312,77 +247,21 @@ def _in_chunks(sight: Sight, examples: Tensor) -> tuple[Tensor, Tensor]:
     return require_finite(statistics, "the statistics of the inputs"), require_finite(logits, "the outputs")
 
 
-def _first_inputs(data: Iterable[Any], most: int) -> Tensor:
-    """Return at most this many examples from batches of inputs that may have no end."""
-    parts, count = [], 0
-    for inputs in data:
+def _read(data: Batches, picker: Picker, most: float) -> tuple[Tensor, Tensor | None]:
+    """Return about `most` inputs at most, and labels if each batch has class numbers last."""
+    parts, labels, count = [], [], 0
+    for batch, inputs in batch_stream(data, picker):
+        last = batch[-1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+        given = torch.as_tensor(last) if isinstance(last, Tensor | np.ndarray) else torch.empty(0)
+        labels += [given.long().cpu()] if given.shape == (len(inputs),) and not given.is_floating_point() else []
         parts.append(inputs)
-        count += len(inputs)
-        if count >= most:
+        if (count := count + len(inputs)) >= most:
             break
-    return _joined(parts)[:most]
-
-
-def _joined(parts: Iterable[Any]) -> Tensor:
-    """Return inputs as one tensor, or raise an error if there are none, or several tensors in each."""
-    given = [part for part in parts if len(part)]
-    if not given:
+    if not count:
         raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
-    joined = torch.cat(given)
+    joined = torch.cat(parts)
     if not isinstance(joined, Tensor) or not joined.is_floating_point():
-        got = type(joined).__name__ if not isinstance(joined, Tensor) else f"{joined.dtype}"
+        got = f"{joined.dtype}" if isinstance(joined, Tensor) else type(joined).__name__
         raise BatchbayesError("one tensor of real inputs for each batch", got, "wrap the network so that it takes one")
-    return joined
-
-
-def _calibration(data: Batches, picker: Picker, most: int) -> tuple[Tensor, Tensor | None]:
-    """Return inputs and, if there are any, integer labels of at most this many examples."""
-    given = [(inputs, _labels(batch, inputs)) for batch, inputs in batch_stream(data, picker)]
-    examples = _joined(inputs for inputs, _ in given)
-    if len(examples) < FEWEST:
-        expected = f"at least {FEWEST} calibration examples, so that a p-value can be small"
-        raise BatchbayesError(expected=expected, got=f"{len(examples)}", fix="pass more data")
-    known = [labels for _, labels in given if labels is not None]
-    labels = torch.cat(known) if len(known) == len(given) else None
-    rows = spread_evenly(len(examples), most)
-    return examples[rows], None if labels is None else labels[rows]
-
-
-def _labels(batch: Any, inputs: Tensor) -> Tensor | None:
-    """Return the class numbers in a batch (x, y), if it has some."""
-    last = batch[-1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
-    last = torch.as_tensor(last) if last is not None else None
-    is_class = last is not None and last.shape == (len(inputs),) and not last.is_floating_point()
-    return last.long().cpu() if last is not None and is_class else None
-
-
-def looks_of(inputs: Tensor) -> dict[str, Tensor]:
-    """Return properties of inputs that have a name, (n,) each, in units of the inputs."""
-    x = inputs.float()
-    if x.ndim == 4 and min(x.shape[2:]) > 1:
-        grey = x.mean(1)
-        edges = (grey.diff(dim=1)[..., :-1].square() + grey.diff(dim=2)[:, :-1].square()).sqrt()
-        contrast = grey.flatten(1).std(1)
-        sharpness = edges.flatten(1).mean(1) / contrast.clamp_min(1e-6)
-        return {"brightness": grey.flatten(1).mean(1), "contrast": contrast, "sharpness": sharpness}
-    if x.ndim == 2:
-        levels = {f"mean of column {i}": column for i, column in enumerate(x.unbind(1))}
-        return levels | {f"distance of column {i} from zero": column.abs() for i, column in enumerate(x.unbind(1))}
-    return {"level": x.flatten(1).mean(1), "spread": x.flatten(1).std(1).nan_to_num()}
-
-
-def _summary(looks: Mapping[str, Tensor]) -> Tensor:
-    """Return mean, standard deviation and number of each property, (3, F)."""
-    each = torch.stack(list(looks.values())).double()
-    return torch.stack([each.mean(1), each.std(1), torch.full((len(each),), each.shape[1]).double()])
-
-
-def _changes(summary: Tensor, inputs: Tensor, least: float = 4.0) -> list[Change]:
-    """Return properties of a window that are far from the ordinary ones."""
-    found = []
-    for (what, values), (mean, std, count) in zip(looks_of(inputs).items(), summary.T.tolist(), strict=True):
-        now = float(values.double().mean())
-        errors = (now - mean) / max(std * (1 / len(values) + 1 / count) ** 0.5, 1e-9)
-        if abs(errors) >= least:
-            found.append(Change(what, mean, now, errors))
-    return sorted(found, key=lambda change: -abs(change.standard_errors))
+    rows = spread_evenly(count, int(min(most, count)))
+    return joined[rows], torch.cat(labels)[rows] if len(labels) == len(parts) else None

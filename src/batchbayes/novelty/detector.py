@@ -207,7 +207,7 @@ def novelty(
     for data, what in ((batches, "training"), (calibration, "calibration")):
         if (count := known_length(data, inputs)) is not None and count < FEWEST:
             raise _too_few(count, what)
-    sight, statistics, logit_rows = collect_statistics(as_network(model, output), batches, num_examples, logits, inputs)
+    sight, statistics, logit_rows = _collect(as_network(model, output), batches, num_examples, logits, inputs)
     fit, ordinary, rest = _split(len(statistics), calibration is not None, seed)
     gaussian = fit_gaussian(statistics[fit], predicted_classes(logit_rows[fit]), max(1, logit_rows.shape[1]))
     nothing = torch.empty(0)
@@ -235,7 +235,7 @@ def novelty(
     return replace(detector, calibration_scores=scores)
 
 
-def collect_statistics(
+def _collect(
     network: Network, batches: Batches, num_examples: int, logits: bool | None, picker: Picker
 ) -> tuple[Sight, Tensor, Tensor]:
     """Return how the network is watched, and the statistics (n, D) and logits (n, K) of the training examples."""
