@@ -18,7 +18,7 @@ PAGES = {
                       ("methods.deterministic", "methods.mc_dropout", "methods.views", "methods.laplace")),
     "samples": ("Several sets of weights", ("methods.samples",)),
     "weights": ("Random weights", ("methods.weights",)),
-    "assess": ("Assessment, novelty, export", ("report", "novelty", "export", "engines")),
+    "assess": ("Assessment, novelty, drift, export", ("report", "novelty", "drift", "export", "engines")),
     "own": ("Methods of your own", ("methods",)),
     "more": ("Training, and what else is public", ("training",)),
 }  # fmt: skip

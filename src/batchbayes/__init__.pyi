@@ -11,6 +11,9 @@ from batchbayes.report.result import Assessment as Assessment
 from batchbayes.report.assess import assess as assess
 from batchbayes.export.export import Exported as Exported, export as export
 from batchbayes.novelty.detector import Novelty as Novelty, NoveltyReport as NoveltyReport, novelty as novelty
+from batchbayes.drift.detector import Drift as Drift, drift as drift
+from batchbayes.drift.report import DriftReport as DriftReport
+from batchbayes.drift.monitor import Monitor as Monitor
 from batchbayes.engines.check import check_linearity as check_linearity
 from batchbayes.errors import BatchbayesError as BatchbayesError, BatchbayesWarning as BatchbayesWarning
 from batchbayes.likelihoods import (

@@ -25,22 +25,31 @@ from batchbayes.posterior import Posterior
 
 if TYPE_CHECKING:
     from batchbayes._common.files import TensorFile
+    from batchbayes.drift.detector import Drift
+    from batchbayes.drift.monitor import Monitor
     from batchbayes.novelty.detector import Novelty
 
 FORMAT, TRIES = 1, 5
 OWN = "function of the user"
 """In the header, what stands for a function that has to be passed again."""
-NOVELTY = "novelty"
-"""The kind of a detector of novelty, the one thing on disk that is not a posterior."""
+DETECTORS = {
+    "novelty": "batchbayes.novelty.detector:Novelty",
+    "drift": "batchbayes.drift.detector:Drift",
+    "monitor": "batchbayes.drift.monitor:Monitor",
+}
+"""Kinds of files that are not posteriors, and their classes."""
 
 
 def save(
-    posterior: "Posterior | Novelty", path: str | os.PathLike[str], *, notes: Mapping[str, object] | None = None
+    posterior: "Posterior | Novelty | Drift | Monitor",
+    path: str | os.PathLike[str],
+    *,
+    notes: Mapping[str, object] | None = None,
 ) -> None:
     """Write a posterior to a file, whole or not at all. The network's weights are not in it.
 
     Args:
-        posterior: any posterior, or the result of `novelty(...)`.
+        posterior: any posterior, the result of `novelty(...)` or `drift(...)`, or a monitor.
         path: where to write. An existing file is replaced.
         notes: JSON values to keep beside it, for `load_notes`: what else one has to know to predict with it.
 
@@ -54,7 +63,8 @@ def save(
     """
     from batchbayes._common.files import write_tensors
 
-    if not isinstance(posterior, Posterior) and not isinstance(posterior, _class_of(NOVELTY)):
+    kind = getattr(posterior, "kind", "")
+    if not isinstance(posterior, Posterior) and not (kind in DETECTORS and isinstance(posterior, _class_of(kind))):
         got = f"a {type(posterior).__name__}"
         raise BatchbayesError(expected="a posterior to save", got=got, fix="pass what bb.mcbn(...) or the like returns")
     with one_call():
@@ -167,7 +177,7 @@ def _class_of(kind: str) -> Any:
     """Return the class that reads a kind of file. It is imported only when it is needed."""
     from batchbayes.methods.table import posterior_class, resolve
 
-    return resolve("batchbayes.novelty.detector:Novelty") if kind == NOVELTY else posterior_class(kind)
+    return resolve(DETECTORS[kind]) if kind in DETECTORS else posterior_class(kind)
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -193,7 +203,7 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): tensor for name, tensor in {**dict(module.named_parameters()), **buffers}.items()}
 
 
-def _module_of(posterior: "Posterior | Novelty") -> nn.Module | None:
+def _module_of(posterior: "Posterior | Novelty | Drift | Monitor") -> nn.Module | None:
     """Return the network whose weights a posterior depends on; None if there is no such."""
     if isinstance(posterior, Posterior) and not posterior.needs_weights:
         return None

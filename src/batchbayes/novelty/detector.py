@@ -113,7 +113,7 @@ class Novelty:
     def parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return distance, energy and evidence (N, 1 to 3), as far as there are logits, and distances by site."""
         z = self.gaussian.standardise(statistics)
-        distance, evidence = self.gaussian.distances(z, _classes(logits))
+        distance, evidence = self.gaussian.distances(z, predicted_classes(logits))
         energy = -logits.logsumexp(1).nan_to_num(nan=-torch.inf)
         parts = torch.stack([distance, energy, evidence][: 1 + min(2, logits.shape[1])], 1)
         by_site = z.split([place.size for place in self.sight.places], dim=1)
@@ -209,7 +209,7 @@ def novelty(
             raise _too_few(count, what)
     sight, statistics, logit_rows = _collect(as_network(model, output), batches, num_examples, logits, inputs)
     fit, ordinary, rest = _split(len(statistics), calibration is not None, seed)
-    gaussian = fit_gaussian(statistics[fit], _classes(logit_rows[fit]), max(1, logit_rows.shape[1]))
+    gaussian = fit_gaussian(statistics[fit], predicted_classes(logit_rows[fit]), max(1, logit_rows.shape[1]))
     nothing = torch.empty(0)
     detector = Novelty(sight, gaussian, nothing, nothing, nothing, calibration is not None)
     parts, sites = detector.parts(statistics[ordinary], logit_rows[ordinary])
@@ -271,7 +271,7 @@ def _split(count: int, held_out: bool, seed: int) -> tuple[Tensor, Tensor, Tenso
     return rows[: last - quarter], rows[last - quarter : last], rows[last:]
 
 
-def _classes(logits: Tensor) -> Tensor:
+def predicted_classes(logits: Tensor) -> Tensor:
     """Return the predicted class of each example. Without logits all are of one class."""
     return logits.argmax(1) if logits.shape[1] else logits.new_zeros(logits.shape[0], dtype=torch.long)
 

@@ -58,7 +58,8 @@ class BatchNormPosterior(Posterior):
     """M: the deviations scale as 1 / sqrt(M). If sites have different M, this is their geometric mean."""
     method: str
     centered_on: str
-    """Where the centre comes from: the mean over "batches", the "running" statistics, or the "population"."""
+    """Where the centre comes from: the mean over "batches", the "running" statistics, the "population", or
+    a "window" of live inputs."""
     noise: Noise = "rows"
     influence: Measured[Tensor] = Measured()  # noqa: RUF009
     """Gram matrix (R, R) of the output changes that the rows cause on some training inputs."""
@@ -367,7 +368,7 @@ class BatchNormPosterior(Posterior):
         for name, tensor in tensors.items():
             require_finite(tensor, name)
         sizes = _sizes_of_header(header, len(sites), has_noise=bool(deviations.any()))
-        options = {"noise": Noise, "centered_on": Literal["batches", "running", "population"]}
+        options = {"noise": Noise, "centered_on": Literal["batches", "running", "population", "window"]}
         for name, allowed in options.items():
             if header[name] not in get_args(allowed):
                 raise ValueError(f"{name} {header[name]!r}")

@@ -1,0 +1,215 @@
+r"""Statistics that follow the data: what batch norm normalises by after a drift, from a window of n inputs.
+
+At a site, let $t$ be the statistics of the window (mean, log standard deviation of each channel) and $c$ those that
+ordinary inputs would have. If nothing has changed, $t$ scatters around $c$ with a variance $v$ that is known. The
+positive part of James and Stein then says how far to believe the window, with the means over the channels of the site:
+
+$$\lambda = \max\bigl(0,\; 1 - \overline{v} \,/\, \overline{(t - c)^2}\bigr), \qquad
+\text{adapted} = \text{running} + \lambda\,(t - c).$$
+
+**Classes.** A window of few classes has other statistics, and this is no drift. Mean and second moment are linear in
+the mix p of the classes, so $c = \sum_k p_k m_k$, and $v = k\, v_{within} / n + u\, v_{between}$, where u is the share
+of the mix that is still unknown. The first pass knows nothing: p is that of ordinary data, and u = 1. So it believes
+only what no mix could explain. This is mostly at early sites, which know little of classes, and it mends the
+predictions enough to tell the mix. Two passes then explain the mix that was predicted last (with the correction of
+Lipton et al., ICML 2018), with twice the variance (k = 2), because the mix is not known exactly. In the last pass the
+mix is shrunk towards the ordinary one, by the variance that n draws of classes have. So a well-mixed window counts as
+one.
+
+Reference for the statistics of a window: Schneider et al., NeurIPS 2020; Nado et al., 2020. Where we differ: no
+pseudo-count is chosen, and classes are explained first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.methods.batchnorm.sites import all_sites
+from batchbayes.novelty.statistics import FLOOR, Place, Sight
+
+PASSES = ((1.0, 1.0), (2.0, 0.0), (2.0, 0.0), (1.0, 0.0))
+"""Caution k, and the share u of the class mix that is unknown, in each pass."""
+TEMPERATURE = 2.0
+"""Predictions under drift are too sure. A mix from probabilities at this temperature errs less."""
+ROWS = 64
+"""Deviations in an adapted posterior."""
+LEAST_VARIANCE = 1e-3
+"""Variances below this, in units of the running one, count as this."""
+PRIOR_COUNT = 5.0
+"""Examples of the common mean that each class is given, so that a rare one has no strange moments."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMoments:
+    """What ordinary examples contribute to the statistics of their batch, in units of the running statistics.
+
+    There are two numbers for each channel, E: at each place the means of the channels, then their second moments.
+    """
+
+    shares: Tensor
+    """How often each class is predicted, (K,)."""
+    confusion: Tensor
+    """Mean probabilities, at `TEMPERATURE`, of the examples that are predicted to be of each class, (K, K)."""
+    means: Tensor
+    """By class, (K, E)."""
+    within: Tensor
+    """Variance of one example around its class, (E,)."""
+    between: Tensor
+    """Variance of the classes around the common mean, (E,)."""
+    rows: Tensor
+    """Deviations of single examples from their class: (R, E), so that their mean square is `within`."""
+
+
+def contributions(places: tuple[Place, ...], statistics: Tensor) -> Tensor:
+    """Return means and second moments (n, E) of examples from what `Sight` says of them, (n, D)."""
+    parts = []
+    for place, part in zip(places, statistics.split([place.size for place in places], dim=1), strict=True):
+        mean = part[:, : place.channels]
+        square = part[:, place.channels : 2 * place.channels].exp() - FLOOR if place.positions else mean.square()
+        parts += [mean, square]
+    return torch.cat(parts, 1)
+
+
+def fit_moments(places: tuple[Place, ...], statistics: Tensor, logits: Tensor) -> ClassMoments:
+    """Fit to the statistics (n, D) of ordinary examples and their logits (n, K). Without classes K may be 0."""
+    logits = logits if logits.shape[1] else torch.zeros(len(logits), 1)
+    each, weight = contributions(places, statistics).double(), logits.double().softmax(1)
+    members, own = F.one_hot(logits.argmax(1), logits.shape[1]).double(), torch.eye(logits.shape[1]).double()
+    sums = members.T @ (logits.double() / TEMPERATURE).softmax(1) + PRIOR_COUNT * own
+    common, shares = each.mean(0), weight.mean(0)
+    means = (weight.T @ each + PRIOR_COUNT * common) / (weight.sum(0)[:, None] + PRIOR_COUNT)
+    left = each - weight @ means
+    between = (shares[:, None] * (means - shares @ means).square()).sum(0)
+    groups = [part.mean(0) * len(part) ** 0.5 for part in left.tensor_split(min(ROWS, len(left)))]
+    confusion = sums / sums.sum(1, keepdim=True)
+    found = shares, confusion, means, left.square().mean(0), between, torch.stack(groups)
+    return ClassMoments(*(tensor.float() for tensor in found))
+
+
+class Adapted(NamedTuple):
+    """What one pass with adapted statistics says."""
+
+    logits: Tensor
+    """(n, K), on the CPU."""
+    means: Tensor
+    """What each channel normalises by, (C,)."""
+    log_stds: Tensor
+    """(C,)"""
+    trust: Tensor
+    """Lambda of the means and of the spreads at each site, (sites, 2). Zero is the network as it is."""
+
+
+def adapted_pass(
+    sight: Sight, moments: ClassMoments, inputs: Tensor, mix: Tensor, caution: float, unknown: float
+) -> Adapted:
+    """Run the network once. Each site in turn is adapted to what it sees of the window, given the class mix (K,)."""
+    found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    widths = [2 * place.channels for place in sight.places]
+    expected = (mix @ moments.means).split(widths)
+    noise = (caution * moments.within / len(inputs) + unknown * moments.between).split(widths)
+
+    def move(place: Place, unit: Tensor, center: Tensor, variance: Tensor, h: Tensor) -> Tensor:
+        shift, growth, trust = _shrunk(_window_moments(h, unit), center, variance)
+        mean, std = unit
+        found[place.name] = mean + std * shift, std.log() + growth, trust
+        like = [1, -1, *[1] * (h.ndim - 2)]
+        moved, scale, old = ((t.to(h).view(like)) for t in (mean + std * shift, (-growth).exp(), mean))
+        return torch.addcmul(old, h - moved, scale)  # the layer then normalises by the running statistics
+
+    units = sight.units.split([place.channels for place in sight.places], dim=1)
+    given = zip(sight.places, units, expected, noise, strict=True)
+    before: dict[str, Callable[[Tensor], Tensor | None]] = {each[0].name: partial(move, *each) for each in given}
+    with torch.no_grad():
+        outputs = sight.network(inputs.to(sight.network.device), before=before)
+    means, log_stds, trust = zip(*(found[place.name] for place in sight.places), strict=True)
+    return Adapted(outputs.double().cpu(), torch.cat(means), torch.cat(log_stds), torch.stack(trust))
+
+
+def _window_moments(h: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of each channel of (n, C, ...), in units of the running statistics, on the CPU."""
+    over = [d for d in range(h.ndim) if d != 1]
+    variance, mean = torch.var_mean(h.float(), over, correction=0)
+    return (mean.cpu() - unit[0]) / unit[1], variance.cpu() / unit[1].square()
+
+
+def _shrunk(seen: tuple[Tensor, Tensor], center: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return shift and log growth of each channel (C,), and the trust in means and spreads (2,).
+
+    `center` and `noise` are the expected moments and their variances, (2 C,).
+    """
+    (mean, variance), (first, second) = seen, center.chunk(2)
+    mean_noise, square_noise = noise.chunk(2)
+    usual = (second - first.square()).clamp_min(LEAST_VARIANCE)
+    shift, growth = mean - first, 0.5 * (variance.clamp_min(LEAST_VARIANCE) / usual).log()
+    growth_noise = square_noise / (4 * usual.square())  # of a log standard deviation
+    trust = torch.stack([_trust(shift, mean_noise), _trust(growth, growth_noise)])
+    return trust[0] * shift, trust[1] * growth, trust
+
+
+def _trust(deviation: Tensor, noise: Tensor) -> Tensor:
+    """Return the positive part of James and Stein.
+
+    >>> _trust(torch.tensor([2.0, -2.0]), torch.tensor([1.0, 1.0]))
+    tensor(0.7500)
+    """
+    return (1 - noise.mean() / deviation.square().mean().clamp_min(1e-12)).clamp_min(0)
+
+
+def class_mix(logits: Tensor, moments: ClassMoments, *, shrink: bool = False) -> Tensor:
+    """Return the mix of classes (K,) in a window; if asked for, shrunk towards the ordinary shares.
+
+    Probabilities are never all on one class, so their mean understates a window of few classes. If p is the mix, it is
+    about p @ confusion, which is solved for p.
+    """
+    shares = moments.shares
+    if logits.ndim != 2 or logits.shape[1] != len(shares):
+        return shares  # no classes
+    mean = (logits.double() / TEMPERATURE).softmax(1).mean(0)
+    mix = torch.linalg.solve(moments.confusion.double().T, mean).clamp_min(0).to(shares)
+    deviation = mix / mix.sum() - shares
+    if not shrink:
+        return shares + deviation
+    by_chance = (shares * (1 - shares)).sum() / len(logits)
+    return shares + (1 - by_chance / deviation.square().sum().clamp_min(1e-12)).clamp_min(0) * deviation
+
+
+def adapt_to(sight: Sight, moments: ClassMoments, inputs: Tensor) -> Adapted:
+    """Adapt to a window of inputs in four passes."""
+    adapted = adapted_pass(sight, moments, inputs, moments.shares, *PASSES[0])
+    for number, settings in enumerate(PASSES[1:], 2):
+        mix = class_mix(adapted.logits, moments, shrink=number == len(PASSES))
+        adapted = adapted_pass(sight, moments, inputs, mix, *settings)
+    return adapted
+
+
+def as_posterior(sight: Sight, moments: ClassMoments, adapted: Adapted, count: int) -> BatchNormPosterior:
+    r"""Return the adapted network: its draws are what a window of `count` examples leaves unknown.
+
+    If the drift at a site has the variance that the window shows, then given the window it still has the variance
+    $\lambda v$, where v is that of the window's statistics.
+    """
+    by_name = {site.name: site for site in all_sites(sight.network.module)}
+    sites = tuple(by_name[place.name] for place in sight.places)
+    widths = [place.channels for place in sight.places]
+    split = (tensor.split(widths) for tensor in (adapted.means, adapted.log_stds))
+    center = torch.cat([part for pair in zip(*split, strict=True) for part in pair])
+    rows = moments.rows.split([2 * width for width in widths], dim=1)
+    stds, typical = sight.units[1].split(widths), (moments.shares @ moments.means).split([2 * w for w in widths])
+    parts = []
+    for row, std, usual, trust in zip(rows, stds, typical, adapted.trust, strict=True):
+        first, second = usual.chunk(2)
+        of_mean, of_square = row.chunk(2, dim=1)
+        variance = (second - first.square()).clamp_min(LEAST_VARIANCE)
+        of_log = (of_square - 2 * first * of_mean) / (2 * variance)
+        parts += [trust[0].sqrt() * std * of_mean, trust[1].sqrt() * of_log]
+    deviations = torch.cat(parts, 1) / count**0.5
+    idle = tuple(name for name in by_name if name not in {place.name for place in sight.places})
+    size = float(max(2, count))  # a batch size is above one
+    fixed = (sight.network, sites, center, deviations, size, "drift", "window", "correlated")
+    return BatchNormPosterior(*fixed, idle=idle)

@@ -1,0 +1,267 @@
+"""Drift: has the data changed, how accurate is the network now, and can it be helped without labels?
+
+`drift` is fitted once to ordinary data. Then `report` tests a window of live inputs and says in words what differs,
+`adapt` returns the network with statistics that follow the window, and `monitor` watches a stream. `windows.py` has the
+test, `adapt.py` the adaptation, `accuracy.py` the accuracy without labels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from batchbayes._common import text
+from batchbayes._common.checks import check_classes, whole_number
+from batchbayes._common.rng import generator
+from batchbayes.drift.accuracy import Confidence, measure_confidence
+from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, fit_moments
+from batchbayes.drift.report import DriftReport, Kind, changes_of, summary_of
+from batchbayes.drift.windows import Ordinary, Sample, keep_ordinary
+from batchbayes.errors import BatchbayesError, warn
+from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
+from batchbayes.network.batches import Batches, batch_stream, cut, spread_evenly
+from batchbayes.network.function import Network, as_network
+from batchbayes.network.inputs import Picker, require_finite
+from batchbayes.novelty.detector import CHUNK, predicted_classes
+from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
+from batchbayes.novelty.statistics import Sight, watch
+
+if TYPE_CHECKING:
+    from batchbayes.drift.monitor import Monitor
+
+MOST, NUMBERS = 4000, 2**25
+"""Largest numbers of reference and of calibration examples, and of statistics of the latter (128 MiB)."""
+FEWEST = 40
+"""Examples. With fewer, no p-value could be small."""
+LARGEST = 1024
+"""Examples of a window that are looked at; of a larger one an even selection."""
+LEVEL = 0.05
+"""Windows with a p-value above this leave the network as it is."""
+GATE_WINDOWS = 199
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """A network with what ordinary data looks like inside it. Any number of threads may use it at once."""
+
+    kind: ClassVar[str] = "drift"
+    sight: Sight
+    moments: ClassMoments
+    ordinary: Ordinary
+    looks: Tensor
+    """Properties of ordinary inputs, (3, F): mean, standard deviation, and number of examples."""
+    confidence: Confidence | None
+    seed: int
+
+    @property
+    def network(self) -> Network:
+        """The network that is watched. A file has a fingerprint of its weights."""
+        return self.sight.network
+
+    @property
+    def widths(self) -> list[int]:
+        """The numbers of statistics of the sites."""
+        return [place.size for place in self.sight.places]
+
+    def report(self, window: Batches, *, inputs: Picker = None) -> DriftReport:
+        """Say whether a window of inputs differs from ordinary data, in what, and how accurate the network is on it.
+
+        It costs five passes. `inputs` says where the inputs are in a batch, if they are not first.
+        """
+        examples, sample, logits = self.seen(window, inputs)
+        evidence = self.ordinary.evidence(sample, self.widths)
+        adapted = adapt_to(self.sight, self.moments, examples)
+        p_value, class_p_value, of_sites = evidence
+        if p_value <= LEVEL and len(self.moments.shares) > 1:  # the network's own classes are doubtful
+            class_p_value = self.ordinary.class_p_value(adapted.logits.argmax(1))
+        kinds: tuple[tuple[Kind, Kind], ...] = (("nothing", "classes"), ("inputs", "inputs and classes"))
+        sure = self.confidence
+        return DriftReport(
+            len(examples),
+            kinds[p_value <= LEVEL][class_p_value <= LEVEL],
+            p_value,
+            class_p_value,
+            {place.name: float(value) for place, value in zip(self.sight.places, of_sites, strict=True)},
+            changes_of(examples, self.looks),
+            class_mix(adapted.logits, self.moments),
+            adapted.trust,
+            sure and sure.estimate(adapted.logits, adapted.logits.argmax(1)),
+            sure and sure.estimate(adapted.logits, logits.argmax(1)),
+        )
+
+    def adapt(self, window: Batches, *, inputs: Picker = None, gate: bool = True) -> BatchNormPosterior:
+        """Return the network with statistics that follow a window of inputs, for `predict` and all else.
+
+        Draws differ in what the window leaves unknown. If the test sees no change at 5 %, the posterior is the network
+        as it is. `gate=False` leaves the test out: the shrinkage alone decides.
+        """
+        examples, sample, _ = self.seen(window, inputs)
+        if gate and self.ordinary.evidence(sample, self.widths, GATE_WINDOWS).p_value > LEVEL:
+            return self.adapted(None)
+        return self.adapted(examples)
+
+    def adapted(self, inputs: Tensor | None) -> BatchNormPosterior:
+        """Return the posterior of the network adapted to inputs, or as it is."""
+        if inputs is not None:
+            adapted = adapt_to(self.sight, self.moments, inputs)
+            return as_posterior(self.sight, self.moments, adapted, len(inputs))
+        mean, std = self.sight.units
+        unchanged = Adapted(torch.empty(0), mean, std.log(), torch.zeros(len(self.sight.places), 2))
+        return as_posterior(self.sight, self.moments, unchanged, 1)
+
+    def sets(self, window: Batches, coverage: float = 0.9, *, inputs: Picker = None) -> Tensor:
+        """Return which classes the truth is among, (n, K) bool: sets that grow with the drift of the window."""
+        if self.confidence is None:
+            fix = "pass calibration=[(x, y)] to bb.drift, with integer labels y"
+            raise BatchbayesError("a drift that was fitted with labelled calibration data", "none", fix)
+        if not isinstance(coverage, float) or not 0 < coverage < 1:
+            raise BatchbayesError("a coverage between 0 and 1", repr(coverage), "pass coverage=0.9")
+        examples, _, _ = self.seen(window, inputs)
+        return self.confidence.sets(adapt_to(self.sight, self.moments, examples).logits, coverage)
+
+    def monitor(self, *, false_alarms: float = 0.01, memory: int = 128) -> "Monitor":
+        """Return a monitor of a stream. Over an endless unchanged stream it raises an alarm with this chance at most.
+
+        `memory` is the number of recent inputs that it adapts to.
+        """
+        from batchbayes.drift.monitor import start_monitor
+
+        return start_monitor(self, false_alarms, memory)
+
+    def seen(self, window: Batches, picker: Picker, largest: float = LARGEST) -> tuple[Tensor, Sample, Tensor]:
+        """Return the inputs of a window, what is known of each, and the network's own logits, from one pass."""
+        self.sight.warn_if_changed()
+        examples, _ = _read(window, picker, largest)
+        statistics, logits = _in_chunks(self.sight, examples)
+        return examples, sample_of(self.ordinary.gaussian, statistics, logits), logits
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return a header of JSON values, and tensors, for `save`."""
+        header = self.sight.header() | {"rest": self.ordinary.gaussian.rest, "seed": self.seed}
+        if self.confidence:
+            header |= {"temperature": self.confidence.temperature, "error": self.confidence.error}
+        parts = {"moments": self.moments, "ordinary": self.ordinary, "confidence": self.confidence}
+        named = {
+            f"{name}.{field}": value
+            for name, part in {**parts, "gaussian": self.ordinary.gaussian}.items()
+            for field, value in (vars(part) if part else {}).items()
+            if isinstance(value, Tensor) and not field.startswith("_")
+        }
+        return header, {"units": self.sight.units, "looks": self.looks} | named
+
+    @classmethod
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        """Build it from what `state` returned and the user's network."""
+
+        def part(name: str) -> dict[str, Tensor]:
+            return {key.removeprefix(name): tensors[key] for key in tensors if key.startswith(name)}
+
+        sight = Sight.restore(header, tensors["units"], model)
+        gaussian = ClassGaussian(**part("gaussian."), rest=header["rest"])
+        ordinary = Ordinary(gaussian, **part("ordinary."), seed=header["seed"])
+        moments, saved = ClassMoments(**part("moments.")), part("confidence.")
+        if moments.within.shape != (2 * sight.units.shape[1],) or ordinary.statistics.shape[1] != sight.size:
+            raise ValueError(f"moments of shape {tuple(moments.within.shape)} for {sight.size} statistics")
+        confidence = Confidence(header["temperature"], header["error"], **saved) if saved else None
+        return cls(sight, moments, ordinary, tensors["looks"], confidence, header["seed"])
+
+    def __repr__(self) -> str:
+        labelled = "labelled" if self.confidence else "unlabelled"
+        examples = text.count(len(self.ordinary.groups), f"{labelled} example")
+        return f"Drift({self.network}: {text.count(len(self.sight.places), 'site')}, calibrated on {examples})"
+
+
+def drift(
+    network: nn.Module,
+    reference: Batches,
+    *,
+    calibration: Batches | None = None,
+    seed: int = 0,
+    inputs: Picker = None,
+    output: str | int | None = None,
+) -> Drift:
+    """Learn what ordinary data looks like inside a network with batch norm, to notice and repair drift.
+
+    Args:
+        network: a trained network. It is left as it is.
+        reference: training data as it looks at prediction time, without random crops, flips or noise. No labels are
+            needed: predicted classes serve.
+        calibration: data of the same kind that the network was not trained on. p-values then hold for new windows. With
+            labels, as in `[(x, y)]` or a loader of pairs, the accuracy on a window without labels can be estimated.
+        seed: which examples are used for what, and which ordinary windows are drawn.
+        inputs: where the inputs are in a batch, if they are not first: a key, a position or a function.
+        output: which output counts, if the network returns several.
+
+    >>> model = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1)).eval()
+    >>> found = drift(model, torch.randn(400, 2, generator=generator(0)))
+    >>> window = torch.randn(32, 2, generator=generator(1))
+    >>> found.report(window).kind, found.report(window + 2).kind
+    ('nothing', 'inputs')
+    """
+    seed, own = whole_number("seed", seed, least=None), as_network(network, output)
+    examples, labels = _read(reference, inputs, MOST)
+    sight = watch(own, examples[:2].to(own.device), None)
+    most = max(FEWEST, min(MOST, NUMBERS // sight.size))
+    if calibration is None:
+        rows = torch.randperm(len(examples), generator=generator(seed, "drift"))
+        fitted, ordinary, labels = examples[rows[::2]], examples[rows[1::2]][:most], None
+    else:
+        fitted, (ordinary, labels) = examples, _read(calibration, inputs, most)
+    if min(len(fitted), len(ordinary)) < FEWEST:
+        expected = f"at least {FEWEST} reference and {FEWEST} calibration examples, so that a p-value can be small"
+        raise BatchbayesError(expected, f"{len(fitted)} and {len(ordinary)}", "pass more data")
+    (statistics, logits), known = _in_chunks(sight, fitted), _in_chunks(sight, ordinary)
+    if calibration is None and sight.logits:
+        warn(
+            "windows are compared with training examples, which a classifier knows better than new ones: more new "
+            "windows are called changed than the level says. Pass data that the network was not trained on as "
+            "calibration=; labels are welcome, but not needed."
+        )
+    num_classes = max(1, logits.shape[1])
+    gaussian = fit_gaussian(statistics, predicted_classes(logits), num_classes)
+    moments = fit_moments(sight.places, torch.cat([statistics, known[0]]), torch.cat([logits, known[1]]))
+    kept = keep_ordinary(gaussian, sample_of(gaussian, *known), num_classes, seed)
+    found = Drift(sight, moments, kept, summary_of(ordinary), None, seed)
+    if labels is None or num_classes < 2:
+        return found
+    check_classes("labels of calibration data", labels, num_classes)
+    confidence = measure_confidence(ordinary, labels, lambda x: adapt_to(sight, moments, x).logits, seed)
+    return replace(found, confidence=confidence)
+
+
+def sample_of(gaussian: ClassGaussian, statistics: Tensor, logits: Tensor) -> Sample:
+    """Return what is known of examples from their statistics (n, D) and logits (n, K)."""
+    z, classes = gaussian.standardise(statistics), predicted_classes(logits)
+    distance = gaussian.distances(z, classes)[0].clamp_min(1e-6).log()
+    energy = -logits.logsumexp(1) if logits.shape[1] else torch.zeros(len(z))
+    return Sample(z, torch.stack([distance, energy.nan_to_num().clamp(-1e4, 1e4)], 1).float(), classes)
+
+
+def _in_chunks(sight: Sight, examples: Tensor) -> tuple[Tensor, Tensor]:
+    """Return statistics (n, D) and logits (n, K) of inputs."""
+    found = [sight(chunk) for chunk in cut(examples, None, CHUNK)]
+    statistics, logits = (torch.cat(column) for column in zip(*found, strict=True))
+    return require_finite(statistics, "the statistics of the inputs"), require_finite(logits, "the outputs")
+
+
+def _read(data: Batches, picker: Picker, most: float) -> tuple[Tensor, Tensor | None]:
+    """Return about `most` inputs at most, and labels if each batch has class numbers last."""
+    parts, labels, count = [], [], 0
+    for batch, inputs in batch_stream(data, picker):
+        last = batch[-1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+        given = torch.as_tensor(last) if isinstance(last, Tensor | np.ndarray) else torch.empty(0)
+        labels += [given.long().cpu()] if given.shape == (len(inputs),) and not given.is_floating_point() else []
+        parts.append(inputs)
+        if (count := count + len(inputs)) >= most:
+            break
+    if not count:
+        raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
+    joined = torch.cat(parts)
+    if not isinstance(joined, Tensor) or not joined.is_floating_point():
+        got = f"{joined.dtype}" if isinstance(joined, Tensor) else type(joined).__name__
+        raise BatchbayesError("one tensor of real inputs for each batch", got, "wrap the network so that it takes one")
+    rows = spread_evenly(count, int(min(most, count)))
+    return joined[rows], torch.cat(labels)[rows] if len(labels) == len(parts) else None

@@ -1,0 +1,110 @@
+"""The monitor of a stream: false alarms, detection, return, files, and constant memory."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.drift_cases import blobs
+
+import batchbayes as bb
+from batchbayes.drift.windows import Sample
+
+
+def test_unchanged_streams_raise_no_more_alarms_than_the_level(classifier):
+    """60 streams of 600 examples at 20 %, of any mix of classes, each with its own calibration data."""
+    _, drift = classifier
+    alarms = 0
+    for seed in range(60):
+        mix = (0.25,) * 4 if seed % 2 else (0.7, 0.1, 0.1, 0.1)
+        _, ordinary, _ = drift.seen(blobs(400, 1000 + seed)[0], None)
+        monitor = drift.monitor(false_alarms=0.2)
+        monitor.calibrate(ordinary, drift.ordinary.group_of[ordinary.classes])
+        monitor.bet(drift.seen(blobs(600, 2000 + seed, mix)[0], None)[1])
+        alarms += bool(monitor.alarms)
+    assert alarms <= 12 + 3 * math.sqrt(60 * 0.2 * 0.8)
+
+
+def test_capital_is_the_naive_sum_over_bettors_that_start_later(classifier):
+    """Each bettor starts at its own example with its own share, and multiplies; the rest is held back."""
+    _, drift = classifier
+    monitor = drift.monitor()
+    bets, capital = [], []
+    for sample in _each(drift.seen(blobs(30, 5)[0] + 0.4, None)[1]):
+        before = monitor._capital.copy()
+        monitor.bet(sample)
+        age = monitor._age - 1
+        entering = 1 / math.log2(age + 2) - 1 / math.log2(age + 3)
+        bets.append(monitor._capital / (before + entering))
+        shares = [1 / math.log2(t + 2) - 1 / math.log2(t + 3) for t in range(age + 1)]
+        capital.append(sum(share * np.prod(bets[t:], axis=0) for t, share in enumerate(shares)))
+        np.testing.assert_allclose(monitor._capital, capital[-1], rtol=1e-9)
+    total = max(float(each.mean()) + 1 / math.log2(t + 3) for t, each in enumerate(capital))
+    assert monitor.watch.evidence == pytest.approx(math.log10(total))
+
+
+def _each(sample):
+    return [Sample(*(part[i : i + 1] for part in sample)) for i in range(len(sample.classes))]
+
+
+def test_a_drift_is_found_repaired_and_its_end_is_noticed(classifier):
+    network, drift = classifier
+    monitor = drift.monitor(false_alarms=0.01)
+    for part in blobs(600, 20)[0].split(20):
+        assert not monitor.update(part).alarm
+    assert monitor.posterior().is_point
+    x, y = blobs(200, 21)
+    drifted = 0.5 * x + 2.0
+    for part in drifted.split(20):
+        watch = monitor.update(part)
+    assert watch.alarm
+    assert 600 < watch.alarms[0] <= 700
+    posterior = monitor.posterior()
+    before = float((network(drifted).argmax(1) == y).double().mean())
+    assert float((posterior.function(posterior.center)(drifted).argmax(1) == y).double().mean()) > before + 0.1
+    for part in blobs(300, 22)[0].split(20):
+        watch = monitor.update(part)
+    assert not watch.alarm
+    assert monitor.posterior().is_point
+
+
+def test_an_answer_does_not_depend_on_how_the_stream_is_cut(classifier):
+    _, drift = classifier
+    x = blobs(96, 23)[0] + 0.2
+    found = []
+    for size in (1, 7, 96):
+        monitor = drift.monitor()
+        for part in x.split(size):
+            watch = monitor.update(part)
+        found.append(watch.evidence)
+    assert found == pytest.approx([found[0]] * 3)
+
+
+def test_saved_and_resumed_with_the_same_bits(classifier, tmp_path):
+    network, drift = classifier
+    stream = torch.cat([blobs(200, 24)[0], blobs(400, 25)[0] + 1.5]).split(20)
+    whole, first = drift.monitor(), drift.monitor()
+    for part in stream:
+        whole.update(part)
+    for number, part in enumerate(stream):
+        first.update(part)
+        if number in (4, 14):  # before and during an alarm
+            bb.save(first, tmp_path / "monitor")
+            first = bb.load(tmp_path / "monitor", network)
+    assert first.watch == whole.watch
+    assert torch.equal(first.posterior().center, whole.posterior().center)
+    assert repr(first) == repr(whole)
+
+
+def test_memory_does_not_grow_and_is_balanced(classifier):
+    _, drift = classifier
+    monitor = drift.monitor(memory=32)
+    for seed in range(10):
+        monitor.update(blobs(50, seed, (0.91, 0.03, 0.03, 0.03))[0])
+        assert len(monitor._inputs) <= 32
+    assert monitor._classes.bincount(minlength=4).min() >= 3
+    tensors = monitor.state()[1]
+    sizes = {name: tensor.numel() for name, tensor in tensors.items()}
+    for seed in range(10):
+        monitor.update(blobs(50, 50 + seed)[0])
+    assert {name: tensor.numel() for name, tensor in monitor.state()[1].items()} == sizes
