@@ -19,6 +19,7 @@ from batchbayes.plots.lines import seeds_figure as seeds_figure
 from batchbayes.plots.lines import price_figure as price_figure
 from batchbayes.plots.regression import (
     interval_coverage_figure as interval_coverage_figure,
+    table_figure as table_figure,
     uncertainty_error_figure as uncertainty_error_figure,
     uncertainty_error_grid as uncertainty_error_grid,
 )

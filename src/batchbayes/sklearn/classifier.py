@@ -15,21 +15,15 @@ from batchbayes._common.checks import finite_number, whole_number
 from batchbayes._common.minimise import minimise
 from batchbayes.calibrate import conformal_quantile
 from batchbayes.errors import BatchbayesError
-from batchbayes.sklearn.estimator import Uncertain
-from batchbayes.sklearn.linear import Linear, logistic
+from batchbayes.metrics import equal_mass_reliability
+from batchbayes.sklearn.crossfit import JUDGES
+from batchbayes.sklearn.estimator import FACTORS, MIXES, Uncertain
+from batchbayes.sklearn.linear import logistic
 
-FACTORS = (0.0, 0.5, 1.0, 2.0)
-"""Scales of the batch-norm noise that are tried, as factors of that of the training batches."""
-MIXES = tuple(round(0.1 * step, 1) for step in range(11))
-"""Shares of the linear part that are tried."""
 COLDEST, HOTTEST = 0.2, 10.0
 """Temperatures that are tried."""
 SMALLEST = 1e-12
 """Probabilities are at least this, in logarithms."""
-MOST_JUDGES = 5000
-"""Rows that choose the scale of the noise and the temperature."""
-LARGEST_LINEAR = 40_000_000
-"""Rows times inputs times classes above which there is no linear part: networks need none then."""
 
 
 def log_score(outputs: Tensor, targets: Tensor) -> float:
@@ -63,6 +57,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
 
     _loss = "cross_entropy"
     _score = staticmethod(log_score)
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None
 
     def __init__(
         self,
@@ -79,20 +74,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         verbose: bool = False,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
     ) -> None:
-        super().__init__(
-            hidden_widths,
-            weight_decays,
-            num_folds,
-            num_seeds,
-            num_steps,
-            batch_size,
-            learning_rate,
-            num_draws,
-            num_bins,
-            random_state,
-            verbose,
-        )
-        self.class_weight = class_weight
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train on inputs (N, Q) and classes (N,)."""
@@ -118,19 +100,17 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
 
     def _calibrate(self, x: Tensor, one_hot: Tensor, folds: Tensor) -> None:
         """Choose the scale of the batch-norm noise, the temperature and the share of the linear part."""
-        some = torch.linspace(0, len(x) - 1, min(MOST_JUDGES, len(x))).long()
+        some = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long()
         found = []
         for factor in FACTORS:
             fit = self.networks_.scaled(factor)
             found.append((*_best_temperature(fit.held_out_draws(x[some], folds[:, some]), one_hot[some]), factor, fit))
         _, self.temperature_, self.noise_factor_, self.networks_ = min(found, key=lambda each: (each[0], each[2]))
         probs = self._tempered(self.networks_.held_out_draws(x, folds))
-        self.linear_, self.mix_ = Linear.nothing(len(self.networks_.stack), x.shape[1], one_hot.shape[1]), 0.0
-        if x.numel() * one_hot.shape[1] <= LARGEST_LINEAR:
-            self.linear_ = logistic(x, one_hot, folds)
-            other = self.linear_.held_out(x, folds).softmax(-1).mean(0)
-            self.mix_ = min(MIXES, key=lambda mix: _log_loss((1 - mix) * probs + mix * other, one_hot))
-            probs = (1 - self.mix_) * probs + self.mix_ * other
+        self.linear_ = logistic(x, one_hot, folds)
+        other = self.linear_.held_out(x, folds).softmax(-1).mean(0)
+        self.mix_ = min(MIXES, key=lambda mix: _log_loss((1 - mix) * probs + mix * other, one_hot))
+        probs = (1 - self.mix_) * probs + self.mix_ * other
         self.held_out_labels_ = one_hot.argmax(1).numpy()
         self.held_out_scores_ = set_scores(probs.numpy())[np.arange(len(x)), self.held_out_labels_]
 
@@ -141,9 +121,8 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the probability of each class, (N, K), in the order of `classes_`."""
         inputs = self._inputs(X)
-        probs = self._tempered(self.networks_.draws(inputs))
-        if self.mix_:
-            probs = (1 - self.mix_) * probs + self.mix_ * self.linear_(inputs).softmax(-1).mean(0)
+        probs, other = self._tempered(self.networks_.draws(inputs)), self.linear_(inputs).softmax(-1).mean(0)
+        probs = (1 - self.mix_) * probs + self.mix_ * other
         return (probs / probs.sum(1, keepdim=True)).numpy()
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
@@ -173,8 +152,9 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         """Draw how often classes are right against how probable they are said to be. Return the figure."""
         from batchbayes.plots import reliability_figure
 
-        probs, labels = self.predict_proba(X), np.searchsorted(self.classes_, np.asarray(y))
-        return reliability_figure({type(self).__name__: torch.from_numpy(probs)}, torch.from_numpy(labels))
+        probs = self.predict_proba(X)
+        correct = self.classes_[probs.argmax(1)] == np.asarray(y)
+        return reliability_figure({type(self).__name__: equal_mass_reliability(probs.max(1), correct, num_bins=10)})
 
     def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
         probs = self.predict_proba(X)
@@ -191,8 +171,8 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         kind = {"i": int, "u": int, "b": bool, "f": float}.get(self.classes_.dtype.kind, str)
         numbers = {"temperature": self.temperature_, "noise_factor": self.noise_factor_}
-        scores = torch.from_numpy(self.held_out_scores_), torch.from_numpy(self.held_out_labels_)
-        tensors = dict(zip(("scores", "labels"), scores, strict=True))
+        held_out = {"scores": self.held_out_scores_, "labels": self.held_out_labels_}
+        tensors = {name: torch.from_numpy(each) for name, each in held_out.items()}
         return {"classes": [kind(each) for each in self.classes_], **numbers}, tensors
 
     def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

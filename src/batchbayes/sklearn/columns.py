@@ -4,7 +4,7 @@
 |---|---|
 | number, boolean | itself, and how far it is through each of its bins |
 | date | days, month, weekday and hour, each as a number |
-| words, categories | one column of 0 and 1 for each frequent value, so that the first layer embeds it; rare values share one |
+| words, categories | a column of 0 and 1 for each frequent value, embedded by the first layer; rare ones share one |
 | missing number | the median, and a column that says so |
 | missing word | a category of its own |
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from batchbayes.errors import BatchbayesError
 
-MOST_INPUTS = 512
+MOST_INPUTS = 256
 """Tables with many columns get fewer bins, so that there are at most so many."""
 MOST_LEVELS, FEWEST_OF_A_LEVEL = 32, 3
 """Categories beyond the most frequent ones, or in fewer rows, share one column."""
@@ -80,8 +80,9 @@ class Column:
     def unknown(self, values: np.ndarray) -> np.ndarray:
         """Return which rows have a category, or a missing value, that training had not, (N,)."""
         if self.kind == "words":
-            return ~np.isin(values.astype(str), self.known)
-        return np.isnan(_numbers(self.kind, values)).any(1) & (not self.was_missing)
+            known = set(self.known)
+            return np.array([value not in known for value in values])
+        return np.isnan(_numbers(self.kind, values)).any(1) & np.array(not self.was_missing)
 
 
 def _numbers(kind: Kind, values: np.ndarray) -> np.ndarray:
@@ -145,9 +146,9 @@ class Columns:
     @staticmethod
     def raw(plans: Sequence[Column], read: Mapping[str, tuple[Kind, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers and the flags of a table, (N, C) each."""
-        values = [read[plan.name][1] for plan in plans]
-        pairs = list(zip(plans, values, strict=True))
-        return tuple(np.concatenate([getattr(p, part)(v) for p, v in pairs], 1) for part in ("numbers", "flags"))
+        pairs = [(plan, read[plan.name][1]) for plan in plans]
+        numbers, flags = ([own(*pair) for pair in pairs] for own in (Column.numbers, Column.flags))
+        return np.concatenate(numbers, 1), np.concatenate(flags, 1)
 
     @staticmethod
     def learn(plans: Sequence[Column], numbers: np.ndarray, flags: np.ndarray, num_bins: int) -> "Columns":

@@ -28,6 +28,8 @@ from batchbayes.training.stack.train import Examples, Loss, train_stack
 
 FIRST_ROUND = 300
 """Steps of the first round."""
+STEPS_OF_A_ROW = 5
+"""Few rows are soon learnt: there are at most this many steps for each row, or two first rounds."""
 LEAST_GAIN = 0.03
 """Training ends if a round makes held-out errors smaller by a smaller share than this."""
 JURY = 2
@@ -148,16 +150,15 @@ def _tournament(training: "_Training") -> tuple[Stack, Candidate, int]:
     own = torch.arange(len(seeds) * len(training.numbers))  # the networks of one candidate
     fresh = training.fresh(seeds)
     stack = fresh.select(own.repeat(len(alive)))
-    best: tuple[float, Stack, Candidate, int] | None = None
+    best: tuple[float, Stack, Candidate, int] = math.inf, stack, alive[0], 0
     for number in count():
         stack = training.round(stack, alive, seeds, number)
         scores = [training.score(stack.select(own + i * len(own)), seeds) for i in range(len(alive))]
         ranks = sorted(range(len(alive)), key=lambda each: scores[each])
         before, found = best, scores[ranks[0]]
-        if before is None or found < before[0]:
+        if found < before[0]:
             best = found, stack.select(own + ranks[0] * len(own)), alive[ranks[0]], number + 1
-        gained = before is None or found < (1 - LEAST_GAIN) * before[0]
-        if not gained or not training.steps(number + 1):
+        if found >= (1 - LEAST_GAIN) * before[0] or not training.steps(number + 1):
             return best[1:]
         kept = sorted(ranks[: math.ceil(len(alive) / 2)])
         stack = stack.select(torch.cat([own + i * len(own) for i in kept]))
@@ -205,7 +206,7 @@ class _Training:
         """Return the steps of a round: the first ones double, and the last one has what is left, or zero."""
         least = min(FIRST_ROUND, 100 + len(self.inputs) // 2)
         before = least * (2**number - 1)
-        left = self.recipe.num_steps - before
+        left = min(self.recipe.num_steps, max(2 * FIRST_ROUND, STEPS_OF_A_ROW * len(self.inputs))) - before
         return 0 if number and left < least else max(1, min(left, least * 2**number))
 
     def score(self, stack: Stack, seeds: Sequence[int]) -> float:

@@ -41,6 +41,10 @@ FEWEST_ROWS = 5
 """Fewer rows cannot be split into folds with two rows or more for batch normalisation."""
 LARGER_BATCHES = (2_000, 8_000, 30_000)
 """Above each of these numbers of rows, batches are twice as large, because more rows have more to say in each step."""
+FACTORS = (0.0, 0.5, 1.0, 2.0)
+"""Scales of the batch-norm noise that are tried, as factors of that of the training batches."""
+MIXES = tuple(round(0.1 * step, 1) for step in range(11))
+"""Shares of the linear part that are tried."""
 Read = Mapping[str, tuple[Kind, np.ndarray]]
 
 
@@ -50,31 +54,21 @@ class Uncertain(BaseEstimator):
     _loss: Loss
     _score: Score
 
-    def __init__(
-        self,
-        hidden_widths: tuple[int, ...] = (64, 64),
-        weight_decays: tuple[float, ...] = (1e-5, 1e-3, 1e-2),
-        num_folds: int = 5,
-        num_seeds: int = 3,
-        num_steps: int = 4500,
-        batch_size: int = 32,
-        learning_rate: float = 1e-2,
-        num_draws: int = 4,
-        num_bins: int = 16,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
-    ) -> None:
-        self.hidden_widths = hidden_widths
-        self.weight_decays = weight_decays
-        self.num_folds = num_folds
-        self.num_seeds = num_seeds
-        self.num_steps = num_steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.num_draws = num_draws
-        self.num_bins = num_bins
-        self.random_state = random_state
-        self.verbose = verbose
+    hidden_widths: tuple[int, ...]
+    weight_decays: tuple[float, ...]
+    num_folds: int
+    num_seeds: int
+    num_steps: int
+    batch_size: int
+    learning_rate: float
+    num_draws: int
+    num_bins: int
+    random_state: int | np.random.RandomState | None
+    verbose: bool
+
+    def _keep(self, parameters: dict[str, Any]) -> None:
+        """Keep the parameters of `__init__`, from its `locals()`."""
+        vars(self).update({name: each for name, each in parameters.items() if name not in ("self", "__class__")})
 
     def __sklearn_tags__(self) -> Any:
         tags: Any = super().__sklearn_tags__()
@@ -134,9 +128,7 @@ class Uncertain(BaseEstimator):
     def _fitting(self, X: Any) -> Read:  # noqa: N803
         check_is_fitted(self)
         read = self._read(X, reset=False)
-        if not is_frame(X):
-            read = {plan.name: each for plan, each in zip(self.columns_.plans, read.values(), strict=True)}
-        elif not hasattr(self, "feature_names_in_"):
+        if not is_frame(X) or not hasattr(self, "feature_names_in_"):
             read = {plan.name: each for plan, each in zip(self.columns_.plans, read.values(), strict=True)}
         return self.columns_.checked(read)
 
@@ -242,7 +234,11 @@ class Uncertain(BaseEstimator):
         header["features"] = getattr(self, "feature_names_in_", np.array([])).tolist()
         header["columns"], arrays = self.columns_.state()
         tensors |= {f"columns.{name}": torch.from_numpy(each) for name, each in arrays.items()}
-        tensors |= {"folds": fit.fold_of_network, "linear.weight": self.linear_.weight, "linear.bias": self.linear_.bias}
+        tensors |= {
+            "folds": fit.fold_of_network,
+            "linear.weight": self.linear_.weight,
+            "linear.bias": self.linear_.bias,
+        }
         if self.detector_ is not None:
             header["detector"], own = self.detector_.state()
             tensors |= {f"detector.{name}": tensor for name, tensor in own.items()}

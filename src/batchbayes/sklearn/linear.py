@@ -14,6 +14,8 @@ RIDGE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 LOGISTIC_PENALTIES = (1.0, 5.0, 25.0, 100.0)
 """Penalties on the squared coefficients of standardised inputs, as numbers of rows."""
 ITERATIONS = 60
+MOST_ROWS = 5000
+"""Rows that a logistic regression is fitted to. With more, networks hardly need it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +31,6 @@ class Linear:
         """Return the outputs of all functions, (G, N, K)."""
         return inputs.double() @ self.weight + self.bias
 
-    @staticmethod
-    def nothing(count: int, inputs: int, outputs: int) -> "Linear":
-        """Return functions that are zero."""
-        return Linear(*(torch.zeros(count, rows, outputs, dtype=torch.float64) for rows in (inputs, 1)))
-
     def held_out(self, inputs: Tensor, folds: Tensor) -> Tensor:
         """Return for each row the outputs of the functions that left it out, (R, N, K), for folds (R, N)."""
         number = torch.arange(len(folds))[:, None] * (len(self.weight) // len(folds)) + folds
@@ -48,7 +45,9 @@ def ridge(inputs: Tensor, targets: Tensor, folds: Tensor) -> tuple[Linear, Tenso
     """
     x, y, columns = inputs.double(), targets.double(), torch.arange(targets.shape[1])
     parts = [[_ridge(x[own != fold], y[own != fold]) for fold in own.unique()] for own in folds]
-    held_out = torch.stack([Linear(*_joined(parts[0], i)).held_out(x, folds[:1])[0] for i in range(len(RIDGE_PENALTIES))])
+    held_out = torch.stack(
+        [Linear(*_joined(parts[0], i)).held_out(x, folds[:1])[0] for i in range(len(RIDGE_PENALTIES))]
+    )
     best = (held_out - y).abs().mean(1).argmin(0)  # (K,)
     all_parts = [part for own in parts for part in own]
     weight = torch.stack([torch.stack([each[0] for each in part])[best, :, columns].T for part in all_parts])
@@ -89,6 +88,9 @@ def logistic(inputs: Tensor, targets: Tensor, folds: Tensor) -> Linear:
 
 def _logistic(x: Tensor, y: Tensor, folds: Tensor, penalties: tuple[float, ...]) -> list[Linear]:
     """Fit all folds, seeds and penalties at once."""
+    if len(x) > MOST_ROWS:
+        some = torch.linspace(0, len(x) - 1, MOST_ROWS).long()
+        x, y, folds = x[some], y[some], folds[:, some]
     used = torch.stack([own != fold for own in folds for fold in own.unique()]).double()  # (G, N)
     penalty = torch.tensor(penalties, dtype=torch.float64)[:, None, None, None]
     start = torch.zeros(len(penalties), len(used), x.shape[1] + 1, y.shape[1], dtype=torch.float64)

@@ -14,28 +14,23 @@ from torch import Tensor
 from batchbayes._common.checks import finite_number, require_choice, whole_number
 from batchbayes.calibrate import conformal_quantile
 from batchbayes.errors import BatchbayesError
-from batchbayes.sklearn.estimator import Uncertain
+from batchbayes.sklearn.crossfit import JUDGES
+from batchbayes.sklearn.estimator import FACTORS, MIXES, Uncertain
 from batchbayes.sklearn.linear import ridge
 from batchbayes.sklearn.spread import Outlook, Spread, fit_spread
 from batchbayes.sklearn.targets import LEVELS, Name, Targets, choose_transform
 
-FACTORS = (0.0, 0.5, 1.0, 2.0)
-"""Scales of the batch-norm noise that are tried, as factors of that of the training batches."""
 HEAVY_TAIL = 0.25
 """Candidates for heavy tails are trained with Student's t of four degrees of freedom."""
-MIXES = tuple(round(0.1 * step, 1) for step in range(11))
-"""Shares of the linear part that are tried."""
 MIDDLE_LEVELS = (0.5, 0.7, 0.9)
 """Levels at which the gain of averaging is measured."""
-MOST_JUDGES = 5000
-"""Rows that choose the scale of the batch-norm noise."""
 
 
 def spread_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
     r"""Return the gradient by mean and log spread, outputs (..., 2), for targets (..., 2): a number, and its tail.
 
-    The loss is the negative log density of Student's t with 1 / tail degrees of freedom, or of a Gaussian if the tail is
-    zero. The gradient by the mean is multiplied by the spread, so that rows that are known well do not outvote all
+    The loss is the negative log density of Student's t with 1 / tail degrees of freedom, or of a Gaussian if the tail
+    is zero. The gradient by the mean is multiplied by the spread, so that rows that are known well do not outvote all
     others ($\beta$-NLL with $\beta = 1/2$: Seitzer et al., ICLR 2022).
     """
     mean, spread = outputs[..., :1], outputs[..., 1:].clamp(-6, 3).exp()
@@ -78,7 +73,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         num_bins: each number is also given as this many bins, so that steps are learnt as well as by trees; 0 for none.
         random_state: seed of everything that is random.
         verbose: whether to show progress.
-        transform: "none", "sqrt" or "log" of targets that are never negative; "auto" chooses on held-out rows.
+        target_transform: "none", "sqrt" or "log" of targets that are never negative; "auto" chooses on held-out rows.
 
     A table is an array, or a frame of pandas or polars with numbers, booleans, words, categories, dates and missing
     values. If no target is negative, nothing below zero is predicted; if all are whole numbers, so are the ends of
@@ -96,11 +91,12 @@ class UncertainRegressor(RegressorMixin, Uncertain):
 
     _loss = staticmethod(spread_gradient)
     _score = staticmethod(mean_score)
+    target_transform: Literal["auto"] | Name
 
     def __init__(
         self,
         hidden_widths: tuple[int, ...] = (64, 64),
-        weight_decays: tuple[float, ...] = (1e-5, 1e-3, 1e-2),
+        weight_decays: tuple[float, ...] = (1e-3, 1e-2),
         num_folds: int = 5,
         num_seeds: int = 3,
         num_steps: int = 4500,
@@ -110,27 +106,14 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         num_bins: int = 16,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
-        transform: Literal["auto"] | Name = "auto",
+        target_transform: Literal["auto"] | Name = "auto",
     ) -> None:
-        super().__init__(
-            hidden_widths,
-            weight_decays,
-            num_folds,
-            num_seeds,
-            num_steps,
-            batch_size,
-            learning_rate,
-            num_draws,
-            num_bins,
-            random_state,
-            verbose,
-        )
-        self.transform = transform
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:  # noqa: N803
         """Train on inputs (N, Q) and targets (N,). `groups` are labels of rows (N,), for intervals of each group."""
         targets = _checked_targets(y, self)
-        require_choice("transform", self.transform, ("auto", "none", "sqrt", "log"))
+        require_choice("target_transform", self.target_transform, ("auto", "none", "sqrt", "log"))
         x, rows, copies = self._learn_columns(X, targets, sample_weight)
         targets, (folds, seed) = targets[rows], self._folds(copies)
         self.targets_ = self._transform(targets, x, folds)
@@ -141,19 +124,19 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         return self
 
     def _transform(self, targets: np.ndarray, x: Tensor, folds: Tensor) -> Targets:
-        if self.transform == "auto":
+        if self.target_transform == "auto":
             return choose_transform(targets, x, folds)
-        if self.transform != "none" and targets.min() < 0:
+        if self.target_transform != "none" and targets.min() < 0:
             raise BatchbayesError(
-                expected=f'targets of zero or more for transform="{self.transform}"',
+                expected=f'targets of zero or more for target_transform="{self.target_transform}"',
                 got=f"{targets.min():g}",
-                fix='pass transform="none"',
+                fix='pass target_transform="none"',
             )
-        return Targets.learn(self.transform, targets)
+        return Targets.learn(self.target_transform, targets)
 
     def _calibrate(self, x: Tensor, z: Tensor, folds: Tensor) -> None:
         """Choose the scale of the batch-norm noise and the share of the linear part, and learn the spread."""
-        some = torch.linspace(0, len(x) - 1, min(MOST_JUDGES, len(x))).long()
+        some = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long()
         scaled = {factor: self.networks_.scaled(factor) for factor in FACTORS}
         errors = {
             factor: _score(fit.held_out_draws(x[some], folds[:, some])[..., 0].mean((0, 1)) - z[some])
@@ -309,11 +292,8 @@ def _checked_targets(y: Any, estimator: Any) -> np.ndarray:
     """Return targets (N,) of finite numbers."""
     if y is None:
         raise ValueError("This UncertainRegressor estimator requires y to be passed, but the target y is None")
-    flat = column_or_1d(np.asarray(y), warn=True)
-    if flat.dtype.kind == "O":
-        flat = flat.astype(np.float64)
-    found: Any = check_array(flat, ensure_2d=False, dtype=np.float64, input_name="y", estimator=estimator)
-    return found
+    found: Any = check_array(y, ensure_2d=False, dtype="numeric", input_name="y", estimator=estimator)
+    return column_or_1d(found, warn=True).astype(np.float64)
 
 
 def _outlook(draws: Tensor) -> Outlook:

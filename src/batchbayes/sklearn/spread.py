@@ -71,7 +71,9 @@ def fit_spread(errors: Tensor, outlook: Outlook, inputs: Tensor, folds: Tensor) 
 
     def loss(found: Tensor) -> Tensor:
         prior = 4 * (found[..., 1] - 0.5).square() + 4 * found[..., 2].square() + found[..., -1].square()
-        return (_scores(found, *own) * used).sum() + (penalty * found[..., 3:-1].square().sum(-1)).sum() / 2 + prior.sum()
+        return (
+            (_scores(found, *own) * used).sum() + (penalty * found[..., 3:-1].square().sum(-1)).sum() / 2 + prior.sum()
+        )
 
     found = minimised(loss, start)
     held_out = (_scores(found, *own) * (1 - used)).sum((1, 2))

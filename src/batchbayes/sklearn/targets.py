@@ -34,7 +34,9 @@ class Targets:
         whole = bool((values == np.round(values)).all()) and len(np.unique(values)) > 2
         lowest = 0.0 if (values >= 0).all() and np.ptp(values) > 0 else -np.inf
         positive = values[values > 0]
-        shift = 0.0 if values.min() > 0 else 1.0 if whole else 0.1 * float(np.median(positive)) if len(positive) else 1.0
+        shift = (
+            0.0 if values.min() > 0 else 1.0 if whole else 0.1 * float(np.median(positive)) if len(positive) else 1.0
+        )
         plain = Targets(name, shift, 0.0, 1.0, lowest, whole)
         mean, unit = mean_and_unit(plain.forward(values))
         return Targets(name, shift, float(mean), float(unit), lowest, whole)
