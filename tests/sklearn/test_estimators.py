@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import numpy as np
@@ -19,6 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from batchbayes._common.files import write_tensors
 from batchbayes.errors import BatchbayesError
+from batchbayes.plots import table_figure
 from batchbayes.sklearn import UncertainClassifier, UncertainRegressor
 from batchbayes.sklearn.regressor import _gain_of_averages
 
@@ -51,8 +53,11 @@ def fitted(kind, x, y, **options):
 
 
 @BOTH
-def test_all_checks_of_scikit_learn(kind):
-    results = check_estimator(kind(**SMALL), on_fail=None, on_skip=None)
+@pytest.mark.parametrize("options", [SMALL, pytest.param({}, marks=pytest.mark.slow)], ids=["small", "default"])
+def test_all_checks_of_scikit_learn(kind, options):
+    start = time.process_time()
+    results = check_estimator(kind(**options), on_fail=None, on_skip=None)
+    assert time.process_time() - start < 180
     bad = {
         each["check_name"]: str(each["exception"]) for each in results if each["status"] not in ("passed", "skipped")
     }
@@ -217,6 +222,15 @@ def test_estimators_draw_themselves(kind, waves):
     labels = np.where(y > 10, "high", "low") if kind is UncertainClassifier else y
     figure = fitted(kind, x, y).plot(x, labels)
     assert len(figure.axes) == (2 if kind is UncertainClassifier else 3)
+
+
+def test_a_figure_of_a_table_counts_what_is_inside():
+    lower, upper = np.zeros(10), np.arange(1.0, 11.0)
+    targets = np.where(np.arange(10) < 2, 20.0, 0.5)  # the two narrowest intervals miss
+    first, second, third = table_figure(lower, upper, targets, np.full(10, 0.95), level=0.8).axes
+    assert first.get_title() == "80% inside, 80% wanted"
+    assert [bar.get_height() for bar in second.patches] == [0, 1, 1, 1, 1]
+    assert [bar.get_height() for bar in third.patches] == pytest.approx([0] * 9 + [1])
 
 
 @BOTH

@@ -168,18 +168,6 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         uniform = check_random_state(random_state).random_sample(shape)
         return self.classes_[np.minimum((uniform > below).sum(-1), len(self.classes_) - 1)]
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        kind = {"i": int, "u": int, "b": bool, "f": float}.get(self.classes_.dtype.kind, str)
-        numbers = {"temperature": self.temperature_, "noise_factor": self.noise_factor_}
-        held_out = {"scores": self.held_out_scores_, "labels": self.held_out_labels_}
-        tensors = {name: torch.from_numpy(each) for name, each in held_out.items()}
-        return {"classes": [kind(each) for each in self.classes_], **numbers}, tensors
-
-    def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.classes_, self.temperature_ = np.array(header["classes"]), float(header["temperature"])
-        self.noise_factor_ = float(header["noise_factor"])
-        self.held_out_scores_, self.held_out_labels_ = tensors["scores"].numpy(), tensors["labels"].numpy()
-
 
 def _best_temperature(draws: Tensor, one_hot: Tensor) -> tuple[float, float]:
     """Return the lowest loss of held-out rows, and its temperature, for draws of logits (R, S, N, K)."""

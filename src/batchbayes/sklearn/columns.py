@@ -14,7 +14,7 @@ encoding of Gorishniy, Rubachev and Babenko, NeurIPS 2022, with quantiles as the
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -182,8 +182,6 @@ class Columns:
             if kind != plan.kind and kind == "number" and np.isnan(values).all():
                 empty = {"date": np.full(len(values), "NaT", "datetime64[ns]")}
                 kind, values = plan.kind, empty.get(plan.kind, np.full(len(values), MISSING, dtype=object))
-            if kind == "number" and plan.kind == "words":
-                kind, values = "words", np.array([_word(each) for each in values], dtype=object)
             if kind != plan.kind:
                 raise BatchbayesError(
                     expected=f"{plan.kind} in column {plan.name}, as in training",
@@ -197,21 +195,6 @@ class Columns:
         """Return for each column with values that training had not which rows have them."""
         found = {plan.name: plan.unknown(read[plan.name][1]) for plan in self.plans}
         return {name: rows for name, rows in found.items() if rows.any()}
-
-    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return JSON values and arrays, for files."""
-        header = {"plans": [asdict(plan) for plan in self.plans], "bins": [len(ends) for ends in self.bins]}
-        return header, {"bins": np.concatenate([np.empty(0), *self.bins]), "mean": self.mean, "unit": self.unit}
-
-    @staticmethod
-    def restore(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> "Columns":
-        bins = np.split(arrays["bins"], np.cumsum(header["bins"])[:-1]) if header["bins"] else []
-        return Columns(tuple(Column(**plan) for plan in header["plans"]), tuple(bins), arrays["mean"], arrays["unit"])
-
-
-def _word(value: float) -> str:
-    """Write a number as the word that it is in a column of words, where 3.0 may have been 3."""
-    return MISSING if np.isnan(value) else f"{value:.17g}"
 
 
 def mean_and_unit(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

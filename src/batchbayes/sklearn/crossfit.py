@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +41,8 @@ Score = Callable[[Tensor, Tensor], float]
 """From the outputs of R networks (R, N, K) and targets (N, K) to a score of their average, which should be small."""
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True)
+class Candidate:
     """One way to train."""
 
     weight_decay: float
@@ -212,8 +212,7 @@ class _Training:
     def score(self, stack: Stack, seeds: Sequence[int]) -> float:
         """Return the score that an average of all networks would have for held-out rows.
 
-        If it is $a + b / m$ for the average of m networks, as a squared error is, then one and two seeds tell $a$ and
-        $b$. A single network would prefer those that average badly, because they hardly differ.
+        Single networks would prefer those that average badly, because they hardly differ.
         """
         some = torch.linspace(0, len(self.inputs) - 1, min(JUDGES, len(self.inputs))).long()
         inputs, targets = self.inputs[some], self.targets[some].double()
@@ -222,12 +221,8 @@ class _Training:
         places = torch.arange(len(seeds))[:, None] * len(self.numbers) + folds
         held_out = outputs[places, torch.arange(len(some))]  # (R, N, K)
         together = self.recipe.score(held_out, targets)
-        if len(seeds) == 1:
-            return together
         alone = sum(self.recipe.score(each[None], targets) for each in held_out) / len(seeds)
-        gain = (alone - together) / (1 - 1 / len(seeds))
-        total = len(self.folds) * len(self.numbers)
-        return max(together - max(0.0, gain) * (1 / len(seeds) - 1 / total), 0.25 * together)
+        return of_all(alone, together, len(seeds), len(self.folds) * len(self.numbers))
 
     def _part(self, seed: int, fold: int, tail: float) -> Examples:
         """Return what a network is trained on: the rows of the other folds, and beside the target what its loss asks
@@ -240,6 +235,20 @@ class _Training:
                 targets = torch.cat([targets[:, :1], torch.full_like(targets[:, :1], tail)], 1)
             self._parts[key] = self.inputs[used], targets
         return self._parts[key]
+
+
+def of_all(alone: float, together: float, count: int, total: int) -> float:
+    """Return the score of the average of all networks, from that of single ones, and of `count` of them together.
+
+    If the average of m networks has $a + b / m$, as a squared error has, then these two tell $a$ and $b$.
+
+    >>> of_all(alone=3.0, together=2.0, count=2, total=4)
+    1.5
+    """
+    if count == 1:
+        return together
+    gain = max(0.0, alone - together) * (1 / count - 1 / total) / (1 - 1 / count)
+    return max(together - gain, together * count / total)
 
 
 def _falling(done: float) -> float:

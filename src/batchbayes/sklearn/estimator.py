@@ -30,10 +30,10 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.models import MLP
 from batchbayes.novelty.detector import FEWEST, Novelty, novelty
 from batchbayes.sklearn.columns import Column, Columns, Kind, is_frame, read_array, read_frame
-from batchbayes.sklearn.crossfit import Candidate, CrossFit, Recipe, Score, cross_fit
-from batchbayes.sklearn.linear import Linear
+from batchbayes.sklearn.crossfit import Candidate, Recipe, Score, cross_fit
+from batchbayes.sklearn.packing import packed, unpacked
 from batchbayes.sklearn.rows import folds_of, ordered_rows
-from batchbayes.training.stack.stack import stack_networks, unstack
+from batchbayes.training.stack.stack import unstack
 from batchbayes.training.stack.train import Loss
 
 FORMAT = 2
@@ -170,15 +170,11 @@ class Uncertain(BaseEstimator):
             whole_number("a width of hidden_widths", width)
         finite_number("learning_rate", self.learning_rate, above=0, fix="pass for example 0.01")
 
-    def _blank(self, widths: Sequence[int], last: int) -> MLP:
-        """Return a network whose weights are still to be filled in. The global generator is left as it was."""
-        with GlobalStream(0):
-            return MLP(len(self.columns_.mean), widths, last).float()
-
     def _first_network(self) -> MLP:
         stack = self.networks_.stack
         widths = [stack.tensors[f"{layer.linear}.weight"].shape[1] for layer in stack.layers]
-        network = self._blank(widths[:-1], widths[-1])
+        with GlobalStream(0):  # the global generator is left as it was
+            network = MLP(len(self.columns_.mean), widths[:-1], widths[-1]).float()
         unstack(stack.select([0]), [network])
         return network.eval()
 
@@ -224,28 +220,12 @@ class Uncertain(BaseEstimator):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a .safetensors file: numbers and JSON, never code."""
         check_is_fitted(self)
-        fit = self.networks_
-        tensors = {f"stack.{name}": tensor for name, tensor in fit.stack.tensors.items()}
-        for name, (mean, std) in fit.statistics.items():
-            tensors |= {f"mean.{name}": mean, f"std.{name}": std}
-        header: dict[str, Any] = {"format": FORMAT, "estimator": type(self).__name__}
-        header |= {"candidate": list(fit.candidate), "num_rounds": fit.num_rounds, "mix": self.mix_}
-        header["parameters"] = {n: v for n, v in self.get_params().items() if n != "random_state"}
-        header["features"] = getattr(self, "feature_names_in_", np.array([])).tolist()
-        header["columns"], arrays = self.columns_.state()
-        tensors |= {f"columns.{name}": torch.from_numpy(each) for name, each in arrays.items()}
-        tensors |= {
-            "folds": fit.fold_of_network,
-            "linear.weight": self.linear_.weight,
-            "linear.bias": self.linear_.bias,
-        }
-        if self.detector_ is not None:
-            header["detector"], own = self.detector_.state()
-            tensors |= {f"detector.{name}": tensor for name, tensor in own.items()}
-        more, own = self._state()
-        # A search over parameters may have set them to numbers and arrays of numpy.
-        text = json.dumps(header | more, default=lambda value: value.tolist())
-        write_tensors(path, tensors | own, {"batchbayes": text})
+        tensors: dict[str, Tensor] = {}
+        fitted = {name: each for name, each in vars(self).items() if name.endswith("_") and name != "detector_"}
+        parameters = {name: each for name, each in self.get_params().items() if name != "random_state"}
+        state = {"parameters": parameters, "fitted": fitted, "novelty": self.detector_ and self.detector_.state()}
+        header = {"format": FORMAT, "estimator": type(self).__name__, "state": packed(state, tensors)}
+        write_tensors(path, tensors, {"batchbayes": json.dumps(header)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -257,9 +237,12 @@ class Uncertain(BaseEstimator):
             if header["format"] != FORMAT or header["estimator"] != cls.__name__:
                 old = " by batchbayes 0.2.0, which has other networks" if header["format"] == 1 else ""
                 raise ValueError(f"format {header['format']} of {header['estimator']}{old}")
-            given: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in header["parameters"].items()}
-            estimator = cls(**given)
-            estimator._restore(header, dict(tensors))
+            state = unpacked(header["state"], tensors)
+            estimator = cls(**state["parameters"])
+            vars(estimator).update(state["fitted"], detector_=None)
+            if state["novelty"]:
+                numbers, arrays = state["novelty"]
+                estimator.detector_ = Novelty.restore(numbers, arrays, estimator._first_network())
         except (*UNREADABLE, TypeError, RuntimeError) as error:
             raise BatchbayesError(
                 expected=f"a {cls.__name__} that was saved by save() at {path}",
@@ -267,37 +250,3 @@ class Uncertain(BaseEstimator):
                 fix="check the path and the class, or fit and save again",
             ) from error
         return estimator
-
-    def _restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over what a file holds."""
-        arrays = {name: each.numpy() for name, each in _under("columns.", tensors).items()}
-        self.columns_ = Columns.restore(header["columns"], arrays)
-        self.n_features_in_ = len(self.columns_.plans)
-        if header["features"]:
-            self.feature_names_in_ = np.array(header["features"], dtype=object)
-        own = _under("stack.", tensors)
-        widths = [own[name].shape[1] for name in own if name.endswith("linear.weight")]
-        template = stack_networks([self._blank(widths, own["output.weight"].shape[1])])
-        stack = type(template)(template.layers, own, {})
-        names = [layer.norm for layer in stack.layers if layer.norm]
-        statistics = {name: (tensors[f"mean.{name}"], tensors[f"std.{name}"]) for name in names}
-        candidate = Candidate(*header["candidate"])
-        self.networks_ = CrossFit(stack, tensors["folds"], statistics, candidate, header["num_rounds"])
-        self.weight_decay_ = candidate.weight_decay
-        self.linear_, self.mix_ = Linear(**_under("linear.", tensors)), float(header["mix"])
-        self.detector_ = None
-        if "detector" in header:
-            self.detector_ = Novelty.restore(header["detector"], _under("detector.", tensors), self._first_network())
-        self._set_state(header, tensors)
-
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return what else a file must hold."""
-        raise NotImplementedError
-
-    def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `_state` returned."""
-        raise NotImplementedError
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}

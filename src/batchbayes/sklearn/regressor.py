@@ -1,7 +1,6 @@
 """`UncertainRegressor`: real targets, with standard deviations, quantiles and conformal intervals."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -14,10 +13,10 @@ from torch import Tensor
 from batchbayes._common.checks import finite_number, require_choice, whole_number
 from batchbayes.calibrate import conformal_quantile
 from batchbayes.errors import BatchbayesError
-from batchbayes.sklearn.crossfit import JUDGES
+from batchbayes.sklearn.crossfit import JUDGES, of_all
 from batchbayes.sklearn.estimator import FACTORS, MIXES, Uncertain
 from batchbayes.sklearn.linear import ridge
-from batchbayes.sklearn.spread import Outlook, Spread, fit_spread
+from batchbayes.sklearn.spread import Outlook, fit_spread
 from batchbayes.sklearn.targets import LEVELS, Name, Targets, choose_transform
 
 HEAVY_TAIL = 0.25
@@ -274,19 +273,6 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         found = self.targets_.back(middle[:, None] + np.sqrt(data + model)[:, None] * errors)
         return np.round(found) if self.targets_.is_whole else found
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        numbers = {"noise_factor": self.noise_factor_, "targets": asdict(self.targets_)}
-        numbers |= {"spread_middle": self.spread_.middle, "spread_limits": self.spread_.limits}
-        groups = None if self.groups_ is None else self.groups_.tolist()
-        tensors = {"errors": torch.from_numpy(self.held_out_errors_), "spread": self.spread_.coefficients}
-        return numbers | {"groups": groups}, tensors
-
-    def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.held_out_errors_, self.noise_factor_ = tensors["errors"].numpy(), float(header["noise_factor"])
-        self.targets_ = Targets(**header["targets"])
-        self.spread_ = Spread(tensors["spread"], header["spread_middle"], tuple(header["spread_limits"]))
-        self.groups_ = None if header["groups"] is None else np.array(header["groups"])
-
 
 def _checked_targets(y: Any, estimator: Any) -> np.ndarray:
     """Return targets (N,) of finite numbers."""
@@ -307,18 +293,9 @@ def _outlook(draws: Tensor) -> Outlook:
 
 
 def _gain_of_averages(errors: Tensor, total: int) -> float:
-    r"""Return how much smaller errors of new rows are than held-out ones, for errors (R, N).
-
-    R networks predict a held-out row, and G = R F, the total, a new one. If $q_m^2$, a squared quantile of the errors
-    of the average of m networks, is $a + b / m$, then $q_1$ and $q_R$ tell $a$ and $b$, and these $q_G / q_R$.
-    """
-    count = len(errors)
-    if count == 1:
-        return 1.0
-    levels = torch.tensor(MIDDLE_LEVELS, dtype=errors.dtype)
-    average = float(errors.mean(0).abs().quantile(levels).square().mean()) if errors.shape[1] < 2**20 else 0.0
-    single = float(errors.abs().quantile(levels, dim=1).square().mean())
-    if not average > 0:
-        return 1.0
-    gain = max(0.0, single - average) * (1 / count - 1 / total) / (1 - 1 / count)
-    return max(1 - gain / average, count / total) ** 0.5
+    """Return how much smaller errors of new rows are than held-out ones, by squared quantiles of errors (R, N)."""
+    average, single = (
+        float(np.square(np.quantile(each.abs().numpy(), MIDDLE_LEVELS, axis=-1)).mean())
+        for each in (errors.mean(0), errors)
+    )
+    return (of_all(single, average, len(errors), total) / average) ** 0.5 if average > 0 else 1.0
