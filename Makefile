@@ -70,5 +70,5 @@ clean:
 	$(PYTHON) -m venv .venv-users
 	.venv-users/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-c constraints-third-party.txt -e '.[dev]' -e papers timm segmentation-models-pytorch lightning transformers pandas \
-		mapie pyarrow zarr
+		polars mapie pyarrow zarr
 	touch $@

@@ -1,18 +1,31 @@
 """Rows, folds and the stack behind the estimators, against plain loops."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import nn
+from torch.distributions import Normal, StudentT
 
 from batchbayes.models import MLP
-from batchbayes.sklearn.crossfit import Recipe, cross_fit
-from batchbayes.sklearn.estimator import folds_of, ordered_rows
+from batchbayes.sklearn.crossfit import Candidate, Recipe, cross_fit
+from batchbayes.sklearn.linear import _logistic, ridge
+from batchbayes.sklearn.regressor import mean_score, spread_gradient
+from batchbayes.sklearn.rows import folds_of, ordered_rows
+from batchbayes.sklearn.spread import Outlook, fit_spread
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, supervised, train
 from batchbayes.training.stack.stack import stack_networks, unstack
 from batchbayes.training.stack.train import train_stack
 
-RECIPE = Recipe((8,), (1e-4, 1e-1), 60, 16, 1e-2, 5, seed=0, loss="half_squared_error")
+DECAYS = Candidate(1e-4), Candidate(1e-1), Candidate(1e-4, 0.25)
+RECIPE = Recipe((8,), DECAYS, 60, 16, 1e-2, 5, seed=0, loss=spread_gradient, score=mean_score)
+
+
+def with_tail(y):
+    return torch.cat([y, torch.zeros_like(y)], 1)
 
 
 def test_a_stack_trained_by_cross_entropy_is_the_loop():
@@ -39,12 +52,12 @@ def test_networks_have_not_seen_the_rows_that_they_calibrate():
     """If the targets of a fold change, the draws for it stay as they are: those by the seed whose fold it is."""
     x, y = torch.randn(90, 2), torch.randn(90, 1)
     folds = torch.from_numpy(folds_of(np.arange(len(x)), 3, 2, seed=0))
-    recipe = Recipe((8,), (1e-4,), 60, 16, 1e-2, 5, seed=0, loss="half_squared_error")
-    before = cross_fit(x, y, folds, recipe).held_out_draws(x, folds).reshape(2, 5, 90)
+    recipe = replace(RECIPE, candidates=DECAYS[:1])
+    before = cross_fit(x, with_tail(y), folds, recipe).held_out_draws(x, folds)[..., 0]
     for seed in range(2):
         left_out = folds[seed] == 1
-        changed = cross_fit(x, torch.where(left_out[:, None], -5 * y, y), folds, recipe)
-        after = changed.held_out_draws(x, folds).reshape(2, 5, 90)
+        changed = cross_fit(x, with_tail(torch.where(left_out[:, None], -5 * y, y)), folds, recipe)
+        after = changed.held_out_draws(x, folds)[..., 0]
         assert torch.equal(before[seed][:, left_out], after[seed][:, left_out])
         assert not torch.equal(before[seed][:, ~left_out], after[seed][:, ~left_out])
         assert not torch.equal(before[1 - seed][:, left_out], after[1 - seed][:, left_out])
@@ -53,8 +66,8 @@ def test_networks_have_not_seen_the_rows_that_they_calibrate():
 def test_held_out_draws_are_those_of_the_networks_that_left_the_row_out():
     x, y = torch.randn(50, 2), torch.randn(50, 1)
     folds = torch.from_numpy(folds_of(np.arange(len(x)), 3, 2, seed=0))
-    fit = cross_fit(x, y, folds, RECIPE)
-    drawn, all_draws = fit.held_out_draws(x, folds).reshape(2, 5, 50), fit.draws(x).reshape(6, 5, 50)
+    fit = cross_fit(x, with_tail(y), folds, RECIPE)
+    drawn, all_draws = fit.held_out_draws(x, folds), fit.draws(x)
     for row in range(50):
         networks = [3 * seed + int(folds[seed, row]) for seed in range(2)]
         assert fit.fold_of_network[networks].tolist() == folds[:, row].tolist()
@@ -64,16 +77,16 @@ def test_held_out_draws_are_those_of_the_networks_that_left_the_row_out():
 def test_draws_are_networks_with_the_statistics_of_their_draw():
     x, y = torch.randn(60, 2), torch.randn(60, 1)
     folds = torch.from_numpy(folds_of(np.arange(len(x)), 3, 2, seed=0))
-    fit = cross_fit(x, y, folds, RECIPE)
-    drawn = fit.draws(x[:7]).reshape(6, 5, 7, 1)
-    network = MLP(2, [8], 1).eval()
+    fit = cross_fit(x, with_tail(y), folds, RECIPE)
+    drawn = fit.draws(x[:7])
+    network = MLP(2, [8], 2).eval()
     unstack(fit.stack.select([4]), [network])
     norm = network.hidden[0].norm
     mean, std = (each[4, 3] for each in fit.statistics["hidden.0.norm"])
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(std.square() - norm.eps)
     torch.testing.assert_close(drawn[4, 3].float(), network(x[:7]).detach(), rtol=1e-4, atol=1e-5)
-    point = fit.scaled(0.0).draws(x[:7]).reshape(6, 5, 7, 1)
+    point = fit.scaled(0.0).draws(x[:7])
     torch.testing.assert_close(point[:, 0], point[:, 1])
     unstack(fit.stack.select([4]), [network])
     torch.testing.assert_close(point[4, 0].float(), network(x[:7]).detach(), rtol=1e-4, atol=1e-5)
@@ -94,4 +107,95 @@ def test_weights_that_are_not_whole_numbers_are_nearly_kept():
     wanted = weights * 4 * 200 / weights.sum()
     assert np.abs(counts - wanted).max() <= 1
     assert counts.sum() == 800
-    assert (copies == rows).all()
+    assert (np.diff(copies) >= 0).all()
+    assert (np.unique(copies, return_inverse=True)[1] == np.cumsum(np.diff(rows, prepend=rows[0]) != 0)).all()
+
+
+def test_copies_have_the_same_folds_in_any_order_of_the_rows():
+    random = np.random.default_rng(0)
+    x, y, weights = random.standard_normal((60, 2)), random.standard_normal(60), random.uniform(0, 2, 60)
+    x[10], y[10] = x[20], y[20]  # equal rows with other weights
+    order = random.permutation(60)
+    (rows, copies), (other, moved) = ordered_rows(x, y, weights), ordered_rows(x[order], y[order], weights[order])
+    assert (x[rows] == x[order][other]).all()
+    assert (copies == moved).all()
+
+
+def test_the_gradient_of_mean_and_spread_is_that_of_the_density():
+    """By autograd, in float64: half of the weight of the mean is taken away, and nothing else."""
+    outputs = torch.randn(2, 7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    targets = torch.randn(2, 7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for degrees in (4.0, math.inf):
+        tail = torch.full_like(targets[..., 1:], 1 / degrees)
+        mean, spread = outputs[..., 0], outputs[..., 1].exp()
+        family = StudentT(degrees, mean, spread) if degrees < math.inf else Normal(mean, spread)
+        (wanted,) = torch.autograd.grad(-family.log_prob(targets[..., 0]).sum(), outputs)
+        found = spread_gradient(outputs.detach(), torch.cat([targets[..., :1], tail], -1))
+        torch.testing.assert_close(found[..., 1], wanted[..., 1])
+        torch.testing.assert_close(found[..., 0], wanted[..., 0] * spread.detach())
+
+
+def test_the_learning_rate_follows_its_schedule():
+    x, y = torch.randn(32, 2), torch.randn(32, 1)
+    config, seen = TrainingConfig(3, 16, 1e-2, seed=0), []
+    stack = stack_networks([MLP(2, [4], 1)])
+    trained = train_stack(stack, [(x, y)], [config], schedule=lambda done: seen.append(done) or 0.0)
+    np.testing.assert_allclose(seen, np.arange(6) / 6)
+    assert torch.equal(trained.tensors["output.weight"], stack.tensors["output.weight"])
+
+
+def test_training_ends_when_it_no_longer_helps():
+    """Noise cannot be learnt: one round is enough. A function without noise takes all of them."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.rand(400, 2, generator=random) * 4 - 2
+    folds = torch.from_numpy(folds_of(np.arange(len(x)), 3, 2, seed=0))
+    recipe = replace(RECIPE, num_steps=2000, batch_size=32, hidden_widths=(32,))
+    noise = cross_fit(x, with_tail(torch.randn(400, 1, generator=random)), folds, recipe)
+    assert noise.num_rounds == 1
+    assert cross_fit(x, with_tail(torch.sin(2 * x[:, :1])), folds, recipe).num_rounds >= 3
+
+
+def test_ridge_is_least_squares_of_the_other_folds_with_a_penalty():
+    random = np.random.default_rng(0)
+    x, folds = random.standard_normal((40, 3)), folds_of(np.arange(40), 4, 2, seed=0)
+    y = x @ [1.0, -2.0, 0.5] + 3 + 0.1 * random.standard_normal(40)
+    linear, held_out = ridge(torch.from_numpy(x), torch.from_numpy(y)[:, None], torch.from_numpy(folds))
+    for seed, fold in np.ndindex(2, 4):
+        used = folds[seed] != fold
+        middle, level = x[used].mean(0), y[used].mean()
+        centred = x[used] - middle
+        weight = np.linalg.solve(centred.T @ centred + 1.0 * np.eye(3), centred.T @ (y[used] - level))
+        predicted = (x - middle) @ weight + level
+        np.testing.assert_allclose(linear(torch.from_numpy(x))[4 * seed + fold, :, 0], predicted)
+        if seed == 0:
+            np.testing.assert_allclose(held_out[folds[0] == fold, 0], predicted[folds[0] == fold])
+
+
+def test_logistic_regression_is_that_of_scikit_learn():
+    random = np.random.default_rng(0)
+    x, folds = random.standard_normal((90, 2)), folds_of(np.arange(90), 3, 2, seed=0)
+    labels = (x[:, 0] + random.standard_normal(90) > 0).astype(int) + (x[:, 1] > 1)
+    fits = _logistic(torch.from_numpy(x), torch.from_numpy(np.eye(3)[labels]), torch.from_numpy(folds), (5.0,))
+    probs = fits[0](torch.from_numpy(x)).softmax(-1).numpy()
+    for seed, fold in np.ndindex(2, 3):
+        used = folds[seed] != fold
+        other = LogisticRegression(C=1 / 5, tol=1e-8, max_iter=1000).fit(x[used], labels[used])
+        np.testing.assert_allclose(probs[3 * seed + fold], other.predict_proba(x), atol=1e-3)
+
+
+def test_the_spread_follows_the_inputs_and_rows_do_not_judge_themselves():
+    random = np.random.default_rng(0)
+    x = random.uniform(-1, 1, (1500, 3))
+    std, variance = np.exp(x[:, 0] - 1), np.full(1500, 1e-8)
+    errors = torch.from_numpy(std * random.standard_normal(1500))
+    outlook = Outlook(torch.zeros(1500).double(), torch.zeros(1500).double(), torch.from_numpy(variance))
+    folds = torch.from_numpy(folds_of(np.arange(1500), 5, 1, seed=0))[0]
+    spread, held_out = fit_spread(errors, outlook, torch.from_numpy(x), folds)
+    data, model = spread.parts(outlook, torch.from_numpy(x))
+    ratio = (data + model).sqrt().numpy() / std
+    assert ratio.std() / ratio.mean() < 0.1
+    changed = torch.where(folds == 2, 5 * errors, errors)
+    _, after = fit_spread(changed, outlook, torch.from_numpy(x), folds)
+    rows = folds == 2
+    assert (after[~rows] > 1.1 * held_out[~rows]).float().mean() > 0.9
+    np.testing.assert_allclose(after[rows], held_out[rows], rtol=0.05)  # the penalty alone may change

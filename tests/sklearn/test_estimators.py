@@ -1,10 +1,11 @@
 """The scikit-learn estimators: what scikit-learn asks of an estimator, and what they promise beyond that."""
 
+import json
 import pickle
 import subprocess
 import sys
+import time
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+from batchbayes._common.files import write_tensors
 from batchbayes.errors import BatchbayesError
+from batchbayes.plots import table_figure
 from batchbayes.sklearn import UncertainClassifier, UncertainRegressor
+from batchbayes.sklearn.regressor import _gain_of_averages
 
 SMALL = {"hidden_widths": (16,), "num_steps": 120, "num_seeds": 1, "num_folds": 2, "weight_decays": (1e-3,),
          "num_draws": 2}  # fmt: skip
@@ -49,8 +53,11 @@ def fitted(kind, x, y, **options):
 
 
 @BOTH
-def test_all_checks_of_scikit_learn(kind):
-    results = check_estimator(kind(**SMALL), on_fail=None, on_skip=None)
+@pytest.mark.parametrize("options", [SMALL, pytest.param({}, marks=pytest.mark.slow)], ids=["small", "default"])
+def test_all_checks_of_scikit_learn(kind, options):
+    start = time.process_time()
+    results = check_estimator(kind(**options), on_fail=None, on_skip=None)
+    assert time.process_time() - start < 180
     bad = {
         each["check_name"]: str(each["exception"]) for each in results if each["status"] not in ("passed", "skipped")
     }
@@ -75,24 +82,191 @@ def test_intervals_hold_their_level_on_new_rows():
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.5, 2.0])
-def test_widths_are_those_of_the_average_of_all_networks(shared):
-    """Errors are a part that all networks share, and one of each: the quantile of their average is known."""
-    random, model = np.random.default_rng(0), UncertainRegressor()
-    model.networks_ = SimpleNamespace(stack=range(20))
-    model.held_out_errors_ = shared * random.standard_normal(100_000) + random.standard_normal((4, 100_000))
-    for level, quantile in ((0.9, 1.6449), (0.5, 0.6745)):
-        wanted = quantile * (shared**2 + 1 / 20) ** 0.5
-        assert model._width(level) == pytest.approx(wanted, rel=0.05 if shared == 0 else 0.015)  # 3 standard errors
+def test_errors_of_new_rows_are_those_of_the_average_of_all_networks(shared):
+    """Errors are a part that all networks share, and one of each: the spread of their average is known."""
+    random = np.random.default_rng(0)
+    errors = shared * random.standard_normal(100_000) + random.standard_normal((4, 100_000))
+    wanted = ((shared**2 + 1 / 20) / (shared**2 + 1 / 4)) ** 0.5
+    found = _gain_of_averages(torch.from_numpy(errors), 20)
+    assert found == pytest.approx(wanted, rel=0.05 if shared == 0 else 0.015)  # 3 standard errors
 
 
-def test_the_spread_of_a_new_row_is_that_of_networks_that_left_out_one_fold(waves):
-    model = fitted(UncertainRegressor, *waves, num_seeds=2)
-    draws = model.networks_.draws(model._inputs(waves[0]))[..., 0].numpy().reshape(2, 3, 4, -1)
-    variances = [draws[:, fold].reshape(8, -1).var(0) for fold in range(3)]
-    wanted = np.sqrt(np.mean(variances, 0) + 1 / model.precision_)
+def test_intervals_are_quantiles_of_held_out_errors_in_spreads_of_the_row(waves):
+    """Data noise and model noise by a plain loop over seeds and folds."""
+    model = fitted(UncertainRegressor, *waves, num_seeds=2, target_transform="none")
+    inputs = model._inputs(waves[0])
+    means = model.networks_.draws(inputs)[..., 0].numpy()  # (6, 4, N)
+    straight = model.linear_(inputs)[..., 0].numpy()
+    means = (1 - model.mix_) * means + model.mix_ * straight[:, None]
+    variances = [np.concatenate([means[fold], means[3 + fold]]).var(0) for fold in range(3)]
+    _, std, data, noise = model.predict(waves[0], return_std=True, return_parts=True)
+    np.testing.assert_allclose(std**2, data**2 + noise**2)
+    errors = model.held_out_errors_
+    scale = model.targets_.unit * np.sqrt((errors**2).mean())
+    factor = np.exp(2 * float(model.spread_.coefficients[-1]))
+    np.testing.assert_allclose(noise, scale * np.sqrt(factor * np.mean(variances, 0)), rtol=1e-6)
     lower, upper = model.predict_interval(waves[0], 0.8)
-    np.testing.assert_allclose(upper - lower, 2 * model._width(0.8) * wanted * model.target_std_, rtol=1e-6)
+    width = np.sort(np.abs(errors))[int(np.ceil(401 * 0.8)) - 1]
+    wanted = 2 * width * std / scale * model.targets_.unit
+    np.testing.assert_allclose(upper - lower, wanted, rtol=1e-6)
     np.testing.assert_allclose((upper + lower) / 2, model.predict(waves[0]), rtol=1e-6)
+
+
+def noisy_column(count, random):
+    """Noise that grows from 0.05 to 0.55 along the third column."""
+    x = random.uniform(0, 1, (count, 5))
+    return x, np.sin(4 * x[:, 0]) + x[:, 1] + (0.05 + 0.5 * x[:, 2]) * random.standard_normal(count)
+
+
+def test_coverage_holds_by_fifths_of_a_noisy_column():
+    """Each fifth has 1,200 rows of three samples: the standard error is about 1.5 % between samples."""
+    random, inside = np.random.default_rng(3), []
+    for seed in range(3):
+        x, y = noisy_column(2400, random)
+        model = UncertainRegressor(random_state=seed, num_steps=300, num_seeds=2).fit(x[:400], y[:400])
+        lower, upper = model.predict_interval(x[400:])
+        inside.append(((lower <= y[400:]) & (y[400:] <= upper))[np.argsort(x[400:, 2])].reshape(5, -1).mean(1))
+    assert (np.mean(inside, 0) > 0.84).all()
+    assert (np.mean(inside, 0) < 0.97).all()
+
+
+def test_counts_stay_whole_and_positive_and_quantiles_are_in_order():
+    random = np.random.default_rng(0)
+    x = random.uniform(0, 1, (400, 3))
+    y = random.poisson(np.exp(2.5 * x[:, 0]))
+    model = UncertainRegressor(**QUICK, target_transform="sqrt").fit(x, y)
+    assert model.targets_.is_whole
+    lower, upper = model.predict_interval(x)
+    assert (lower >= 0).all()
+    assert (lower == np.round(lower)).all()
+    assert (upper == np.round(upper)).all()
+    quantiles = model.predict_quantiles(x, (0.05, 0.5, 0.95))
+    assert (np.diff(quantiles, axis=1) >= 0).all()
+    assert (quantiles >= 0).all()
+    assert model.predict(x).mean() == pytest.approx(y.mean(), rel=0.1)
+    assert (model.sample(x, 5, random_state=0) == np.round(model.sample(x, 5, random_state=0))).all()
+    with pytest.raises(BatchbayesError, match="targets of zero or more"):
+        UncertainRegressor(**QUICK, target_transform="log").fit(x, y - 1)
+
+
+def test_a_transform_is_chosen_where_it_helps():
+    random = np.random.default_rng(0)
+    x, noise = random.uniform(0, 1, (300, 3)), random.standard_normal(300)
+    skewed, plain = np.exp(3 * x[:, 0] + 0.5 * noise), 10 + 3 * x[:, 0] + 0.5 * noise
+    model = UncertainRegressor(**QUICK).fit(x, skewed)
+    assert model.targets_.name == "log"
+    assert (model.predict_interval(x)[0] > 0).all()
+    assert UncertainRegressor(**QUICK).fit(x, plain).targets_.name == "none"
+
+
+def test_outliers_leave_the_other_predictions_sharp():
+    """With 3 % outliers the middle two tenths of the PIT should hold 20 % of the rows."""
+    random = np.random.default_rng(0)
+    x = random.uniform(-2, 2, (2400, 3))
+    y = np.sin(2 * x[:, 0]) + 0.5 * x[:, 1] + 0.1 * random.standard_normal(2400)
+    y += np.where(random.random(2400) < 0.03, 5 * random.standard_normal(2400), 0)
+    model = UncertainRegressor(random_state=0, num_seeds=2, num_steps=300).fit(x[:400], y[:400])
+    assert model.networks_.candidate.tail > 0
+    middle = model.predict_quantiles(x[400:], (0.4, 0.6))
+    assert 0.15 < ((middle[:, 0] < y[400:]) & (y[400:] < middle[:, 1])).mean() < 0.3
+
+
+def test_groups_have_intervals_of_their_own(waves):
+    x, y = waves
+    groups = np.where(x[:, 0] > 0, "right", "left")
+    model = UncertainRegressor(**QUICK).fit(x, y, groups=groups)
+    errors = np.abs(model.held_out_errors_)
+    lower, upper = model.predict_interval(x, 0.8, groups=groups)
+    plain = np.subtract(*model.predict_interval(x, 0.8)[::-1])
+    for name in ("left", "right"):
+        own = errors[model.groups_ == name]
+        assert 100 < len(own) < 300
+        ratio = np.sort(own)[int(np.ceil((len(own) + 1) * 0.8)) - 1] / np.sort(errors)[int(np.ceil(401 * 0.8)) - 1]
+        np.testing.assert_allclose((upper - lower)[groups == name], ratio * plain[groups == name], rtol=1e-6)
+    with pytest.raises(BatchbayesError, match="in group middle"):
+        model.predict_interval(x[:1], groups=["middle"])
+    with pytest.raises(BatchbayesError, match="a fit without groups"):
+        fitted(UncertainRegressor, x, y).predict_interval(x, groups=groups)
+
+
+def test_sets_of_classes_hold_the_truth():
+    """On 2,000 new rows: the standard error is about 2 %, mostly by the 400 rows of training."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((2400, 2))
+    y = np.array(["a", "b", "c"])[(x[:, 0] + random.standard_normal(2400) > 0) + (x[:, 1] > 1.2).astype(int)]
+    model = UncertainClassifier(**QUICK).fit(x[:400], y[:400])
+    truth = y[400:, None] == model.classes_
+    for by_class in (False, True):
+        sets = model.predict_set(x[400:], 0.9, by_class)
+        assert sets.any(1).all()
+        assert 1 < sets.sum(1).mean() < 2.5
+        assert sets[truth].mean() == pytest.approx(0.91, abs=0.05)
+        if by_class:
+            assert min(sets[truth[:, k], k].mean() for k in range(3)) > 0.8
+    assert model.predict_set(x[400:], 0.99).sum() > sets.sum()
+
+
+def test_class_weights_are_weights_of_rows(waves):
+    x, y = waves[0], np.where(waves[1] > 12, "high", "low")
+    weighted = UncertainClassifier(**QUICK, class_weight={"high": 3, "low": 1}).fit(x, y)
+    by_rows = UncertainClassifier(**QUICK).fit(x, y, sample_weight=np.where(y == "high", 3, 1))
+    assert (weighted.predict_proba(x) == by_rows.predict_proba(x)).all()
+    balanced = UncertainClassifier(**QUICK, class_weight="balanced").fit(x, y)
+    plain = UncertainClassifier(**QUICK).fit(x, y)
+    assert balanced.predict_proba(x)[:, 0].mean() > plain.predict_proba(x)[:, 0].mean() + 0.05
+
+
+@BOTH
+def test_estimators_draw_themselves(kind, waves):
+    x, y = waves
+    labels = np.where(y > 10, "high", "low") if kind is UncertainClassifier else y
+    figure = fitted(kind, x, y).plot(x, labels)
+    assert len(figure.axes) == (2 if kind is UncertainClassifier else 3)
+
+
+def test_a_figure_of_a_table_counts_what_is_inside():
+    lower, upper = np.zeros(10), np.arange(1.0, 11.0)
+    targets = np.where(np.arange(10) < 2, 20.0, 0.5)  # the two narrowest intervals miss
+    first, second, third = table_figure(lower, upper, targets, np.full(10, 0.95), level=0.8).axes
+    assert first.get_title() == "80% inside, 80% wanted"
+    assert [bar.get_height() for bar in second.patches] == [0, 1, 1, 1, 1]
+    assert [bar.get_height() for bar in third.patches] == pytest.approx([0] * 9 + [1])
+
+
+@BOTH
+def test_fractional_weights_do_not_depend_on_the_order_of_rows(kind, waves):
+    x, y = waves[0][:90], waves[1][:90]
+    labels = np.where(y > 10, "high", "low") if kind is UncertainClassifier else y
+    weights, order = np.linspace(0.1, 1, 90), np.random.default_rng(0).permutation(90)
+    one = kind(**QUICK).fit(x, labels, sample_weight=weights)
+    other = kind(**QUICK).fit(x[order], labels[order], sample_weight=weights[order])
+    assert (one.predict(x) == other.predict(x)).all()
+    assert (one.sample(x, 4, random_state=0) == other.sample(x, 4, random_state=0)).all()
+
+
+@BOTH
+def test_damaged_and_old_files_are_refused(kind, waves, tmp_path):
+    path = tmp_path / "model.safetensors"
+    fitted(kind, *waves).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    with pytest.raises(BatchbayesError, match="checksum"):
+        kind.load(path)
+    write_tensors(path, {}, {"batchbayes": json.dumps({"format": 1, "estimator": kind.__name__})})
+    with pytest.raises(BatchbayesError, match=r"0\.2\.0.*fit and save again"):
+        kind.load(path)
+    old = kind()
+    with pytest.raises(BatchbayesError, match=r"fit again, or use batchbayes 0\.2\.0"):
+        old.__setstate__({"networks_": None})
+
+
+def test_a_missing_package_is_told_in_words():
+    code = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "try:\n    import batchbayes.sklearn\nexcept ModuleNotFoundError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'batchbayes[sklearn]'" in done.stdout
 
 
 def test_std_covers_the_noise_and_more_of_it_where_there_is_more(waves):

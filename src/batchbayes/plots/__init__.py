@@ -16,6 +16,7 @@ from batchbayes.plots.regression import (
     Band as Band,
     band_figure as band_figure,
     interval_coverage_figure as interval_coverage_figure,
+    table_figure as table_figure,
     uncertainty_error_figure as uncertainty_error_figure,
 )
 from batchbayes.plots.segmentation import Triptych as Triptych, segmentation_figure as segmentation_figure

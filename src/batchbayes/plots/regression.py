@@ -168,3 +168,39 @@ def _shades(count: int) -> list[tuple[float, ...]]:
 
     pale, dark = np.array(to_rgb(LIGHT_BLUE)), np.array(to_rgb(MIDDLE_BLUE))
     return [tuple(pale + (dark - pale) * step) for step in np.linspace(0, 1, count)]
+
+
+def table_figure(
+    lower: ArrayLike,
+    upper: ArrayLike,
+    targets: ArrayLike,
+    pit: ArrayLike,
+    *,
+    level: float = 0.9,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw three looks at intervals: sorted by width, their coverage by fifths of width, and the PIT.
+
+    The PIT is the predicted probability of a target below the true one: if predictions are right, its tenths are
+    equally full. Shapes: all (N,). With `ax`, the panels take the place of these axes.
+    """
+    lower, upper, targets = np.asarray(lower), np.asarray(upper), np.asarray(targets)
+    order = np.argsort(upper - lower, kind="stable")
+    inside, rank = ((lower <= targets) & (targets <= upper))[order], np.arange(1, len(order) + 1)
+    middle = ((lower + upper) / 2)[order]
+    with house_style():
+        figure, panels = new_figure(1, 3, (9.6, 3.0), share=False, ax=ax)
+        first, second, third = panels[0]
+        first.fill_between(rank, lower[order] - middle, upper[order] - middle, color=LIGHT_BLUE, lw=0)
+        for kept, colour in ((inside, "black"), (~inside, VERMILION)):
+            first.plot(rank[kept], (targets[order] - middle)[kept], "o", ms=2, mew=0, color=colour)
+        first.set(xlabel="rows, the narrowest interval first", ylabel="target less middle")
+        first.set_title(f"{inside.mean():.0%} inside, {level:.0%} wanted")
+        fifths = [part.mean() if len(part) else np.nan for part in np.array_split(inside, 5)]
+        second.bar(range(1, 6), fifths, color=MIDDLE_BLUE)
+        second.axhline(level, color=GREY, ls="--", lw=1)
+        second.set(xlabel="fifth of rows by width", ylabel="share inside", ylim=(0, 1), title="coverage by fifths")
+        third.hist(np.asarray(pit), bins=10, range=(0, 1), weights=np.full(len(rank), 1 / len(rank)), color=MIDDLE_BLUE)
+        third.axhline(0.1, color=GREY, ls="--", lw=1)
+        third.set(xlabel="PIT", ylabel="share of rows", title="predicted probabilities")
+    return figure.figure

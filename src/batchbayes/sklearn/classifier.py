@@ -1,35 +1,51 @@
-"""`UncertainClassifier`: classes, with calibrated probabilities."""
+"""`UncertainClassifier`: classes, with calibrated probabilities and sets of classes that hold the truth."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from sklearn.base import ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d, validate_data
+from sklearn.utils.validation import _check_y, column_or_1d  # pyright: ignore[reportAttributeAccessIssue]
 from torch import Tensor
 
-from batchbayes._common.checks import whole_number
-from batchbayes.calibrate import tune_temperature
+from batchbayes._common.checks import finite_number, whole_number
+from batchbayes._common.minimise import minimise
+from batchbayes.calibrate import conformal_quantile
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import categorical
-from batchbayes.metrics import mean_score
-from batchbayes.predictive import CategoricalPredictive, summarised
-from batchbayes.sklearn.estimator import FACTORS, Uncertain
-from batchbayes.sklearn.regressor import FEWEST_ROWS
+from batchbayes.metrics import equal_mass_reliability
+from batchbayes.sklearn.crossfit import JUDGES
+from batchbayes.sklearn.estimator import FACTORS, MIXES, Uncertain
+from batchbayes.sklearn.linear import logistic
+
+COLDEST, HOTTEST = 0.2, 10.0
+"""Temperatures that are tried."""
+SMALLEST = 1e-12
+"""Probabilities are at least this, in logarithms."""
 
 
-def predictive_of(draws: Tensor, temperature: float) -> CategoricalPredictive:
-    """Return the predictive of draws of logits (S, N, K)."""
-    return summarised(categorical(temperature=temperature, probabilities=False).summary(), draws)
+def log_score(outputs: Tensor, targets: Tensor) -> float:
+    """Return the negative log probability of classes, averaged over networks and then rows, for outputs (R, N, K)."""
+    return _log_loss(outputs.softmax(-1).mean(0), targets)
+
+
+def _log_loss(probs: Tensor, targets: Tensor) -> float:
+    return float(-(targets * probs.clamp_min(SMALLEST).log()).sum(-1).mean())
 
 
 class UncertainClassifier(ClassifierMixin, Uncertain):
     """Neural classification with probabilities that can be trusted.
 
     It works as `UncertainRegressor` does, and has the same parameters. The rows that a network has not seen choose a
-    temperature instead of observation noise.
+    temperature, and the share of a logistic regression, instead of the spread. Neither moves the shares of classes.
+
+    Args:
+        class_weight: weights of classes by name, or "balanced" for weights such that all classes count the same.
+            Probabilities are then those of data with such shares of classes.
+
+    The other parameters are those of `UncertainRegressor`.
 
     >>> x = np.linspace(-2, 2, 90)[:, None]
     >>> model = UncertainClassifier(num_steps=200, random_state=0).fit(x, np.where(x[:, 0] > 0, "right", "left"))
@@ -40,49 +56,105 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
     """
 
     _loss = "cross_entropy"
-    _numbers = ("temperature_", "noise_factor_")
+    _score = staticmethod(log_score)
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None
+
+    def __init__(
+        self,
+        hidden_widths: tuple[int, ...] = (64, 64),
+        weight_decays: tuple[float, ...] = (1e-3, 1e-2, 5e-2),
+        num_folds: int = 5,
+        num_seeds: int = 3,
+        num_steps: int = 4500,
+        batch_size: int = 32,
+        learning_rate: float = 1e-2,
+        num_draws: int = 4,
+        num_bins: int = 16,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
+    ) -> None:
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train on inputs (N, Q) and classes (N,)."""
-        checked: Any = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
-        inputs, targets = checked[0], column_or_1d(checked[1], warn=True)
+        if y is None:
+            raise ValueError("This UncertainClassifier estimator requires y to be passed, but the target y is None")
+        targets = column_or_1d(_check_y(y, estimator=self), warn=True)
         check_classification_targets(targets)
-        rows, copies = self._used_rows(inputs, np.unique(targets, return_inverse=True)[1], sample_weight)
-        inputs, targets = inputs[rows], targets[rows]
-        self.classes_ = np.unique(targets)
+        if self.class_weight is not None:
+            own = compute_sample_weight(self.class_weight, targets)
+            sample_weight = own if sample_weight is None else own * np.asarray(sample_weight)
+        x, rows, copies = self._learn_columns(X, np.unique(targets, return_inverse=True)[1], sample_weight)
+        present = targets if self.class_weight is not None else targets[rows]
+        self.classes_, targets = np.unique(present), targets[rows]
         if len(self.classes_) < 2:
             raise BatchbayesError(
                 expected="two classes or more", got=f"{len(self.classes_)} class", fix="check the targets"
             )
-        one_hot = (targets[:, None] == self.classes_).astype(np.float32)
-        x, y_used, folds = self._train(inputs, one_hot, copies)
-        self._calibrate(x, y_used.argmax(1), folds)
+        one_hot = torch.from_numpy((targets[:, None] == self.classes_).astype(np.float32))
+        folds, seed = self._folds(copies)
+        self._train(x, one_hot, folds, seed)
+        self._calibrate(x, one_hot.double(), folds)
         return self
 
-    def _calibrate(self, x: Tensor, labels: Tensor, folds: Tensor) -> None:
-        """Choose the scale of the batch-norm noise and the temperature on held-out rows."""
+    def _calibrate(self, x: Tensor, one_hot: Tensor, folds: Tensor) -> None:
+        """Choose the scale of the batch-norm noise, the temperature and the share of the linear part."""
+        some = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long()
         found = []
         for factor in FACTORS:
             fit = self.networks_.scaled(factor)
-            draws = fit.held_out_draws(x, folds)
-            temperature = tune_temperature(predictive_of(draws, 1.0), labels)
-            loss = -mean_score(predictive_of(draws, temperature).log_prob(labels))
-            found.append((loss, factor, fit, temperature))
-        _, self.noise_factor_, self.networks_, self.temperature_ = min(found, key=lambda each: each[:2])
+            found.append((*_best_temperature(fit.held_out_draws(x[some], folds[:, some]), one_hot[some]), factor, fit))
+        _, self.temperature_, self.noise_factor_, self.networks_ = min(found, key=lambda each: (each[0], each[2]))
+        probs = self._tempered(self.networks_.held_out_draws(x, folds))
+        self.linear_ = logistic(x, one_hot, folds)
+        other = self.linear_.held_out(x, folds).softmax(-1).mean(0)
+        self.mix_ = min(MIXES, key=lambda mix: _log_loss((1 - mix) * probs + mix * other, one_hot))
+        probs = (1 - self.mix_) * probs + self.mix_ * other
+        self.held_out_labels_ = one_hot.argmax(1).numpy()
+        self.held_out_scores_ = set_scores(probs.numpy())[np.arange(len(x)), self.held_out_labels_]
 
-    def _predictive(self, X: Any) -> CategoricalPredictive:  # noqa: N803
-        inputs = self._inputs(X)
-        return predictive_of(self.networks_.draws(inputs), self.temperature_)
+    def _tempered(self, draws: Tensor) -> Tensor:
+        """Return mean probabilities (N, K) of draws of logits (G, S, N, K)."""
+        return (draws / self.temperature_).softmax(-1).mean((0, 1))
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the probability of each class, (N, K), in the order of `classes_`."""
-        probs = self._predictive(X).probs.double().numpy()
-        return probs / probs.sum(1, keepdims=True)
+        inputs = self._inputs(X)
+        probs, other = self._tempered(self.networks_.draws(inputs)), self.linear_(inputs).softmax(-1).mean(0)
+        probs = (1 - self.mix_) * probs + self.mix_ * other
+        return (probs / probs.sum(1, keepdim=True)).numpy()
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the most probable class, (N,)."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
+
+    def predict_set(self, X: Any, level: float = 0.9, by_class: bool = False) -> np.ndarray:  # noqa: N803
+        """Return sets of classes that hold the truth for a share `level` of new rows: bool (N, K), never empty.
+
+        Classes are added from the most probable one on (adaptive prediction sets), up to a quantile of what held-out
+        rows need. The level holds on average over rows like those of training. With `by_class` each class has its own
+        quantile, so that it holds for rows of each class; sets are then larger.
+        """
+        finite_number("a level", level, above=0, below=1, fix="pass 0.9 for 90 %")
+        probs = self.predict_proba(X)
+        scores, own = torch.from_numpy(self.held_out_scores_), torch.from_numpy(self.held_out_labels_)
+        if by_class:
+            parts = [scores[own == label] for label in range(len(self.classes_))]
+            limits = [conformal_quantile(part, float(level)) if len(part) else float("inf") for part in parts]
+        else:
+            limits = conformal_quantile(scores, float(level))
+        best = probs == probs.max(1, keepdims=True)
+        return (set_scores(probs) <= limits) | best
+
+    def plot(self, X: Any, y: Any) -> Any:  # noqa: N803
+        """Draw how often classes are right against how probable they are said to be. Return the figure."""
+        from batchbayes.plots import reliability_figure
+
+        probs = self.predict_proba(X)
+        correct = self.classes_[probs.argmax(1)] == np.asarray(y)
+        return reliability_figure({type(self).__name__: equal_mass_reliability(probs.max(1), correct, num_bins=10)})
 
     def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
         probs = self.predict_proba(X)
@@ -96,9 +168,25 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         uniform = check_random_state(random_state).random_sample(shape)
         return self.classes_[np.minimum((uniform > below).sum(-1), len(self.classes_) - 1)]
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        kind = {"i": int, "u": int, "b": bool, "f": float}.get(self.classes_.dtype.kind, str)
-        return {"classes": [kind(each) for each in self.classes_]}, {}
 
-    def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.classes_ = np.array(header["classes"])
+def _best_temperature(draws: Tensor, one_hot: Tensor) -> tuple[float, float]:
+    """Return the lowest loss of held-out rows, and its temperature, for draws of logits (R, S, N, K)."""
+
+    def loss(log_temperature: float) -> float:
+        return _log_loss((draws / np.exp(log_temperature)).softmax(-1).mean((0, 1)), one_hot)
+
+    best, lowest = minimise(loss, float(np.log(COLDEST)), float(np.log(HOTTEST)), grid=9, steps=12)
+    return lowest, float(np.exp(best))
+
+
+def set_scores(probs: np.ndarray) -> np.ndarray:
+    """Return the probability of all classes above each class, and half of its own, for probabilities (N, K).
+
+    >>> set_scores(np.array([[0.2, 0.7, 0.1]])).round(2).tolist()
+    [[0.8, 0.35, 0.95]]
+    """
+    order = np.argsort(-probs, 1, kind="stable")
+    ranked = np.take_along_axis(probs, order, 1)
+    found = np.empty_like(probs)
+    np.put_along_axis(found, order, ranked.cumsum(1) - ranked / 2, 1)
+    return found

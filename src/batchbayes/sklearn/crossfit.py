@@ -1,13 +1,19 @@
 """Networks that are trained on all folds but one, side by side, and draws of them with batch-norm noise.
 
+The noise is that of MCBN: batch statistics of random mini-batches, here drawn for all networks of a stack at once.
+
 Each network leaves out one fold, and each seed has folds of its own. So every row of the training data has predictions
-by R networks, one for each seed, that have never seen it: they choose the weight decay, and calibrate noise,
-temperature and intervals. A prediction averages all networks.
+by R networks, one for each seed, that have never seen it. They choose how to train, and calibrate all that is said
+about uncertainty. A prediction averages all networks.
+
+Training goes in rounds, each twice as long as the one before, and in each the learning rate falls to zero. After a
+round, held-out rows drop the worse half of the candidates, and end the training if it no longer helps.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -17,14 +23,31 @@ from batchbayes._common.rng import GlobalStream, generator, stream_seed
 from batchbayes.models import MLP
 from batchbayes.training.loop import TrainingConfig
 from batchbayes.training.stack.stack import Noise, Stack, batch_noise, stack_networks, stack_outputs
-from batchbayes.training.stack.train import Loss, train_stack
+from batchbayes.training.stack.train import Examples, Loss, train_stack
 
-Key = tuple[float, int, int]
-"""Weight decay, seed and fold of a network."""
-LAST_SHARE, LAST_RATE = 0.25, 0.1
-"""The last quarter of the training has a tenth of the learning rate."""
+FIRST_ROUND = 300
+"""Steps of the first round."""
+STEPS_OF_A_ROW = 5
+"""Few rows are soon learnt: there are at most this many steps for each row, or two first rounds."""
+LEAST_GAIN = 0.03
+"""Training ends if a round makes held-out errors smaller by a smaller share than this."""
+JURY = 2
+"""Seeds whose networks judge a round."""
+JUDGES = 5000
+"""Held-out rows that judge a round. More are no more certain."""
 CHUNK = 4096
 """Rows that are predicted at a time."""
+Score = Callable[[Tensor, Tensor], float]
+"""From the outputs of R networks (R, N, K) and targets (N, K) to a score of their average, which should be small."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to train."""
+
+    weight_decay: float
+    tail: float = 0.0
+    """How heavy the tails of the errors are: 1 / degrees of freedom of Student's t. Zero is a Gaussian."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +55,14 @@ class Recipe:
     """How networks are built and trained."""
 
     hidden_widths: tuple[int, ...]
-    weight_decays: tuple[float, ...]
+    candidates: tuple[Candidate, ...]
     num_steps: int
     batch_size: int
     learning_rate: float
     num_draws: int
     seed: int
     loss: Loss
+    score: Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +75,8 @@ class CrossFit:
     """The fold that each network left out, (G,)."""
     statistics: Mapping[str, tuple[Tensor, Tensor]]
     """Mean and standard deviation of each batch-norm layer in each draw, (G, S, width)."""
-    weight_decay: float
+    candidate: Candidate
+    num_rounds: int = 1
 
     @property
     def num_folds(self) -> int:
@@ -71,7 +96,7 @@ class CrossFit:
 
     @torch.no_grad()
     def draws(self, inputs: Tensor, networks: Tensor | None = None) -> Tensor:
-        """Return the outputs of all draws of all, or of some, networks, (G * S, N, K).
+        """Return the outputs of all draws of all, or of some, networks, (G, S, N, K).
 
         They are computed in float64, so that rounding does not depend on the other rows of a call.
         """
@@ -80,11 +105,11 @@ class CrossFit:
         stack = replace(stack, tensors={name: tensor.double() for name, tensor in stack.tensors.items()})
         kept = {name: (mean[chosen].double(), std[chosen].double()) for name, (mean, std) in self.statistics.items()}
         with single_threaded():
-            parts = [stack_outputs(stack, part.double(), Noise(kept)).flatten(0, 1) for part in inputs.split(CHUNK)]
-        return torch.cat(parts, 1)
+            parts = [stack_outputs(stack, part.double(), Noise(kept)) for part in inputs.split(CHUNK)]
+        return torch.cat(parts, 2)
 
     def held_out_draws(self, inputs: Tensor, folds: Tensor) -> Tensor:
-        """Return draws for each training row by the R networks that have not seen it, (R * S, N, K).
+        """Return draws for each training row by the R networks that have not seen it, (R, S, N, K).
 
         `folds` has the folds of each seed, (R, N).
         """
@@ -92,7 +117,7 @@ class CrossFit:
         for own, numbers in zip(folds, torch.arange(len(self.stack)).split(self.num_folds), strict=True):
             order = own.argsort(stable=True)
             drawn = [self.draws(inputs[own == self.fold_of_network[number]], number[None]) for number in numbers]
-            parts.append(torch.cat(drawn, 1)[:, order.argsort()])
+            parts.append(torch.cat(drawn, 2)[:, :, order.argsort()])
         return torch.cat(parts)
 
 
@@ -102,51 +127,133 @@ def _scaled(values: Tensor, factor: float) -> Tensor:
 
 
 def cross_fit(inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe) -> CrossFit:
-    """Train networks for each fold, with the weight decay that is best for those of the first seed.
+    """Train networks for each fold and seed, in the way that is best for those of the first two seeds.
 
-    `folds` has the folds of each seed, (R, N).
+    `targets` are (N, K), where K is the number of outputs, and `folds` has the folds of each seed, (R, N).
     """
-    numbers = folds[0].unique().tolist()
-    batches = inputs[_batches(len(inputs), recipe)]  # (S, M, Q)
-
-    def fit(stack: Stack, decay: float) -> CrossFit:
-        left_out = torch.tensor(numbers).repeat(len(stack) // len(numbers))
-        return CrossFit(stack, left_out, _statistics(stack, batches), decay)
-
-    def trained(keys: Sequence[Key]) -> Stack:
-        return _trained(inputs, targets, folds, recipe, keys)
-
     with single_threaded():
-        tried = trained([(decay, 0, fold) for decay in recipe.weight_decays for fold in numbers])
-        parts = torch.arange(len(tried)).split(len(numbers))
-        fits = [fit(tried.select(part), decay) for part, decay in zip(parts, recipe.weight_decays, strict=True)]
-        best = min(fits, key=lambda each: _error(each, inputs, targets, folds[:1], recipe.loss))
-        if len(folds) == 1:
-            return best
-        more = [(best.weight_decay, seed, fold) for seed in range(1, len(folds)) for fold in numbers]
-        return fit(best.stack.joined(trained(more)), best.weight_decay)
+        training = _Training(inputs, targets, folds, recipe)
+        stack, candidate, rounds = _tournament(training)
+        seeds = range(JURY, len(folds))
+        if seeds:
+            more = training.fresh(seeds)
+            for number in range(rounds):
+                more = training.round(more, [candidate], seeds, number)
+            stack = stack.joined(more)
+        statistics = _statistics(stack, inputs[_batches(len(inputs), recipe)])
+    return CrossFit(stack, training.numbers.repeat(len(folds)), statistics, candidate, rounds)
 
 
-def _trained(inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe, keys: Sequence[Key]) -> Stack:
-    """Train networks side by side."""
-    data = [(inputs[folds[seed] != fold], targets[folds[seed] != fold]) for _, seed, fold in keys]
-    with GlobalStream(stream_seed(recipe.seed, "networks", keys[0][1])):
-        networks = [MLP(inputs.shape[1], recipe.hidden_widths, targets.shape[1]).to(inputs.dtype) for _ in keys]
-        stack = stack_networks(networks)
-    for share, rate in ((1 - LAST_SHARE, 1.0), (LAST_SHARE, LAST_RATE)):
-        epochs = _epochs(recipe, min(len(x) for x, _ in data), share)
+def _tournament(training: "_Training") -> tuple[Stack, Candidate, int]:
+    """Train the candidates in rounds. Return the networks of the best one, and how many rounds it had."""
+    alive, seeds = list(training.recipe.candidates), range(min(JURY, len(training.folds)))
+    own = torch.arange(len(seeds) * len(training.numbers))  # the networks of one candidate
+    fresh = training.fresh(seeds)
+    stack = fresh.select(own.repeat(len(alive)))
+    best: tuple[float, Stack, Candidate, int] = math.inf, stack, alive[0], 0
+    for number in count():
+        stack = training.round(stack, alive, seeds, number)
+        scores = [training.score(stack.select(own + i * len(own)), seeds) for i in range(len(alive))]
+        ranks = sorted(range(len(alive)), key=lambda each: scores[each])
+        before, found = best, scores[ranks[0]]
+        if found < before[0]:
+            best = found, stack.select(own + ranks[0] * len(own)), alive[ranks[0]], number + 1
+        if found >= (1 - LEAST_GAIN) * before[0] or not training.steps(number + 1):
+            return best[1:]
+        kept = sorted(ranks[: math.ceil(len(alive) / 2)])
+        stack = stack.select(torch.cat([own + i * len(own) for i in kept]))
+        alive = [alive[i] for i in kept]
+    raise AssertionError("rounds come to an end, because steps do")
+
+
+class _Training:
+    """The data and the recipe, and what is done with them."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe) -> None:
+        self.inputs, self.targets, self.folds, self.recipe = inputs, targets, folds, recipe
+        self.numbers = folds[0].unique()
+        self._parts: dict[tuple[int, int, float], Examples] = {}
+
+    def fresh(self, seeds: Sequence[int]) -> Stack:
+        """Return new networks for each seed and fold."""
+        networks = []
+        for seed in seeds:
+            with GlobalStream(stream_seed(self.recipe.seed, "networks", seed)):
+                widths = self.inputs.shape[1], self.recipe.hidden_widths, self.targets.shape[1]
+                networks += [MLP(*widths).to(self.inputs.dtype) for _ in self.numbers]
+        return stack_networks(networks)
+
+    def round(self, stack: Stack, candidates: Sequence[Candidate], seeds: Sequence[int], number: int) -> Stack:
+        """Train for one more round: for each candidate the networks of all seeds and folds."""
+        recipe = self.recipe
+        keys = [(each, seed, fold) for each in candidates for seed in seeds for fold in self.numbers.tolist()]
+        data = [self._part(seed, fold, each.tail) for each, seed, fold in keys]
+        rows = min(len(x) for x, _ in data)
+        epochs = max(1, round(self.steps(number) / max(1, rows // min(recipe.batch_size, rows))))
         configs = [
             TrainingConfig(
                 epochs,
                 recipe.batch_size,
-                recipe.learning_rate * rate,
-                decay,
-                seed=stream_seed(recipe.seed, "order", seed),
+                recipe.learning_rate,
+                each.weight_decay,
+                seed=stream_seed(recipe.seed, "order", seed, number),
             )
-            for decay, seed, _ in keys
+            for each, seed, _ in keys
         ]
-        stack = train_stack(stack, data, configs, loss=recipe.loss)
-    return stack
+        return train_stack(stack, data, configs, loss=recipe.loss, schedule=_falling)
+
+    def steps(self, number: int) -> int:
+        """Return the steps of a round: the first ones double, and the last one has what is left, or zero."""
+        least = min(FIRST_ROUND, 100 + len(self.inputs) // 2)
+        before = least * (2**number - 1)
+        left = min(self.recipe.num_steps, max(2 * FIRST_ROUND, STEPS_OF_A_ROW * len(self.inputs))) - before
+        return 0 if number and left < least else max(1, min(left, least * 2**number))
+
+    def score(self, stack: Stack, seeds: Sequence[int]) -> float:
+        """Return the score that an average of all networks would have for held-out rows.
+
+        Single networks would prefer those that average badly, because they hardly differ.
+        """
+        some = torch.linspace(0, len(self.inputs) - 1, min(JUDGES, len(self.inputs))).long()
+        inputs, targets = self.inputs[some], self.targets[some].double()
+        outputs = stack_outputs(stack, inputs)[:, 0].double()  # (R * F, N, K)
+        folds = self.folds[list(seeds)][:, some]
+        places = torch.arange(len(seeds))[:, None] * len(self.numbers) + folds
+        held_out = outputs[places, torch.arange(len(some))]  # (R, N, K)
+        together = self.recipe.score(held_out, targets)
+        alone = sum(self.recipe.score(each[None], targets) for each in held_out) / len(seeds)
+        return of_all(alone, together, len(seeds), len(self.folds) * len(self.numbers))
+
+    def _part(self, seed: int, fold: int, tail: float) -> Examples:
+        """Return what a network is trained on: the rows of the other folds, and beside the target what its loss asks
+        for. Equal parts are one object, which the stack gathers once."""
+        key = seed, fold, tail
+        if key not in self._parts:
+            used = self.folds[seed] != fold
+            targets = self.targets[used]
+            if tail:
+                targets = torch.cat([targets[:, :1], torch.full_like(targets[:, :1], tail)], 1)
+            self._parts[key] = self.inputs[used], targets
+        return self._parts[key]
+
+
+def of_all(alone: float, together: float, count: int, total: int) -> float:
+    """Return the score of the average of all networks, from that of single ones, and of `count` of them together.
+
+    If the average of m networks has $a + b / m$, as a squared error has, then these two tell $a$ and $b$.
+
+    >>> of_all(alone=3.0, together=2.0, count=2, total=4)
+    1.5
+    """
+    if count == 1:
+        return together
+    gain = max(0.0, alone - together) * (1 / count - 1 / total) / (1 - 1 / count)
+    return max(together - gain, together * count / total)
+
+
+def _falling(done: float) -> float:
+    """A short warm-up, then half a cosine."""
+    return min(1.0, 0.1 + done / 0.05) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _statistics(stack: Stack, batches: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -161,22 +268,7 @@ def _statistics(stack: Stack, batches: Tensor) -> dict[str, tuple[Tensor, Tensor
     return found
 
 
-def _epochs(recipe: Recipe, rows: int, share: float) -> int:
-    """Return the number of epochs that has about the wanted number of steps."""
-    steps = max(1, rows // min(recipe.batch_size, rows))
-    return max(1, math.ceil(share * recipe.num_steps / steps))
-
-
 def _batches(rows: int, recipe: Recipe) -> Tensor:
     """Return the rows of S random mini-batches, (S, M)."""
     random, size = generator(recipe.seed, "batches"), min(recipe.batch_size, rows)
     return torch.stack([torch.randperm(rows, generator=random)[:size] for _ in range(recipe.num_draws)])
-
-
-def _error(fit: CrossFit, inputs: Tensor, targets: Tensor, folds: Tensor, loss: Loss) -> float:
-    """Return how far held-out predictions are from the targets."""
-    draws = fit.held_out_draws(inputs, folds)
-    if loss == "half_squared_error":
-        return float((draws.mean(0) - targets).double().square().mean())
-    probs = draws.double().softmax(-1).mean(0)
-    return float(-(targets * probs.clamp_min(1e-12).log()).sum(-1).mean())

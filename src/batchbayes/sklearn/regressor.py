@@ -1,56 +1,84 @@
-"""`UncertainRegressor`: real targets, with their standard deviation and conformal intervals."""
+"""`UncertainRegressor`: real targets, with standard deviations, quantiles and conformal intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Literal, Self, overload
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 from torch import Tensor
 
-from batchbayes._common.checks import finite_number, whole_number
-from batchbayes.calibrate import conformal_quantile, tune_precision
+from batchbayes._common.checks import finite_number, require_choice, whole_number
+from batchbayes.calibrate import conformal_quantile
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import gaussian
-from batchbayes.metrics import mean_score, mixture_crps
-from batchbayes.predictive import GaussianPredictive, summarised
-from batchbayes.sklearn.estimator import FACTORS, Uncertain, mean_and_unit
+from batchbayes.sklearn.crossfit import JUDGES, of_all
+from batchbayes.sklearn.estimator import FACTORS, MIXES, Uncertain
+from batchbayes.sklearn.linear import ridge
+from batchbayes.sklearn.spread import Outlook, fit_spread
+from batchbayes.sklearn.targets import LEVELS, Name, Targets, choose_transform
 
-FEWEST_ROWS = 5
-"""Fewer rows cannot be split into folds with two rows or more for batch normalisation."""
+HEAVY_TAIL = 0.25
+"""Candidates for heavy tails are trained with Student's t of four degrees of freedom."""
+MIDDLE_LEVELS = (0.5, 0.7, 0.9)
+"""Levels at which the gain of averaging is measured."""
 
 
-def predictive_of(draws: Tensor, precision: float) -> GaussianPredictive:
-    """Return the predictive of draws (S, N, 1), with observation noise."""
-    return summarised(gaussian(precision).summary(), draws)
+def spread_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
+    r"""Return the gradient by mean and log spread, outputs (..., 2), for targets (..., 2): a number, and its tail.
+
+    The loss is the negative log density of Student's t with 1 / tail degrees of freedom, or of a Gaussian if the tail
+    is zero. The gradient by the mean is multiplied by the spread, so that rows that are known well do not outvote all
+    others ($\beta$-NLL with $\beta = 1/2$: Seitzer et al., ICLR 2022).
+    """
+    mean, spread = outputs[..., :1], outputs[..., 1:].clamp(-6, 3).exp()
+    number, tail = targets[..., :1], targets[..., 1:]
+    error = (number - mean) / spread
+    weight = (1 + tail) / (1 + tail * error.square())
+    return torch.cat([-weight * error, 1 - weight * error.square()], -1)
+
+
+def mean_score(outputs: Tensor, targets: Tensor) -> float:
+    """Return the product of mean absolute and root mean squared error of the average mean, for outputs (R, N, 2).
+
+    It grows as a squared error does, and a few outliers do not rule it.
+    """
+    return _score(outputs[..., 0].mean(0) - targets[:, 0])
+
+
+def _score(errors: Tensor) -> float:
+    return float(errors.abs().mean() * errors.square().mean().sqrt())
 
 
 class UncertainRegressor(RegressorMixin, Uncertain):
     """Neural regression that says how sure it is.
 
-    Small networks with batch normalisation are trained side by side. Each of them leaves out one fold of the rows, and
-    predicts it: this chooses the weight decay, the scale of the batch-norm noise and the observation noise, and gives
-    the errors that conformal intervals are made of. Each seed has folds of its own. A prediction averages draws of all
-    networks.
+    Small networks with batch normalisation learn a mean and a spread, side by side. Each of them leaves out one fold of
+    the rows, and predicts it: this chooses the weight decay, heavy tails or not, when to stop, the scale of the
+    batch-norm noise and the share of a linear part, learns how the spread follows the inputs, and gives the errors that
+    conformal intervals are made of. Each seed has folds of its own. A prediction averages draws of all networks.
 
     Args:
         hidden_widths: the widths of the hidden layers.
-        weight_decays: those that are tried with the first seed. The best one is kept, for all folds and seeds.
+        weight_decays: those that are tried. The best one is kept, for all folds and seeds.
         num_folds: how many parts the rows are split into.
         num_seeds: the number of networks for each fold.
-        num_steps: the number of training steps; the last quarter has a tenth of the learning rate.
-        batch_size: examples in a step; four times as many if there are more than 20,000 rows.
-        learning_rate: that of Adam.
+        num_steps: the most training steps. They come in rounds of about 300, 600, 1,200, ..., and training ends after
+            a round that does not help.
+        batch_size: examples in a step; twice as many above 2,000 rows, above 8,000 and above 30,000.
+        learning_rate: that of Adam, at the start of a round.
         num_draws: draws of the batch statistics in each network.
-        num_bins: each column is also given as this many bins, so that steps are learnt as well as by trees; 0 for none.
+        num_bins: each number is also given as this many bins, so that steps are learnt as well as by trees; 0 for none.
         random_state: seed of everything that is random.
         verbose: whether to show progress.
+        target_transform: "none", "sqrt" or "log" of targets that are never negative; "auto" chooses on held-out rows.
 
-    The result does not depend on the order of the rows. Sample weights are repetitions of rows: a weight of two counts
-    as two observations, also for the calibration. Weights that are not whole numbers count as importances: copies of a
-    row then stay in one fold.
+    A table is an array, or a frame of pandas or polars with numbers, booleans, words, categories, dates and missing
+    values. If no target is negative, nothing below zero is predicted; if all are whole numbers, so are the ends of
+    intervals. The result does not depend on the order of the rows. Sample weights are repetitions of rows: a weight of
+    two counts as two observations, also for the calibration. Weights that are not whole numbers count as importances:
+    copies of a row then stay in one fold.
 
     >>> x = np.linspace(-2, 2, 80)[:, None]
     >>> model = UncertainRegressor(num_steps=200, random_state=0).fit(x, np.sin(2 * x[:, 0]))
@@ -60,64 +88,83 @@ class UncertainRegressor(RegressorMixin, Uncertain):
     ((80,), True)
     """
 
-    _loss = "half_squared_error"
-    _numbers = ("target_mean_", "target_std_", "precision_", "noise_factor_")
+    _loss = staticmethod(spread_gradient)
+    _score = staticmethod(mean_score)
+    target_transform: Literal["auto"] | Name
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
-        """Train on inputs (N, Q) and targets (N,)."""
-        checked: Any = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=FEWEST_ROWS)
-        inputs, targets = checked[0], np.asarray(checked[1], dtype=np.float64)
-        rows, copies = self._used_rows(inputs, targets, sample_weight)
-        inputs, targets = inputs[rows], targets[rows]
-        self.target_mean_, self.target_std_ = map(float, mean_and_unit(targets))
-        scaled = (targets - self.target_mean_) / self.target_std_
-        x, y_used, folds = self._train(inputs, scaled[:, None], copies)
-        self._calibrate(x, y_used, folds)
+    def __init__(
+        self,
+        hidden_widths: tuple[int, ...] = (64, 64),
+        weight_decays: tuple[float, ...] = (1e-3, 1e-2),
+        num_folds: int = 5,
+        num_seeds: int = 3,
+        num_steps: int = 4500,
+        batch_size: int = 32,
+        learning_rate: float = 1e-2,
+        num_draws: int = 4,
+        num_bins: int = 16,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+        target_transform: Literal["auto"] | Name = "auto",
+    ) -> None:
+        self._keep(locals())
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:  # noqa: N803
+        """Train on inputs (N, Q) and targets (N,). `groups` are labels of rows (N,), for intervals of each group."""
+        targets = _checked_targets(y, self)
+        require_choice("target_transform", self.target_transform, ("auto", "none", "sqrt", "log"))
+        x, rows, copies = self._learn_columns(X, targets, sample_weight)
+        targets, (folds, seed) = targets[rows], self._folds(copies)
+        self.targets_ = self._transform(targets, x, folds)
+        z = torch.from_numpy(self.targets_.forward(targets))
+        self._train(x, torch.stack([z, torch.zeros_like(z)], 1).float(), folds, seed, (HEAVY_TAIL,))
+        self._calibrate(x, z, folds)
+        self.groups_ = None if groups is None else column_or_1d(groups)[rows]
         return self
 
-    def _calibrate(self, x: Tensor, y: Tensor, folds: Tensor) -> None:
-        """Choose the scale of the batch-norm noise and the observation noise, and keep the held-out errors."""
-        found = []
-        for factor in FACTORS:
-            fit = self.networks_.scaled(factor)
-            draws = fit.held_out_draws(x, folds)
-            held_out = predictive_of(draws, 1.0)
-            error = float((held_out.mean - y).abs().max())
-            precision = tune_precision(held_out, y) if error > 0 else 1e12
-            found.append((mean_score(mixture_crps(draws, precision, y)), factor, fit, draws, precision))
-        _, self.noise_factor_, self.networks_, draws, self.precision_ = min(found, key=lambda each: each[:2])
-        each = draws[..., 0].double().unflatten(0, (self.networks_.num_seeds, -1)).mean(1)  # (R, N)
-        self.held_out_errors_ = ((each - y[:, 0]) / self._spread(draws, 1)).numpy()
+    def _transform(self, targets: np.ndarray, x: Tensor, folds: Tensor) -> Targets:
+        if self.target_transform == "auto":
+            return choose_transform(targets, x, folds)
+        if self.target_transform != "none" and targets.min() < 0:
+            raise BatchbayesError(
+                expected=f'targets of zero or more for target_transform="{self.target_transform}"',
+                got=f"{targets.min():g}",
+                fix='pass target_transform="none"',
+            )
+        return Targets.learn(self.target_transform, targets)
 
-    def _spread(self, draws: Tensor, num_folds: int) -> Tensor:
-        """Return the standard deviation that intervals are made of, (N,), for draws of R * F networks.
+    def _calibrate(self, x: Tensor, z: Tensor, folds: Tensor) -> None:
+        """Choose the scale of the batch-norm noise and the share of the linear part, and learn the spread."""
+        some = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long()
+        scaled = {factor: self.networks_.scaled(factor) for factor in FACTORS}
+        errors = {
+            factor: _score(fit.held_out_draws(x[some], folds[:, some])[..., 0].mean((0, 1)) - z[some])
+            for factor, fit in scaled.items()
+        }
+        self.noise_factor_ = min(FACTORS, key=lambda factor: (errors[factor], factor))
+        self.networks_ = scaled[self.noise_factor_]
+        draws = self.networks_.held_out_draws(x, folds)  # (R, S, N, 2)
+        self.linear_, _ = ridge(x, z[:, None], folds)
+        straight = self.linear_.held_out(x, folds)[..., 0]  # (R, N)
+        mean, other = draws[..., 0].mean((0, 1)), straight.mean(0)
+        self.mix_ = min(MIXES, key=lambda mix: _score((1 - mix) * mean + mix * other - z))
+        draws[..., 0] = (1 - self.mix_) * draws[..., 0] + self.mix_ * straight[:, None]
+        outlook = _outlook(draws[:, None])
+        self.spread_, std = fit_spread(z - outlook.mean, outlook, self._bounded(x), folds[0])
+        each = (z - draws[..., 0].mean(1)) / std  # (R, N)
+        self.held_out_errors_ = (each.mean(0) * _gain_of_averages(each, len(self.networks_.stack))).numpy()
 
-        A held-out row has draws of one network for each seed, F = 1. For a new row, the variance of such draws is
-        averaged over the F folds, so that both mean the same. The variance of all draws is larger.
-        """
-        grouped = draws[..., 0].double().unflatten(0, (self.networks_.num_seeds, num_folds, -1))  # (R, F, S, N)
-        return (grouped.var((0, 2), correction=0).mean(0) + 1 / self.precision_).sqrt()
+    def _bounded(self, x: Tensor) -> Tensor:
+        return x[:, torch.from_numpy(self.columns_.is_bounded)]
 
-    def _width(self, level: float) -> float:
-        r"""Return the half width of intervals, in units of `_spread`.
-
-        It is a conformal quantile of held-out errors, $q_R$, less what averaging gains: R networks predict a held-out
-        row, and G = R F a new one. If $q_m^2$, the squared quantile for the average of m networks, is $a + b / m$, then
-        $q_1$ and $q_R$ tell $a$ and $b$, and these $q_G$.
-        """
-        networks = torch.from_numpy(self.held_out_errors_)  # (R, N)
-        count, total = len(networks), len(self.networks_.stack)
-        average = conformal_quantile(networks.mean(0).abs(), level)
-        if count == 1 or not np.isfinite(average):
-            return average
-        single = conformal_quantile(networks.abs(), level)
-        gain = (single**2 - average**2) * (1 / count - 1 / total) / (1 - 1 / count)
-        return max(average**2 - max(0.0, gain), average**2 * count / total) ** 0.5
-
-    def _predictive(self, X: Any) -> GaussianPredictive:  # noqa: N803
-        """Return the predictive in standardised units."""
+    def _seen(self, X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # noqa: N803
+        """Return the mean and the variances of data noise and model noise, in the unit of training."""
         inputs = self._inputs(X)
-        return predictive_of(self.networks_.draws(inputs), self.precision_)
+        draws = self.networks_.draws(inputs)  # (G, S, N, 2)
+        draws[..., 0] = (1 - self.mix_) * draws[..., 0] + self.mix_ * self.linear_(inputs)[:, None, :, 0]
+        outlook = _outlook(draws.unflatten(0, (self.networks_.num_seeds, -1)))
+        data, model = self.spread_.parts(outlook, self._bounded(inputs))
+        return outlook.mean.numpy(), data.numpy(), model.numpy()
 
     @overload
     def predict(self, X: Any) -> np.ndarray: ...  # noqa: N803
@@ -125,35 +172,93 @@ class UncertainRegressor(RegressorMixin, Uncertain):
     @overload
     def predict(self, X: Any, return_std: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...  # noqa: N803
 
-    def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:  # noqa: N803
-        """Return the mean of each target, (N,), and with `return_std` its standard deviation."""
-        seen = self._predictive(X)
-        mean = self._in_units(seen.mean[:, 0].double())
-        return (mean, self.target_std_ * seen.std[:, 0].double().numpy()) if return_std else mean
+    @overload
+    def predict(
+        self,
+        X: Any,  # noqa: N803
+        return_std: Literal[True],
+        return_parts: Literal[True],
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
+    def predict(self, X: Any, return_std: bool = False, return_parts: bool = False) -> Any:  # noqa: N803
+        """Return the mean of each target, (N,), and with `return_std` its standard deviation.
+
+        With `return_parts` also those of data noise and of model noise. Their squares add up to that of the whole. Data
+        noise stays however many rows there are; model noise is what networks and draws disagree about.
+        """
+        middle, data, model = self._seen(X)
+        mean, std = self._moments(middle, np.sqrt(data + model))
+        if not return_std:
+            return mean
+        parts = [std * np.sqrt(part / (data + model)) for part in (data, model)]
+        return (mean, std, *parts) if return_parts else (mean, std)
+
+    def _moments(self, middle: np.ndarray, spread: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean and the standard deviation in the unit of the targets."""
+        if self.targets_.name == "none":
+            scale = self.targets_.unit * np.sqrt(np.square(self.held_out_errors_).mean())
+            return self.targets_.back(middle), scale * spread
+        quantiles = self.targets_.back(middle[:, None] + spread[:, None] * np.quantile(self.held_out_errors_, LEVELS))
+        return quantiles.mean(1), quantiles.std(1)
+
+    def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:  # noqa: N803
+        """Return quantiles of each target, (N, number of levels): those of held-out errors, in spreads of the row."""
+        checked = [finite_number("a level", each, above=0, below=1, fix="pass 0.9 for 90 %") for each in levels]
+        middle, data, model = self._seen(X)
+        errors = np.quantile(self.held_out_errors_, checked)
+        return self.targets_.back(middle[:, None] + np.sqrt(data + model)[:, None] * errors)
+
+    def predict_interval(self, X: Any, level: float = 0.9, groups: Any = None) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
         """Return the ends of intervals that hold a share `level` of new targets, (N,) each, even if the model is wrong.
 
-        The width is a quantile of the errors on rows that the networks had not seen, in standard deviations
-        (cross-conformal prediction), corrected for the number of networks that average a row (`_width`). The level
-        holds on average over rows like those of training, not for each row, and as measured, not by a theorem: with the
-        correction, no finite number of rows guarantees it. MAPIE around this estimator has such guarantees.
+        The half width is a quantile of the errors on rows that the networks had not seen, in spreads of the row
+        (cross-conformal prediction), corrected for the number of networks that average a row. The level holds on
+        average over rows like those of training, and as measured, not by a theorem: with the correction, no finite
+        number of rows guarantees it. MAPIE around this estimator has such guarantees.
+
+        With `groups`, labels of rows (N,) as those that `fit` got, the quantile is that of the row's own group
+        (Mondrian), so that the level holds in each group.
         """
         finite_number("a level", level, above=0, below=1, fix="pass 0.9 for 90 %")
         check_is_fitted(self)
-        width = self._width(float(level))
-        if not np.isfinite(width):
-            raise BatchbayesError(
-                expected=f"more training rows for a level of {level:g}",
-                got=f"{self.held_out_errors_.shape[1]}",
-                fix="lower the level",
-            )
-        seen = self._predictive(X)
-        mean, half = seen.mean[:, 0].double(), width * self._spread(seen.draws, self.networks_.num_folds)
-        return self._in_units(mean - half), self._in_units(mean + half)
+        middle, data, model = self._seen(X)
+        half = self._widths(float(level), groups, len(middle)) * np.sqrt(data + model)
+        slack = 4 * np.finfo(float).eps * (np.abs(middle) + half)  # a target that is exactly as far away is inside
+        lower, upper = (self.targets_.back(middle + sign * (half + slack)) for sign in (-1, 1))
+        return self.targets_.rounded(lower, upper)
 
-    def _in_units(self, values: Tensor) -> np.ndarray:
-        return self.target_mean_ + self.target_std_ * values.numpy()
+    def _widths(self, level: float, groups: Any, rows: int) -> np.ndarray:
+        """Return the half width of the interval of each row, in spreads."""
+        if groups is None:
+            return np.full(rows, self._width(level, self.held_out_errors_, ""))
+        labels, own = column_or_1d(groups), self.groups_
+        if own is None or len(labels) != rows:
+            raise BatchbayesError(
+                expected="groups of the training rows in fit, and one group for each row here",
+                got="a fit without groups" if own is None else f"{len(labels)} groups for {rows} rows",
+                fix="call fit(X, y, groups=...) and predict_interval(X, level, groups=...)",
+            )
+        widths = {
+            label: self._width(level, self.held_out_errors_[own == label], f" in group {label}")
+            for label in np.unique(labels)
+        }
+        return np.array([widths[label] for label in labels])
+
+    def _width(self, level: float, errors: np.ndarray, where: str) -> float:
+        width = conformal_quantile(torch.from_numpy(np.abs(errors)), level) if len(errors) else float("inf")
+        if not np.isfinite(width):
+            got = f"{len(errors)}"
+            raise BatchbayesError(f"more training rows for a level of {level:g}{where}", got, "lower the level")
+        return width
+
+    def plot(self, X: Any, y: Any, level: float = 0.9) -> Any:  # noqa: N803
+        """Draw intervals of new rows by width, their coverage by fifths, and the PIT. Return the figure."""
+        from batchbayes.plots import table_figure
+
+        targets = _checked_targets(y, self)
+        lower, upper = self.predict_interval(X, level)
+        quantiles = self.predict_quantiles(X, LEVELS.tolist())
+        return table_figure(lower, upper, targets, (quantiles < targets[:, None]).mean(1), level=level)
 
     def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
         mean, std = self.predict(X, return_std=True)
@@ -162,15 +267,35 @@ class UncertainRegressor(RegressorMixin, Uncertain):
 
     def sample(self, X: Any, num_samples: int = 1, random_state: Any = None) -> np.ndarray:  # noqa: N803
         """Return random targets from the prediction, (N, num_samples)."""
-        seen = self._predictive(X)
-        random = check_random_state(random_state)
-        rows = random.randint(len(seen.draws), size=whole_number("num_samples", num_samples))
-        chosen = seen.draws[rows, :, 0].double().numpy().T  # (N, num_samples)
-        noise = random.standard_normal(chosen.shape) * self.precision_**-0.5
-        return self.target_mean_ + self.target_std_ * (chosen + noise)
+        middle, data, model = self._seen(X)
+        shape = len(middle), whole_number("num_samples", num_samples)
+        errors = check_random_state(random_state).choice(self.held_out_errors_, shape)
+        found = self.targets_.back(middle[:, None] + np.sqrt(data + model)[:, None] * errors)
+        return np.round(found) if self.targets_.is_whole else found
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return {}, {"errors": torch.from_numpy(self.held_out_errors_)}
 
-    def _set_state(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.held_out_errors_ = tensors["errors"].numpy()
+def _checked_targets(y: Any, estimator: Any) -> np.ndarray:
+    """Return targets (N,) of finite numbers."""
+    if y is None:
+        raise ValueError("This UncertainRegressor estimator requires y to be passed, but the target y is None")
+    found: Any = check_array(y, ensure_2d=False, dtype="numeric", input_name="y", estimator=estimator)
+    return column_or_1d(found, warn=True).astype(np.float64)
+
+
+def _outlook(draws: Tensor) -> Outlook:
+    """Return what draws (R, F, S, N, 2) say together.
+
+    A held-out row has draws of one network for each seed, F = 1. For a new row, the variance of such draws is averaged
+    over the F folds, so that both mean the same. The variance of all draws is larger.
+    """
+    mean, log_spread = draws.double().unbind(-1)
+    return Outlook(mean.mean((0, 1, 2)), log_spread.mean((0, 1, 2)), mean.var((0, 2), correction=0).mean(0))
+
+
+def _gain_of_averages(errors: Tensor, total: int) -> float:
+    """Return how much smaller errors of new rows are than held-out ones, by squared quantiles of errors (R, N)."""
+    average, single = (
+        float(np.square(np.quantile(each.abs().numpy(), MIDDLE_LEVELS, axis=-1)).mean())
+        for each in (errors.mean(0), errors)
+    )
+    return (of_all(single, average, len(errors), total) / average) ** 0.5 if average > 0 else 1.0

@@ -46,7 +46,9 @@ def train_together(networks: Sequence[nn.Module], data: Sequence[Examples], conf
         network.eval()
 
 
-Loss = Literal["half_squared_error", "cross_entropy"]
+Gradient = Callable[[Tensor, Tensor], Tensor]
+"""From outputs and targets (G, M, K) to the gradient of the loss of each example by the outputs."""
+Loss = Literal["half_squared_error", "cross_entropy"] | Gradient
 """What training makes small. For the cross-entropy, targets are probabilities of classes."""
 
 
@@ -58,6 +60,7 @@ def train_stack(
     observe: Observer | None = None,
     every: int = 20,
     loss: Loss = "half_squared_error",
+    schedule: Callable[[float], float] | None = None,
 ) -> Stack:
     """Return a trained copy of a stack.
 
@@ -68,13 +71,14 @@ def train_stack(
         observe: called after every `every` epochs. A network that does not continue stays as it is then.
         every: how many epochs are between two calls of `observe`.
         loss: what training makes small. For "cross_entropy", targets are one-hot rows, or other probabilities.
+        schedule: from the share of the training that is done to a factor of the learning rate.
     """
     common = _require_common(stack, data, configs)
     trained, groups = stack.select(range(len(stack))), _groups(stack, data, configs, loss)
     with Progress(f"training {len(stack)} networks", common.epochs) as shown:
         for epoch in range(common.epochs):
             for group in groups:
-                group.run_epoch(epoch)
+                group.run_epoch(epoch, schedule)
             shown.advance()
             looks = (epoch + 1) % every == 0
             if looks or epoch + 1 == common.epochs:
@@ -146,10 +150,13 @@ class Group:
         group._adam.state[group._trained] = {"step": state["step"].clone(), **moments}
         return group
 
-    def run_epoch(self, epoch: int) -> None:
+    def run_epoch(self, epoch: int, schedule: Callable[[float], float] | None = None) -> None:
         """Train each network on one shuffled pass over its own data."""
         steps = 0
         for inputs, targets in self._orders.batches(epoch):
+            if schedule:
+                done = (epoch + steps / self._orders.steps) / self._configs[0].epochs
+                self._adam.param_groups[0]["lr"] = self._configs[0].learning_rate * schedule(done)
             self._step(inputs, targets)
             steps += 1
         for layer in self._layers:
@@ -180,6 +187,8 @@ class Group:
             outputs = self._forward(layer, work, outputs)
         if self._loss == "cross_entropy":
             errors = outputs.copy_(outputs.softmax(-1)).sub_(targets).div_(targets.shape[1])
+        elif callable(self._loss):
+            errors = outputs.copy_(self._loss(outputs, targets)).div_(targets.shape[1])
         else:
             errors = outputs.sub_(targets).div_(targets[0].numel())
         for layer, work in zip(reversed(self._layers), reversed(self._work), strict=True):
@@ -337,6 +346,7 @@ class _Orders:
         self._kinds = [(data[kinds.index(kind)], kind[2]) for kind in unique]
         self._kind_of_network = torch.tensor([unique.index(kind) for kind in kinds])
         self._size = min(configs[0].batch_size, len(data[0][0]))
+        self.steps = len(data[0][0]) // self._size
         # "torch" is the stream that GlobalStream gives to torch's global generator, from which dropout draws.
         self.streams = {seed: streams[seed] if streams else generator(seed, "torch") for seed in dict.fromkeys(seeds)}
         self._stream_of_network = torch.tensor([list(self.streams).index(seed) for seed in seeds])

@@ -1,0 +1,120 @@
+"""A linear part beside the networks: ridge or logistic regression on the same inputs, for each fold and seed.
+
+With bins of the columns as inputs this is an additive model with piecewise linear terms. On few rows it is often
+better than networks; held-out rows choose how much it counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+RIDGE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+LOGISTIC_PENALTIES = (1.0, 5.0, 25.0, 100.0)
+"""Penalties on the squared coefficients of standardised inputs, as numbers of rows."""
+ITERATIONS = 60
+MOST_ROWS = 5000
+"""Rows that a logistic regression is fitted to. With more, networks hardly need it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """G linear functions."""
+
+    weight: Tensor
+    """(G, Q, K)"""
+    bias: Tensor
+    """(G, 1, K)"""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the outputs of all functions, (G, N, K)."""
+        return inputs.double() @ self.weight + self.bias
+
+    def held_out(self, inputs: Tensor, folds: Tensor) -> Tensor:
+        """Return for each row the outputs of the functions that left it out, (R, N, K), for folds (R, N)."""
+        number = torch.arange(len(folds))[:, None] * (len(self.weight) // len(folds)) + folds
+        return self(inputs)[number, torch.arange(inputs.shape[0])]
+
+
+def ridge(inputs: Tensor, targets: Tensor, folds: Tensor) -> tuple[Linear, Tensor]:
+    """Fit ridge regressions without each fold, with the penalty that is best for the first seed.
+
+    Targets are (N, K), and each column has a penalty of its own. Also returns the predictions of the first seed for
+    the rows that were held out, (N, K).
+    """
+    x, y, columns = inputs.double(), targets.double(), torch.arange(targets.shape[1])
+    parts = [[_ridge(x[own != fold], y[own != fold]) for fold in own.unique()] for own in folds]
+    held_out = torch.stack(
+        [Linear(*_joined(parts[0], i)).held_out(x, folds[:1])[0] for i in range(len(RIDGE_PENALTIES))]
+    )
+    best = (held_out - y).abs().mean(1).argmin(0)  # (K,)
+    all_parts = [part for own in parts for part in own]
+    weight = torch.stack([torch.stack([each[0] for each in part])[best, :, columns].T for part in all_parts])
+    bias = torch.stack([torch.stack([each[1] for each in part])[best, :, columns].T for part in all_parts])
+    return Linear(weight, bias), held_out[best, :, columns].T
+
+
+def _joined(parts: list[list[tuple[Tensor, Tensor]]], penalty: int) -> tuple[Tensor, Tensor]:
+    return torch.stack([part[penalty][0] for part in parts]), torch.stack([part[penalty][1] for part in parts])
+
+
+def _ridge(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the weights (Q, K) and biases (1, K) for all penalties, from one eigendecomposition."""
+    middle, level = x.mean(0, keepdim=True), y.mean(0, keepdim=True)
+    values, vectors = torch.linalg.eigh((x - middle).T @ (x - middle))
+    projected = vectors.T @ ((x - middle).T @ (y - level))
+    found = []
+    for penalty in RIDGE_PENALTIES:
+        weight = vectors @ (projected / (values.clamp_min(0) + penalty)[:, None])
+        found.append((weight, level - middle @ weight))
+    return found
+
+
+def logistic(inputs: Tensor, targets: Tensor, folds: Tensor) -> Linear:
+    """Fit multinomial logistic regressions without each fold, with the penalty that is best for the first seed.
+
+    Targets are probabilities of classes, (N, K).
+    """
+    x, y = inputs.double(), targets.double()
+    tried = _logistic(x, y, folds[:1], LOGISTIC_PENALTIES)
+    scores = [-(y * each.held_out(x, folds[:1])[0].log_softmax(-1)).sum(-1).mean() for each in tried]
+    best = int(torch.stack(scores).argmin())
+    if len(folds) == 1:
+        return tried[best]
+    more = _logistic(x, y, folds[1:], LOGISTIC_PENALTIES[best : best + 1])[0]
+    return Linear(torch.cat([tried[best].weight, more.weight]), torch.cat([tried[best].bias, more.bias]))
+
+
+def _logistic(x: Tensor, y: Tensor, folds: Tensor, penalties: tuple[float, ...]) -> list[Linear]:
+    """Fit all folds, seeds and penalties at once."""
+    if len(x) > MOST_ROWS:
+        some = torch.linspace(0, len(x) - 1, MOST_ROWS).long()
+        x, y, folds = x[some], y[some], folds[:, some]
+    used = torch.stack([own != fold for own in folds for fold in own.unique()]).double()  # (G, N)
+    penalty = torch.tensor(penalties, dtype=torch.float64)[:, None, None, None]
+    start = torch.zeros(len(penalties), len(used), x.shape[1] + 1, y.shape[1], dtype=torch.float64)
+    wide = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+
+    def loss(weight: Tensor) -> Tensor:
+        scores = -(y * (wide @ weight).log_softmax(-1)).sum(-1)  # (P, G, N)
+        return (scores * used).sum() + (penalty * weight[..., :-1, :].square()).sum() / 2
+
+    found = minimised(loss, start)
+    return [Linear(each[:, :-1], each[:, -1:]) for each in found]
+
+
+def minimised(loss: Callable[[Tensor], Tensor], start: Tensor, iterations: int = ITERATIONS) -> Tensor:
+    """Return where a smooth function is smallest, by L-BFGS."""
+    values = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([values], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        found = loss(values)
+        found.backward()
+        return found
+
+    with torch.enable_grad():
+        optimiser.step(closure)
+    return values.detach()

@@ -1,0 +1,54 @@
+"""The rows of a training table: a fixed order, weights as repetitions, and folds."""
+
+import numpy as np
+
+from batchbayes._common.rng import stream_seed
+from batchbayes.errors import BatchbayesError
+
+COPIES = 4
+"""Rows with weights that are not whole numbers are repeated this many times on average."""
+MOST_ROWS = 100_000_000
+"""More repetitions are refused before memory runs out."""
+
+
+def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows to train on, in an order that depends on their values alone, and which of them are copies.
+
+    A weight is a number of repetitions. So a weight of two is the same as a row that occurs twice, and a weight of zero
+    the same as a row that is left out. Other weights are rounded, so that their running total is right; then copies of
+    a row have the same number in the second array, its place in the order, and are no observations of their own.
+
+    >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([2, 1]))
+    (array([1, 0, 0]), array([0, 1, 2]))
+    >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([0.25, 0.75]))
+    (array([1, 1, 1, 1, 1, 1, 0, 0]), array([0, 0, 0, 0, 0, 0, 1, 1]))
+    """
+    last = np.zeros(len(inputs)) if weights is None else weights
+    order = np.lexsort([last, targets, *inputs.T[::-1]])
+    if weights is None:
+        return order, np.arange(len(order))
+    if not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
+        raise BatchbayesError(
+            expected="finite sample weights of zero or more, not all zero",
+            got=f"weights from {weights.min():g} to {weights.max():g}",
+            fix="check sample_weight",
+        )
+    is_whole = (weights == np.round(weights)).all()
+    if is_whole and weights.sum() > MOST_ROWS:
+        raise BatchbayesError(
+            expected=f"whole sample weights, which are repetitions of rows, with a sum of at most {MOST_ROWS:,}",
+            got=f"a sum of {weights.sum():g}",
+            fix="if they are shares and not repetitions, pass sample_weight / sample_weight.sum()",
+        )
+    if not is_whole:
+        weights = weights * float(COPIES * (weights > 0).sum() / weights.sum())
+    ends = np.floor(np.cumsum(np.asarray(weights)[order]) + 0.5).astype(int)
+    places = np.repeat(np.arange(len(order)), np.diff(ends, prepend=0))
+    return order[places], np.arange(len(places)) if is_whole else places
+
+
+def folds_of(rows: np.ndarray, num_folds: int, num_seeds: int, seed: int) -> np.ndarray:
+    """Return a random fold for each row and seed, (R, N). Copies of a row, with one number in `rows`, share it."""
+    _, group = np.unique(rows, return_inverse=True)
+    count, random = int(group.max()) + 1, np.random.default_rng(stream_seed(seed, "folds"))
+    return np.stack([random.permutation(count)[group] % min(num_folds, count) for _ in range(num_seeds)])

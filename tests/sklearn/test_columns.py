@@ -1,0 +1,132 @@
+"""Frames as they are: words, categories, booleans, dates and missing values, of pandas, of polars and of neither."""
+
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+from batchbayes.errors import BatchbayesError
+from batchbayes.sklearn import UncertainClassifier, UncertainRegressor
+from batchbayes.sklearn.columns import Column, Columns, read_frame
+
+QUICK = {"hidden_widths": (16,), "num_steps": 100, "num_seeds": 2, "num_folds": 3, "weight_decays": (1e-3,),
+         "num_draws": 2, "random_state": 0}  # fmt: skip
+
+
+class Series:
+    """The little of a column that is read, so that these tests need neither pandas nor polars."""
+
+    def __init__(self, values):
+        self._values, kinds = list(values), {type(value) for value in values if value is not None}
+        self.dtype = np.dtype("datetime64[us]" if kinds == {datetime} else float if kinds <= {float} else object)
+
+    def to_list(self):
+        return self._values
+
+    def to_numpy(self):
+        return np.array(self._values, dtype=self.dtype)
+
+
+class Frame(dict):
+    """A frame of such columns."""
+
+    dtypes = None
+
+    @property
+    def columns(self):
+        return list(self)
+
+    def __len__(self):
+        return len(next(iter(self.values())).to_list())
+
+    @property
+    def shape(self):
+        return len(self), len(self.columns)
+
+
+def columns():
+    random = np.random.default_rng(0)
+    count = 240
+    size = random.standard_normal(count)
+    shop = random.choice(["north", "south", "east"], count).tolist()
+    shop[3] = None
+    day = [datetime(2024, 1, 1) + timedelta(hours=7 * i) for i in range(count)]
+    y = size + 2 * (np.array(shop) == "north") + np.array([each.month for each in day]) / 3
+    sizes = [None if i % 17 == 0 else float(each) for i, each in enumerate(size)]
+    return {"size": sizes, "shop": shop, "day": day, "open": (size > 0).tolist()}, y + 0.05 * random.standard_normal(
+        count
+    )
+
+
+def made(library):
+    values, y = columns()
+    if library == "neither":
+        return Frame({name: Series(each) for name, each in values.items()}), y
+    package = pytest.importorskip(library, reason=f"needs {library}: run `make users`")
+    return package.DataFrame(values), y
+
+
+LIBRARIES = pytest.mark.parametrize("library", ["neither", "pandas", "polars"])
+
+
+@LIBRARIES
+def test_a_column_is_read_by_its_kind(library):
+    frame, _ = made(library)
+    read = read_frame(frame)
+    assert {name: kind for name, (kind, _) in read.items()} == {
+        "size": "number", "shop": "words", "day": "date", "open": "number",
+    }  # fmt: skip
+    numbers, flags = Columns.raw([Column.learn(name, *each) for name, each in read.items()], read)
+    assert numbers.shape == (240, 6)  # size, four of the day, open
+    assert flags.shape == (240, 5)  # size is missing, three shops, and others
+    wanted = np.array([None if each is None else float(each) for each in columns()[0]["size"]], dtype=float)
+    np.testing.assert_array_equal(numbers[:, 0], np.where(np.isnan(wanted), np.nanmedian(wanted), wanted))
+    np.testing.assert_array_equal(flags[:, 0], np.isnan(wanted))
+    day = columns()[0]["day"][100]
+    assert numbers[100, 1:5].tolist() == [
+        (day - datetime(2000, 1, 1)) / timedelta(days=1), day.month - 1, day.weekday(), day.hour,
+    ]  # fmt: skip
+
+
+@LIBRARIES
+def test_frames_end_to_end(library, tmp_path):
+    frame, y = made(library)
+    model = UncertainRegressor(**QUICK).fit(frame, y)
+    assert model.score(frame, y) > 0.8
+    assert (model.predict(frame) == UncertainRegressor(**QUICK).fit(made("neither")[0], y).predict(frame)).all()
+    model.save(tmp_path / "model.safetensors")
+    assert (UncertainRegressor.load(tmp_path / "model.safetensors").predict(frame) == model.predict(frame)).all()
+    classes = UncertainClassifier(**QUICK).fit(frame, y > 3)
+    assert classes.score(frame, y > 3) > 0.85
+
+
+def test_unknown_categories_are_told():
+    frame, y = made("neither")
+    model = UncertainRegressor(**QUICK).fit(frame, y)
+    odd = Frame(frame | {"shop": Series(["west", *frame["shop"].to_list()[1:]])})
+    with pytest.warns(UserWarning, match=r"unknown categories.*shop \(1 rows\)"):
+        model.predict(odd)
+    assert model.novelty(odd)[0] == 0
+    assert (model.novelty(odd)[1:] == model.novelty(frame)[1:]).all()
+
+
+def test_another_kind_of_column_is_refused():
+    frame, y = made("neither")
+    model = UncertainRegressor(**QUICK).fit(frame, y)
+    with pytest.raises(BatchbayesError, match=r"number in column size.*got words"):
+        model.predict(Frame(frame | {"size": Series(["a"] * 240)}))
+    with pytest.raises(BatchbayesError, match="some values in column size"):
+        UncertainRegressor(**QUICK).fit(Frame(frame | {"size": Series([float("nan")] * 240)}), y)
+    with pytest.raises(BatchbayesError, match="finite numbers in column size"):
+        UncertainRegressor(**QUICK).fit(Frame(frame | {"size": Series([float("inf")] * 240)}), y)
+
+
+def test_missing_numbers_of_an_array():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((200, 2))
+    y = x[:, 0] + 3.0 * (x[:, 1] > 1)
+    x[x[:, 1] > 1, 1] = np.nan
+    model = UncertainRegressor(**QUICK).fit(x, y)
+    assert model.score(x, y) > 0.8  # that a value is missing says much here
+    with pytest.warns(UserWarning, match=r"missing where none were in training: 0 \(200 rows\)"):
+        model.predict(np.column_stack([np.full(200, np.nan), x[:, 1]]))
