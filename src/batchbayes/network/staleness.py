@@ -76,7 +76,7 @@ def _spread(tensor: Tensor) -> Tensor:
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:
-    return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+    return torch.equal(first, second) or torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 def _close(then: Tensor, now: Tensor) -> bool:
