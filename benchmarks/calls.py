@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ import batchbayes as bb
 
 SOURCES = Path(bb.__file__).parents[1]
 ROWS, DRAWS, EXAMPLES = 64, 8, 16
-ASSESSED = "`bb.assess`, digits"
 TIMED = 25
 """Predictions that are timed at once."""
 
@@ -52,20 +50,22 @@ def trained(build: Callable[[], nn.Sequential], inputs: Tensor) -> nn.Sequential
 
 
 def counted(function: Callable[[], object]) -> tuple[int, int, int]:
-    """Return the calls of functions of batchbayes, those of all Python functions, and the files of batchbayes met."""
-    files: Counter[str] = Counter()
+    """Return the calls of functions of batchbayes and of all Python functions in one call, and our modules in them."""
+    calls, modules = [0, 0], set()
 
     def see(frame: Any, event: str, _: object) -> None:
         if event == "call":
-            files[frame.f_code.co_filename] += 1
+            if f"{os.sep}batchbayes{os.sep}" in frame.f_code.co_filename:
+                calls[0] += 1
+                modules.add(frame.f_code.co_filename)
+            calls[1] += 1
 
     sys.setprofile(see)
     try:
         function()
     finally:
         sys.setprofile(None)
-    own = [calls for name, calls in files.items() if f"{os.sep}batchbayes{os.sep}" in name]
-    return sum(own), files.total() - 1, len(own)  # the last is `setprofile`
+    return calls[0], calls[1] - 1, len(modules)  # the last call is `setprofile`
 
 
 def passes(network: nn.Module, function: Callable[[], object]) -> int:
@@ -77,8 +77,8 @@ def passes(network: nn.Module, function: Callable[[], object]) -> int:
     return len(seen)
 
 
-def counts() -> dict[str, tuple[int, int, int]]:
-    """Return calls of batchbayes, all calls, and passes, for each example."""
+def counts() -> dict[str, dict[str, int]]:
+    """Return calls of batchbayes, all calls, and passes or modules, for each example."""
     torch.manual_seed(0)
     inputs, found = torch.randn(256, 2), {}
     for size, build in {"one": one_layer, "two": two_layers}.items():
@@ -88,29 +88,15 @@ def counts() -> dict[str, tuple[int, int, int]]:
         ask = lambda p=posterior: bb.predict(p, inputs[:EXAMPLES], bb.categorical(), num_samples=DRAWS)  # noqa: E731
         ask()  # the first prediction of a posterior also tries whether draws are functions
         for name, job in {f"`bb.mcbn`, R = {ROWS}": fit, f"`bb.predict`, sample, S = {DRAWS}": ask}.items():
-            found[f"{name}, {size} batch-norm layer{'s' * (size == 'two')}"] = (*counted(job)[:2], passes(network, job))
-    return found
-
-
-def assessed() -> tuple[int, int, int]:
-    """Return calls of batchbayes, all calls, and modules visited, for the assessment in the documentation."""
-    from sklearn.datasets import load_digits
-
-    torch.manual_seed(0)
-    images, labels = (torch.as_tensor(each) for each in (load_digits().images / 16, load_digits().target))
-    images = images.float()[:, None]
-    layers = (nn.Flatten(), nn.Linear(64, 80), nn.BatchNorm1d(80), nn.ReLU(), nn.Linear(80, 10))
-    network = nn.Sequential(*layers)
-    optimiser = torch.optim.Adam(network.parameters(), 3e-3)
-    for _ in range(10):
-        for rows in torch.randperm(1000).split(32):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(network(images[rows]), labels[rows]).backward()
-            optimiser.step()
-    test, strange = (images[1000:], labels[1000:]), 1 - images[1000:1050]
-    options: dict[str, Any] = {"ood": strange, "batch_size": 32, "draws": 8, "views": "none"}
-    bb.assess(network, images[:1000], test, **options)  # what an import calls does not count
-    return counted(lambda: bb.assess(network, images[:1000], test, **options))
+            own, every, _ = counted(job)
+            told = {"calls of batchbayes": own, "all calls": every, "passes": passes(network, job)}
+            found[f"{name}, {size} batch-norm layer{'s' * (size == 'two')}"] = told
+    x, y = torch.randn(300, 2), torch.randint(0, 3, (300,))
+    network = trained(one_layer, x)
+    report = lambda: bb.assess(network, x[:150], (x[150:], y[150:]), batch_size=32, draws=8)  # noqa: E731
+    report()  # the first one also imports
+    own, every, modules = counted(report)
+    return found | {"`bb.assess`": {"calls of batchbayes": own, "all calls": every, "modules of batchbayes": modules}}
 
 
 class Timed:
@@ -149,7 +135,7 @@ def _median_seconds(function: Callable[[], object]) -> float:
 def answer() -> None:
     """Print the counts, and then the times each time that a line comes in."""
     warnings.simplefilter("ignore")
-    print(json.dumps({**counts(), ASSESSED: assessed()}), flush=True)
+    print(json.dumps(counts()), flush=True)
     timed = Timed()
     for _ in sys.stdin:
         print(json.dumps(timed.seconds()), flush=True)
@@ -164,7 +150,7 @@ class Version:
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.counts: dict[str, list[int]] = self._read()
+        self.counts: dict[str, dict[str, int]] = self._read()
         self.times: list[list[float]] = []
 
     def _read(self) -> Any:
@@ -195,9 +181,8 @@ def main() -> None:
     versions = [Version(folder.resolve()) for folder in (options.against, SOURCES) if folder]
     print("| example | " + " | ".join(["before", "after"][-len(versions) :]) + " |\n|---|" + "---:|" * len(versions))
     for name in versions[-1].counts:
-        last = "modules visited" if name == ASSESSED else "passes"
-        for number, what in enumerate(("calls of batchbayes", "all calls", last)):
-            print(f"| {name}: {what} | " + " | ".join(f"{v.counts[name][number]:,}" for v in versions) + " |")
+        for what in versions[-1].counts[name]:
+            print(f"| {name}: {what} | " + " | ".join(f"{v.counts[name][what]:,}" for v in versions) + " |")
     for _ in range(options.repeats):
         for version in versions:
             version.take_time()

@@ -324,13 +324,9 @@ def _checked_level(level: float) -> float:
 
 def _middle_range(draws: Tensor, level: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the quantiles over draws (S, ...) that leave out equal shares at both ends."""
-    tail, ordered = (1 - _checked_level(level)) / 2, draws.sort(0).values
-    places = [share * (len(ordered) - 1) for share in (tail, 1 - tail)]
-    below = [min(int(place), len(ordered) - 2) if len(ordered) > 1 else 0 for place in places]
-    ends = [
-        torch.lerp(ordered[b], ordered[min(b + 1, len(ordered) - 1)], p - b) for b, p in zip(below, places, strict=True)
-    ]
-    return ends[0].to(dtype), ends[1].to(dtype)
+    tail = (1 - _checked_level(level)) / 2
+    low, high = np.quantile(draws.numpy(), (tail, 1 - tail), axis=0)  # torch's takes few numbers only
+    return torch.as_tensor(low).to(dtype), torch.as_tensor(high).to(dtype)
 
 
 P = TypeVar("P")

@@ -170,29 +170,21 @@ def calibrated_log_likelihood(log_probs: Values, labels: Values, *, repeats: int
     whole_number("repeats", repeats)
     if len(labels) < 2:
         raise BatchbayesError(expected="two examples or more", got=f"{len(labels)}", fix="pass more examples")
+    log_probs, labels = log_probs.double().clamp_min(-1e4), labels.long().unsqueeze(-1)
     random, scores = generator(seed, "calibrated log-likelihood"), []
     for _ in range(repeats):
         order = torch.randperm(len(labels), generator=random)
         halves = order[: len(order) // 2], order[len(order) // 2 :]
         for fitted, rest in (halves, halves[::-1]):
-            temperature = _best_temperature(log_probs[fitted], labels[fitted])
-            scores.append(_scores(log_probs[rest], labels[rest], temperature))
+            known = log_probs[fitted], labels[fitted]
+            best, _ = minimise(lambda u, known=known: -float(_scores(*known, u).mean()), -math.log(20), math.log(20))
+            scores.append(_scores(log_probs[rest], labels[rest], best))
     return float(torch.cat(scores).mean())
 
 
-def _best_temperature(log_probs: Tensor, labels: Tensor) -> float:
-    log_probs, labels = log_probs.double().clamp_min(-1e4), labels.long().unsqueeze(-1)
-
-    def cost(log_temperature: float) -> float:
-        return -float((log_probs / math.exp(log_temperature)).log_softmax(-1).gather(-1, labels).mean())
-
-    return math.exp(minimise(cost, -math.log(20), math.log(20))[0])
-
-
-def _scores(log_probs: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the log-probability of each label at a temperature, (n,)."""
-    scaled = (log_probs.double().clamp_min(-1e4) / temperature).log_softmax(-1)
-    return scaled.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
+def _scores(log_probs: Tensor, labels: Tensor, log_temperature: float) -> Tensor:
+    """Return the log-probability of each label (n, 1) at a temperature, (n, 1)."""
+    return (log_probs / math.exp(log_temperature)).log_softmax(-1).gather(-1, labels)
 
 
 @takes_arrays

@@ -5,17 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchbayes.network.copies import version_of
-
 FEW = 8
 """Numbers of each parameter that are remembered, at least."""
 
 
 class WeightsThen:
-    """What the weights of a network were at one time: their counters of changes, and a few of their numbers.
+    """What the weights of a network were at one time: which tensors, and a few of their numbers.
 
-    Counters also count what leaves the numbers as they are, such as loading the same weights again, and do not count
-    what a fused optimiser or a numpy view changes. So numbers decide.
+    Torch's counters of changes also count what leaves the numbers as they are, such as loading the same weights again,
+    and do not count what a fused optimiser or a numpy view changes. So numbers decide.
 
     >>> network = nn.Linear(3, 2)
     >>> then = WeightsThen(network)
@@ -29,15 +27,16 @@ class WeightsThen:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._registries = self._present_registries()
-        self._counters, self._numbers = self._count(), self._sample()
+        self._places, self._numbers = self._present_places(), self._sample()
         self._views, self._latest = self._watched()
 
     def have_changed(self) -> bool:
         """Return whether the weights are others than they were. Each change is told once."""
-        if self._count() == self._counters and all(map(torch.equal, map(torch.cat, self._views), self._latest)):
+        now = map(torch.cat, self._views)
+        if self._present_places() == self._places and all(map(_equal, now, self._latest)):
             return False
         self._registries = self._present_registries()
-        self._counters, now = self._count(), self._sample()
+        self._places, now = self._present_places(), self._sample()
         self._views, self._latest = self._watched()
         return len(now) != len(self._numbers) or not all(map(_close, self._numbers, now))
 
@@ -48,12 +47,11 @@ class WeightsThen:
         parameters, modules = ([own for own in kind if isinstance(own, dict) and own] for kind in kinds)
         return parameters, modules
 
-    def _count(self) -> list[int]:
-        """Return which modules there are, which tensors, how often each was changed, and where its numbers are."""
+    def _present_places(self) -> list[int]:
+        """Return which modules there are, which tensors, and where their numbers are."""
         tensors = self._tensors()
         found = [id(module) for own in self._registries[1] for module in own.values()]
         found += map(id, tensors)
-        found += map(version_of, tensors)
         found += [tensor.data_ptr() for tensor in tensors if type(tensor) is nn.Parameter]  # others may have none
         return found
 
@@ -77,9 +75,15 @@ def _spread(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)[:: max(1, tensor.numel() // FEW)]
 
 
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first, second) or torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+
+
 def _close(then: Tensor, now: Tensor) -> bool:
     """Whether numbers are the same, but for the precision of the coarser of two types."""
     if then.shape != now.shape or not (then.is_floating_point() and now.is_floating_point()):
         return then.shape == now.shape and torch.equal(then, now.to(then))
     rounding = 2 * max(torch.finfo(then.dtype).eps, torch.finfo(now.dtype).eps)
-    return torch.allclose(now.to("cpu", torch.float64), then.to("cpu", torch.float64), rtol=rounding, atol=0)
+    return torch.allclose(
+        now.to("cpu", torch.float64), then.to("cpu", torch.float64), rtol=rounding, atol=0, equal_nan=True
+    )
