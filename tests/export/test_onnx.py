@@ -37,12 +37,13 @@ def images_posterior(kind):
     views = {
         "crop and flip, averaged": lambda: bb.with_views(mcbn, CROP_AND_FLIP, average=2),
         "shift and scale": lambda: bb.with_views(mcbn, SHIFT_AND_SCALE),
+        "flip": lambda: bb.with_views(bb.deterministic(case.network()), bb.RandomFlip()),
         "dropout": lambda: bb.mc_dropout(CASES["Dropout2d"].network()),
     }
     return views[kind]()
 
 
-@pytest.mark.parametrize("kind", ["crop and flip, averaged", "shift and scale", "dropout"])
+@pytest.mark.parametrize("kind", ["crop and flip, averaged", "flip", "shift and scale", "dropout"])
 def test_images(kind, tmp_path):
     posterior, inputs = images_posterior(kind), torch.cat(CASES["BatchNorm2d"].batches(2, seed=5))
     made = bb.export(posterior, tmp_path / "a.onnx", inputs[:3], bb.categorical(temperature=1.7), num_samples=5, seed=2)

@@ -189,7 +189,7 @@ def _banked(transform: Transform, numbers: Tensor) -> BankedView:
             offsets = torch.tensor([transform.offsets(each) for each in numbers])
             return BankedView(offsets, lambda x, row: _cropped(x, row, transform.fill), _uncropped)
         case RandomFlip():
-            return BankedView((numbers[:, 0] < 0.5).long(), _flipped, _flipped)
+            return BankedView((numbers[:, :1] < 0.5).long(), _flipped, _flipped)
         case RandomShiftScale():
             rows = torch.stack([_matrices(transform, each) for each in numbers])
             return BankedView(rows, lambda x, row: _moved(x, row, transform.fill), _moved_back)
