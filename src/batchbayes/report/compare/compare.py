@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -310,7 +311,7 @@ def counted_passes(case: Case, contender: Contender[Any]) -> float:
 
         def see(module: nn.Module, _: object, output: object) -> None:
             key = id(getattr(module, "weight", None))
-            if key in own and isinstance(output, Tensor):
+            if key in own and isinstance(output, Tensor) and get_ident() == here:
                 rows[key] += len(output)
                 if output.requires_grad:
                     output.register_hook(lambda slope: rows.update({key: BACKWARD_COST * len(slope)}))  # type: ignore[dict-item]
@@ -323,6 +324,7 @@ def counted_passes(case: Case, contender: Contender[Any]) -> float:
             handle.remove()
         return rows
 
+    here = get_ident()  # the hook sees the passes of all threads
     layers = [layer for layer in case.network.modules() if not next(layer.children(), None)]
     own = {id(layer.weight) for layer in layers if isinstance(getattr(layer, "weight", None), Tensor)}
     with hidden_progress(True), warnings.catch_warnings():
