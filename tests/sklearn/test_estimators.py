@@ -206,6 +206,15 @@ def test_sets_of_classes_hold_the_truth():
     assert model.predict_set(x[400:], 0.99).sum() > sets.sum()
 
 
+def test_classes_without_mistakes_are_not_certain():
+    x = np.r_[np.linspace(-3, -2, 50), np.linspace(2, 3, 50)][:, None]
+    model = UncertainClassifier(**QUICK).fit(x, x[:, 0] > 0)
+    probs = model.predict_proba(x)
+    np.testing.assert_allclose(probs.sum(1), 1)
+    assert probs.min() >= 0.5 / 101
+    assert probs.max() > 0.95
+
+
 def test_class_weights_are_weights_of_rows(waves):
     x, y = waves[0], np.where(waves[1] > 12, "high", "low")
     weighted = UncertainClassifier(**QUICK, class_weight={"high": 3, "low": 1}).fit(x, y)
