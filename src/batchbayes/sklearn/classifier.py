@@ -107,7 +107,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
             found.append((*_best_temperature(fit.held_out_draws(x[some], folds[:, some]), one_hot[some]), factor, fit))
         _, self.temperature_, self.noise_factor_, self.networks_ = min(found, key=lambda each: (each[0], each[2]))
         probs = self._tempered(self.networks_.held_out_draws(x, folds))
-        self.linear_ = logistic(x, one_hot, folds)
+        self.linear_ = logistic(x, one_hot, folds, torch.from_numpy(self.columns_.is_bin))
         other = self.linear_.held_out(x, folds).softmax(-1).mean(0)
         self.mix_ = min(MIXES, key=lambda mix: _log_loss((1 - mix) * probs + mix * other, one_hot))
         self.num_rows_ = len(x)
