@@ -143,6 +143,7 @@ def test_counts_stay_whole_and_positive_and_quantiles_are_in_order():
     quantiles = model.predict_quantiles(x, (0.05, 0.5, 0.95))
     assert (np.diff(quantiles, axis=1) >= 0).all()
     assert (quantiles >= 0).all()
+    assert (quantiles == np.round(quantiles)).all()
     assert model.predict(x).mean() == pytest.approx(y.mean(), rel=0.1)
     assert (model.sample(x, 5, random_state=0) == np.round(model.sample(x, 5, random_state=0))).all()
     with pytest.raises(BatchbayesError, match="targets of zero or more"):
