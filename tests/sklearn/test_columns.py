@@ -93,7 +93,8 @@ def test_frames_end_to_end(library, tmp_path):
     frame, y = made(library)
     model = UncertainRegressor(**QUICK).fit(frame, y)
     assert model.score(frame, y) > 0.8
-    assert (model.predict(frame) == UncertainRegressor(**QUICK).fit(made("neither")[0], y).predict(frame)).all()
+    plain = made("neither")[0]
+    assert (model.predict(frame) == UncertainRegressor(**QUICK).fit(plain, y).predict(plain)).all()
     model.save(tmp_path / "model.safetensors")
     assert (UncertainRegressor.load(tmp_path / "model.safetensors").predict(frame) == model.predict(frame)).all()
     classes = UncertainClassifier(**QUICK).fit(frame, y > 3)

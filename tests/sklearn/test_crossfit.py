@@ -11,7 +11,7 @@ from torch.distributions import Normal, StudentT
 
 from batchbayes.models import MLP
 from batchbayes.sklearn.crossfit import Candidate, Recipe, cross_fit
-from batchbayes.sklearn.linear import _logistic, ridge
+from batchbayes.sklearn.linear import _logistic, logistic, ridge
 from batchbayes.sklearn.regressor import mean_score, spread_gradient
 from batchbayes.sklearn.rows import folds_of, ordered_rows
 from batchbayes.sklearn.spread import Outlook, fit_spread
@@ -181,6 +181,16 @@ def test_logistic_regression_is_that_of_scikit_learn():
         used = folds[seed] != fold
         other = LogisticRegression(C=1 / 5, tol=1e-8, max_iter=1000).fit(x[used], labels[used])
         np.testing.assert_allclose(probs[3 * seed + fold], other.predict_proba(x), atol=1e-3)
+
+
+def test_logistic_regression_leaves_out_bins_that_do_not_help():
+    random = np.random.default_rng(0)
+    plain, noise = torch.from_numpy(random.standard_normal((80, 1))), torch.from_numpy(random.standard_normal((80, 30)))
+    folds = torch.from_numpy(folds_of(np.arange(80), 4, 2, seed=0))
+    labels = (plain[:, 0] + 0.5 * torch.from_numpy(random.standard_normal(80)) > 0).double()
+    fit = logistic(torch.cat([plain, noise], 1), torch.stack([1 - labels, labels], 1), folds, torch.arange(31) > 0)
+    assert (fit.weight[:, 1:] == 0).all()
+    assert (fit.weight[:, 0, 1] > 0.3).all()
 
 
 def test_the_spread_follows_the_inputs_and_rows_do_not_judge_themselves():

@@ -143,6 +143,7 @@ def test_counts_stay_whole_and_positive_and_quantiles_are_in_order():
     quantiles = model.predict_quantiles(x, (0.05, 0.5, 0.95))
     assert (np.diff(quantiles, axis=1) >= 0).all()
     assert (quantiles >= 0).all()
+    assert (quantiles == np.round(quantiles)).all()
     assert model.predict(x).mean() == pytest.approx(y.mean(), rel=0.1)
     assert (model.sample(x, 5, random_state=0) == np.round(model.sample(x, 5, random_state=0))).all()
     with pytest.raises(BatchbayesError, match="targets of zero or more"):
@@ -204,6 +205,15 @@ def test_sets_of_classes_hold_the_truth():
         if by_class:
             assert min(sets[truth[:, k], k].mean() for k in range(3)) > 0.8
     assert model.predict_set(x[400:], 0.99).sum() > sets.sum()
+
+
+def test_classes_without_mistakes_are_not_certain():
+    x = np.r_[np.linspace(-3, -2, 50), np.linspace(2, 3, 50)][:, None]
+    model = UncertainClassifier(**QUICK).fit(x, x[:, 0] > 0)
+    probs = model.predict_proba(x)
+    np.testing.assert_allclose(probs.sum(1), 1)
+    assert probs.min() >= 0.5 / 101
+    assert probs.max() > 0.95
 
 
 def test_class_weights_are_weights_of_rows(waves):

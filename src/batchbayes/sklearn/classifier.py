@@ -20,7 +20,7 @@ from batchbayes.sklearn.crossfit import JUDGES
 from batchbayes.sklearn.estimator import FACTORS, MIXES, Uncertain
 from batchbayes.sklearn.linear import logistic
 
-COLDEST, HOTTEST = 0.2, 10.0
+COLDEST, HOTTEST = 0.5, 10.0
 """Temperatures that are tried."""
 SMALLEST = 1e-12
 """Probabilities are at least this, in logarithms."""
@@ -107,10 +107,11 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
             found.append((*_best_temperature(fit.held_out_draws(x[some], folds[:, some]), one_hot[some]), factor, fit))
         _, self.temperature_, self.noise_factor_, self.networks_ = min(found, key=lambda each: (each[0], each[2]))
         probs = self._tempered(self.networks_.held_out_draws(x, folds))
-        self.linear_ = logistic(x, one_hot, folds)
+        self.linear_ = logistic(x, one_hot, folds, torch.from_numpy(self.columns_.is_bin))
         other = self.linear_.held_out(x, folds).softmax(-1).mean(0)
         self.mix_ = min(MIXES, key=lambda mix: _log_loss((1 - mix) * probs + mix * other, one_hot))
-        probs = (1 - self.mix_) * probs + self.mix_ * other
+        self.num_rows_ = len(x)
+        probs = self._humble((1 - self.mix_) * probs + self.mix_ * other)
         self.held_out_labels_ = one_hot.argmax(1).numpy()
         self.held_out_scores_ = set_scores(probs.numpy())[np.arange(len(x)), self.held_out_labels_]
 
@@ -118,12 +119,19 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         """Return mean probabilities (N, K) of draws of logits (G, S, N, K)."""
         return (draws / self.temperature_).softmax(-1).mean((0, 1))
 
+    def _humble(self, probs: Tensor) -> Tensor:
+        """Return probabilities (N, K) as if one more row, of all classes, had been seen: N rows cannot rule out 1 / N.
+
+        Where held-out rows are all right, nothing else keeps probabilities from 0 and 1.
+        """
+        rows = self.num_rows_
+        return (rows * probs / probs.sum(1, keepdim=True) + 1 / probs.shape[1]) / (rows + 1)
+
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the probability of each class, (N, K), in the order of `classes_`."""
         inputs = self._inputs(X)
         probs, other = self._tempered(self.networks_.draws(inputs)), self.linear_(inputs).softmax(-1).mean(0)
-        probs = (1 - self.mix_) * probs + self.mix_ * other
-        return (probs / probs.sum(1, keepdim=True)).numpy()
+        return self._humble((1 - self.mix_) * probs + self.mix_ * other).numpy()
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the most probable class, (N,)."""

@@ -162,6 +162,11 @@ class Columns:
         """Which inputs stay in a range for any row, (Q,): all but the numbers that have bins."""
         return np.concatenate([[not len(ends) for ends in self.bins], np.ones(len(self.mean) - len(self.bins))]) > 0
 
+    @property
+    def is_bin(self) -> np.ndarray:
+        """Which inputs are bins, (Q,): the last ones."""
+        return np.arange(len(self.mean)) >= len(self.mean) - sum(max(0, len(ends) - 1) for ends in self.bins)
+
     def standardised(self, numbers: np.ndarray, flags: np.ndarray) -> np.ndarray:
         """Return inputs (N, Q) as float32."""
         with np.errstate(all="ignore"):  # what is too large becomes infinite, and is refused

@@ -136,7 +136,7 @@ class Uncertain(BaseEstimator):
         """Train on inputs (N, Q) and targets (N, K), by folds (R, N)."""
         decays = tuple(float(decay) for decay in self.weight_decays)
         candidates = [Candidate(decay) for decay in decays]
-        candidates += [Candidate(decays[len(decays) // 2], tail) for tail in tails]
+        candidates += [Candidate(decays[(len(decays) - 1) // 2], tail) for tail in tails]
         recipe = Recipe(
             hidden_widths=tuple(self.hidden_widths),
             candidates=tuple(candidates),

@@ -71,19 +71,21 @@ def _ridge(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def logistic(inputs: Tensor, targets: Tensor, folds: Tensor) -> Linear:
-    """Fit multinomial logistic regressions without each fold, with the penalty that is best for the first seed.
+def logistic(inputs: Tensor, targets: Tensor, folds: Tensor, is_bin: Tensor) -> Linear:
+    """Fit multinomial logistic regressions without each fold, as is best for the first seed.
 
-    Targets are probabilities of classes, (N, K).
+    Targets are probabilities of classes, (N, K). All penalties are tried, with the inputs that are bins and without.
     """
     x, y = inputs.double(), targets.double()
-    tried = _logistic(x, y, folds[:1], LOGISTIC_PENALTIES)
-    scores = [-(y * each.held_out(x, folds[:1])[0].log_softmax(-1)).sum(-1).mean() for each in tried]
-    best = int(torch.stack(scores).argmin())
+    kinds = (x * ~is_bin, x)  # a penalty keeps the weights of zeros at zero
+    tried = [_logistic(kind, y, folds[:1], LOGISTIC_PENALTIES) for kind in kinds]
+    scores = torch.stack([-(y * fit.held_out(x, folds[:1])[0].log_softmax(-1)).sum() for fits in tried for fit in fits])
+    kind, penalty = divmod(int(scores.argmin()), len(LOGISTIC_PENALTIES))
+    best = tried[kind][penalty]
     if len(folds) == 1:
-        return tried[best]
-    more = _logistic(x, y, folds[1:], LOGISTIC_PENALTIES[best : best + 1])[0]
-    return Linear(torch.cat([tried[best].weight, more.weight]), torch.cat([tried[best].bias, more.bias]))
+        return best
+    more = _logistic(kinds[kind], y, folds[1:], LOGISTIC_PENALTIES[penalty : penalty + 1])[0]
+    return Linear(torch.cat([best.weight, more.weight]), torch.cat([best.bias, more.bias]))
 
 
 def _logistic(x: Tensor, y: Tensor, folds: Tensor, penalties: tuple[float, ...]) -> list[Linear]:

@@ -206,7 +206,8 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         checked = [finite_number("a level", each, above=0, below=1, fix="pass 0.9 for 90 %") for each in levels]
         middle, data, model = self._seen(X)
         errors = np.quantile(self.held_out_errors_, checked)
-        return self.targets_.back(middle[:, None] + np.sqrt(data + model)[:, None] * errors)
+        found = self.targets_.back(middle[:, None] + np.sqrt(data + model)[:, None] * errors)
+        return np.round(found) if self.targets_.is_whole else found
 
     def predict_interval(self, X: Any, level: float = 0.9, groups: Any = None) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
         """Return the ends of intervals that hold a share `level` of new targets, (N,) each, even if the model is wrong.
@@ -258,7 +259,8 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         targets = _checked_targets(y, self)
         lower, upper = self.predict_interval(X, level)
         quantiles = self.predict_quantiles(X, LEVELS.tolist())
-        return table_figure(lower, upper, targets, (quantiles < targets[:, None]).mean(1), level=level)
+        below, equal = (quantiles < targets[:, None]).mean(1), (quantiles == targets[:, None]).mean(1)
+        return table_figure(lower, upper, targets, below + equal / 2, level=level)
 
     def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
         mean, std = self.predict(X, return_std=True)
