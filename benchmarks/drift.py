@@ -102,7 +102,7 @@ class Case:
         chosen = torch.randperm(len(train), generator=generator(0, "reference"))[:REFERENCE]
         self.labelled = standardise(test[0][CALIBRATION]), test[1][CALIBRATION]
         self.images, self.labels, self.num_images = test[0][TEST], test[1][TEST], images
-        self.every = test[0]
+        self.every, self.every_label = test
         self.kept: dict[tuple[str, int], tuple[Sample, Tensor]] = {}
         if not fitted.exists():
             bb.save(bb.drift(self.network, standardise(train[chosen]), calibration=[self.labelled]), fitted)
@@ -181,7 +181,8 @@ class Case:
         from scipy.stats import ks_2samp
 
         drift, (sample, logits) = self.drift, self.unseen if severity == 0 else self.corrupted(name, severity)
-        classes, random = logits.argmax(1), np.random.default_rng(size)
+        classes = self.every_label[7000:] if severity == 0 else self.labels[: len(logits)]
+        random = np.random.default_rng(size)
         usual = self.calibration_logits.softmax(1).numpy()
         found: dict[str, list[bool]] = {}
         for _ in range(count):
