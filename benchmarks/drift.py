@@ -15,6 +15,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ class Case:
         chosen = torch.randperm(len(train), generator=generator(0, "reference"))[:REFERENCE]
         self.labelled = standardise(test[0][CALIBRATION]), test[1][CALIBRATION]
         self.images, self.labels, self.num_images = test[0][TEST], test[1][TEST], images
-        self.every = test[0]
+        self.every, self.every_label = test
+        self.kept: dict[tuple[str, int], tuple[Sample, Tensor]] = {}
         if not fitted.exists():
             bb.save(bb.drift(self.network, standardise(train[chosen]), calibration=[self.labelled]), fitted)
         self.drift = bb.load(fitted, self.network)
@@ -139,8 +141,7 @@ class Case:
         drift = self.drift
         _, sample, own = drift.seen(x, None)
         adapted = adapt_to(drift.sight, drift.moments, x).logits
-        widths = [place.size for place in drift.sight.places]
-        is_changed = drift.ordinary.evidence(sample, widths, GATE_WINDOWS).p_value <= LEVEL
+        is_changed = drift.ordinary.evidence(sample, drift.widths, GATE_WINDOWS).p_value <= LEVEL
         return {"network": own, "drift": adapted if is_changed else own, "drift, ungated": adapted}
 
     def _labelless(self, found: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, float]:
@@ -163,19 +164,30 @@ class Case:
             "plain set size": float(plain.double().sum(1).mean()),
         }
 
+    @cached_property
+    def unseen(self) -> tuple[Sample, Tensor]:
+        """Test images 7,000 to 10,000, as they are."""
+        return self.drift.seen(standardise(self.every[7000:]), None, math.inf)[1:]
+
+    def corrupted(self, name: str, severity: int) -> tuple[Sample, Tensor]:
+        """Twice the number of images, corrupted. They are kept for the next question."""
+        if (name, severity) not in self.kept:
+            images = corrupt(self.images[: 2 * self.num_images], name, severity)
+            self.kept[name, severity] = self.drift.seen(standardise(images), None, math.inf)[1:]
+        return self.kept[name, severity]
+
     def test(self, name: str, severity: int, stream: str, size: int, count: int) -> dict[str, float]:
         """Return shares of windows that are called changed, by the test, by BBSD and by MMD."""
         from scipy.stats import ks_2samp
 
-        drift, images = self.drift, self.every[7000:] if severity == 0 else self.images[: 2 * self.num_images]
-        _, sample, logits = drift.seen(standardise(corrupt(images, name, severity)), None, math.inf)
-        classes, random = logits.argmax(1), np.random.default_rng(size)
-        widths = [place.size for place in drift.sight.places]
+        drift, (sample, logits) = self.drift, self.unseen if severity == 0 else self.corrupted(name, severity)
+        classes = self.every_label[7000:] if severity == 0 else self.labels[: len(logits)]
+        random = np.random.default_rng(size)
         usual = self.calibration_logits.softmax(1).numpy()
         found: dict[str, list[bool]] = {}
         for _ in range(count):
             rows = torch.from_numpy(_rows(random, classes, size, stream))
-            evidence = drift.ordinary.evidence(Sample(*(part[rows] for part in sample)), widths, windows=399)
+            evidence = drift.ordinary.evidence(Sample(*(part[rows] for part in sample)), drift.widths, windows=399)
             own = logits[rows].softmax(1).numpy()
             answers = {f"drift at {level:.0%}": evidence.p_value <= level for level in (0.01, 0.05)}
             answers["class mix at 5%"] = evidence.class_p_value <= 0.05
@@ -210,7 +222,7 @@ def _mmd(own: Tensor, usual: Tensor, permutations: int = 99) -> float:
 
 def monitor_null(case: Case, streams: int) -> dict[str, Any]:
     """Return how many of many unchanged streams alarm. Test images are dealt to calibration and stream anew."""
-    _, pool, _ = case.drift.seen(standardise(case.every[3000:]), None, math.inf)
+    pool = Sample(*(torch.cat(pair) for pair in zip(case.drift.ordinary.sample(), case.unseen[0], strict=True)))
     alarms, evidence = 0, []
     for stream in range(streams):
         rows = torch.randperm(len(pool.classes), generator=generator(stream, "deal"))
@@ -225,24 +237,20 @@ def monitor_null(case: Case, streams: int) -> dict[str, Any]:
 
 def monitor_delay(case: Case, name: str, severity: int, repeats: int = 11) -> dict[str, Any]:
     """Return the median delay after 1,000 ordinary examples, beside a CUSUM of the confidence."""
-    seen = [
-        case.drift.seen(standardise(corrupt(case.images[: case.num_images], name, s)), None, math.inf)
-        for s in (0, severity)
-    ]
-    ordinary = case.drift.seen(standardise(case.every[7000:8000]), None, math.inf)
-    confident = case.calibration_logits.softmax(1).amax(1).double()
+    (ordinary, _), (drifted, logits) = case.unseen, case.corrupted(name, severity)
+    usual, now = case.calibration_logits.softmax(1).amax(1).double(), logits.softmax(1).amax(1)
     delays: dict[str, list[float]] = {"monitor": [], "CUSUM": []}
     for repeat in range(repeats):
         monitor, random = case.drift.monitor(), generator(repeat, "delay")
-        before = torch.randperm(len(ordinary[2]), generator=random)
-        after = torch.randperm(len(seen[1][2]), generator=random)
-        monitor.bet(Sample(*(part[before] for part in ordinary[1])))
+        before = torch.randperm(1000, generator=random)  # none of them is among the corrupted ones
+        after = torch.randperm(len(logits), generator=random)
+        monitor.bet(Sample(*(part[before] for part in ordinary)))
         for row in after.split(1):
             if monitor.alarm:
                 break
-            monitor.bet(Sample(*(part[row] for part in seen[1][1])))
+            monitor.bet(Sample(*(part[row] for part in drifted)))
         delays["monitor"].append(monitor.alarms[0] - len(before) if monitor.alarms else math.inf)
-        delays["CUSUM"].append(_cusum(confident, seen[1][2][after].softmax(1).amax(1)))
+        delays["CUSUM"].append(_cusum(usual, now[after]))
     return {key: statistics.median(each) for key, each in delays.items()}
 
 

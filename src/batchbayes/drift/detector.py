@@ -127,9 +127,9 @@ class Drift:
 
         `memory` is the number of recent inputs that it adapts to.
         """
-        from batchbayes.drift.monitor import start_monitor
+        from batchbayes.drift.monitor import Monitor
 
-        return start_monitor(self, false_alarms, memory)
+        return Monitor(self, false_alarms, memory)
 
     def seen(self, window: Batches, picker: Picker, largest: float = LARGEST) -> tuple[Tensor, Sample, Tensor]:
         """Return the inputs of a window, what is known of each, and the network's own logits, from one pass."""
@@ -163,7 +163,7 @@ class Drift:
         gaussian = ClassGaussian(**part("gaussian."), rest=header["rest"])
         ordinary = Ordinary(gaussian, **part("ordinary."), seed=header["seed"])
         moments, saved = ClassMoments(**part("moments.")), part("confidence.")
-        if moments.within.shape != (2 * sight.units.shape[1],) or ordinary.statistics.shape[1] != sight.size:
+        if moments.within.shape != (2 * sight.units.shape[1],) or ordinary.rows.shape[1] != sight.size + 2:
             raise ValueError(f"moments of shape {tuple(moments.within.shape)} for {sight.size} statistics")
         confidence = Confidence(header["temperature"], header["error"], **saved) if saved else None
         return cls(sight, moments, ordinary, tensors["looks"], confidence, header["seed"])
@@ -237,7 +237,7 @@ def sample_of(gaussian: ClassGaussian, statistics: Tensor, logits: Tensor) -> Sa
     z, classes = gaussian.standardise(statistics), predicted_classes(logits)
     distance = gaussian.distances(z, classes)[0].clamp_min(1e-6).log()
     energy = -logits.logsumexp(1) if logits.shape[1] else torch.zeros(len(z))
-    return Sample(z, torch.stack([distance, energy.nan_to_num().clamp(-1e4, 1e4)], 1).float(), classes)
+    return Sample(torch.cat([z, distance[:, None].float(), energy[:, None].float()], 1), classes)
 
 
 def _in_chunks(sight: Sight, examples: Tensor) -> tuple[Tensor, Tensor]:

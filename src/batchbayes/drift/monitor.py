@@ -60,7 +60,9 @@ class Monitor:
     kind: ClassVar[str] = "monitor"
 
     def __init__(self, drift: Drift, false_alarms: float, memory: int) -> None:
-        self.drift, self.false_alarms, self.memory = drift, false_alarms, memory
+        if not isinstance(false_alarms, float) or not 0 < false_alarms < 1:
+            raise BatchbayesError("false_alarms between 0 and 1", repr(false_alarms), "pass false_alarms=0.01")
+        self.drift, self.false_alarms, self.memory = drift, false_alarms, whole_number("memory", memory, 2)
         self._lock = threading.RLock()
         self.num_examples, self.alarms, self.alarm = 0, [], False
         self._inputs, self._classes = torch.empty(0), torch.empty(0, dtype=torch.long)
@@ -90,10 +92,10 @@ class Monitor:
 
     def _scores(self, sample: Sample) -> Tensor:
         """Return what is ranked, (n, channels): distance, energy, and the size of statistics at each third of sites."""
-        sites = sample.statistics.double().square().split([place.size for place in self.drift.sight.places], dim=1)
+        sites = sample.rows[:, :-2].double().square().split(self.drift.widths, dim=1)
         each = torch.stack([site.mean(1) for site in sites], 1)
         thirds = [part.mean(1) for part in each.tensor_split(min(3, each.shape[1]), dim=1)]
-        return torch.stack([*sample.scores.double().unbind(1), *thirds], 1)
+        return torch.stack([*sample.rows[:, -2:].double().unbind(1), *thirds], 1)
 
     def _bins(self, scores: np.ndarray) -> np.ndarray:
         columns = [np.searchsorted(edges, column) for edges, column in zip(self._edges, scores.T, strict=True)]
@@ -198,10 +200,3 @@ class Monitor:
 
     def __repr__(self) -> str:
         return f"Monitor({self.network}: {self.num_examples} examples, {'alarm' if self.alarm else 'no alarm'})"
-
-
-def start_monitor(drift: Drift, false_alarms: float, memory: int) -> Monitor:
-    """Return a monitor at the start of a stream."""
-    if not isinstance(false_alarms, float) or not 0 < false_alarms < 1:
-        raise BatchbayesError("false_alarms between 0 and 1", repr(false_alarms), "pass false_alarms=0.01")
-    return Monitor(drift, false_alarms, whole_number("memory", memory, 2))

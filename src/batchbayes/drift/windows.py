@@ -33,10 +33,8 @@ FEWEST = 10
 class Sample(NamedTuple):
     """What is known of single examples."""
 
-    statistics: Tensor
-    """Standardised, (n, D)."""
-    scores: Tensor
-    """The distance and the energy, (n, 2), in logarithms or nats."""
+    rows: Tensor
+    """(n, D + 2): standardised statistics, then the logarithm of their distance, and the energy."""
     classes: Tensor
     """The predicted class, (n,)."""
 
@@ -57,16 +55,14 @@ class Ordinary:
     """Ordinary examples, and what windows of them look like."""
 
     gaussian: ClassGaussian
-    statistics: Tensor
-    """(N, D), less their mean of the group."""
-    scores: Tensor
-    """(N, 2), less their mean of the group."""
+    rows: Tensor
+    """Those of the examples, less the mean of their group, (N, D + 2)."""
     groups: Tensor
     """The group of each example, (N,)."""
     group_of: Tensor
     """The group of each class, (K,)."""
     centres: Tensor
-    """Mean statistics and scores of each group, (G, D + 2)."""
+    """Mean row of each group, (G, D + 2)."""
     seed: int
 
     @cached_property
@@ -75,76 +71,59 @@ class Ordinary:
 
     def evidence(self, sample: Sample, widths: Sequence[int], windows: int = WINDOWS) -> Evidence:
         """Return the evidence of a window. `widths` are the numbers of statistics of the sites."""
-        groups, count = self.group_of[sample.classes], len(sample.classes)
-        left = torch.cat([sample.statistics, sample.scores], 1) - self.centres[groups]
-        mean, ordinary = left.mean(0, keepdim=True), self._ordinary_means(groups, windows)
-        own, usual = self._parts(mean, count), self._parts(ordinary, count)
-        half = windows // 2
+        groups, half = self.group_of[sample.classes], windows // 2
+        mean = (sample.rows - self.centres[groups]).mean(0, keepdim=True)
+        ordinary = self._ordinary_means(groups, windows)
+        own, usual = self._parts(mean, len(groups)), self._parts(ordinary, len(groups))
         score, ranked = (surprise(usual[:half], part).sum(1) for part in (own, usual[half:]))
-        size = self.statistics.shape[1]
-        at_site, usual_at = (_by_site(part[:, :size], widths) for part in (mean, ordinary))
-        return Evidence(
-            float(conformal_p_value(ranked, score)),
-            self.class_p_value(sample.classes, windows),
-            surprise(usual_at, at_site)[0],
+        at_site, usual_at = (
+            torch.stack([part.square().mean(1) for part in means[:, :-2].split(list(widths), dim=1)], 1)
+            for means in (mean, ordinary)
         )
+        p_value, class_p_value = float(conformal_p_value(ranked, score)), self.class_p_value(sample.classes, windows)
+        return Evidence(p_value, class_p_value, surprise(usual_at, at_site)[0])
 
     def _ordinary_means(self, groups: Tensor, windows: int) -> Tensor:
-        """Return mean statistics and scores of ordinary windows with these groups, (windows, D + 2)."""
+        """Return mean rows of ordinary windows with these groups, (windows, D + 2)."""
         random = generator(self.seed, "windows", len(groups))
         weights = torch.zeros(windows, len(self.groups))
         for group, number in zip(*groups.unique(return_counts=True), strict=True):
             members = self._members[int(group)]
             chosen = torch.randint(len(members), (windows, int(number)), generator=random)
             wider = (1 + int(number) / len(members)) ** 0.5
-            each = torch.full(chosen.shape, wider / len(groups))
-            weights.scatter_add_(1, members[chosen], each)
-        return weights @ torch.cat([self.statistics, self.scores], 1)
+            weights.scatter_add_(1, members[chosen], torch.full(chosen.shape, wider / len(groups)))
+        return weights @ self.rows
 
     def _parts(self, means: Tensor, count: int) -> Tensor:
         """Return the three things that are looked at, (windows, 3)."""
-        size, gaussian = self.statistics.shape[1], self.gaussian
-        of_mean = means[:, :size]
-        along = (of_mean @ gaussian.directions).double().square().sum(1)
-        distance = of_mean.double().square().sum(1) / gaussian.rest - along
-        return torch.cat([count * distance[:, None], means[:, size:].double()], 1)
+        along = (means[:, :-2] @ self.gaussian.directions).double().square().sum(1)
+        distance = means[:, :-2].double().square().sum(1) / self.gaussian.rest - along
+        return torch.cat([count * distance[:, None], means[:, -2:].double()], 1)
 
     def class_p_value(self, classes: Tensor, windows: int = WINDOWS) -> float:
         """Return the p-value of the mix of predicted classes (n,), by Pearson's statistic of ordinary windows."""
-        groups = self.group_of[classes]
-        shares = self.groups.bincount(minlength=len(self.centres)).double() / len(self.groups)
-        expected = len(groups) * shares.clamp_min(1 / len(self.groups))
+        groups, total = self.group_of[classes], len(self.groups)
+        expected = len(groups) * self.groups.bincount(minlength=len(self.centres)).double() / total
         random = generator(self.seed, "class mix", len(groups))
-        drawn = self.groups[torch.randint(len(self.groups), (windows, len(groups)), generator=random)]
-        counts = torch.zeros(windows, len(shares), dtype=torch.float64)
+        drawn = self.groups[torch.randint(total, (windows, len(groups)), generator=random)]
+        counts = torch.zeros(windows, len(expected), dtype=torch.float64)
         counts.scatter_add_(1, drawn, torch.ones(drawn.shape, dtype=torch.float64))
-        own = groups.bincount(minlength=len(shares)).double()[None]
+        own = groups.bincount(minlength=len(expected)).double()[None]
         usual, seen = (((each - expected).square() / expected).sum(1) for each in (counts, own))
-        wider = 1 + len(groups) / len(self.groups)
-        return float(conformal_p_value(usual * wider, seen))
+        return float(conformal_p_value(usual * (1 + len(groups) / total), seen))
 
     def sample(self) -> Sample:
         """Return the examples as they were before means were taken off. Their groups stand for their classes."""
-        whole = torch.cat([self.statistics, self.scores], 1) + self.centres[self.groups]
-        return Sample(whole[:, :-2], whole[:, -2:], self.groups)
+        return Sample(self.rows + self.centres[self.groups], self.groups)
 
 
 def keep_ordinary(gaussian: ClassGaussian, sample: Sample, num_classes: int, seed: int) -> Ordinary:
     """Keep ordinary examples. Classes with few of them share the last group."""
-    counts = sample.classes.bincount(minlength=num_classes)
-    group_of, rest = torch.empty_like(counts), int((counts >= FEWEST).sum())
-    group_of[counts >= FEWEST] = torch.arange(rest)
-    group_of[counts < FEWEST] = rest
+    is_rare = sample.classes.bincount(minlength=num_classes) < FEWEST
+    group_of = (~is_rare).cumsum(0) - 1
+    group_of[is_rare] = int((~is_rare).sum())
     groups = group_of[sample.classes]
     number = int(groups.max()) + 1
-    if number <= rest:
-        group_of = group_of.clamp_max(number - 1)  # no ordinary example is predicted to be of a rare class
-    each = torch.cat([sample.statistics, sample.scores], 1)
-    centres = torch.stack([each[groups == group].mean(0) for group in range(number)])
-    left = each - centres[groups]
-    size = sample.statistics.shape[1]
-    return Ordinary(gaussian, left[:, :size], left[:, size:], groups, group_of, centres, seed)
-
-
-def _by_site(means: Tensor, widths: Sequence[int]) -> Tensor:
-    return torch.stack([part.square().mean(1) for part in means.split(list(widths), dim=1)], 1)
+    centres = torch.stack([sample.rows[groups == group].mean(0) for group in range(number)])
+    group_of = group_of.clamp_max(number - 1)  # perhaps no ordinary example is predicted to be of a rare class
+    return Ordinary(gaussian, sample.rows - centres[groups], groups, group_of, centres, seed)
