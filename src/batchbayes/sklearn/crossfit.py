@@ -29,6 +29,8 @@ FIRST_ROUND = 300
 """Steps of the first round."""
 STEPS_OF_A_ROW = 6.5
 """Few rows are soon learnt: there are at most this many steps for each row, or two first rounds."""
+MOST_EXAMPLES = 300_000
+"""Large batches have fewer steps: a network sees at most this many examples, so that large tables take seconds."""
 LEAST_GAIN = 0.03
 """Training ends if a round makes held-out errors smaller by a smaller share than this."""
 JURY = 2
@@ -206,7 +208,10 @@ class _Training:
         """Return the steps of a round: the first ones double, and the last one has what is left, or zero."""
         least = min(FIRST_ROUND, 100 + len(self.inputs) // 2)
         before = least * (2**number - 1)
-        left = min(self.recipe.num_steps, max(2 * FIRST_ROUND, round(STEPS_OF_A_ROW * len(self.inputs)))) - before
+        enough = max(2 * FIRST_ROUND, round(STEPS_OF_A_ROW * len(self.inputs)))
+        left = (
+            min(self.recipe.num_steps, enough, max(2 * FIRST_ROUND, MOST_EXAMPLES // self.recipe.batch_size)) - before
+        )
         return 0 if number and left < least else max(1, min(left, least * 2**number))
 
     def score(self, stack: Stack, seeds: Sequence[int]) -> float:

@@ -39,7 +39,7 @@ from batchbayes.training.stack.train import Loss
 FORMAT = 2
 FEWEST_ROWS = 5
 """Fewer rows cannot be split into folds with two rows or more for batch normalisation."""
-LARGER_BATCHES = (2_000, 8_000, 30_000)
+LARGER_BATCHES = (2_000, 8_000)
 """Above each of these numbers of rows, batches are twice as large, because more rows have more to say in each step."""
 FACTORS = (0.0, 0.5, 1.0, 2.0)
 """Scales of the batch-norm noise that are tried, as factors of that of the training batches."""

@@ -66,7 +66,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         num_seeds: the number of networks for each fold.
         num_steps: the most training steps. They come in rounds of about 300, 600, 1,200, ..., and training ends after
             a round that does not help.
-        batch_size: examples in a step; twice as many above 2,000 rows, above 8,000 and above 30,000.
+        batch_size: examples in a step; twice as many above 2,000 rows, and again above 8,000.
         learning_rate: that of Adam, at the start of a round.
         num_draws: draws of the batch statistics in each network.
         num_bins: each number is also given as this many bins, so that steps are learnt as well as by trees; 0 for none.
