@@ -4,7 +4,6 @@ import json
 import pickle
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import numpy as np
@@ -55,9 +54,7 @@ def fitted(kind, x, y, **options):
 @BOTH
 @pytest.mark.parametrize("options", [SMALL, pytest.param({}, marks=pytest.mark.slow)], ids=["small", "default"])
 def test_all_checks_of_scikit_learn(kind, options):
-    start = time.process_time()
     results = check_estimator(kind(**options), on_fail=None, on_skip=None)
-    assert time.process_time() - start < 180
     bad = {
         each["check_name"]: str(each["exception"]) for each in results if each["status"] not in ("passed", "skipped")
     }
