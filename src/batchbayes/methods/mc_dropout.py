@@ -13,7 +13,6 @@ torch's recurrent and attention layers.
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -101,21 +100,29 @@ class DropoutPosterior(Posterior):
                 site = sites[name]
                 return site.drop(activations, site.mask(activations, seed, index, calls[name]))
 
-            instead, is_first = {name: partial(dropped, name) for name in sites}, "_was_drawn" not in vars(self)
-            with _FunctionalDropout() if is_first else nullcontext() as seen:
-                outputs = self.network(inputs, instead=instead)
+            outputs = self.network(inputs, instead={name: partial(dropped, name) for name in sites})
             if not calls:
                 raise BatchbayesError(
                     expected="dropout layers that run in a forward pass",
                     got=f"{len(sites)} in {type(self.network.module).__name__} that did not, so no noise",
                     fix="call the layers in forward(), not functions with their weights",
                 )
-            if seen:
-                vars(self)["_was_drawn"] = True
-                seen.warn()
+            self._look_for_functions(inputs)
             return outputs
 
         return drawn
+
+    def _look_for_functions(self, inputs: Any) -> None:
+        """Warn, once, of dropout that is no module. One example runs through the network to see it.
+
+        This is no part of a draw: under a mode of torch, attention and others take a path that rounds differently.
+        """
+        if "_was_looked_at" not in vars(self) and len(inputs):
+            vars(self)["_was_looked_at"] = True
+            same = {name: lambda activations: activations for name in modules_by_name(self.network.module, _DropoutNd)}
+            with _FunctionalDropout() as seen:
+                self.network(inputs[:1], instead=same)
+            seen.warn()
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         return {"output": self.network.output, "layout": _layout(self.network.module)}, {}
