@@ -50,6 +50,14 @@ QUICK = [
 ]  # fmt: skip
 
 
+SHARE = (1e-5, 5e-4)
+"""How far answers may differ, in units of the spread of the targets; the second is for last-layer Laplace.
+
+Its draws here have weights of up to 200 that almost cancel. They multiply the rounding of features in float32, in
+Python as in the file, and intervals that follow the prediction multiply it once more.
+"""
+
+
 def case_of(task, winner, engine):
     marks = () if (task, winner, engine) in QUICK else (pytest.mark.slow,)
     return pytest.param(task, winner, engine, marks=marks, id=f"{task}-{winner}-{engine}")
@@ -121,7 +129,7 @@ def test_one_answer_everywhere(task, winner, engine, tmp_path):
     if task in ("regression", "two_outputs"):
         for i, spread in enumerate(targets.std(0).tolist()):
             names = ("mean", "std", "epistemic_std", "lower", "upper")
-            units |= {f"{name}{('', '_2')[i]}": 1e-5 * spread for name in names}
+            units |= {f"{name}{('', '_2')[i]}": SHARE[winner == "laplace"] * spread for name in names}
     table = assess_cases.rows_in(tmp_path / "report" / "predictions.csv")
     session = onnxruntime.InferenceSession(tmp_path / "network.onnx", providers=["CPUExecutionProvider"])
     outputs = session.run(None, {"input": inputs.numpy()})
