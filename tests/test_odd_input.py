@@ -27,7 +27,7 @@ import batchbayes as bb
 from batchbayes import calibrate, metrics, scores
 from batchbayes.network.batches import Drawn, mini_batches
 
-CASES, FEW, MORE = 1200, 120, 260
+CASES, FEW, MORE = 1200, 120, 320
 NAN = float("nan")
 JUNK = [None, True, 0, -1, 1.5, NAN, math.inf, "text", "", [], [1], {}, (), object(), b"x", np.float64(2), lambda: 0,
         1e-17, -(10**30), 10**30, torch.tensor(2.5), torch.zeros(0), nn.ReLU(), np.array(["a"])]  # fmt: skip
