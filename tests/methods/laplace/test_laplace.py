@@ -277,3 +277,16 @@ def test_held_out_draws_of_many_classes_are_made_part_by_part():
     draws = torch.stack([posterior.draw(0, index)(x) for index in range(64)]).detach()
     expected = draws.softmax(-1).mean(0)[torch.arange(400), y].log().mean()
     assert loss(2.0) == pytest.approx(-float(expected), rel=1e-9)
+
+
+def test_an_assessment_of_one_logit_has_laplace_too():
+    """Likelihoods of reports drop the last axis of one logit (N, 1)."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(300, 2)
+    for _ in range(20):
+        network(x)
+    y = (x[:, 0] > 0).long()
+    options = {"method": ("last-layer-laplace",), "recommend": "Last-layer Laplace", "draws": 8, "no_figures": True}
+    found = bb.assess(network.eval(), (x[:150], y[:150]), (x[150:], y[150:]), batch_size=16, **options)
+    assert found.recommended.name.startswith("Last-layer Laplace")

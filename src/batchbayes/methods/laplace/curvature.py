@@ -127,7 +127,7 @@ def output_hessians(likelihood: object, outputs: Tensor) -> Tensor:
         probs = likelihood(outputs[None]).probs[0]
         return (probs.diag_embed() - probs[:, :, None] * probs[:, None, :]) / likelihood.temperature**2
     if isinstance(likelihood, Bernoulli) and not likelihood.probabilities:
-        probs = likelihood(outputs[None]).probs[0]
+        probs = likelihood(outputs[None]).probs[0].view_as(outputs)  # a report takes (n, 1) as (n,)
         return (probs * (1 - probs)).diag_embed() / likelihood.temperature**2
     raise BatchbayesError(
         expected="bb.gaussian(...), bb.categorical() or bb.bernoulli() with logits, for the Laplace approximation",
