@@ -53,6 +53,9 @@ def single_threaded() -> Iterator[None]:
 class Workers(Executor):
     """An executor that knows how many units it can do at the same time."""
 
+    about = ""
+    """What to say of the workers in a line of progress."""
+
     @property
     def size(self) -> int:
         """The number of units. In a cluster it may change."""

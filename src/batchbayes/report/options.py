@@ -239,6 +239,7 @@ class PredictOptions(RunOptions):
         type=Path,
         metavar="DIR",
     )
+    parquet: bool = option("beside --parts: part-00000.parquet and so on (needs pyarrow)", default=False)
     cluster: str | None = option(
         "make --parts on a dask cluster: tcp://HOST:PORT of its scheduler, or local:N to start N workers here. "
         "The network and the posterior are sent once to each worker; --input and --model must be found there",
