@@ -50,13 +50,8 @@ QUICK = [
 ]  # fmt: skip
 
 
-SHARE, OF_ENDS, OF_LAPLACE = 1e-5, 1e-4, 5e-4
-"""How far answers may differ, in units of the spread of the targets: means and standard deviations, ends of intervals,
-and all of these for last-layer Laplace.
-
-Where the reach of intervals changes quickly with the prediction, it multiplies the rounding of float32. Draws of these
-last layers have weights of up to 200 that almost cancel, and multiply it too, in Python as in the file.
-"""
+SHARE = 1e-5
+"""How far answers may differ, in units of the spread of the targets."""
 
 
 def case_of(task, winner, engine):
@@ -130,8 +125,7 @@ def test_one_answer_everywhere(task, winner, engine, tmp_path):
     if task in ("regression", "two_outputs"):
         for i, spread in enumerate(targets.std(0).tolist()):
             for name in ("mean", "std", "epistemic_std", "lower", "upper"):
-                share = OF_LAPLACE if winner == "laplace" else OF_ENDS if name in ("lower", "upper") else SHARE
-                units[f"{name}{('', '_2')[i]}"] = share * spread
+                units[f"{name}{('', '_2')[i]}"] = SHARE * spread
     table = assess_cases.rows_in(tmp_path / "report" / "predictions.csv")
     session = onnxruntime.InferenceSession(tmp_path / "network.onnx", providers=["CPUExecutionProvider"])
     outputs = session.run(None, {"input": inputs.numpy()})

@@ -173,10 +173,11 @@ def _require_intervals(notes: Mapping[str, Any]) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(f"intervals that cannot be read ({error!r})"[:200]) from error
     for reach in reaches:
-        edges = [edge for ramp in reach.ramps for edge in ramp]
-        fits = len(reach.below) == len(reach.above) == len(reach.ramps) + 1 and all(map(_number, edges))
+        edges = [list(side) for side in zip(*reach.ramps, strict=True)]  # all starts, all stops
+        fits = len(reach.below) == len(reach.above) == len(reach.ramps) + 1
+        fits = fits and all(_number(edge) for side in edges for edge in side) and all(a <= b for a, b in reach.ramps)
         values = [*reach.below, *reach.above]
-        if not fits or edges != sorted(edges) or not all(map(_number, values)) or sum(values) < 0:
+        if not fits or any(side != sorted(side) for side in edges) or not all(map(_number, values)) or sum(values) < 0:
             raise _damaged(f"intervals {reach}"[:200])
 
 
