@@ -267,4 +267,8 @@ class ExportOptions(CommonOptions):
     novelty: Path | None = option(
         "another detector than that of the assessment", default=None, type=Path, metavar="N.safetensors"
     )
+    drift: Path | None = option(
+        "a saved bb.drift: the file then watches for drift and adapts to it", default=None, type=Path,
+        metavar="D.safetensors",
+    )  # fmt: skip
     draws: int | None = option("number of networks to average (as in the assessment)", default=None, type=positive)
