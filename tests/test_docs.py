@@ -98,3 +98,24 @@ def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {bb.__version__}\n" in citation
     assert f"## [{bb.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_lock_has_the_versions_that_were_chosen_and_nothing_of_one_machine():
+    lock = (ROOT / "constraints-lock.txt").read_text(encoding="utf-8")
+    pins = [line.partition(" ;")[0].split("==") for line in lock.splitlines() if not line.startswith("#")]
+    assert all(len(pin) == 2 for pin in pins), "only versions, no places"
+    locked = dict(pins)
+    assert locked.keys() >= {"dask", "docutils", "hatchling", "protobuf", "torch", "twine"}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        name, _, version = line.partition("==")
+        if name in locked:
+            assert locked[name] == version, "constraints.txt was changed: run `make lock`"
+
+
+def test_the_lock_is_used_by_make_but_not_by_the_run_on_newest_versions():
+    assert "PIP_CONSTRAINT=constraints-lock.txt" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    newest = workflow.partition("\n  newest:\n")[2].partition("\n  docs:\n")[0]
+    assert "pip install -e" in newest
+    assert "make" not in newest
+    assert "PIP_CONSTRAINT" not in workflow

@@ -81,12 +81,12 @@ def test_workers_with_other_versions_get_no_work(cluster: DaskProcesses, monkeyp
 
 def test_another_python_gets_no_work(cluster: DaskProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code cannot be sent to another Python, so that it is asked for its version by a message of dask."""
-    monkeypatch.setattr(module, "_minor", lambda version: "3.99")
+    monkeypatch.setattr(module, "_versions_reader", lambda: lambda packages: {"python": "3.99", "torch": "2"})
     cluster.worker()
     said: list[str] = []
     with (
         ClusterWorkers(Cluster(scheduler_file=cluster.file), say=said.append) as workers,
-        pytest.raises(BatchbayesError, match=r"python 3\.99 \(here 3\.\d+\)"),
+        pytest.raises(BatchbayesError, match=r"python 3\.\d+ \(here 3\.99\)"),
     ):
         looked(workers, lambda: False)
 

@@ -11,9 +11,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from batchbayes._common.checks import require_packages
-from batchbayes._common.machine import Workers, ctrl_c_delayed, single_threaded
+from batchbayes._common.machine import Workers, ctrl_c_delayed
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
 
@@ -38,8 +38,6 @@ NO_WORKER_SECONDS = 10.0
 """After what time without a worker to say so. It is said again after twice the time, and so on."""
 TICK_SECONDS = 0.5
 """How often a driver looks at its workers."""
-RESULT_SECONDS = 60.0
-"""How long to wait for a result that is there. After that its work is done again."""
 RESTARTS = 2
 """How often killed workers are replaced."""
 ALLOWED_FAILURES = 10
@@ -114,9 +112,12 @@ class ClusterWorkers(Workers):
         packages: Sequence[str] = PACKAGES,
         say: Callable[[str], None] = print,
     ) -> None:
+        from distributed.utils import silence_logging_cmgr
+
         self._cluster, self._given, self._say = cluster, given, say
         self._versions, self._name = _versions_reader()(packages), uuid4().hex
         self._client: Any = None
+        self._here: Any = None
         self._tasks: dict[Future[Any], _Task] = {}
         self._workers: dict[str, str] = {}
         """The workers that get work, each with its folder, which is another one for each process."""
@@ -124,10 +125,10 @@ class ClusterWorkers(Workers):
         self._idle_since, self._patience, self._has_worked = time.monotonic(), NO_WORKER_SECONDS, False
         self._stack = ExitStack()
         try:
-            self._stack.enter_context(_silent_logs())
-            self._here = (
-                self._stack.enter_context(_local_cluster(cluster.local_workers)) if cluster.local_workers else None
-            )
+            # What a person must know is said in words. When a scheduler is lost, dask would log pages.
+            self._stack.enter_context(silence_logging_cmgr(logging.CRITICAL + 1))
+            if cluster.local_workers:
+                self._here = self._stack.enter_context(_local_cluster(cluster.local_workers))
             self._connect(CONNECT_SECONDS)
             self._look()
         except BaseException:
@@ -219,17 +220,16 @@ class ClusterWorkers(Workers):
         if not new:
             return
         systems = self._client.get_versions()["workers"]
-        found = {a: {"python": _minor(systems[a]["host"]["python"])} for a in new if systems.get(a)}
+        found = {a: {"python": ".".join(systems[a]["host"]["python"].split(".")[:2])} for a in new if systems.get(a)}
         # The code of a function cannot be sent to another Python. A worker that has just ended has no answer.
         same = [address for address, seen in found.items() if seen["python"] == self._versions["python"]]
         found |= self._answers(_versions_reader(), [*self._versions][1:], workers=same)
         for address, seen in found.items():
-            if wrong := [
-                f"{name} {seen[name]} (here {self._versions[name]})"
-                for name in seen
-                if seen[name] != self._versions[name]
-            ]:
-                self._refused[address] = "; ".join(wrong)
+            wrong = [name for name in seen if seen[name] != self._versions[name]]
+            if wrong:
+                self._refused[address] = "; ".join(
+                    f"{name} {seen[name]} (here {self._versions[name]})" for name in wrong
+                )
                 self._say(f"The worker {address} gets no work: it has {self._refused[address]}.")
         fit = [address for address in found if address not in self._refused]
         if self._given is not None:
@@ -245,7 +245,7 @@ class ClusterWorkers(Workers):
         """Submit the work that no present worker may do."""
         for future, task in list(self._tasks.items()):
             if self._workers and (task.remote is None or not task.workers & self._workers.keys()):
-                task.workers, call = frozenset(self._workers), (_called_alone(), self._name, task.call)
+                task.workers, call = frozenset(self._workers), (_caller(), self._name, task.call)
                 task.remote = self._client.submit(*call, pure=False, workers=list(task.workers))
                 task.remote.add_done_callback(partial(self._ended, future))
 
@@ -253,26 +253,19 @@ class ClusterWorkers(Workers):
         """Give the outcome of a future of dask to ours. If it was lost, the next look submits the work again."""
         from distributed.scheduler import KilledWorker
 
-        task, result, error = self._tasks.get(future), None, None
+        task = self._tasks.get(future)
         if task is None or task.remote is not remote:
             return
         try:
-            result = remote.result(RESULT_SECONDS)
-        except (OSError, CancelledError) as found:
-            if remote.status != "error":  # no scheduler, or no worker that has the result
-                task.remote = None
-                return
-            error = found
-        except KilledWorker as found:
-            error = BrokenExecutor(str(found))
-        except Exception as found:
-            error = found
-        if self._tasks.pop(future, None) is None:
-            return
-        if error is None:
-            future.set_result(result)
+            result = remote.result(CONNECT_SECONDS)
+        except Exception as error:
+            if remote.status != "error" and isinstance(error, OSError | CancelledError):
+                task.remote = None  # no scheduler, or no worker that has the result
+            elif self._tasks.pop(future, None):
+                future.set_exception(BrokenExecutor(str(error)) if isinstance(error, KilledWorker) else error)
         else:
-            future.set_exception(error)
+            if self._tasks.pop(future, None):
+                future.set_result(result)
 
     def _reconnect(self) -> None:
         self._say(
@@ -301,25 +294,9 @@ class ClusterWorkers(Workers):
                     fix="start `dask worker` in an environment with the same versions, and give the same command again",
                 )
             self._say(
-                f"{self.about.capitalize()}. Start `dask worker {self._where()} --nthreads 1` with these versions: "
-                "work goes on when it joins."
+                f"{self.about.capitalize()}. Start `dask worker {self._client.scheduler.address} --nthreads 1` in an "
+                "environment like this one: work goes on when it joins."
             )
-
-
-@contextmanager
-def _silent_logs() -> Iterator[None]:
-    """Hide what dask logs, pages when a scheduler is lost: what a person must know is said in words."""
-    import distributed  # sets the levels of its loggers  # noqa: F401
-
-    names = ("distributed", "distributed.client", "tornado", "tornado.application", "asyncio")
-    before = {logging.getLogger(name): logging.getLogger(name).level for name in names}
-    for logger in before:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for logger, level in before.items():
-            logger.setLevel(level)
 
 
 def _local_cluster(workers: int) -> Any:
@@ -340,24 +317,23 @@ def _local_cluster(workers: int) -> Any:
         )
 
 
-def _called_alone() -> Callable[[str, bytes], Any]:
-    """Return `_alone` as a function that is sent by value, since the scheduler reads it and may not have us."""
+def _caller() -> Callable[[str, bytes], Any]:
+    """Return what makes a pickled call in a worker, with one thread.
+
+    It is sent by value, because the scheduler reads it too, and may not have us.
+    """
 
     def call(name: str, content: bytes) -> Any:
-        from batchbayes._common.cluster import _alone
+        from distributed.protocol.pickle import loads
 
-        return _alone(name, content)
+        from batchbayes._common.cluster import _GIVEN, _ONE_AT_A_TIME
+        from batchbayes._common.machine import single_threaded
+
+        with _ONE_AT_A_TIME, single_threaded():
+            fn, args, kwargs = loads(content)
+            return fn(*args, **kwargs) if name not in _GIVEN else fn(_GIVEN[name], *args, **kwargs)
 
     return call
-
-
-def _alone(name: str, content: bytes) -> Any:
-    """Make a pickled call in a worker, with one thread."""
-    from distributed.protocol.pickle import loads
-
-    with _ONE_AT_A_TIME, single_threaded():
-        fn, args, kwargs = loads(content)
-        return fn(*args, **kwargs) if name not in _GIVEN else fn(_GIVEN[name], *args, **kwargs)
 
 
 def _versions_reader() -> Callable[[Sequence[str]], dict[str, str]]:
@@ -376,15 +352,6 @@ def _versions_reader() -> Callable[[Sequence[str]], dict[str, str]]:
         return found
 
     return versions
-
-
-def _minor(version: str) -> str:
-    """Return the first two numbers of a version.
-
-    >>> _minor("3.11.7.final.0")
-    '3.11'
-    """
-    return ".".join(version.split(".")[:2])
 
 
 def _keep(name: str, given: Any) -> None:

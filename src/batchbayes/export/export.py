@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes import __version__
-from batchbayes._common.checks import as_path, require_type
+from batchbayes._common.checks import as_path, install_command, require_type
 from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.drift.detector import Drift
@@ -201,7 +201,7 @@ def _target(given: str | os.PathLike[str]) -> Path:
         raise BatchbayesError(
             expected="the packages onnx and onnxscript for an .onnx file",
             got=f"no {' and no '.join(missing)}",
-            fix="pip install 'batchbayes[export]', or write a .pt2 file",
+            fix=f"{install_command('export')}, or write a .pt2 file",
         )
     return path
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from batchbayes import __version__
 from batchbayes._common.checks import require_packages
-from batchbayes._common.cluster import PACKAGES, RESTARTS, TICK_SECONDS, Cluster, ClusterWorkers, find_cluster
+from batchbayes._common.cluster import PACKAGES, TICK_SECONDS, Cluster, ClusterWorkers, find_cluster
 from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes._common.progress import Progress
 from batchbayes._common.text import count
@@ -190,28 +190,22 @@ def _made_there(options: PredictOptions, parts: Sequence[Part], cluster: Cluster
     """Yield parts as workers finish them. Each worker has one part in work and one that waits."""
     left, kit = list(parts), _packed(options)
     packages = (*PACKAGES, "pyarrow") if options.parquet else PACKAGES
-    for attempt in range(1 + RESTARTS):
-        try:
-            with ClusterWorkers(cluster, kit, packages, partial(shown.say, always=True)) as workers:
-                running: dict[Future[Any], Part] = {}
-                while left:
-                    waiting = [part for part in left if part not in running.values()]
-                    for part in waiting[: max(0, 2 * workers.size - len(running))]:
-                        running[workers.submit(make_part, part, os.path.abspath(part.source))] = part
-                    shown.about = workers.about
-                    shown.advance(0)
-                    for future in wait(running, TICK_SECONDS, FIRST_COMPLETED).done:
-                        part = running.pop(future)
-                        yield part, future.result()
-                        left.remove(part)
-            return
-        except BrokenExecutor as error:
-            if attempt == RESTARTS:
-                raise BatchbayesError(
-                    expected="workers that live until their work is done",
-                    got=f"workers that ended again and again ({error})",
-                    fix="check whether memory is short; finished parts are kept, and the same command continues",
-                ) from error
+    running: dict[Future[Any], Part] = {}
+    with ClusterWorkers(cluster, kit, packages, partial(shown.say, always=True)) as workers:
+        while left or running:
+            room = max(0, 2 * workers.size - len(running))
+            running |= {workers.submit(make_part, part, os.path.abspath(part.source)): part for part in left[:room]}
+            left, shown.about = left[room:], workers.about
+            shown.advance(0)
+            for future in wait(running, TICK_SECONDS, FIRST_COMPLETED).done:
+                try:
+                    yield running.pop(future), future.result()
+                except BrokenExecutor as error:
+                    raise BatchbayesError(
+                        expected="workers that live until their work is done",
+                        got=f"workers that ended again and again ({error})",
+                        fix="check whether memory is short; finished parts are kept, and the same command continues",
+                    ) from error
 
 
 @dataclass(frozen=True)
