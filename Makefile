@@ -16,8 +16,9 @@ test: .venv/dev.stamp chromium  ## everything that CI checks
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
-docs: .venv/docs.stamp  ## the documentation site, in docs/_build/html; warnings are errors
+docs: .venv/docs.stamp chromium  ## the documentation site, in docs/_build/html; warnings and dead links are errors
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python docs/tools/site_check.py docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 release-check:  ## build sdist and wheel, and use the wheel in empty environments; VERSIONS=--lowest for old packages

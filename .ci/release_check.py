@@ -178,16 +178,18 @@ def prepared(place: Environment) -> None:
     place.python(DATA)
 
 
-def readme_snippet() -> str:
-    found = re.search(
-        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    assert found
-    return found[1]
+def snippets(page: str) -> list[str]:
+    """Return the Python blocks of a page, as a reader would paste them."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert found, page
+    return found
 
 
 def check_core(place: Environment) -> None:
-    place.step("README's snippet", lambda: place.python(readme_snippet()))
+    needs_little = [code for code in snippets("README.md") if "sklearn" not in code]
+    assert needs_little
+    place.step("README's snippet for networks", lambda: place.python("\n".join(needs_little)))
     place.step("version", lambda: place.batchbayes("--version"))
     place.step(
         "python -m batchbayes", lambda: run([str(place.bin / "python"), "-m", "batchbayes", "--help"], place.work)
@@ -213,6 +215,8 @@ def check_report(place: Environment) -> None:
 
 
 def check_sklearn(place: Environment) -> None:
+    for page in ("README.md", "docs/index.md", "docs/start.md"):
+        place.step(f"snippets of {page}", lambda page=page: place.python("\n".join(snippets(page))))
     place.step("demo", lambda: place.batchbayes("demo"))
     estimator = (
         "from sklearn.datasets import load_diabetes; from batchbayes.sklearn import UncertainRegressor\n"

@@ -49,6 +49,7 @@ html_sidebars = {
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sphinx = False
+html_use_index = html_domain_indices = False  # the index of the reference is by topic; the search finds names
 
 myst_enable_extensions = ["dollarmath", "substitution", "deflist", "colon_fence"]
 myst_heading_anchors = 3
