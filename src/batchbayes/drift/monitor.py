@@ -121,6 +121,12 @@ class Monitor:
         with self._lock:
             return Watch(self.num_examples, math.log10(max(self._peak, 1e-300)), self.alarm, tuple(self.alarms))
 
+    @property
+    def window(self) -> Tensor:
+        """The latest inputs, which `posterior` adapts to."""
+        with self._lock:
+            return self._inputs
+
     def bet(self, sample: Sample) -> None:
         """Bet on examples, one after the other."""
         groups = self.drift.ordinary.group_of[sample.classes]
