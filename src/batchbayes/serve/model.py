@@ -89,7 +89,9 @@ class OnnxFile:
         if not isinstance(content, dict) or not isinstance(content.get("inputs"), list):
             raise RequestError(422, f'expected an object with a list of "inputs", got {_short(content)}')
         if unknown := set(content) - {"inputs", "adapt"}:
-            raise RequestError(422, f'expected the keys "inputs" and "adapt", got also {", ".join(map(_short, unknown))}')
+            raise RequestError(
+                422, f'expected the keys "inputs" and "adapt", got also {", ".join(map(_short, unknown))}'
+            )
         rows, adapt = content["inputs"], content.get("adapt", False)
         if type(adapt) is not bool:
             raise RequestError(422, f'expected true or false for "adapt", got {_short(adapt)}')
@@ -113,7 +115,9 @@ class OnnxFile:
         if unknown := [name for name in record if name not in names]:
             near = difflib.get_close_matches(unknown[0], missing or names, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise RequestError(422, f"row {number}: unknown column {_short(unknown[0])}{hint}; expected {_listed(names)}")
+            raise RequestError(
+                422, f"row {number}: unknown column {_short(unknown[0])}{hint}; expected {_listed(names)}"
+            )
         if missing:
             raise RequestError(422, f"row {number}: missing {_listed(missing)}; expected {_listed(names)}")
         for name in names:
