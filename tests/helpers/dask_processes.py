@@ -12,7 +12,7 @@ TESTS = Path(__file__).resolve().parents[1]
 Process = subprocess.Popen
 
 
-def until(holds: Callable[[], object], seconds: float = 120) -> None:
+def until(holds: Callable[[], object], seconds: float = 300) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not holds():
