@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import batchbayes as bb
 from batchbayes._common.machine import single_threaded
@@ -18,8 +19,10 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "tools"))
 
 import blocks  # noqa: E402
+import charts  # noqa: E402
 import pages  # noqa: E402
 import reference  # noqa: E402
+import versions  # noqa: E402
 from blocks import find_blocks, run_page  # noqa: E402
 
 PAGES = [
@@ -38,7 +41,9 @@ def test_every_block_runs(path, tmp_path):
     known = dict(METHODS)
     try:
         with single_threaded(), torch.random.fork_rng():
-            assert [block for block, _ in run_page(path, tmp_path.resolve())]
+            shown = [each for _, found in run_page(path, tmp_path.resolve()) for each in found]
+        if path.parent.name == "tutorials":
+            assert any(isinstance(each, Figure) for each in shown), "a tutorial begins with its first figure"
     finally:
         METHODS.clear()
         METHODS.update(known)
@@ -50,7 +55,7 @@ def test_no_block_hides_from_the_test(path):
     assert all(kind in ("python", "sh", "text") or kind.startswith(("{", "bibtex")) for kind in kinds), kinds
 
 
-@pytest.mark.parametrize("module", [blocks, pages], ids=["blocks", "pages"])
+@pytest.mark.parametrize("module", [blocks, charts, pages, versions], ids=lambda module: module.__name__)
 def test_examples_of_the_tools(module):
     assert doctest.testmod(module) == doctest.TestResults(failed=0, attempted=1)
 
@@ -92,9 +97,34 @@ def test_the_reference_has_every_public_name(tmp_path):
     modules = {"attacks", "calibrate", "decisions", "distill", "metrics", "online", "plots", "scores"}
     for name in bb.__all__:
         assert (f"automodule:: batchbayes.{name}" if name in modules else f":: batchbayes.{name}\n") in written, name
+        own = [
+            path for path in tmp_path.glob(f"batchbayes.{name}*.md") if f":: batchbayes.{name}\n" in path.read_text()
+        ]
+        assert len(own) == (name not in modules), name
 
 
 def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {bb.__version__}\n" in citation
     assert f"## [{bb.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_lock_has_the_versions_that_were_chosen_and_nothing_of_one_machine():
+    lock = (ROOT / "constraints-lock.txt").read_text(encoding="utf-8")
+    pins = [line.partition(" ;")[0].split("==") for line in lock.splitlines() if not line.startswith("#")]
+    assert all(len(pin) == 2 for pin in pins), "only versions, no places"
+    locked = dict(pins)
+    assert locked.keys() >= {"dask", "docutils", "hatchling", "protobuf", "torch", "twine"}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        name, _, version = line.partition("==")
+        if name in locked:
+            assert locked[name] == version, "constraints.txt was changed: run `make lock`"
+
+
+def test_the_lock_is_used_by_make_but_not_by_the_run_on_newest_versions():
+    assert "PIP_CONSTRAINT=constraints-lock.txt" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    newest = workflow.partition("\n  newest:\n")[2].partition("\n  docs:\n")[0]
+    assert "pip install -e" in newest
+    assert "make" not in newest
+    assert "PIP_CONSTRAINT" not in workflow

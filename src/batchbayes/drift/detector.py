@@ -5,6 +5,7 @@
 test, `adapt.py` the adaptation, `accuracy.py` the accuracy without labels.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -65,6 +66,12 @@ class Drift:
     def widths(self) -> list[int]:
         """The numbers of statistics of the sites."""
         return [place.size for place in self.sight.places]
+
+    @property
+    def digest(self) -> str:
+        """What tells this fit from another one. A file of `bb.export` has it."""
+        parts = self.sight.units, self.ordinary.gaussian.mean, self.ordinary.centres
+        return hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts)).hexdigest()[:32]
 
     def report(self, window: Batches, *, inputs: Picker = None) -> DriftReport:
         """Say whether a window of inputs differs from ordinary data, in what, and how accurate the network is on it.

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
 from batchbayes.calibrate import flag_limits
+from batchbayes.drift.detector import Drift
 from batchbayes.errors import BatchbayesError
 from batchbayes.export.linear import Heads, Moves, linear_moves, run_network
-from batchbayes.export.posteriors import Bank, BankedView, Detector, bank_views, fill_bank
+from batchbayes.export.posteriors import Bank, BankedView, Detector, Drifted, bank_views, fill_bank
 from batchbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -288,16 +289,18 @@ class Program(nn.Module):
         draws: Loop | AtOnce,
         finish: Finish,
         detector: nn.Module | None,
+        drift: nn.Module | None,
         network: nn.Module,
     ) -> None:
         super().__init__()
         self.prepare, self.draws, self.finish = prepare, draws, finish
-        self._others = detector, network  # no submodules: torch.export cannot have the network in two
+        self._others = detector, drift, network  # no submodules: torch.export cannot have the network in two
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         """Make all draws, and say what they say."""
         ready = self.ready(inputs)
-        return self.finish(inputs, self.draws(ready), None if self.detector is None else self.detector(ready))
+        found = self.finish(inputs, self.draws(ready), None if self.detector is None else self.detector(ready))
+        return found if self.drift is None else found | self.drift(ready)
 
     def ready(self, inputs: Tensor) -> Tensor:
         """Return the inputs of the network."""
@@ -308,8 +311,12 @@ class Program(nn.Module):
         return self._others[0]
 
     @property
-    def network(self) -> nn.Module:
+    def drift(self) -> nn.Module | None:
         return self._others[1]
+
+    @property
+    def network(self) -> nn.Module:
+        return self._others[2]
 
 
 @contextmanager
@@ -345,6 +352,7 @@ def build_program(
     threshold: Threshold = None,
     novelty: Novelty | None = None,
     novelty_level: float = 0.01,
+    drift: Drift | None = None,
     prepare: nn.Module | None = None,
     engine: Literal["sample", "linear"] = "sample",
     keep_draws: bool = False,
@@ -367,9 +375,16 @@ def build_program(
     else:
         draws = Loop(_step(posterior, network, ready, summary, count, seed, count if keep_draws else 0), ready)
     finish = Finish(summary, count, threshold, novelty_level, keep_draws)
-    seen = network if novelty is None or posterior.needs_weights else _copied(novelty)
-    detector = None if novelty is None else Detector(novelty, seen)
-    return Program(prepare, draws, finish, detector, network.module).eval()
+
+    def watched(by: Novelty | Drift) -> Network:
+        return network if posterior.needs_weights else _copied(by)
+
+    def said(outputs: Tensor) -> dict[str, Tensor]:
+        return summary.finish(summary.total(outputs[None]), 1)[0]
+
+    detector = None if novelty is None else Detector(novelty, watched(novelty))
+    drifted = None if drift is None else Drifted(drift, watched(drift), said)
+    return Program(prepare, draws, finish, detector, drifted, network.module).eval()
 
 
 def _step(
@@ -383,7 +398,7 @@ def _step(
     return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary, keep)
 
 
-def _copied(posterior: Posterior | Novelty) -> Network:
+def _copied(posterior: Posterior | Novelty | Drift) -> Network:
     """Return a copy of the posterior's network on the CPU, because torch's exporter works inside of modules."""
     network = getattr(posterior, "network", None)
     if not isinstance(network, Network):

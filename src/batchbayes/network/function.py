@@ -248,6 +248,8 @@ def pick_output(outputs: Any, name: Output) -> Tensor:
         try:
             picked = name(outputs)
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            if isinstance(error, BatchbayesError):
+                raise
             got = f"{_describe(outputs)}, and {type(error).__name__}: {error}"[:300]
             fix = "call it with what the network returns, and look what it does"
             raise BatchbayesError("a function output= that returns a tensor", got, fix) from error

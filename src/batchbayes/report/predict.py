@@ -89,10 +89,9 @@ def predict_command(options: PredictOptions) -> None:
     if options.parts is not None:
         resolve("batchbayes.report.parts:parts_command")(options)
         return
-    if len(options.input) > 1 or options.cluster or options.scheduler_file:
-        raise BatchbayesError(
-            expected="--parts DIR beside several inputs or a cluster", got="none", fix="name a folder for the parts"
-        )
+    if len(options.input) > 1 or options.cluster or options.scheduler_file or options.parquet:
+        expected = "--parts DIR beside several inputs, a cluster or --parquet"
+        raise BatchbayesError(expected=expected, got="none", fix="name a folder for the parts")
     if options.out is not None:
         require_new_file(options.out)
     with running(options), noted_warnings():
