@@ -2,15 +2,17 @@
 
 import argparse
 import asyncio
+import ctypes
 import json
 import logging
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,8 +41,8 @@ CLIENT_LEFT = 499
 """Status in logs and metrics of a client that went away."""
 BEHIND = 64
 """Batches that may wait for the monitor. It leaves out further ones, whatever is in them."""
-LAST = 0.5
-"""Seconds after the last connection has been taken, in which its request may come."""
+LAST = 2.0
+"""Seconds after the last connection has been taken, in which requests may come on connections that are open."""
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
 HEADERS["X-Content-Type-Options"] = "nosniff"
 
@@ -257,14 +259,28 @@ class Server(uvicorn.Server):
         LOG.info("stopping", extra={"told": {"drain_seconds": self._drain}})
         self.service.is_stopping = True
         await asyncio.sleep(self._drain)
-        self._listening.listen(0)  # who has connected is still taken
-        await asyncio.sleep(0.05)
+        _let_nobody_in(self._listening)
+        await asyncio.sleep(0.1)  # those who were connecting are taken
         for server in self.servers:
             server.close()
-        await asyncio.sleep(LAST)
+        until = time.monotonic() + LAST
+        while self.server_state.connections and time.monotonic() < until:
+            await asyncio.sleep(0.02)
         await super().shutdown(sockets)
         self._captured_signals.clear()  # it has done what SIGTERM asks for, and ends with 0
         LOG.info("stopped")
+
+
+def _let_nobody_in(listening: socket.socket) -> None:
+    """Ignore new connections. A socket that is closed at once would reset those that nobody has taken yet.
+
+    Linux has a filter for packets: load the flags of TCP; if SYN is among them, drop the packet, else keep it.
+    """
+    if sys.platform == "linux":
+        steps = [(0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 2**32 - 1)]
+        program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+        with suppress(OSError):
+            listening.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", len(steps), ctypes.addressof(program)))
 
 
 class JsonLines(logging.Formatter):
@@ -287,7 +303,7 @@ def build_server(
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise BatchbayesError("an address that is free", f"{host}:{port}: {error}", "choose another --port") from error
     shown = f"[{host}]" if ":" in host else host
     return Server(service, listening, drain), f"http://{shown}:{listening.getsockname()[1]}"
