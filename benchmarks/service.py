@@ -189,7 +189,9 @@ def main() -> None:
     print(f"| largest difference from `predict` | {load.largest_difference:.1e} |")
     print(f"| answers in which rounding moved the rank of a p-value | {load.moved} |")
     print(f"| clients cut off by {STOPS // 2} stops with SIGTERM | {load.cut[signal.SIGTERM]} |")
-    print(f"| requests that broke off at {STOPS // 2} stops with kill -9, and were sent again | {load.cut[signal.SIGKILL]} |")
+    print(
+        f"| requests that broke off at {STOPS // 2} stops with kill -9, and were sent again | {load.cut[signal.SIGKILL]} |"
+    )
     print(f"| requests/s, restarts included | {len(load.seconds) / seconds:.0f} |")
     print(f"| median, 95 %, 99 % of the times to an answer | {median:.0f}, {most:.0f}, {highest:.0f} ms |")
     print("\nMemory of the last process, MB after requests: ", end="")

@@ -249,7 +249,10 @@ def test_time_and_waiting_rows_are_limited(table):
             found = list(pool.map(lambda _: answer(f"{address}/predict", rows((1, 1))), range(40)))
             assert {status for status, _ in found} == {503}
             said = {told["error"] for _, told in found}
-            assert said == {"no answer within 0.5 seconds: try again later", "too many rows are waiting: try again later"}
+            assert said == {
+                "no answer within 0.5 seconds: try again later",
+                "too many rows are waiting: try again later",
+            }
         service.file.run = run
 
 
@@ -266,7 +269,9 @@ def test_metrics_are_read_by_the_client_library_of_prometheus(by_name):
     assert samples["batchbayes_requests_total", ("path", "/predict"), ("status", "200")] >= 1
     assert samples["batchbayes_outside_range_total", ("column", "length (mm)")] >= 1
     assert samples[("batchbayes_request_seconds_count",)] >= 1
-    assert samples[("batchbayes_request_seconds_bucket", ("le", "+Inf"))] == samples[("batchbayes_request_seconds_count",)]
+    assert (
+        samples[("batchbayes_request_seconds_bucket", ("le", "+Inf"))] == samples[("batchbayes_request_seconds_count",)]
+    )
     assert samples[("batchbayes_flagged_rows_total",)] == 0
     assert samples[("batchbayes_drift_alarm",)] == 0
     assert ("batchbayes_drift_evidence_log10",) in samples

@@ -139,7 +139,9 @@ def export(
     from batchbayes.report.result import Assessment
 
     if isinstance(posterior, Assessment):
-        return export_recommended(posterior.posterior, posterior.notes, posterior.novelty, path, example_inputs, drift=drift)
+        return export_recommended(
+            posterior.posterior, posterior.notes, posterior.novelty, path, example_inputs, drift=drift
+        )
     require_posterior(posterior)
     require_likelihood(likelihood)
     assert likelihood is not None

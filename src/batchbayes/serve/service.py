@@ -33,8 +33,6 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.serve.live import LOG, Metrics, Watcher, adapted, page
 from batchbayes.serve.model import STATISTICS, Batcher, Found, OnnxFile, RequestError
 
-LARGE = 2**16
-"""Bytes of a body that is read in a thread, so that others do not wait for it."""
 FORGOTTEN = 4
 """Bodies up to this number of times too long are read to their end and forgotten, so that the client hears why."""
 CLIENT_LEFT = 499
@@ -67,11 +65,11 @@ class Service:
 
     def __init__(self, file: OnnxFile, name: str, limits: Limits, drift: Path | None, false_alarms: float) -> None:
         self.file, self.name, self.limits = file, name, limits
-        self.metrics, self.started, self.is_stopping = Metrics(file), time.time(), False
+        self.metrics, self.is_stopping = Metrics(file), False
         self.watcher = None if drift is None else Watcher(file, drift, self.metrics, false_alarms)
         self._outputs = [*file.answers, *(STATISTICS if self.watcher else ())]
         self._thread, self._places = ThreadPoolExecutor(1, "drift"), threading.Semaphore(BEHIND)
-        file.run(file.blank(), self._outputs)  # the first call is slow
+        file.run(np.zeros([1, *file.shape], file.dtype), self._outputs)  # the first call is slow
         gets = {"/": self.page, "/health": self.health, "/ready": self.ready, "/version": self.version}
         gets["/metrics"] = self.prometheus
         routes = [Route(path, answer, methods=["GET"]) for path, answer in gets.items()]
@@ -136,14 +134,16 @@ class Service:
             LOG.info("request", extra={"told": told})
 
     async def predict(self, request: Request) -> Response:
-        """Answer rows of inputs."""
-        body = await self._body(request)
-        read = partial(self.file.read, body, self.limits.rows)
-        asked = await asyncio.to_thread(read) if len(body) > LARGE else read()
-        request.scope["told"] = {"rows": len(asked.values)}
-        answer = await self._in_time(self._answer(asked.values, asked.adapt))
-        text = partial(json.dumps, answer, allow_nan=False)
-        return _as_json(await asyncio.to_thread(text) if len(body) > LARGE else text())
+        """Answer rows of inputs. Long texts are read and written in threads, so that others do not wait."""
+        body, seconds = await self._body(request), self.limits.seconds
+        values, adapt = await asyncio.to_thread(self.file.read, body, self.limits.rows)
+        request.scope["told"] = {"rows": len(values)}
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._answer(values, adapt)
+        except TimeoutError as error:
+            raise RequestError(503, f"no answer within {seconds:g} seconds: try again later") from error
+        return _as_json(await asyncio.to_thread(partial(json.dumps, answer, allow_nan=False)))
 
     async def _answer(self, values: np.ndarray, adapt: bool) -> dict[str, Any]:
         found, more = await self.batcher.ask(values), {}
@@ -158,35 +158,23 @@ class Service:
             answer["alarm"] = self.watcher.monitor.alarm
         return answer
 
-    async def _in_time(self, work: Any) -> Any:
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                return await work
-        except TimeoutError as error:
-            raise RequestError(503, f"no answer within {self.limits.seconds:g} seconds: try again later") from error
-
     async def _body(self, request: Request) -> bytes:
         """Return the body, if it is JSON, not too long, and here in time."""
         kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
         if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, f"expected Content-Type: application/json that is not compressed, got {kind}")
-        most = self.limits.num_bytes
-        long = RequestError(413, f"expected at most {most} bytes, got more: send fewer rows in a request")
-        if int(request.headers.get("content-length", 0)) > FORGOTTEN * most:
-            raise long
-        parts, count = [], 0
+        parts, count, most = [], 0, self.limits.num_bytes
         try:
             async with asyncio.timeout(self.limits.seconds):
                 async for part in request.stream():
                     count += len(part)
                     if count > FORGOTTEN * most:
                         break
-                    if count <= most:
-                        parts.append(part)
+                    parts = [] if count > most else [*parts, part]
         except TimeoutError as error:
             raise RequestError(408, f"the request did not arrive within {self.limits.seconds:g} seconds") from error
         if count > most:
-            raise long
+            raise RequestError(413, f"expected at most {most} bytes, got more: send fewer rows in a request")
         return b"".join(parts)
 
     async def health(self, _: Request) -> Response:
@@ -202,7 +190,8 @@ class Service:
 
     async def version(self, _: Request) -> Response:
         """Say which file and which program answer, and what the numbers mean."""
-        told = {"file": self.name, "sha256": self.file.digest, "batchbayes": __version__, "about": self.file.about()}
+        about = {"input": ["N", *self.file.shape], "outputs": self.file.outputs, **self.file.notes}
+        told = {"file": self.name, "sha256": self.file.digest, "batchbayes": __version__, "about": about}
         return _as_json(json.dumps(told))
 
     async def prometheus(self, _: Request) -> Response:
@@ -211,7 +200,7 @@ class Service:
 
     async def page(self, _: Request) -> Response:
         """Show how it goes."""
-        shown = page(self.file, self.name, self.metrics, self.watcher, self.started)
+        shown = page(self.file, self.name, self.metrics, self.watcher)
         return Response(shown, media_type="text/html")
 
 
