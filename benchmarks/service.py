@@ -2,14 +2,15 @@
 
     python benchmarks/service.py
 
-Two networks for tables (8-64-64-1) are exported: MCBN with 8 draws, interval, novelty and drift, and another network
-alone. A request has 1 to 8 rows. During the first 40 % of the requests the service is stopped eight times, by SIGTERM
-and by kill -9 in turns, and starts again on the same port, every other time with the other file. Each answer names its
-file, and is compared with `predict`. A client whose connection breaks asks again. If the service had been stopped by
-SIGTERM, that client was cut off, and this counts as an error.
+Two networks for tables (8-64-64-1) are exported: MCBN with 8 draws, interval and novelty, and another network alone. A
+request has 1 to 8 rows. During the first 40 % of the requests the service is stopped eight times, by SIGTERM and by
+kill -9 in turns, and starts again on the same port, every other time with the other file. Each answer names its file,
+and is compared with `predict`. A client whose connection breaks asks again. If the service had been stopped by SIGTERM,
+that client was cut off, and this counts as an error.
 """
 
 import argparse
+import hashlib
 import http.client
 import json
 import signal
@@ -38,8 +39,8 @@ STOPS = 8
 Wanted = dict[str, dict[str, np.ndarray]]
 
 
-def export_both(folder: Path) -> tuple[torch.Tensor, list[list[str]], list[bb.Exported], list[dict[str, np.ndarray]]]:
-    """Return rows to ask about, the words that start each service, the files, and what they must answer."""
+def export_both(folder: Path) -> tuple[torch.Tensor, list[Path], list[dict[str, np.ndarray]]]:
+    """Return rows to ask about, the files, and what they must answer."""
     x = torch.randn(1000, 8, generator=generator(0))
     y = (x[:, :1] * x[:, 1:2]).sin() + 0.1 * torch.randn(1000, 1, generator=generator(1))
     new = torch.randn(500, 8, generator=generator(2))
@@ -47,34 +48,31 @@ def export_both(folder: Path) -> tuple[torch.Tensor, list[list[str]], list[bb.Ex
     for each in (network, other):
         train(each, shuffled(x, y, 32, seed=0), supervised(half_squared_error), TrainingConfig(5, 32))
     posterior, likelihood = bb.mcbn(network, x, batch_size=32, num_samples=DRAWS), bb.gaussian(50.0)
-    detector, drift = bb.novelty(network, x[:800], calibration=x[800:]), bb.drift(network, x)
-    intervals = ConformalIntervals(0.9, 1.7)
+    detector, intervals = bb.novelty(network, x[:800], calibration=x[800:]), ConformalIntervals(0.9, 1.7)
     whole = bb.export(
         posterior, folder / "mcbn.onnx", x[:4], likelihood, num_samples=DRAWS, conformal=intervals, threshold=0.1,
-        novelty=detector, drift=drift,
+        novelty=detector,
     )  # fmt: skip
-    bb.save(drift, folder / "drift.safetensors")
     plain = bb.export(bb.deterministic(other), folder / "network.onnx", x[:4], likelihood)
     seen = bb.predict(posterior, new, likelihood, num_samples=DRAWS)
     lower, upper = intervals(seen)
     wanted = {"pred_mean": seen.mean, "pred_std": seen.std, "lower": lower, "upper": upper}
     wanted["novelty"] = detector.p_value(new)
     alone = {"pred_mean": bb.predict(bb.deterministic(other), new, likelihood).mean}
-    words = [[str(whole.path), "--drift", str(folder / "drift.safetensors")], [str(plain.path)]]
-    return new, words, [whole, plain], [{k: v.numpy() for k, v in each.items()} for each in (wanted, alone)]
+    return new, [whole.path, plain.path], [{k: v.numpy() for k, v in each.items()} for each in (wanted, alone)]
 
 
 class Service:
     """The service as a process that is stopped and started again."""
 
-    def __init__(self, words: list[list[str]]) -> None:
-        self._words, self.number, self.ends = words, 0, {}
+    def __init__(self, files: list[Path]) -> None:
+        self._files, self.number, self.ends = files, 0, {}
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.start(0)
 
     def start(self, which: int) -> None:
-        command = [sys.executable, "-m", "batchbayes", "serve", *self._words[which], "--port", str(self.port)]
+        command = [sys.executable, "-m", "batchbayes", "serve", str(self._files[which]), "--port", str(self.port)]
         self.process = subprocess.Popen([*command, "--quiet", "--threads", "1"], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.process.stdout.readline()
@@ -155,16 +153,14 @@ class Load:
 
 
 def main() -> None:
-    import hashlib
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     requests = parser.parse_args().requests
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        new, words, files, answers = export_both(Path(folder))
-        names = [hashlib.sha256(file.path.read_bytes()).hexdigest()[:16] for file in files]
-        service = Service(words)
+        new, files, answers = export_both(Path(folder))
+        names = [hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files]
+        service = Service(files)
         load = Load(service, new, dict(zip(names, answers, strict=True)), requests)
         running, began = threading.Thread(target=load.run), time.perf_counter()
         running.start()
@@ -189,9 +185,7 @@ def main() -> None:
     print(f"| largest difference from `predict` | {load.largest_difference:.1e} |")
     print(f"| answers in which rounding moved the rank of a p-value | {load.moved} |")
     print(f"| clients cut off by {STOPS // 2} stops with SIGTERM | {load.cut[signal.SIGTERM]} |")
-    print(
-        f"| requests that broke off at {STOPS // 2} stops with kill -9, and were sent again | {load.cut[signal.SIGKILL]} |"
-    )
+    print(f"| requests broken off by {STOPS // 2} kill -9, and sent again | {load.cut[signal.SIGKILL]} |")
     print(f"| requests/s, restarts included | {len(load.seconds) / seconds:.0f} |")
     print(f"| median, 95 %, 99 % of the times to an answer | {median:.0f}, {most:.0f}, {highest:.0f} ms |")
     print("\nMemory of the last process, MB after requests: ", end="")

@@ -170,7 +170,8 @@ class Service:
                     count += len(part)
                     if count > FORGOTTEN * most:
                         break
-                    parts = [] if count > most else [*parts, part]
+                    if count <= most:
+                        parts.append(part)
         except TimeoutError as error:
             raise RequestError(408, f"the request did not arrive within {self.limits.seconds:g} seconds") from error
         if count > most:
