@@ -120,7 +120,7 @@ def test_a_drift_that_is_not_that_of_the_file_is_refused(exported, tmp_path):
         bb.export(
             bb.deterministic(nn.Linear(4, 2)), tmp_path / "n.onnx", torch.zeros(4, 4), bb.categorical(), drift=other
         )
-    with pytest.raises(BatchbayesError, match="what .* returned"):
+    with pytest.raises(BatchbayesError, match=r"what .* returned"):
         bb.export(bb.deterministic(network), tmp_path / "n.onnx", torch.zeros(4, 4), bb.categorical(), drift=network)
 
 
