@@ -218,11 +218,12 @@ def _add_serve(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def _serve(parsed: argparse.Namespace) -> None:
-    from batchbayes._common.checks import require_packages
-
-    packages = ("onnxruntime", "prometheus_client", "starlette", "uvicorn")
-    require_packages("batchbayes serve", "serve", **{name: name.replace("_", "-") for name in packages})
-    resolve("batchbayes.serve.service:serve_command")(parsed)
+    try:
+        run = resolve("batchbayes.serve.service:serve_command")
+    except ModuleNotFoundError as error:
+        packages = "onnxruntime, prometheus-client, starlette and uvicorn"
+        raise BatchbayesError(packages, f"no {error.name}", "pip install 'batchbayes[serve]'") from error
+    run(parsed)
 
 
 def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
