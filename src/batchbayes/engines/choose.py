@@ -20,7 +20,7 @@ from batchbayes.engines.linear import (
 )
 from batchbayes.engines.sample import sampled_blocks
 from batchbayes.errors import BatchbayesError
-from batchbayes.network.inputs import tensors_of
+from batchbayes.network.inputs import Whole, tensors_of
 from batchbayes.posterior import Linearisable, Posterior
 
 EngineName = Literal["sample", "linear", "auto"]
@@ -56,6 +56,12 @@ def choose_engine(
         return replace(exact, name="sample: all draws are one function")
     if name == "auto" and posterior.linear is None:
         return replace(exact, name=f"sample: {type(posterior).__name__} has no linear engine")
+    if isinstance(inputs, Whole):
+        if name == "auto":
+            return replace(exact, name="sample: batches that are whole have no linear engine")
+        raise BatchbayesError(
+            expected="rows of examples for the linear engine", got=f"{inputs}", fix='use engine="sample" or "auto"'
+        )
     try:
         fallback = exact if name == "auto" else None
         return _linear_engine(require_linearisable(posterior), inputs, num_samples, seed, contrasts, fallback)

@@ -19,14 +19,14 @@ from torch.nn.parameter import is_lazy
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.copies import is_wrapper, plain_name
-from batchbayes.network.inputs import Inputs, Picker, tensors_of
+from batchbayes.network.inputs import Inputs, Picker, Whole, tensors_of
 from batchbayes.network.shadow import first_time, why_in_place, workplace
 from batchbayes.network.staleness import WeightsThen
 from batchbayes.network.workplace import Changes, input_of
 
 Function = Callable[[Any], Tensor]
-"""One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor, or
-`inputs.Inputs` if the network takes several."""
+"""One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor,
+`inputs.Inputs` if the network takes several, or `inputs.Whole`, whose outputs have any number of rows."""
 
 Output = str | int | Callable[[Any], Tensor] | None
 """Which output counts: a key, an attribute or a position, a function of what the network returns, or None."""
@@ -86,7 +86,7 @@ class Network:
 
     def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
         own = inputs.clone() if isinstance(inputs, Tensor) else inputs.map(torch.clone)  # it may be changed in place
-        count = own.shape[0] if isinstance(own, Tensor) else len(own)
+        count = None if isinstance(own, Whole) else own.shape[0] if isinstance(own, Tensor) else len(own)
         outputs = _checked_outputs(pick_output(call_module(module, own, tensors), self.output), count)
         return outputs.clone()  # the next pass may overwrite them: a network may use its output tensor again
 
@@ -107,17 +107,18 @@ def call_module(
     `tensors` are those that were put into the module instead of its own.
     """
     try:
-        return module(*inputs.args, **inputs.named) if isinstance(inputs, Inputs) else module(inputs)
+        return module(inputs) if isinstance(inputs, Tensor) else module(*inputs.args, **inputs.named)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
         if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
             raise
         raise _failed(module, inputs, tensors, error) from error
 
 
-def _checked_outputs(outputs: Tensor, count: int) -> Tensor:
-    if outputs.shape[:1] != (count,):
+def _checked_outputs(outputs: Tensor, count: int | None) -> Tensor:
+    """Check the rows of outputs, if their number is known, and their type."""
+    if outputs.shape[:1] != (count,) and (count is not None or not outputs.ndim):
         raise BatchbayesError(
-            expected=f"outputs of shape ({count}, ...), one row for each example",
+            expected=f"outputs of shape ({count or 'rows'}, ...), one row for each example",
             got=f"shape {tuple(outputs.shape)}",
             fix="wrap the network so that its output has one row for each example",
         )
