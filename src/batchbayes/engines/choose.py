@@ -8,7 +8,15 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from batchbayes._common.checks import require_option
-from batchbayes.engines.check import Linearity, known_beyond, known_linearity, warn_unless_trusted
+from batchbayes.engines.check import (
+    MOST_CURVED,
+    Linearity,
+    is_known,
+    known_beyond,
+    known_curvature,
+    known_linearity,
+    warn_unless_trusted,
+)
 from batchbayes.engines.linear import (
     Block,
     Drawn,
@@ -78,6 +86,12 @@ def _linear_engine(
 
     If there is no fallback, warn where it is not to be trusted.
     """
+    if fallback and not is_known(posterior, contrasts=contrasts):
+        curved = known_curvature(posterior, inputs, contrasts=contrasts)
+        if not curved <= MOST_CURVED:
+            return replace(
+                fallback, name=f"sample: not linear enough ({curved:.0%} of the change is the same for opposite draws)"
+            )
     plan, num_outputs = _plan(posterior, inputs, num_samples, seed, contrasts)
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")

@@ -4,6 +4,7 @@ The user's own modules are not run and not changed: each pass runs on the callin
 networks that cannot be copied are an exception (see `shadow.py`).
 """
 
+import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -285,6 +286,27 @@ def _describe(outputs: object) -> str:
     if is_dataclass(outputs):
         return f"a {type(outputs).__name__} with {', '.join(field.name for field in fields(outputs))}"
     return f"a single {type(outputs).__name__}"
+
+
+def one_output(model: nn.Module, output: Output) -> nn.Module:
+    """Return the same network, weights and names of layers included, that returns one of its outputs alone.
+
+    >>> class Two(nn.Linear):
+    ...     def forward(self, x):
+    ...         return {"logits": super().forward(x), "features": x}
+    >>> one_output(Two(3, 2), "logits")(torch.zeros(4, 3)).shape
+    torch.Size([4, 2])
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BatchbayesError("a network in Python", "a scripted one", "pass the network that was scripted")
+    kind: Any = type(model)
+
+    def forward(self: nn.Module, *args: Any, **named: Any) -> Tensor:
+        return pick_output(kind.forward(self, *args, **named), output)
+
+    found = copy.copy(model)  # it shares all layers, parameters and buffers
+    found.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return found
 
 
 def modules_by_name(module: nn.Module, kind: type | tuple[type, ...] = nn.Module) -> dict[str, Any]:
