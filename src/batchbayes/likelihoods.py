@@ -99,11 +99,12 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Move the classes last, (S, N, K, ...) -> (S, N, ..., K), and divide by the temperature."""
-        moved = self._classes_last(outputs)
+        moved = self.classes_last(outputs)
         moved = _log(moved) if self.probabilities else moved
         return moved if self.temperature == 1 else moved / self.temperature
 
-    def _classes_last(self, outputs: Tensor) -> Tensor:
+    def classes_last(self, outputs: Tensor) -> Tensor:
+        """Move the classes last, (S, N, K, ...) -> (S, N, ..., K), or raise an error that says where they could be."""
         axis = _with_draws(self.class_axis, outputs)
         if not 2 <= axis < outputs.ndim:
             raise BatchbayesError(
@@ -129,7 +130,7 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
 
     def check_outputs(self, outputs: Tensor) -> None:
         """Raise an error if outputs (n, K, ...) are probabilities, or are not although they should be."""
-        values = self._classes_last(outputs[None])[0]  # (n, ..., K)
+        values = self.classes_last(outputs[None])[0]  # (n, ..., K)
         if self.probabilities:
             check_probabilities(values)
         elif self.probabilities is None and values.numel():
