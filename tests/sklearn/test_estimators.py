@@ -482,10 +482,7 @@ def test_settings_of_torch_do_not_matter_and_are_left_alone(waves):
 def test_without_scikit_learn_an_error_says_what_to_install():
     code = "import sys; sys.modules['sklearn'] = None; import batchbayes.sklearn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-<<<<<<< HEAD
     assert done.stderr.splitlines()[-1].endswith(f"got no sklearn. Do this: {install_command('sklearn')}.")
-=======
-    assert done.stderr.splitlines()[-1].endswith("got no sklearn. Do this: pip install 'batchbayes[sklearn]'.")
 
 
 def test_trees_are_those_of_scikit_learn_and_leave_out_their_fold():
@@ -585,4 +582,3 @@ def test_a_pickle_of_0_2_0_says_what_to_do(kind):
     path = Path(__file__).parents[1] / "files" / "saved_by_0.2.0" / f"{kind.__name__}.pickle"
     with pytest.raises(BatchbayesError, match=r"fit again, or use batchbayes 0\.2\.0"):
         pickle.loads(path.read_bytes())
->>>>>>> tables29
