@@ -250,5 +250,5 @@ def _require_package(package: str, parsed: argparse.Namespace) -> None:
     raise BatchbayesError(
         expected=f"the package {package}, which has the command `{parsed.command}`",
         got="an environment without it",
-        fix=f"pip install {package}, or `pip install -e papers` in a checkout",
+        fix=resolve("batchbayes._common.checks:install_command")(package=package),
     )

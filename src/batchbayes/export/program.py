@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
+from batchbayes.calibrate import flag_limits
 from batchbayes.drift.detector import Drift
 from batchbayes.errors import BatchbayesError
 from batchbayes.export.linear import Heads, Moves, linear_moves, run_network
@@ -37,9 +38,6 @@ from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predictive import RunningBernoulli, at_least_single
 
-ROUNDING = 1e-5
-"""How far above the threshold an uncertainty must be for a flag: in nats, or as a share of a standard deviation. A file
-rounds otherwise than `predict`, which may have set the threshold to the uncertainty of a row."""
 MOST_JOINT = 64
 """Up to this number of real outputs, a file has their covariance."""
 
@@ -255,11 +253,8 @@ class Finish(nn.Module):
 
     def __init__(self, summary: Summary, count: int, threshold: Threshold, level: float, keep: bool) -> None:
         super().__init__()
-        self._threshold = None
-        if threshold is not None:
-            each = torch.as_tensor(threshold, dtype=torch.float64).reshape(-1)
-            unit = torch.ones_like(each) if isinstance(summary, ClassSummary) else each.abs()
-            self._threshold = each + ROUNDING * unit
+        in_nats = isinstance(summary, ClassSummary)
+        self._limits = torch.finfo(torch.float64).max if threshold is None else flag_limits(threshold, in_nats=in_nats)
         self._summary, self._count, self._level, self._keep = summary, count, level, keep
 
     def forward(self, inputs: Tensor, state: State, p_value: Tensor | None = None) -> dict[str, Tensor]:
@@ -274,8 +269,7 @@ class Finish(nn.Module):
         """
         sums = state[:-1] if self._keep else state
         found, uncertainty = self._summary.finish(sums, self._count)
-        limit = torch.finfo(torch.float64).max if self._threshold is None else self._threshold
-        flag = ~(uncertainty.double() <= limit).all(1)  # also for NaN
+        flag = ~(uncertainty.double() <= self._limits).all(1)  # also for NaN
         if inputs.is_floating_point():
             flag = flag | ~(inputs.abs() <= torch.finfo(inputs.dtype).max).flatten(1).all(1)
         if self._keep:
