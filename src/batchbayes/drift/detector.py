@@ -158,7 +158,7 @@ class Drift:
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         """Build it from what `state` returned and the user's network."""
 
-        def part(name: str) -> dict[str, Tensor]:
+        def part(name: str) -> dict[str, Any]:
             return {key.removeprefix(name): tensors[key] for key in tensors if key.startswith(name)}
 
         sight = Sight.restore(header, tensors["units"], model)
