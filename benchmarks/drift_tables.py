@@ -146,19 +146,19 @@ def _labelless(
     }
 
 
-def show_tests(case: Case, results: Path, depth: int, count: int, few: int) -> None:
+def show_tests(case: Case, results: Path, depth: int, sizes: list[int], kinds: list[str]) -> None:
     """Print the shares of windows that are called changed: by the test, BBSD and MMD (Rabanser et al., 2019)."""
     rows: dict[str, Row] = {}
     names = ["drift at 1%", "drift at 5%", "told as classes", "BBSD at 5%", "MMD at 5%"]
     usual = torch.cat([case.network(part) for part in case.labelled[0].split(250)])
-    for size in (10, 32, 100):
-        for severity, stream in ((0, "mixed"), (0, "dirichlet"), (1, "mixed"), (3, "mixed")):
+    for size in sizes:
+        for stream, severity in ((kind.split(":")[0], int(kind.split(":")[1])) for kind in kinds):
             found = []
             for name in CORRUPTIONS if severity else [CLEAN]:
                 seen = read(results, "see", depth, name, severity)
                 if seen is not None:
                     labels = case.labels[UNSEEN] if severity == 0 else case.labels[TEST][: len(seen["rows"])]
-                    windows = few if severity else count
+                    windows = 10 if severity else 1000
                     found += list(_called(case, seen, labels, usual, size, stream, windows, mmd=severity > 0))
             if found:
                 shares = [100 * statistics.fmean(x[n] for x in found) if n in found[0] else "" for n in names]
@@ -340,6 +340,9 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--parts", nargs="*", default=["adapt", "accuracy", "test", "monitor"])
     parser.add_argument("--depths", nargs="*", type=int, default=[32, 20])
+    parser.add_argument("--sizes", nargs="*", type=int, default=[10, 32, 100], help="windows of the test")
+    kinds = ["mixed:0", "dirichlet:0", "mixed:1", "mixed:3"]
+    parser.add_argument("--kinds", nargs="*", default=kinds, help="streams and severities of the test")
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -353,7 +356,7 @@ def main() -> None:
             if "accuracy" in options.parts:
                 covered[depth] = show_accuracy(case, options.results, depth)
             if "test" in options.parts:
-                show_tests(case, options.results, depth, count=1000, few=20)
+                show_tests(case, options.results, depth, options.sizes, options.kinds)
             if "monitor" in options.parts:
                 show_monitor(case, options.results, depth, streams=500)
     if options.figure and covered:
