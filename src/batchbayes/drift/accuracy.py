@@ -79,8 +79,11 @@ class Confidence:
 
     def estimate(self, adapted: Tensor, answers: Tensor) -> Estimate:
         """Return how often the answers (n,) are right, by adapted logits (n, K)."""
-        value = float(self.probs(adapted).gather(1, answers[:, None]).mean())
-        margin = 2 * math.sqrt(self.error**2 + (value * (1 - value) + 1 / len(answers)) / len(answers))
+        return self.around(float(self.probs(adapted).gather(1, answers[:, None]).mean()), len(answers))
+
+    def around(self, value: float, count: int) -> Estimate:
+        """Return the estimate that a mean probability of `count` answers stands for."""
+        margin = 2 * math.sqrt(self.error**2 + (value * (1 - value) + 1 / count) / count)
         return Estimate(value, max(0.0, value - margin), min(1.0, value + margin))
 
     def sets(self, adapted: Tensor, coverage: float) -> Tensor:

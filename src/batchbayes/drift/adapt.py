@@ -22,7 +22,7 @@ pseudo-count is chosen, and classes are explained first.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -64,6 +64,11 @@ class ClassMoments:
     """Variance of the classes around the common mean, (E,)."""
     rows: Tensor
     """Deviations of single examples from their class: (R, E), so that their mean square is `within`."""
+
+    @cached_property
+    def _unmixing(self) -> Tensor:
+        """From mean probabilities to the mix of classes that explains them, (K, K)."""
+        return torch.linalg.inv(self.confusion.double().T)
 
 
 def contributions(places: tuple[Place, ...], statistics: Tensor) -> Tensor:
@@ -112,7 +117,7 @@ def adapted_pass(
     found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     widths = [2 * place.channels for place in sight.places]
     expected = (mix @ moments.means).split(widths)
-    noise = (caution * moments.within / len(inputs) + unknown * moments.between).split(widths)
+    noise = (caution * moments.within / inputs.shape[0] + unknown * moments.between).split(widths)
 
     def move(place: Place, unit: Tensor, center: Tensor, variance: Tensor, h: Tensor) -> Tensor:
         mean, std = unit
@@ -176,11 +181,11 @@ def class_mix(logits: Tensor, moments: ClassMoments, *, shrink: bool = False) ->
     if logits.ndim != 2 or logits.shape[1] != len(shares):
         return shares  # no classes
     mean = (logits.double() / TEMPERATURE).softmax(1).mean(0)
-    mix = torch.linalg.solve(moments.confusion.double().T, mean).clamp_min(0).to(shares)
+    mix = (moments._unmixing @ mean).clamp_min(0).to(shares)
     deviation = mix / mix.sum() - shares
     if not shrink:
         return shares + deviation
-    by_chance = (shares * (1 - shares)).sum() / len(logits)
+    by_chance = (shares * (1 - shares)).sum() / logits.shape[0]
     return shares + (1 - by_chance / deviation.square().sum().clamp_min(1e-12)).clamp_min(0) * deviation
 
 

@@ -5,6 +5,7 @@
 test, `adapt.py` the adaptation, `accuracy.py` the accuracy without labels.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -18,7 +19,7 @@ from batchbayes._common.checks import check_classes, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.drift.accuracy import Confidence, measure_confidence
 from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, fit_moments
-from batchbayes.drift.report import DriftReport, Kind, changes_of, summary_of
+from batchbayes.drift.report import DriftReport, Kind, changes_of, looks, summary_of
 from batchbayes.drift.windows import Ordinary, Sample, keep_ordinary
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -67,6 +68,12 @@ class Drift:
         """The numbers of statistics of the sites."""
         return [place.size for place in self.sight.places]
 
+    @property
+    def digest(self) -> str:
+        """What tells this fit from another one. A file of `bb.export` has it."""
+        parts = self.sight.units, self.ordinary.gaussian.mean, self.ordinary.centres
+        return hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts)).hexdigest()[:32]
+
     def report(self, window: Batches, *, inputs: Picker = None) -> DriftReport:
         """Say whether a window of inputs differs from ordinary data, in what, and how accurate the network is on it.
 
@@ -86,7 +93,7 @@ class Drift:
             p_value,
             class_p_value,
             {place.name: float(value) for place, value in zip(self.sight.places, of_sites, strict=True)},
-            changes_of(examples, self.looks),
+            changes_of(*looks(examples), self.looks),
             class_mix(adapted.logits, self.moments),
             adapted.trust,
             sure and sure.estimate(adapted.logits, adapted.logits.argmax(1)),
@@ -227,7 +234,7 @@ def drift(
     gaussian = fit_gaussian(statistics, predicted_classes(logits), num_classes)
     moments = fit_moments(sight.places, torch.cat([statistics, known[0]]), torch.cat([logits, known[1]]))
     kept = keep_ordinary(gaussian, sample_of(gaussian, *known), num_classes, seed)
-    found = Drift(sight, moments, kept, summary_of(ordinary), None, seed)
+    found = Drift(sight, moments, kept, summary_of(looks(ordinary)[1]), None, seed)
     if labels is None or num_classes < 2:
         return found
     check_classes("labels of calibration data", labels, num_classes)

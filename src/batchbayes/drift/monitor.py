@@ -123,6 +123,10 @@ class Monitor:
     def update(self, batch: Batches, *, inputs: Picker = None) -> Watch:
         """Look at new inputs of the stream, in one pass, and say whether the data has changed."""
         examples, sample, _ = self.drift.seen(batch, inputs, math.inf)
+        return self.see(examples, sample)
+
+    def see(self, examples: Tensor, sample: Sample) -> Watch:
+        """Look at new inputs whose statistics are known already, as from a file of `bb.export`."""
         with self._lock:
             self.bet(sample)
             self._remember(examples, sample.classes)
@@ -135,6 +139,12 @@ class Monitor:
         """What it says now."""
         with self._lock:
             return Watch(self.num_examples, math.log10(max(self._peak, 1e-300)), self.alarm, tuple(self.alarms))
+
+    @property
+    def window(self) -> Tensor:
+        """The latest inputs, which `posterior` adapts to."""
+        with self._lock:
+            return self._inputs
 
     def bet(self, sample: Sample) -> None:
         """Bet on examples, one after the other."""

@@ -244,6 +244,7 @@ class PredictOptions(RunOptions):
         type=Path,
         metavar="DIR",
     )
+    parquet: bool = option("beside --parts: part-00000.parquet and so on (needs pyarrow)", default=False)
     cluster: str | None = option(
         "make --parts on a dask cluster: tcp://HOST:PORT of its scheduler, or local:N to start N workers here. "
         "The network and the posterior are sent once to each worker; --input and --model must be found there",
@@ -271,4 +272,8 @@ class ExportOptions(CommonOptions):
     novelty: Path | None = option(
         "another detector than that of the assessment", default=None, type=Path, metavar="N.safetensors"
     )
+    drift: Path | None = option(
+        "a saved bb.drift: the file then watches for drift and adapts to it", default=None, type=Path,
+        metavar="D.safetensors",
+    )  # fmt: skip
     draws: int | None = option("number of networks to average (as in the assessment)", default=None, type=positive)
