@@ -98,7 +98,7 @@ class Drift:
             adapted.trust,
             sure and sure.estimate(adapted.logits, adapted.logits.argmax(1)),
             sure and sure.estimate(adapted.logits, logits.argmax(1)),
-            sure and sure.temperature_of(adapted.logits),
+            sure and float(sure.temperature_of(adapted.logits)),
         )
 
     def adapt(self, window: Batches, *, inputs: Picker = None, gate: bool = True) -> BatchNormPosterior:
