@@ -14,6 +14,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def blended(network: nn.Module, pseudo_count: float) -> nn.Module:
 
     for layer in network.modules():
         if isinstance(layer, nn.BatchNorm2d):
-            layer.forward = lambda h, layer=layer: forward(layer, h)
+            layer.forward = partial(forward, layer)
     return network
 
 

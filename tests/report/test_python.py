@@ -290,7 +290,7 @@ def test_what_changes_of_the_data_would_do(task, tmp_path):
     if task == "classification":
         first, shifted = each[0], next(c for c in each if (c["name"], c["strength"]) == ("shift", 1.0))
         assert shifted["network"] > first["network"] + 0.1
-        assert shifted["adapted"] < shifted["network"] - 0.1
+        assert shifted["adapted"] < shifted["network"] - 0.05
     page = (tmp_path / "out" / "report.html").read_text()
     assert "When your data changes" in page
     assert "forward passes of single examples" in page
