@@ -7,23 +7,17 @@ kept in WEIGHTS_FOLDER, and read from there). They meet ten far sets, and as nea
 out. Beside novelty stand maximum probability, energy, nearest neighbours and Mahalanobis distance of the last features.
 """
 
-import argparse
-import statistics
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from batchbayes_papers.data.cifar10 import load_cifar10, load_svhn
-from batchbayes_papers.data.mnist import PIXEL_MEAN, PIXEL_STD, load_mnist
+from batchbayes_papers.data.mnist import PIXEL_MEAN, PIXEL_STD
 from batchbayes_papers.models.pretrained import load_weights
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import batchbayes as bb
 from batchbayes import TrainingConfig, train
-from batchbayes.metrics import ood_auroc
 from batchbayes.tools import generator
 from batchbayes.training.loop import Step, supervised
 
