@@ -69,7 +69,7 @@ def novelty_score(sight: Sight, train: Seen) -> Score:
         return detector.parts(seen.statistics, seen.logits.double())[0]
 
     usual = parts(train.rows(ordinary))
-    return lambda seen: _score(usual, parts(seen), detector.weight)
+    return lambda seen: _score(usual, parts(seen))
 
 
 def baselines(train: Seen) -> dict[str, Score]:
