@@ -245,3 +245,21 @@ def test_p_values_of_ordinary_batches_are_not_too_small():
         detector = bb.novelty(network, inputs(120, (4,), 3 * seed), calibration=inputs(100, (4,), 3 * seed + 1))
         small.append(detector.report(inputs(20, (4,), 3 * seed + 2)).batch.p_value <= 0.05)
     assert sum(small) / 40 <= 0.05 + 4 * (0.05 * 0.95 / 40) ** 0.5
+
+
+def test_the_postprocessor_for_openood():
+    """Beside a stand-in for OpenOOD's base class, with batches as its loaders have them."""
+    from examples.openood_postprocessor import NoveltyPostprocessor
+
+    network, shape = built("GroupNorm")
+    loaders = {"train": [{"data": x, "label": 0} for x in inputs(200, shape).split(50)]}
+    loaders["val"] = [{"data": inputs(100, shape, 2), "label": 0}]
+    postprocessor, x = NoveltyPostprocessor(None), torch.cat([inputs(20, shape, 3), inputs(20, shape, 4) * 6 + 9])
+    with pytest.raises(bb.BatchbayesError, match="setup"):
+        postprocessor.postprocess(network, x)
+    postprocessor.setup(network, loaders, None)
+    classes, confidence = postprocessor.postprocess(network, x)
+    assert torch.equal(classes, network(x).argmax(1))
+    assert confidence[:20].min() > confidence[20:].max()
+    assert postprocessor.detector is not None
+    assert len(postprocessor.detector.calibration_scores) == 100
