@@ -15,10 +15,10 @@ from batchbayes.methods.table import METHODS, resolve
 LAYERS = [
     {"__version__", "errors", "_common"},
     {"network"},
-    {"metrics", "posterior", "engines", "predictive", "likelihoods", "predict"},
+    {"metrics", "posterior", "engines", "predictive", "likelihoods", "outputs", "predict"},
     {"training", "models", "datasets"},
     {"methods"},
-    {"novelty", "drift", "saving", "plots", "calibrate", "distill", "decisions"},
+    {"novelty", "drift", "saving", "plots", "calibrate", "distill", "decisions", "detections"},
     {"tools"},
     {"report", "sklearn", "demo"},
     {"export", "serve"},

@@ -14,6 +14,11 @@ from batchbayes.novelty.detector import Novelty as Novelty, NoveltyReport as Nov
 from batchbayes.drift.detector import Drift as Drift, drift as drift
 from batchbayes.drift.report import DriftReport as DriftReport
 from batchbayes.drift.monitor import Monitor as Monitor
+from batchbayes.detections import (
+    Detections as Detections,
+    detections as detections,
+    merge_detections as merge_detections,
+)
 from batchbayes.engines.check import check_linearity as check_linearity
 from batchbayes.errors import BatchbayesError as BatchbayesError, BatchbayesWarning as BatchbayesWarning
 from batchbayes.likelihoods import (
@@ -66,11 +71,13 @@ from batchbayes.methods.weights.mean_field import MeanField as MeanField
 from batchbayes.methods.weights.noisy import Noisy as Noisy, noisy as noisy
 from batchbayes.methods.weights.posterior import WeightsPosterior as WeightsPosterior
 from batchbayes.methods.weights.sparse import SparseVD as SparseVD
+from batchbayes.methods.weights.structured import StructuredSparsity as StructuredSparsity
 from batchbayes.methods.weights.variance import Variance as Variance
 from batchbayes.methods.weights.variational_dropout import (
     GaussianDropout as GaussianDropout,
     VariationalDropout as VariationalDropout,
 )
+from batchbayes.network.inputs import Whole as Whole
 from batchbayes.posterior import Posterior as Posterior
 from batchbayes.predict import predict as predict, predict_stream as predict_stream
 from batchbayes.predictive import (

@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes.network.function import Function, Network
+from batchbayes.errors import BatchbayesError
+from batchbayes.network.function import Function, Network, Output
 
 T = TypeVar("T")
 
@@ -69,6 +71,16 @@ class Posterior(ABC):
     @abstractmethod
     def draw(self, seed: int, index: int) -> Function:
         """Return one function from the posterior."""
+
+    def with_output(self, output: Output) -> Self:
+        """Return the same draws, seen through another output of the network, or through several side by side."""
+        if not is_dataclass(self) or "network" not in {field.name for field in fields(self)}:
+            raise BatchbayesError(
+                expected="a posterior whose draws give all outputs of a network",
+                got=f"{type(self).__name__}, which belongs to one of them",
+                fix="predict the output that it was fitted for, or fit another method, such as mcbn",
+            )
+        return replace(self, network=replace(self.network, output=output))
 
     @abstractmethod
     def state(self) -> tuple[Header, dict[str, Tensor]]:

@@ -1,9 +1,9 @@
 """Prediction: S drawn functions on N examples, chunk by chunk, with running sums over the draws."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,9 @@ from batchbayes.network.batches import (
     warn_if_shuffled,
 )
 from batchbayes.network.function import require_default_device
+from batchbayes.network.inputs import Whole
 from batchbayes.network.shadow import one_call
+from batchbayes.outputs import side_by_side
 from batchbayes.posterior import Posterior, num_draws
 
 P = TypeVar("P")
@@ -46,14 +48,31 @@ class Predicted(NamedTuple):
 
     batch: Any
     """The batch as it came from the data, so that its targets are at hand."""
-    predictives: tuple[Any, ...]
-    """What each likelihood makes of the draws."""
+    predictives: Any
+    """What each likelihood makes of the draws: a tuple, or a dict if likelihoods were given by name."""
 
 
+class PredictOptions(TypedDict, total=False):
+    """The options of `predict`."""
+
+    num_samples: int | None
+    seed: int
+    engine: EngineName
+    inputs: Picker
+    chunk_size: int | None
+    keep_draws: bool | None
+
+
+@overload
+def predict(posterior: Posterior, data: Batches, likelihood: Likelihood[P], **options: Unpack[PredictOptions]) -> P: ...
+@overload
 def predict(
+    posterior: Posterior, data: Batches, likelihood: Mapping[Any, Any], **options: Unpack[PredictOptions]
+) -> dict[Any, Any]: ...
+def predict(  # pyright: ignore[reportInconsistentOverload]
     posterior: Posterior,
     data: Batches,
-    likelihood: Likelihood[P],
+    likelihood: Any,
     *,
     num_samples: int | None = None,
     seed: int = 0,
@@ -61,7 +80,7 @@ def predict(
     inputs: Picker = None,
     chunk_size: int | None = None,
     keep_draws: bool | None = None,
-) -> P:
+) -> Any:
     """Average the predictions of `num_samples` functions drawn from the posterior.
 
     Args:
@@ -69,7 +88,10 @@ def predict(
         data: a tensor or an array (N, ...), a pair (x, y), a Dataset, or an iterable of batches: a DataLoader with or
             without targets. A warning says if the loader shuffles or drops its last batch, because the rows are then
             not those of the data set.
-        likelihood: `categorical()`, `bernoulli()`, `gaussian(precision=...)` or `heteroscedastic_gaussian()`.
+        likelihood: `categorical()`, `bernoulli()`, `gaussian(precision=...)` or `heteroscedastic_gaussian()`. For a
+            network with several outputs, a dict of likelihoods by the name or position of the output, or of pairs
+            (output, likelihood) by any name, where the output may be a function of what the network returns. All parts
+            are of the same draws, made exactly.
         num_samples: the number of draws S, by default 64, or one for each function if there are few of them, as for an
             ensemble or MCBN. No function is drawn twice, and memory does not grow with S, unless the draws are kept.
         seed: draw s depends on the seed and on s alone.
@@ -87,7 +109,7 @@ def predict(
             the density of a regression needs them, and only while they are small.
 
     Returns:
-        The predictive that the likelihood builds, on the CPU.
+        The predictive that the likelihood builds, on the CPU; a dict of them if there are several likelihoods.
 
     >>> import batchbayes as bb
     >>> network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
@@ -96,20 +118,22 @@ def predict(
     >>> predictive.probs.shape, predictive.mutual_information.shape
     (torch.Size([5, 3]), torch.Size([5]))
     """
-    pass_over = _Pass(posterior, (likelihood,), num_samples, seed, engine, chunk_size, keep_draws)
+    several = likelihood if isinstance(likelihood, Mapping) else (likelihood,)
+    pass_over = _Pass(posterior, several, num_samples, seed, engine, chunk_size, keep_draws)
     warn_if_shuffled(data)
     warn_if_dropping(data)
-    pieces = [predicted.predictives[0] for predicted in pass_over.run(data, inputs)]
+    pieces = [predicted.predictives for predicted in pass_over.run(data, inputs)]
     if not pieces:
         fix = "check the data; a generator can be read only once"
         raise BatchbayesError(expected="at least one example to predict", got="none", fix=fix)
-    return joined(pieces)
+    found = [joined(each) for each in zip(*pieces, strict=True)]
+    return dict(zip(likelihood, found, strict=True)) if isinstance(likelihood, Mapping) else found[0]
 
 
 def predict_stream(
     posterior: Posterior,
     data: Batches,
-    likelihoods: Sequence[Likelihood[Any]],
+    likelihoods: Sequence[Likelihood[Any]] | Mapping[Any, Any],
     *,
     num_samples: int | None = None,
     seed: int = 0,
@@ -122,6 +146,7 @@ def predict_stream(
 
     The arguments are those of `predict`, and the numbers are the same. Draws are not kept unless `keep_draws` is True
     or None, so pass None to have the density of a regression. A tensor is cut into chunks, and each chunk is a batch.
+    A dict of likelihoods is one for several outputs, as in `predict`.
 
     >>> import batchbayes as bb
     >>> network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
@@ -132,13 +157,16 @@ def predict_stream(
     ...     plain, softened = predicted.predictives
     ...     assert plain.log_prob(labels).shape == (5,)
     """
-    if not isinstance(likelihoods, list | tuple) or not likelihoods:
+    named = isinstance(likelihoods, Mapping)
+    if not isinstance(likelihoods, list | tuple | Mapping) or not likelihoods:
         raise BatchbayesError(
             expected="a list of likelihoods", got=f"{likelihoods!r}"[:200], fix="pass [bb.categorical()], for example"
         )
-    pass_over = _Pass(posterior, tuple(likelihoods), num_samples, seed, engine, chunk_size, keep_draws)
+    several = likelihoods if named else tuple(likelihoods)
+    pass_over = _Pass(posterior, several, num_samples, seed, engine, chunk_size, keep_draws)
     for predicted in pass_over.run(data, inputs):
-        yield predicted
+        found = predicted.predictives
+        yield predicted._replace(predictives=dict(zip(likelihoods, found, strict=True))) if named else predicted
         pass_over.room = KEPT_DRAWS_LIMIT
 
 
@@ -148,7 +176,7 @@ class _Pass:
     def __init__(
         self,
         posterior: Posterior,
-        likelihoods: tuple[Likelihood[Any], ...],
+        likelihoods: tuple[Likelihood[Any], ...] | Mapping[Any, Any],
         num_samples: int | None,
         seed: int,
         engine: EngineName,
@@ -157,6 +185,9 @@ class _Pass:
     ) -> None:
         require_default_device()
         require_posterior(posterior)
+        if isinstance(likelihoods, Mapping):
+            posterior, likelihoods = side_by_side(posterior, likelihoods, engine)
+            engine = "sample"
         for likelihood in likelihoods:
             require_likelihood(likelihood)
         seed = whole_number("seed", seed, least=None)
@@ -297,7 +328,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
                 got="an answer that changes with the other examples of its batch",
                 fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
             )
-    if half:
+    if half or isinstance(inputs, Whole):
         _FUNCTIONS[id(posterior)] = posterior
 
 

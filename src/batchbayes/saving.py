@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from batchbayes.novelty.detector import Novelty
 
 FORMAT, TRIES = 1, 5
-OWN = "function of the user"
-"""In the header, what stands for a function that has to be passed again."""
+OWN, REFERENCE = "function of the user", "reference"
+"""In the header, what stands for a function that has to be passed again: its name, and module:name to import it by."""
 DETECTORS = {
     "novelty": "batchbayes.novelty.detector:Novelty",
     "drift": "batchbayes.drift.detector:Drift",
@@ -73,8 +74,8 @@ def save(
     if module := _module_of(posterior):
         header["weights"] = fingerprint(module)
     picker = getattr(getattr(posterior, "network", None), "inputs", None)
-    if picker is not None and not callable(picker):
-        header["inputs"] = picker
+    if picker is not None and (not callable(picker) or _reference(picker)):
+        header["inputs"] = _function_header(picker) if callable(picker) else picker
     metadata = {"batchbayes": _json(header, "the posterior"), "notes": _json(dict(notes or {}), "notes=")}
     write_tensors(path, tensors, metadata)
 
@@ -83,27 +84,51 @@ def _named_functions(header: Any) -> Any:
     """Put the name of a function in the place of each `output` that is one: a file holds no code."""
     if isinstance(header, dict):
         return {
-            key: {OWN: getattr(value, "__qualname__", type(value).__name__)}
-            if key == "output" and callable(value)
-            else _named_functions(value)
+            key: _function_header(value) if key == "output" and callable(value) else _named_functions(value)
             for key, value in header.items()
         }
     return [_named_functions(part) for part in header] if isinstance(header, list | tuple) else header
 
 
-def _with_functions(header: Any, output: Callable[..., Any] | None) -> Any:
-    """Put the function that picks an output back into its place."""
+def _function_header(function: Any) -> dict[str, Any]:
+    return {OWN: getattr(function, "__qualname__", type(function).__name__), REFERENCE: _reference(function)}
+
+
+def _reference(function: Any) -> str | None:
+    """Return module:name if that leads to the function in any program, which it does not for lambdas and scripts."""
+    from batchbayes.methods.table import resolve
+
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    with suppress(ImportError, AttributeError, TypeError, ValueError):
+        if module != "__main__" and resolve(f"{module}:{name}") is function:
+            return f"{module}:{name}"
+    return None
+
+
+def _with_functions(header: Any, given: Callable[..., Any] | None, is_trusted: bool) -> Any:
+    """Put the function that picks an output back into its place: the one that is given, or the one of that name."""
     if isinstance(header, dict):
         if OWN in header:
-            if output is None:
-                raise BatchbayesError(
-                    expected="the function that picks the output of the network, because a file holds no code",
-                    got="none",
-                    fix=f"pass it again: bb.load(path, model, output={header[OWN]})",
-                )
-            return output
-        return {key: _with_functions(value, output) for key, value in header.items()}
-    return [_with_functions(part, output) for part in header] if isinstance(header, list) else header
+            return given or _imported(header[OWN], header.get(REFERENCE), is_trusted)
+        return {key: _with_functions(value, given, is_trusted) for key, value in header.items()}
+    return [_with_functions(part, given, is_trusted) for part in header] if isinstance(header, list) else header
+
+
+def _imported(name: str, reference: str | None, is_trusted: bool) -> Any:
+    from batchbayes.methods.table import resolve
+
+    got = f"the name {reference}" if reference else f"{name}, which no other program can import"
+    if reference and is_trusted:
+        try:
+            return resolve(reference)
+        except (ImportError, AttributeError, ValueError) as error:
+            got = f"the name {reference}, and {type(error).__name__}: {error}"
+    or_import = ", or import_functions=True if you trust the file" if reference and not is_trusted else ""
+    raise BatchbayesError(
+        expected="the function that picks the output of the network, because a file holds no code",
+        got=got,
+        fix=f"pass it again: bb.load(path, model, output={name}){or_import}",
+    )
 
 
 def _json(values: object, what: str) -> str:
@@ -118,7 +143,12 @@ def _json(values: object, what: str) -> str:
 
 
 def load(
-    path: str | os.PathLike[str], model: nn.Module, *, other_weights: bool = False, **code: Callable[..., Any]
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    other_weights: bool = False,
+    import_functions: bool = False,
+    **code: Callable[..., Any],
 ) -> Any:
     """Read a posterior or a detector of novelty, and attach it to the network that it was fitted to.
 
@@ -126,6 +156,8 @@ def load(
         path: a file that `save` wrote.
         model: the network, with the weights that it had when the posterior was fitted. It is not changed.
         other_weights: whether other weights than those are allowed. The posterior then describes another network.
+        import_functions: whether functions `output=` and `inputs=` are imported by the names that stand in the file,
+            module:name. This runs the code of that module, so use it only for files that you trust.
         code: a user's own functions that belong to the posterior, by name, such as `transform=` of `with_views`, or
             `output=` if that was a function. A file holds no code, so they are passed again.
     """
@@ -137,16 +169,19 @@ def load(
 
     for _ in range(TRIES):  # somebody may save to the same path at this moment
         try:
-            return _load(path, model, other_weights, dict(code))
+            return _load(path, model, other_weights, import_functions, dict(code))
         except ChangedFileError:
             continue
-    return _load(path, model, other_weights, dict(code))
+    return _load(path, model, other_weights, import_functions, dict(code))
 
 
-def _load(path: Any, model: nn.Module, other_weights: bool, code: dict[str, Callable[..., Any]]) -> Any:
-    header, tensors = _read(as_path(path))
+def _load(
+    path: Any, model: nn.Module, other_weights: bool, is_trusted: bool, code: dict[str, Callable[..., Any]]
+) -> Any:
+    header, tensors = read_file(as_path(path))
+    picker = header.pop("inputs", None)
     uses_own = json.dumps(OWN) in json.dumps(header)
-    header = _with_functions(header, code.pop("output", None) if uses_own else None)
+    header = _with_functions(header, code.pop("output", None) if uses_own else None, is_trusted)
     try:
         restore = _class_of(header["kind"]).restore
         if unknown := set(code) - set(signature(restore).parameters):
@@ -160,8 +195,10 @@ def _load(path: Any, model: nn.Module, other_weights: bool, code: dict[str, Call
         if isinstance(error, BatchbayesError):
             raise
         raise _damaged(path, f"a header that does not fit its tensors ({error})") from error
-    if "inputs" in header:
-        object.__setattr__(posterior.network, "inputs", header["inputs"])
+    if isinstance(picker, dict):  # a function: without it, inputs= is asked for when batches have several parts
+        picker = _imported(picker[OWN], picker[REFERENCE], is_trusted) if is_trusted else None
+    if picker is not None:
+        object.__setattr__(posterior.network, "inputs", picker)
     module, expected = _module_of(posterior), header.get("weights")
     if module and not other_weights and expected != fingerprint(module):
         raise BatchbayesError(
@@ -214,14 +251,15 @@ def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the notes that were saved with a posterior."""
     from batchbayes._common.files import UNREADABLE
 
-    _, tensors = _read(as_path(path))
+    _, tensors = read_file(as_path(path))
     try:
         return dict(json.loads(tensors.texts.get("notes", "{}")))
     except (*UNREADABLE, TypeError) as error:
         raise _damaged(path, f"notes that cannot be read ({error})") from error
 
 
-def _read(path: Path) -> "tuple[dict[str, Any], TensorFile]":
+def read_file(path: Path) -> "tuple[dict[str, Any], TensorFile]":
+    """Return header and tensors of a file that `save` wrote."""
     from batchbayes._common.files import UNREADABLE, ChangedFileError, TensorFile
 
     if not path.is_file():

@@ -7,7 +7,7 @@ by R networks, one for each seed, that have never seen it. They choose how to tr
 about uncertainty. A prediction averages all networks.
 
 Training goes in rounds, each twice as long as the one before, and in each the learning rate falls to zero. After a
-round, held-out rows drop the worse half of the candidates, and end the training if it no longer helps.
+round, held-out rows drop at least half of the candidates, and end the training if it no longer helps.
 """
 
 import math
@@ -31,7 +31,7 @@ STEPS_OF_A_ROW = 6.5
 """Few rows are soon learnt: there are at most this many steps for each row, or two first rounds."""
 MOST_EXAMPLES = 300_000
 """Large batches have fewer steps: a network sees at most this many examples, so that large tables take seconds."""
-LEAST_GAIN = 0.03
+LEAST_GAIN = 0.01
 """Training ends if a round makes held-out errors smaller by a smaller share than this."""
 JURY = 2
 """Seeds whose networks judge a round."""
@@ -128,16 +128,23 @@ def _scaled(values: Tensor, factor: float) -> Tensor:
     return values.mean(1, keepdim=True) + factor * (values - values.mean(1, keepdim=True))
 
 
-def cross_fit(inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe) -> CrossFit:
+def cross_fit(
+    inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe, start: CrossFit | None = None
+) -> CrossFit:
     """Train networks for each fold and seed, in the way that is best for those of the first two seeds.
 
-    `targets` are (N, K), where K is the number of outputs, and `folds` has the folds of each seed, (R, N).
+    `targets` are (N, K), where K is the number of outputs, and `folds` has the folds of each seed, (R, N). If there is a
+    start, its networks are trained for one more short round, as they were.
     """
     with single_threaded():
         training = _Training(inputs, targets, folds, recipe)
-        stack, candidate, rounds = _tournament(training)
+        if start is None:
+            stack, candidate, rounds = _tournament(training)
+        else:
+            candidate, rounds = start.candidate, start.num_rounds
+            stack = training.round(start.stack, [candidate], range(len(folds)), 0)
         seeds = range(JURY, len(folds))
-        if seeds:
+        if seeds and start is None:
             more = training.fresh(seeds)
             for number in range(rounds):
                 more = training.round(more, [candidate], seeds, number)
@@ -162,7 +169,7 @@ def _tournament(training: "_Training") -> tuple[Stack, Candidate, int]:
             best = found, stack.select(own + ranks[0] * len(own)), alive[ranks[0]], number + 1
         if found >= (1 - LEAST_GAIN) * before[0] or not training.steps(number + 1):
             return best[1:]
-        kept = sorted(ranks[: math.ceil(len(alive) / 2)])
+        kept = sorted(ranks[: max(1, len(alive) // 2)])
         stack = stack.select(torch.cat([own + i * len(own) for i in kept]))
         alive = [alive[i] for i in kept]
     raise AssertionError("rounds come to an end, because steps do")

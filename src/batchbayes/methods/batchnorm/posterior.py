@@ -23,7 +23,7 @@ from batchbayes.methods.batchnorm.sites import (
     site_header,
     sites_of_header,
 )
-from batchbayes.network.function import Function, Network, as_network, reference_tensor
+from batchbayes.network.function import Function, Network, Output, as_network, reference_tensor
 from batchbayes.network.inputs import each_tensor, require_finite
 from batchbayes.posterior import Header, Measured, Posterior
 
@@ -217,6 +217,9 @@ class BatchNormPosterior(Posterior):
         """Return the posterior with other fields. Unlike `dataclasses.replace`, it measures nothing."""
         own = vars(self)
         return replace(self, **{"influence": own["_influence"], "output_axes": own["_output_axes"]} | fields)
+
+    def with_output(self, output: Output) -> Self:
+        return self.changed(network=replace(self.network, output=output), influence=None, output_axes=None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Measure what is still to be measured: a copy keeps no training data."""

@@ -10,7 +10,7 @@ Ensembles", NeurIPS 2017.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -21,7 +21,7 @@ from batchbayes._common.rng import dealt
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.members import inner_draw, require_finite_member
 from batchbayes.methods.table import find_method, posterior_class
-from batchbayes.network.function import Function, Network
+from batchbayes.network.function import Function, Network, Output
 from batchbayes.posterior import Header, Posterior
 
 
@@ -60,6 +60,9 @@ class EnsemblePosterior(Posterior):
         if member.device == self.device:
             return drawn
         return lambda inputs: drawn(inputs.to(member.device)).to(self.device)
+
+    def with_output(self, output: Output) -> Self:
+        return replace(self, members=tuple(member.with_output(output) for member in self.members))
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         states = [member.state() for member in self.members]

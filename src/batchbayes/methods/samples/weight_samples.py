@@ -116,7 +116,9 @@ class WeightSamples(Posterior):
 
     def _inside(self, number: int) -> Posterior:
         header, tensors = self.noise[number]
-        return posterior_class(header["kind"]).restore(header, tensors, self.member(number))
+        inside: Posterior = posterior_class(header["kind"]).restore(header, tensors, self.member(number))
+        own = self.network.output
+        return inside if header.get("output") == own else inside.with_output(own)
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         tensors = {f"weights.{name}": tensor for name, tensor in self.weights.items()}
