@@ -37,8 +37,8 @@ class UncertainOutputs(RegressorMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Train on inputs (N, Q) and targets (N, D)."""
         columns = np.asarray(check_array(y, dtype="numeric", input_name="y", estimator=self)).T
-        own = self.estimator or UncertainRegressor()
-        self.estimators_ = [clone(own).fit(X, column, sample_weight) for column in columns]
+        copies: list[Any] = [clone(self.estimator or UncertainRegressor()) for _ in columns]
+        self.estimators_ = [each.fit(X, own, sample_weight) for each, own in zip(copies, columns, strict=True)]
         errors = np.full(columns.shape, np.nan)
         for output, each in zip(errors, self.estimators_, strict=True):
             output[each.rows_] = each.held_out_errors_

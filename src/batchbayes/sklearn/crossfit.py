@@ -133,7 +133,7 @@ def cross_fit(
 ) -> CrossFit:
     """Train networks for each fold and seed, in the way that is best for those of the first two seeds.
 
-    `targets` are (N, K), where K is the number of outputs, and `folds` has the folds of each seed, (R, N). If there is a
+    `targets` are (N, K), where K is the number of outputs, and `folds` has the folds of each seed, (R, N). With a
     start, its networks are trained for one more short round, as they were.
     """
     with single_threaded():

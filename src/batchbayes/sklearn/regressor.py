@@ -1,6 +1,7 @@
 """`UncertainRegressor`: real targets, with standard deviations, quantiles and conformal intervals."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
@@ -197,20 +198,18 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         self, x: Tensor, z: Tensor, targets: np.ndarray, folds: Tensor, seed: int, middle: np.ndarray, std: np.ndarray
     ) -> None:
         """Grow trees, choose their share, and keep how far each held-out target is from the median of its row."""
-        plain, errors = self._without_bins(x), (z.numpy() - middle) / std
-        forest = grow(plain, z, folds, seed)
+        errors, weights = (z.numpy() - middle) / std, partial(weights_of_atoms, num_trees=TREES * len(folds))
+        forest, trees = grow(self._without_bins(x), z, folds, seed)
 
-        def atoms(rows: Tensor) -> np.ndarray:
-            trees = forest.held_out(plain[rows], folds[:, rows]).numpy()
-            return self.targets_.atoms(middle[rows], std[rows], errors, trees)
+        def atoms(rows: np.ndarray) -> np.ndarray:
+            return self.targets_.atoms(middle[rows], std[rows], errors, trees[rows])
 
-        some = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long()
-        judged, count = atoms(some), TREES * len(folds)
-        self.share_ = min(MIXES, key=lambda share: atoms_crps(judged, weights_of_atoms(share, count), targets[some]))
-        self.forest_ = forest if self.share_ else None
-        weights = weights_of_atoms(self.share_, count)
-        parts = torch.arange(len(x)).split(CHUNK)
-        self.held_out_scores_ = np.concatenate([atoms_scores(atoms(rows), weights, targets[rows]) for rows in parts])
+        some = np.linspace(0, len(x) - 1, min(JUDGES, len(x))).astype(int)
+        judged = atoms(some)
+        self.share_ = min(MIXES, key=lambda share: atoms_crps(judged, weights(share), targets[some]))
+        self.forest_, own = forest if self.share_ else None, weights(self.share_)
+        parts = np.array_split(np.arange(len(x)), -(-len(x) // CHUNK))
+        self.held_out_scores_ = np.concatenate([atoms_scores(atoms(rows), own, targets[rows]) for rows in parts])
 
     def _bounded(self, x: Tensor) -> Tensor:
         return x[:, torch.from_numpy(self.columns_.is_bounded)]
