@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import batchbayes as bb
 
 try:
-    from openood.postprocessors import BasePostprocessor
+    from openood.postprocessors import BasePostprocessor  # pyright: ignore[reportMissingImports]
 except ImportError:  # so that the class can be read, and tested, without OpenOOD
 
     class BasePostprocessor:
@@ -26,7 +26,7 @@ except ImportError:  # so that the class can be read, and tested, without OpenOO
             self.config = config
 
 
-class NoveltyPostprocessor(BasePostprocessor):
+class NoveltyPostprocessor(BasePostprocessor):  # pyright: ignore[reportGeneralTypeIssues]
     """Fits `bb.novelty` to the training images, and calibrates it on the validation images if there are any."""
 
     APS_mode = False
