@@ -293,12 +293,12 @@ class Detector(Watched):
         super().__init__(detector.sight, network)
         self._parts = replace(detector, gaussian=_in_order(detector.gaussian)).parts
         self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
-        self._calibration, self._weight = detector.calibration_scores.double(), detector.weight  # (m,)
+        self._calibration = detector.calibration_scores.double()  # (m,)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the share of ordinary inputs that are at least as unusual, (N,)."""
         found = self._surprise(self._parts(*self._see(inputs))[0])
-        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + self._weight * found[:, 1:].mean(1)
+        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
         at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
         return ((1 + at_least) / (len(self._calibration) + 1)).float()
 
