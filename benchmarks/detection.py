@@ -26,11 +26,11 @@ from batchbayes.metrics import box_overlaps, detection_metrics, is_true_detectio
 from batchbayes.tools import generator
 
 SIDE, STRIDE, CLASSES = 72, 4, 20
-TRAINING, CALIBRATION, TEST = 2000, 200, 300
+TRAINING, CALIBRATION, TEST = 2000, 200, 200
 """Numbers of scenes."""
 BATCH, EPOCHS, RATE, WIDTH = 8, 14, 2e-3, 40
 LEAST_SCORE, SUPPRESSED = 0.05, 0.5
-DRAWS, BATCH_SIZES = 16, (8.0, 2.5)
+ROWS, DRAWS, BATCH_SIZES = 32, 16, (8.0, 2.5)
 """The batch size of the draws is chosen on calibration scenes, by the log loss of calibrated scores."""
 RESAMPLED, SHOWN = 50, (0, 1, 2, 3)
 CLOTHES = ("shirt", "trousers", "pullover", "dress", "coat", "sandal", "blouse", "sneaker", "bag", "boot")
@@ -291,7 +291,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     plain = Found(bb.deterministic(network), (held, test))
     print(plain.line("the network"), flush=True)
-    posterior = bb.mcbn(network, pixels, batch_size=BATCH, training_batch_size=BATCH, num_samples=DRAWS)
+    posterior = bb.mcbn(network, pixels, batch_size=BATCH, training_batch_size=BATCH, num_samples=ROWS)
     tried = {size: Found(posterior.at_batch_size(size), (held, test)) for size in BATCH_SIZES}
     best = min(tried, key=lambda size: tried[size].loss)
     for size in dict.fromkeys((BATCH_SIZES[0], best)):
