@@ -1,9 +1,11 @@
 # Each target does all of its own set-up: a fresh checkout needs only Python 3.11+ and make.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# The variables hold for the environments too in which pip builds our packages; which one depends on its version.
+INSTALL := PIP_CONSTRAINT=constraints-lock.txt PIP_BUILD_CONSTRAINT=constraints-lock.txt \
+	$(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test docs release-check check chromium format third-party users clean
+.PHONY: demo test docs release-check check chromium format lock third-party users clean
 
 demo: .venv/demo.stamp  ## train two small networks, fit MCBN to both, write two figures to demo/
 	$(BIN)/batchbayes demo --out demo
@@ -14,8 +16,9 @@ test: .venv/dev.stamp chromium  ## everything that CI checks
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
-docs: .venv/docs.stamp  ## the documentation site, in docs/_build/html; warnings are errors
+docs: .venv/docs.stamp chromium  ## the documentation site, in docs/_build/html; warnings and dead links are errors
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python docs/tools/site_check.py docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 release-check:  ## build sdist and wheel, and use the wheel in empty environments; VERSIONS=--lowest for old packages
@@ -32,6 +35,14 @@ format: .venv/dev.stamp  ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# It keeps versions that still fit, for all systems and Pythons; CUDA is left out. UPGRADE=--upgrade takes the newest.
+lock:  ## write constraints-lock.txt anew: constraints.txt, and the versions of all that is needed by it
+	test -x .venv-lock/bin/uv || { $(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv; }
+	printf '%s\n' '-e .[dev,docs]' '-e ./papers[rl]' hatchling build twine | .venv-lock/bin/uv pip compile --quiet \
+		--universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock' $(UPGRADE) \
+		--no-emit-package batchbayes --no-emit-package batchbayes-papers -c constraints.txt - -o constraints-lock.txt
+	grep -vE '^(cuda|nvidia|triton)' constraints-lock.txt > .venv-lock/kept && mv .venv-lock/kept constraints-lock.txt
+
 third-party: .venv-third-party/stamp  ## MCBN on networks of timm and segmentation-models-pytorch
 	OMP_NUM_THREADS=1 .venv-third-party/bin/python benchmarks/third_party.py
 
@@ -41,21 +52,21 @@ users: .venv-users/stamp  ## the seven users of examples/users, and pandas, MAPI
 	OMP_NUM_THREADS=1 .venv-users/bin/pytest -n0 tests/methods/weights/test_third_party_networks.py
 
 clean:
-	rm -rf .venv .venv-release .venv-third-party .venv-users dist demo docs/_build docs/_generated docs/api
+	rm -rf .venv .venv-lock .venv-release .venv-third-party .venv-users dist demo docs/_build docs/_generated docs/api
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 
 .venv/pyvenv.cfg:
 	$(PYTHON) -m venv .venv
 
-.venv/demo.stamp: .venv/pyvenv.cfg pyproject.toml papers/pyproject.toml constraints.txt
+.venv/demo.stamp: .venv/pyvenv.cfg pyproject.toml papers/pyproject.toml constraints-lock.txt
 	$(INSTALL) -e '.[sklearn,report]' -e 'papers[rl]'
 	touch $@
 
-.venv/dev.stamp: .venv/pyvenv.cfg pyproject.toml papers/pyproject.toml constraints.txt
+.venv/dev.stamp: .venv/pyvenv.cfg pyproject.toml papers/pyproject.toml constraints-lock.txt
 	$(INSTALL) -e '.[dev]' -e 'papers[rl]'
 	touch $@ .venv/demo.stamp
 
-.venv/docs.stamp: .venv/pyvenv.cfg pyproject.toml papers/pyproject.toml constraints.txt
+.venv/docs.stamp: .venv/pyvenv.cfg pyproject.toml papers/pyproject.toml constraints-lock.txt
 	$(INSTALL) -e '.[docs]' -e papers
 	touch $@
 

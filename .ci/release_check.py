@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "constraints-lock.txt"
 PACKAGES = {"batchbayes": ROOT, "batchbayes_papers": ROOT / "papers"}
 """The packages, and the folders of their sources."""
 MODEL = """
@@ -104,10 +105,11 @@ class Environment:
         return run([str(self.bin / "batchbayes"), *words], self.work, code)
 
 
-def run(command: list[str], folder: Path = ROOT, code: int = 0) -> str:
+def run(command: list[str], folder: Path = ROOT, code: int = 0, **variables: str) -> str:
     """Run a command and return what it printed. Stop with that if its exit code is another one."""
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(command, cwd=folder, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    clean |= {"OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True)
     if done.returncode != code:
         raise SystemExit(
             f"{' '.join(command)[:300]}\nexit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
@@ -138,10 +140,11 @@ def build(folder: Path) -> dict[str, Path]:
     tools = folder / "tools/bin"
     if not (tools / "twine").exists():
         run([sys.executable, "-m", "venv", str(folder / "tools")])
-        run([str(tools / "pip"), "install", "--quiet", "build", "twine"])
+        run([str(tools / "pip"), "install", "--quiet", "-c", str(LOCK), "build", "twine"])
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for source in PACKAGES.values():
-        run([str(tools / "python"), "-m", "build", "--quiet", "--outdir", str(ROOT / "dist"), str(source)])
+        command = [str(tools / "python"), "-m", "build", "--quiet", "--outdir", str(ROOT / "dist"), str(source)]
+        run(command, PIP_CONSTRAINT=str(LOCK), PIP_BUILD_CONSTRAINT=str(LOCK))  # for hatchling
     files = sorted((ROOT / "dist").iterdir())
     run([str(tools / "twine"), "check", "--strict", *map(str, files)])
     for path in files:
@@ -175,16 +178,18 @@ def prepared(place: Environment) -> None:
     place.python(DATA)
 
 
-def readme_snippet() -> str:
-    found = re.search(
-        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    assert found
-    return found[1]
+def snippets(page: str) -> list[str]:
+    """Return the Python blocks of a page, as a reader would paste them."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert found, page
+    return found
 
 
 def check_core(place: Environment) -> None:
-    place.step("README's snippet", lambda: place.python(readme_snippet()))
+    needs_little = [code for code in snippets("README.md") if "sklearn" not in code]
+    assert needs_little
+    place.step("README's snippet for networks", lambda: place.python("\n".join(needs_little)))
     place.step("version", lambda: place.batchbayes("--version"))
     place.step(
         "python -m batchbayes", lambda: run([str(place.bin / "python"), "-m", "batchbayes", "--help"], place.work)
@@ -210,6 +215,8 @@ def check_report(place: Environment) -> None:
 
 
 def check_sklearn(place: Environment) -> None:
+    for page in ("README.md", "docs/index.md", "docs/start.md"):
+        place.step(f"snippets of {page}", lambda page=page: place.python("\n".join(snippets(page))))
     place.step("demo", lambda: place.batchbayes("demo"))
     estimator = (
         "from sklearn.datasets import load_diabetes; from batchbayes.sklearn import UncertainRegressor\n"
@@ -234,6 +241,14 @@ def check_export(place: Environment) -> None:
         "print(s.run(None, {s.get_inputs()[0].name: numpy.load('test.npz')['X'][:5]}))"
     )
     place.step("onnxruntime", lambda: place.python(use))
+    serve = (
+        "import subprocess, sys, urllib.request\n"
+        "words = [sys.executable, '-m', 'batchbayes', 'serve', 'network.onnx', '--port', '0']\n"
+        "with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:\n"
+        "    print(urllib.request.urlopen(started.stdout.readline().strip() + '/health').read())\n"
+        "    started.terminate()"
+    )
+    place.step("serve", lambda: place.python(serve))
 
 
 def check_cluster(place: Environment) -> None:
@@ -260,7 +275,7 @@ CASES = {
     "core": Case(check_core),
     "report": Case(check_report, "report"),
     "sklearn": Case(check_sklearn, "sklearn"),
-    "export": Case(check_export, "export,report"),
+    "export": Case(check_export, "export,report,serve"),
     "papers": Case(check_reproduce, papers="rl"),
     "cluster": Case(check_cluster, "cluster", papers=""),
 }

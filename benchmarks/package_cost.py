@@ -57,7 +57,10 @@ def _cpu_seconds(command: list[Any]) -> float:
 
 
 def install_size(name: str, extra: str | None) -> float:
-    """Return the size of a library and all that it requires, without torch and what that requires, in MB."""
+    """Return the size of a library and all that it requires, without torch and what that requires, in MB.
+
+    Compiled files count: pip writes them when it installs.
+    """
     return sum(map(_size, _closure(name, set(), extra) - _closure("torch", set()))) / 1e6
 
 
@@ -82,4 +85,4 @@ def _size(name: str) -> int:
     else:
         found = distribution(name)
         paths = [str(found.locate_file(file)) for file in found.files or []]
-    return sum(os.stat(path).st_size for path in paths if os.path.exists(path) and not path.endswith(".pyc"))
+    return sum(os.stat(path).st_size for path in paths if os.path.exists(path))

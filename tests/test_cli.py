@@ -6,6 +6,7 @@ import pytest
 
 import batchbayes
 from batchbayes import BatchbayesError, cli, demo
+from batchbayes._common.checks import install_command
 
 
 def test_demo_gets_the_folder_and_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,4 +121,4 @@ def test_a_command_whose_package_is_missing_says_how_to_install_it(
     assert cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"the command `{words[0]}`" in line
-    assert "pip install batchbayes-papers" in line
+    assert f"Do this: {install_command(package='batchbayes-papers')}." in line

@@ -1,4 +1,5 @@
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -80,5 +81,5 @@ def test_a_file_in_place_of_the_folder_is_refused_before_any_work(tmp_path: Path
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "sklearn" else object())
-    with pytest.raises(BatchbayesError, match=r"no sklearn.*pip install 'batchbayes\[sklearn\]'"):
+    with pytest.raises(BatchbayesError, match=rf"no sklearn.*{re.escape(checks.install_command('sklearn'))}"):
         run_demo(tmp_path)

@@ -5,9 +5,11 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import batchbayes as bb
 from batchbayes._common.machine import single_threaded
@@ -18,8 +20,10 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "tools"))
 
 import blocks  # noqa: E402
+import charts  # noqa: E402
 import pages  # noqa: E402
 import reference  # noqa: E402
+import versions  # noqa: E402
 from blocks import find_blocks, run_page  # noqa: E402
 
 PAGES = [
@@ -38,7 +42,9 @@ def test_every_block_runs(path, tmp_path):
     known = dict(METHODS)
     try:
         with single_threaded(), torch.random.fork_rng():
-            assert [block for block, _ in run_page(path, tmp_path.resolve())]
+            shown = [each for _, found in run_page(path, tmp_path.resolve()) for each in found]
+        if path.parent.name == "tutorials":
+            assert any(isinstance(each, Figure) for each in shown), "a tutorial begins with its first figure"
     finally:
         METHODS.clear()
         METHODS.update(known)
@@ -50,7 +56,7 @@ def test_no_block_hides_from_the_test(path):
     assert all(kind in ("python", "sh", "text") or kind.startswith(("{", "bibtex")) for kind in kinds), kinds
 
 
-@pytest.mark.parametrize("module", [blocks, pages], ids=["blocks", "pages"])
+@pytest.mark.parametrize("module", [blocks, charts, pages, versions], ids=lambda module: module.__name__)
 def test_examples_of_the_tools(module):
     assert doctest.testmod(module) == doctest.TestResults(failed=0, attempted=1)
 
@@ -89,12 +95,36 @@ def test_every_method_is_in_the_table_of_methods():
 def test_the_reference_has_every_public_name(tmp_path):
     reference.write_reference(tmp_path)
     written = "\n".join(path.read_text() for path in tmp_path.glob("*.md"))
-    modules = {"attacks", "calibrate", "decisions", "distill", "metrics", "online", "plots", "scores"}
     for name in bb.__all__:
-        assert (f"automodule:: batchbayes.{name}" if name in modules else f":: batchbayes.{name}\n") in written, name
+        directive = "automodule" if isinstance(getattr(bb, name), ModuleType) else "auto"
+        assert re.search(rf"{directive}\w*:: batchbayes\.{name}\n", written), name
+        if directive == "auto":
+            own = [path for path in tmp_path.glob("batchbayes.*.md") if f":: batchbayes.{name}\n" in path.read_text()]
+            assert [path.stem.removesuffix("-class") for path in own] == [f"batchbayes.{name}"]
 
 
 def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {bb.__version__}\n" in citation
     assert f"## [{bb.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_lock_has_the_versions_that_were_chosen_and_nothing_of_one_machine():
+    lock = (ROOT / "constraints-lock.txt").read_text(encoding="utf-8")
+    pins = [line.partition(" ;")[0].split("==") for line in lock.splitlines() if not line.startswith("#")]
+    assert all(len(pin) == 2 for pin in pins), "only versions, no places"
+    locked = dict(pins)
+    assert locked.keys() >= {"dask", "docutils", "hatchling", "protobuf", "torch", "twine"}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        name, _, version = line.partition("==")
+        if name in locked:
+            assert locked[name] == version, "constraints.txt was changed: run `make lock`"
+
+
+def test_the_lock_is_used_by_make_but_not_by_the_run_on_newest_versions():
+    assert "PIP_CONSTRAINT=constraints-lock.txt" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    newest = workflow.partition("\n  newest:\n")[2].partition("\n  docs:\n")[0]
+    assert "pip install -e" in newest
+    assert "make" not in newest
+    assert "PIP_CONSTRAINT" not in workflow

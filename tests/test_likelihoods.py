@@ -98,6 +98,21 @@ def test_classes_are_not_along_the_examples(axis):
         made(torch.randn(2, 4, 2), bb.heteroscedastic_gaussian(axis))
 
 
+@pytest.mark.parametrize("shape", [(3, 32, 48, 5), (3, 48, 32, 5), (3, 32, 32, 5), (3, 8, 9, 10, 4), (3, 7, 5)])
+def test_outputs_that_may_have_classes_last_are_refused_until_it_is_said(shape):
+    outputs = torch.randn(2, *shape)
+    with pytest.raises(bb.BatchbayesError, match=r"class_axis= for outputs.*class_axis=-1"):
+        made(outputs, bb.categorical())
+    for axis in (-1, 1):
+        expected = outputs.movedim(axis + 1 if axis > 0 else axis, -1).softmax(-1).mean(0)
+        torch.testing.assert_close(made(outputs, bb.categorical(class_axis=axis)).probs, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 32, 48), (3, 21, 48, 32), (3, 5, 4, 6), (3, 4, 8, 9, 10)])
+def test_outputs_with_classes_first_need_no_word(shape):
+    assert made(torch.randn(2, *shape), bb.categorical()).probs.shape == (3, *shape[2:], shape[1])
+
+
 # Outputs that are probabilities already
 
 

@@ -13,13 +13,35 @@ from latex2mathml.converter import convert
 EXAMPLE = re.compile(r"^[ ]*>>> .*?(?:\n[ ]*$|\Z)", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<![`:\\])`([^`]+?)`(?![`_])")
 FORMULA = re.compile(r"(?<![\\$])\$([^$]+?)\$(?!\$)")
+BACK = re.compile(r'(<a class="viewcode-back" href=")([^"#]+)#([^"]+)"')
 HEADING = re.compile(r"^(What is random|q\([^)]*\)|Cost[^:\n]{0,25}|References?|Where we differ): ", re.MULTILINE)
 
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", process, priority=400)  # before napoleon, at 500
+    app.connect("html-page-context", mend_back_links, priority=900)  # after the pages of viewcode are made
     app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
     return {"parallel_read_safe": True}
+
+
+def mend_back_links(app: Any, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let a page of source code lead back to the page of each object.
+
+    viewcode takes one public name for each module. A name that is public elsewhere (`bb.warn`, `tools.warn`) would lead
+    to a mark that does not exist.
+    """
+    if name.startswith("_modules/") and "body" in context:
+        context["body"] = BACK.sub(_mended, context["body"])
+
+
+def _mended(link: re.Match[str]) -> str:
+    page, mark = link[2], link[3]
+    if "/api/" not in page:
+        return f'{link[1]}{page}"'
+    path = page.rsplit("/", 1)[1].removesuffix(".html").removesuffix("-class")
+    name = re.escape(path.rsplit(".", 1)[1])
+    member = re.split(rf"(?:^|\.){name}(?=\.|$)", mark, maxsplit=1)[1]
+    return f'{link[1]}{page}#{path}{member}"'
 
 
 def process(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

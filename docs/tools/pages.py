@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 
@@ -24,6 +24,54 @@ NO_RUN = (
 )
 
 
+@dataclass(frozen=True)
+class Paper:
+    """A paper, or several that belong together, and the pages that repeat it."""
+
+    title: str
+    about: str
+    pages: tuple[str, ...]
+
+
+PAPERS = (
+    Paper(
+        "MCBN (Teye et al., 2018)",
+        "Teye, Azizpour and Smith: [Bayesian Uncertainty Estimation for Batch Normalized Deep "
+        "Networks](https://arxiv.org/abs/1802.06455), ICML 2018. A network that was trained with batch norm is a "
+        "distribution over networks: draw its batch statistics anew for each prediction.",
+        (
+            "mcbn-uci", "mcbn-batch-size", "mcbn-passes", "precision-sensitivity", "mcbn-toy", "mcbn-normality",
+            "mcbn-cifar", "mcbn-camvid", "mnf-uci",
+        ),
+    ),
+    Paper(
+        "Stochastic batch norm (Atanov et al., 2018) and batch size (Mukhoti et al., 2021)",
+        "Atanov, Ashukha, Molchanov, Neklyudov and Vetrov: [Uncertainty Estimation via Stochastic Batch "
+        "Normalization](https://arxiv.org/abs/1802.04893). Mukhoti, Dokania, Torr and Gal: [On Batch Normalisation for "
+        "Approximate Bayesian Inference](https://arxiv.org/abs/2012.13220). A Gaussian in the place of the batches; "
+        "and what large batches do to the uncertainty.",
+        ("sbn", "batch-size-collapse"),
+    ),
+    Paper(
+        "Random weights (Molchanov et al., 2017; Neklyudov et al., 2019)",
+        "Molchanov, Ashukha and Vetrov: [Variational Dropout Sparsifies Deep Neural "
+        "Networks](https://arxiv.org/abs/1701.05369), ICML 2017. Neklyudov, Molchanov, Ashukha and Vetrov: [Variance "
+        "Networks](https://arxiv.org/abs/1803.03764), ICLR 2019. Weights with noise that training may turn up until "
+        "only the noise, or nothing, is left.",
+        (
+            "sparse-vd", "random-labels", "variance-networks", "mean-propagation", "gradient-variance", "attack", "rl",
+        ),
+    ),
+    Paper(
+        "Ensembles, samples, data in parts",
+        "Ashukha, Lyzhov, Molchanov and Vetrov: [Pitfalls of In-Domain Uncertainty Estimation and "
+        "Ensembling](https://arxiv.org/abs/2002.06470), ICLR 2020, and what lectures on the subject teach: samplers, "
+        "students of an ensemble, learning part by part, and which examples to label.",
+        ("ensembles", "sg-mcmc", "distillation", "online", "active-learning"),
+    ),
+)  # fmt: skip
+
+
 def substitutions(docs: Path) -> dict[str, str]:
     """Return what `{{ name }}` stands for in the pages."""
     columns = {
@@ -37,8 +85,8 @@ def substitutions(docs: Path) -> dict[str, str]:
         "coverage": coverage_tables(docs),
         "coverage_counts": coverage_counts(docs),
         "settings": settings_table(),
-        "results": results_list(docs),
-        "pictures": pictures(docs),
+        "papers": papers(docs),
+        "gallery": gallery(docs),
         "peers": peers_table(docs),
     } | {f"columns_{task}": columns_table(listed) for task, listed in columns.items()}
 
@@ -153,24 +201,52 @@ def coverage_tables(docs: Path) -> str:
     return "\n\n".join(parts)
 
 
-def results_list(docs: Path) -> str:
-    """Return a link for each page of results, by its title."""
-    lines = []
-    for path in sorted((docs / "results").glob("*.md")):
-        title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        lines.append(f"- [{title}](results/{path.name})")
-    return "\n".join(lines)
+def gallery(docs: Path) -> str:
+    """Return a card for each tutorial, and for each page of results that has a picture."""
+    order = re.findall(r"^[\w-]+$", (docs / "tutorials/index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    tutorials = [
+        _card(docs, f"tutorials/{name}.md", f"/_generated/tutorials-{name}.png")
+        for name in order
+        if (docs / f"tutorials/{name}.md").exists()
+    ]
+    results = [
+        _card(docs, f"results/{path.name}", f"/{found[1]}")
+        for path in sorted((docs / "results").glob("*.md"))
+        if (found := re.search(r"!\[[^\]]*\]\(\.\./([^)]+)\)", path.read_text(encoding="utf-8")))
+    ]
+    return f"## Tutorials\n\n{_grid(tutorials)}\n\n## Papers and measurements\n\n{_grid(results)}"
 
 
-def pictures(docs: Path) -> str:
-    """Return the first picture of each page of results, with a link."""
-    found = []
-    for path in sorted((docs / "results").glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        if match := re.search(r"!\[([^\]]*)\]\(\.\./(images/[^)]+)\)", text):
-            title = text.splitlines()[0].lstrip("# ")
-            found.append(f"**[{title}](results/{path.name})**\n\n![{' '.join(match[1].split())}]({match[2]})")
-    return "\n\n".join(found)
+def _card(docs: Path, page: str, picture: str) -> str:
+    title = (docs / page).read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+    return f":::{{container}} card\n[![{title}]({picture})]({page})\n\n[{title}]({page})\n:::"
+
+
+def _grid(cards: list[str]) -> str:
+    return "\n".join(["::::{container} gallery", *cards, "::::"])
+
+
+def papers(docs: Path) -> str:
+    """Return a section for each paper: what it says of itself, and its pages, each with its first sentences."""
+    parts = []
+    for paper in PAPERS:
+        rows = []
+        for name in paper.pages:
+            text = (docs / f"results/{name}.md").read_text(encoding="utf-8")
+            rows.append([f"[{text.splitlines()[0].lstrip('# ')}](results/{name}.md)", _summary(text)])
+        contents = "\n".join(f"results/{name}" for name in paper.pages)
+        parts.append(
+            f"## {paper.title}\n\n{paper.about}\n\n{table(['page', 'what was found'], rows)}\n\n"
+            f"```{{toctree}}\n:hidden:\n:caption: {paper.title}\n\n{contents}\n```"
+        )
+    return "\n\n".join(parts)
+
+
+def _summary(text: str) -> str:
+    """Return the sentences below the first picture of a page."""
+    below = re.search(r"!\[[^\]]*\]\([^)]+\)\n\n(.+?)\n\n", text, re.DOTALL)
+    assert below, text[:80]
+    return re.sub(r"\]\((?=[\w-]+\.md)", "](results/", " ".join(below[1].split()))
 
 
 def settings_table() -> str:

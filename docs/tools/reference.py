@@ -4,7 +4,7 @@ import ast
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import batchbayes as bb
 
@@ -51,23 +51,100 @@ def public_names() -> dict[str, str]:
 
 
 def write_reference(folder: Path) -> None:
-    """Write all pages, as Markdown with blocks of reStructuredText."""
+    """Write a page for each public object, one for each topic that lists them, and the index of topics."""
     folder.mkdir(exist_ok=True)
-    for path in folder.glob("*.md"):
-        if path.stem not in [*PAGES, *MODULES, "index"]:
-            path.unlink()
     by_page: dict[str, dict[str, list[str]]] = {page: {} for page in PAGES}
     for name, home in public_names().items():
         if home != "batchbayes":
             by_page[_page_of(home)].setdefault(home, []).append(name)
+    pages: dict[str, list[str]] = {}
     for page, homes in by_page.items():
-        parts = [_heading(PAGES[page][0]), *(_module(home, names) for home, names in homes.items())]
-        _write(folder / f"{page}.md", parts)
+        title = PAGES[page][0]
+        pages[page] = [f"# {title}", *(_module(home, names) for home, names in homes.items())]
+        objects = [name for names in homes.values() for name in names]
+        pages |= {_file(f"batchbayes.{name}"): _object_page(f"batchbayes.{name}", title, page) for name in objects}
     for module, title in MODULES.items():
-        _write(folder / f"{module}.md", [_heading(title), _own_page(f"batchbayes.{module}")])
-    contents = "\n".join([*PAGES, *MODULES])
+        path = f"batchbayes.{module}"
+        names, constants = _names(import_module(path)), _constants(path)
+        about = _rst([f".. automodule:: {path}\n   :no-members:\n"])
+        entries = _rst([_entry(f"{path}.{name}", _found(f"{path}.{name}")) for name in constants])
+        pages[module] = [f"# {title}", about, _listed(path, names), *(["## Constants", entries] if constants else [])]
+        pages |= {_file(f"{path}.{name}"): _object_page(f"{path}.{name}", title, module) for name in names}
+    pages["index"] = _index(by_page)
+    for path in folder.glob("*.md"):
+        if path.stem not in pages:
+            path.unlink()
+    for name, parts in pages.items():
+        _write(folder / f"{name}.md", parts)
+
+
+def _index(by_page: dict[str, dict[str, list[str]]]) -> list[str]:
+    """Return the index: each topic, and the names that it has."""
     about = "`import batchbayes as bb` gives all names that begin with `bb.` here. Other modules are imported by name."
-    _write(folder / "index.md", [_heading("API reference"), about, f"```{{toctree}}\n:maxdepth: 1\n\n{contents}\n```"])
+    rows = [
+        (PAGES[page][0], page, [f"batchbayes.{name}" for names in homes.values() for name in names])
+        for page, homes in by_page.items()
+    ]
+    rows += [
+        (title, module, [f"batchbayes.{module}.{name}" for name in _names(import_module(f"batchbayes.{module}"))])
+        for module, title in MODULES.items()
+    ]
+    lines = [f"| [{title}]({page}.md) | {', '.join(map(_link, objects))} |" for title, page, objects in rows]
+    contents = "\n".join([*PAGES, *MODULES])
+    return [
+        "# API reference",
+        about,
+        "| topic | names |\n|---|---|\n" + "\n".join(lines),
+        f"```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{contents}\n```",
+    ]
+
+
+def _file(path: str) -> str:
+    """Return the name of an object's page. It tells classes from functions where upper and lower case are the same."""
+    return f"{path}-class" if isinstance(_found(path), type) else path
+
+
+def _object_page(path: str, title: str, page: str) -> list[str]:
+    """Return the page of one object. It is no part of the contents at the side, which would be too long."""
+    entry = _rst([_entry(path, _found(path))])
+    return ["---\norphan: true\n---", f"# {_short(path)}", f"[API reference](index.md) › [{title}]({page}.md)", entry]
+
+
+def _found(path: str) -> Any:
+    module, name = path.rsplit(".", 1)
+    return getattr(import_module(module), name)
+
+
+def _short(path: str) -> str:
+    """Return the name that users write: `bb.mcbn`, and the whole path for other modules."""
+    module, name = path.rsplit(".", 1)
+    inside = module.removeprefix("batchbayes").lstrip(".")
+    return f"bb.{name}" if not inside else f"bb.{inside}.{name}" if inside in bb.__all__ else path
+
+
+def _link(path: str) -> str:
+    return f"[`{path.rsplit('.', 1)[1]}`]({_file(path)}.md)"
+
+
+def _listed(module: str, names: list[str]) -> str:
+    """Return a table of objects with the first sentence of each."""
+    rows = [
+        f"| [`{_short(f'{module}.{name}')}`]({_file(f'{module}.{name}')}.md) | {_first(module, name)} |"
+        for name in names
+    ]
+    return "| name | what it is |\n|---|---|\n" + "\n".join(rows)
+
+
+def _first(module: str, name: str) -> str:
+    """Return the first paragraph of a docstring, on one line."""
+    thing = _found(f"{module}.{name}")
+    if not _has_page(thing):  # an alias of several classes
+        return "One of " + ", ".join(_link(f"batchbayes.{each.__name__}") for each in get_args(thing)) + "."
+    return " ".join(str(thing.__doc__).strip().split("\n\n")[0].split()).replace("|", r"\|")
+
+
+def _has_page(thing: Any) -> bool:
+    return isinstance(thing, type) or callable(thing)
 
 
 def _page_of(home: str) -> str:
@@ -82,20 +159,9 @@ def _write(path: Path, parts: list[str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _heading(title: str) -> str:
-    return f"# {title}"
-
-
 def _module(home: str, names: list[str]) -> str:
-    lines = [f".. automodule:: {home}\n   :no-members:\n   :no-index:\n"]
-    lines += [_entry(f"batchbayes.{name}", getattr(bb, name)) for name in names]
-    return f"## {', '.join(names)}\n\n{_rst(lines)}"
-
-
-def _own_page(path: str) -> str:
-    module = import_module(path)
-    entries = [_entry(f"{path}.{name}", getattr(module, name)) for name in _names(module)]
-    return _rst([f".. automodule:: {path}\n   :no-members:\n", *entries])
+    about = _rst([f".. automodule:: {home}\n   :no-members:\n   :no-index:\n"])
+    return f"## {', '.join(names)}\n\n{about}\n\n{_listed('batchbayes', names)}"
 
 
 def _rst(lines: list[str]) -> str:
@@ -104,12 +170,20 @@ def _rst(lines: list[str]) -> str:
 
 
 def _names(module: ModuleType) -> list[str]:
-    """Return the public names of a module: its `__all__`, or what it defines."""
+    """Return the public functions and classes of a module: those of its `__all__`, or what it defines."""
     if listed := getattr(module, "__all__", None):
-        return [name for name in listed if getattr(getattr(module, name), "__module__", "") not in ALIASES]
+        own = [name for name in listed if getattr(getattr(module, name), "__module__", "") not in ALIASES]
+        return [name for name in own if _has_page(getattr(module, name))]
     found = [name for name in vars(module) if not name.startswith("_")]
     own = [name for name in found if str(getattr(getattr(module, name), "__module__", "")).startswith(module.__name__)]
     return [name for name in own if (getattr(module, name).__doc__ or "").strip()]
+
+
+def _constants(path: str) -> list[str]:
+    """Return the public names of a module that are plain values. They share the page of their module."""
+    module = import_module(path)
+    listed = [name for name in getattr(module, "__all__", []) if not _has_page(getattr(module, name))]
+    return [name for name in listed if getattr(getattr(module, name), "__module__", "") not in ALIASES]
 
 
 def _entry(path: str, thing: Any) -> str:

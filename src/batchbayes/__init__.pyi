@@ -71,6 +71,7 @@ from batchbayes.methods.weights.mean_field import MeanField as MeanField
 from batchbayes.methods.weights.noisy import Noisy as Noisy, noisy as noisy
 from batchbayes.methods.weights.posterior import WeightsPosterior as WeightsPosterior
 from batchbayes.methods.weights.sparse import SparseVD as SparseVD
+from batchbayes.methods.weights.structured import StructuredSparsity as StructuredSparsity
 from batchbayes.methods.weights.variance import Variance as Variance
 from batchbayes.methods.weights.variational_dropout import (
     GaussianDropout as GaussianDropout,

@@ -6,7 +6,7 @@ and data; its home is `methods/batchnorm/tune_batch_size.py`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, overload
 
@@ -37,6 +37,8 @@ from batchbayes.metrics.regression import crps_of_mixture, log_density_of_mixtur
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 
 Objective = Literal["log_likelihood", "crps"]
+ROUNDING = 1e-5
+"""How far above its threshold an uncertainty must be for a flag: in nats, or as a share of a standard deviation."""
 
 
 @overload
@@ -256,6 +258,15 @@ def interval_ends(middle: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """
     half = half + 4 * torch.finfo(middle.dtype).eps * (middle.abs() + half)
     return (middle - half).to(middle.dtype), (middle + half).to(middle.dtype)
+
+
+def flag_limits(threshold: float | Sequence[float], *, in_nats: bool) -> Tensor:
+    """Return the uncertainties above which an input is flagged: the threshold of each output and a little more.
+
+    An assessment sets the threshold to the uncertainty of a row, and a file rounds otherwise than Python.
+    """
+    each = torch.as_tensor(threshold, dtype=torch.float64).reshape(-1)
+    return each + ROUNDING * (torch.ones_like(each) if in_nats else each.abs())
 
 
 @dataclass(frozen=True)

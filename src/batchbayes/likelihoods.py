@@ -118,7 +118,7 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
                 expected="class_axis= for outputs that may have their classes first or last",
                 got=f"an output of shape {tuple(outputs.shape[1:])}",
                 fix="use bb.categorical(class_axis=-1) for tokens (N, T, K) and other outputs with classes last, or "
-                "bb.categorical(class_axis=1) for (N, K, L)",
+                "bb.categorical(class_axis=1) for (N, K, ...)",
             )
         if outputs.shape[axis] == 1:
             raise BatchbayesError(
@@ -213,8 +213,10 @@ class Bernoulli(TargetLikelihood[BernoulliPredictive]):
 
 
 def _may_be_last(shape: Sequence[int]) -> bool:
-    """Whether outputs (N, ...) may have classes last: sequences, and maps that are square if classes are last."""
-    return len(shape) == 3 or (len(shape) == 4 and shape[1] == shape[2] != shape[3])
+    """Whether outputs (N, ...) may have classes last: sequences, and maps that are square then, or whose last axis is
+    the shortest."""
+    is_square = len(shape) == 4 and shape[1] == shape[2] != shape[3]
+    return len(shape) == 3 or is_square or (len(shape) > 3 and shape[-1] < min(shape[1:-1]))
 
 
 def _with_draws(axis: int, outputs: Tensor) -> int:
@@ -305,7 +307,7 @@ def categorical(
 
     Args:
         class_axis: where the classes are in the output of the network: by default 1, as in torch's cross-entropy. It
-            has to be said for outputs (N, K, L) or (N, T, K), which do not tell.
+            has to be said for outputs (N, K, L) or (N, T, K), which do not tell, and for maps (N, H, W, K).
         temperature: a number that the logits are divided by.
         ignore_index: a label that does not count, as in torch's cross-entropy.
         probabilities: True if the network ends in a softmax, so that its outputs are probabilities. By default such

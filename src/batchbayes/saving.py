@@ -178,7 +178,7 @@ def load(
 def _load(
     path: Any, model: nn.Module, other_weights: bool, is_trusted: bool, code: dict[str, Callable[..., Any]]
 ) -> Any:
-    header, tensors = _read(as_path(path))
+    header, tensors = read_file(as_path(path))
     picker = header.pop("inputs", None)
     uses_own = json.dumps(OWN) in json.dumps(header)
     header = _with_functions(header, code.pop("output", None) if uses_own else None, is_trusted)
@@ -251,14 +251,15 @@ def load_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the notes that were saved with a posterior."""
     from batchbayes._common.files import UNREADABLE
 
-    _, tensors = _read(as_path(path))
+    _, tensors = read_file(as_path(path))
     try:
         return dict(json.loads(tensors.texts.get("notes", "{}")))
     except (*UNREADABLE, TypeError) as error:
         raise _damaged(path, f"notes that cannot be read ({error})") from error
 
 
-def _read(path: Path) -> "tuple[dict[str, Any], TensorFile]":
+def read_file(path: Path) -> "tuple[dict[str, Any], TensorFile]":
+    """Return header and tensors of a file that `save` wrote."""
     from batchbayes._common.files import UNREADABLE, ChangedFileError, TensorFile
 
     if not path.is_file():

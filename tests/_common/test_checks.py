@@ -1,9 +1,15 @@
+import ast
+import shlex
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from batchbayes import BatchbayesError
-from batchbayes._common.checks import as_tensor, check_labels
+from batchbayes._common import checks
+from batchbayes._common.checks import as_tensor, check_labels, install_command, require_packages
 from batchbayes.calibrate import conformal_sets, tune_temperature
 from batchbayes.errors import BatchbayesWarning, warn
 from batchbayes.likelihoods import categorical
@@ -75,3 +81,48 @@ def test_a_warning_points_at_the_first_line_outside_of_the_package():
     with pytest.warns(BatchbayesWarning, match="doubt") as caught:
         warn("doubt")
     assert caught[0].filename == __file__
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"batchbayes": ROOT, "batchbayes-papers": ROOT / "papers"}
+
+
+def advised() -> list[tuple[str, str]]:
+    """Return the extra and the package of every call that tells how to install one, in all sources."""
+    found = []
+    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("papers/src/**/*.py")]:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
+            place = {"require_packages": 1, "install_command": 0}.get(name)
+            if isinstance(call, ast.Call) and place is not None and isinstance(call.args[place], ast.Constant):
+                named = [key.value.value for key in call.keywords if key.arg == "package"]  # type: ignore[attr-defined]
+                found.append((call.args[place].value, *(named or ["batchbayes"])))
+    return found
+
+
+def test_every_extra_that_an_error_names_exists_and_brings_the_packages() -> None:
+    extras = {
+        package: tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        for package, folder in PACKAGES.items()
+    }
+    assert {extra for extra, _ in advised()} >= {"cluster", "export", "parquet", "report", "rl", "sklearn"}
+    for extra, package in advised():
+        assert extras[package][extra]
+
+
+def test_no_error_names_an_extra_without_that_command() -> None:
+    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("papers/src/**/*.py")]:
+        assert "pip install 'batchbayes" not in path.read_text(encoding="utf-8"), path
+
+
+def test_the_command_works_as_printed_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkout pip needs its place; an installed package is found by its name."""
+    for package, folder in PACKAGES.items():
+        *words, place = shlex.split(install_command("x", package))
+        assert (words, place) == (["pip", "install", "-e"], f"{folder}[x]")
+    assert shlex.split(install_command(package="batchbayes-papers"))[-1] == str(ROOT / "papers")
+    monkeypatch.setattr(checks, "__file__", str(tmp_path / "lib/site-packages/batchbayes/_common/checks.py"))
+    assert install_command("report") == "pip install 'batchbayes[report]'"
+    assert install_command(package="batchbayes-papers") == "pip install batchbayes-papers"
+    with pytest.raises(BatchbayesError, match=r"no no_such. Do this: pip install 'batchbayes-papers\[rl\]'\."):
+        require_packages("this", "rl", package="batchbayes-papers", no_such="no-such")

@@ -35,6 +35,36 @@ def test_nothing_is_shown(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue() == ""
 
 
+def test_a_log_has_lines_if_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = error_stream(monkeypatch, terminal=False)
+    times = iter([0.0, 0.0, 5.0, 25.0, 50.0])
+    monkeypatch.setattr(module.time, "time", lambda: next(times))
+    with Progress("parts", 8, lines=True) as shown:
+        shown.advance(0)
+        shown.advance(1)
+        shown.about = "3 workers"
+        shown.advance(1)
+        with hidden_progress():
+            shown.advance(1)
+            shown.say("hidden")
+            shown.say("not hidden", always=True)
+    assert stream.getvalue().splitlines() == [
+        "parts: 0 of 8 done",
+        "parts, 3 workers: 2 of 8 done, 0:01:15 left",
+        "not hidden",
+    ]
+
+
+def test_a_bar_shows_what_else_there_is_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = error_stream(monkeypatch)
+    with Progress("parts", 4) as shown:
+        shown.advance(2)
+        shown.about = "1 worker"
+        shown.bar.mininterval = 0
+        shown.advance(1)
+    assert any(line.startswith("parts, 1 worker:") for line in lines(stream))
+
+
 @pytest.mark.parametrize(("shell", "seen"), [(SimpleNamespace(kernel=1), True), (SimpleNamespace(), False), (None, 0)])
 def test_a_notebook_shows_bars_though_it_is_no_terminal(
     shell: object, seen: bool, monkeypatch: pytest.MonkeyPatch

@@ -235,6 +235,7 @@ POSTERIORS: dict[str, Fit] = {
     "variational, sparse": variational(bb.SparseVD(initial_log_var=-5.0)),
     "variational, dropout": variational(bb.VariationalDropout("neuron", initial_log_alpha=-2.0)),
     "variational, gaussian dropout": variational(bb.GaussianDropout(0.5)),
+    "variational, structured": variational(bb.StructuredSparsity(initial_log_std=-0.5)),
     "variational, binary dropout": variational(bb.BinaryDropout(initial_rate=0.3)),
     "variational, variance": variational(bb.Variance()),
     "variational, flow": variational(bb.MultiplicativeFlow(initial_std=0.1)),

@@ -12,12 +12,18 @@ TESTS = Path(__file__).resolve().parents[1]
 Process = subprocess.Popen
 
 
-def until(holds: Callable[[], object], seconds: float = 120) -> None:
+def until(holds: Callable[[], object], seconds: float = 300) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
+
+
+def slow_power(base: int, exponent: int) -> int:
+    """Work that a worker can be killed in."""
+    time.sleep(1)
+    return base**exponent
 
 
 class DaskProcesses:
@@ -30,13 +36,19 @@ class DaskProcesses:
         self._started: list[Process[str]] = []
 
     def __enter__(self) -> "DaskProcesses":
-        self._start("dask_scheduler", "--port", "0", "--no-show", "--scheduler-file", str(self.file))
+        self.start_scheduler()
         return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._started:
             process.kill()
             process.wait()
+
+    def start_scheduler(self) -> None:
+        """Start a scheduler, or another one in place of one that was killed. It has a new address."""
+        self.file.unlink(missing_ok=True)
+        options = ("--port", "0", "--no-show", "--scheduler-file", str(self.file))
+        self.scheduler = self._start("dask_scheduler", *options)
 
     def _start(self, module: str, *options: str) -> "Process[str]":
         command = [sys.executable, "-m", f"distributed.cli.{module}", "--host", "127.0.0.1"]
@@ -51,17 +63,31 @@ class DaskProcesses:
         self._started.append(process)
         return process
 
-    def worker(self) -> "Process[str]":
-        """Start a worker without a nanny, so that nobody restarts it."""
+    def worker(self, **packages: str) -> "Process[str]":
+        """Start a worker without a nanny, so that nobody restarts it. `packages` replaces sources of packages."""
         until(self.file.exists)
         options = ("--scheduler-file", str(self.file), "--nthreads", "1", "--no-nanny")
-        return self._start("dask_worker", *options)
+        before = self._environment
+        for name, source in packages.items():
+            place = self.folder / f"packages-{len(self._started)}"
+            (place / name).mkdir(parents=True)
+            (place / name / "__init__.py").write_text(source)
+            self._environment = before | {"PYTHONPATH": os.pathsep.join([str(place), before["PYTHONPATH"]])}
+        try:
+            return self._start("dask_worker", *options)
+        finally:
+            self._environment = before
 
-    def driver(self, *arguments: str) -> "Process[str]":
-        """Start batchbayes with these arguments, on the cluster."""
+    def driver(self, *arguments: str, **settings: float) -> "Process[str]":
+        """Start batchbayes with these arguments, on the cluster. `settings` replaces constants of the module."""
         until(self.file.exists)
         log = self.folder / f"driver-{len(self._started)}.log"
-        return self._run([*COMMAND, *arguments, "--scheduler-file", str(self.file)], log)
+        changed = [f"cluster.{name} = {value}" for name, value in settings.items()]
+        code = "; ".join(["from batchbayes._common import cluster", *changed, COMMAND[2]])
+        command = [*COMMAND[:2], code, *arguments, "--scheduler-file", str(self.file)]
+        process = self._run(command, log)
+        self.driver_log = log
+        return process
 
     def logs(self) -> str:
         """Return what all processes have said."""

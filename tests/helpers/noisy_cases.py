@@ -18,6 +18,7 @@ GAUSSIAN = {
 }
 
 FAMILIES = GAUSSIAN | {"binary dropout": bb.BinaryDropout(), "flow": bb.MultiplicativeFlow()}
+FAMILIES |= {"structured": bb.StructuredSparsity(initial_log_std=-0.5)}
 
 
 def network(width=3, norm=nn.BatchNorm2d):

@@ -13,8 +13,10 @@ from torch import nn
 import batchbayes as bb
 from batchbayes import cli
 from batchbayes.engines.linear import BACKWARD_COST
+from batchbayes.export.program import Finish, ValueSummary
 from batchbayes.report.compare.honesty import By, groups_by, in_groups, worst_group
 from batchbayes.report.compare.intervals import LEVEL, Intervals, Kind, Reach, fifths_of, fit_intervals, fit_reach
+from batchbayes.report.compare.rows import _limits
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*not linear enough", "ignore:The tuned batch size", "ignore:.*whole batch"
@@ -59,6 +61,29 @@ def test_plain_intervals_are_kept_where_nothing_is_gained():
 def _auto(mean, targets):
     one = torch.ones(len(mean), 1).double()
     return fit_intervals(mean[:, None], one, targets[:, None]).outputs[0]
+
+
+@pytest.mark.parametrize("kind", [Kind.SPREAD, Kind.QUANTILES])
+def test_the_reach_does_not_follow_the_last_digits_of_a_prediction(kind):
+    """Predictions that hardly differ, as of a network that has learnt little: ends move little."""
+    mean, targets = uneven(300, 0)
+    mean, one = 20 + 1e-4 * mean, torch.ones(300).double()
+    reach = fit_reach(kind, mean, one, targets, 0)
+    for before, after in zip(reach.ends(mean, one), reach.ends(mean + 1e-6, one), strict=True):
+        assert float((after - before).abs().max()) < 1e-4
+    assert reach.below[0] != reach.below[-1]
+    for side in zip(*reach.ramps, strict=True):
+        assert list(side) == sorted(side)
+
+
+def test_a_row_at_the_threshold_has_the_same_flag_in_python_and_in_a_file():
+    """The threshold is the uncertainty of a row, and others may lie above it by less than a file can know."""
+    spread = torch.tensor([[0.5], [0.5 * (1 + 5e-6)], [0.5 * (1 + 5e-5)]])
+    finish = Finish(ValueSummary(bb.gaussian(1.0), None), 1, 0.5, 0.01, keep=False)
+    in_file = finish(spread, [torch.zeros(3, 1), spread.square(), torch.ones(3, 1)])["flag"].tolist()
+    notes = {"threshold": [0.5], "task": "regression"}
+    in_python = (spread.double() > _limits(notes)).any(1).tolist()
+    assert in_file == in_python == [False, False, True]
 
 
 def test_the_reach_is_an_interpolation_in_both_directions():
@@ -206,7 +231,7 @@ def told(found, seen, y):
 
 
 def flags(found, seen):
-    limit = torch.tensor(found.notes["threshold"], dtype=torch.float64)
+    limit = _limits(found.notes)
     if found.case.task != "regression":
         return seen.entropy.double() > limit
     return (seen.epistemic_variance.sqrt().double() > limit).any(1)

@@ -1,13 +1,16 @@
 """`batchbayes predict --parts`: data of any size, part by part."""
 
+import csv
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import assess_cases
 
-from batchbayes import cli
+from batchbayes import __version__, cli
+from batchbayes._common.checks import install_command
 from batchbayes.report import parts
 from batchbayes.report.read.arrays import open_arrays
 from batchbayes.report.read.sources import example_shape, read_examples
@@ -86,11 +89,68 @@ def test_a_cluster_makes_the_same_parts(assessed: list[str], data: Path, tmp_pat
     assert contents(tmp_path / "far") == contents(tmp_path / "near")
 
 
+def test_parquet_parts_have_the_columns_of_csv_and_the_same_bytes_after_a_stop(
+    assessed: list[str], data: Path, tmp_path: Path
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
+    command, out = [*assessed, "--input", str(data), "--parts"], tmp_path / "parquet"
+    assert cli.main([*command, str(out), "--parquet"]) == 0
+    assert cli.main([*command, str(tmp_path / "csv")]) == 0
+    files, csvs = sorted(out.glob("*.parquet")), sorted((tmp_path / "csv").glob("*.csv"))
+    assert [path.stem for path in files] == [path.stem for path in csvs]
+    assert len({str(parquet.read_schema(path)) for path in files}) == 1
+    assert parquet.read_schema(files[0]).metadata == {
+        b"batchbayes": __version__.encode(),
+        b"task": b"regression",
+        b"draws": b"3",
+        b"seed": b"0",
+        b"engine": b"sample",
+    }
+    for path, csv_path in zip(files, csvs, strict=True):
+        rows = parquet.read_table(path).to_pylist()
+        with csv_path.open(newline="") as file:
+            for row, wanted in zip(rows, csv.DictReader(file), strict=True):
+                assert {key: "" if row[key] is None else str(row[key]) for key in wanted} == wanted
+    # The folder is a data set for programs that read Parquet: all parts, and nothing else.
+    assert parquet.read_table(out).num_rows == 4 * ROWS
+    whole = contents(out)
+    files[1].unlink()
+    files[3].unlink()
+    assert cli.main([*command, str(out), "--parquet"]) == 0
+    assert contents(out) == whole
+    if find_spec("distributed"):
+        assert cli.main([*command, str(tmp_path / "far"), "--parquet", "--cluster", "local:1"]) == 0
+        assert contents(tmp_path / "far") == whole
+
+
+def test_parquet_without_its_package_is_refused_before_any_work(
+    assessed: list[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr("batchbayes._common.checks.find_spec", lambda name: None)
+    out = tmp_path / "new"
+    assert cli.main([*assessed, "--input", str(data), "--parts", str(out), "--parquet"]) == 2
+    assert f"got no pyarrow. Do this: {install_command('parquet')}." in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_progress_is_lines_where_there_is_no_terminal(assessed: list[str], data: Path, tmp_path: Path, capsys) -> None:
+    command = [word for word in assessed if word != "--quiet"] + ["--input", str(data), "--parts", str(tmp_path)]
+    assert cli.main(command) == 0
+    assert "predicting parts: 0 of 8 done" in capsys.readouterr().err.splitlines()
+    (tmp_path / "part-00001.csv").unlink()
+    assert cli.main(command) == 0
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "7 of 8 parts were made before",
+        "predicting parts: 0 of 1 done",
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (["--input", "a.npz", "d.csv"], "--parts DIR beside several inputs"),
         (["--input", "a.npz", "--cluster", "local:1"], "--parts DIR beside several inputs"),
+        (["--input", "a.npz", "--parquet"], "a cluster or --parquet"),
         (["--input", "a.npz", "--parts", "new", "--out", "x.csv"], "--parts alone"),
         (["--input", "helpers.assess_cases:scene_test", "--parts", "new"], "files or folders beside --parts"),
         (["--input", "no.npz", "--parts", "new"], "nothing at no.npz"),

@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+from batchbayes._common.checks import install_command
 from batchbayes._common.files import write_tensors
 from batchbayes.errors import BatchbayesError
 from batchbayes.plots import table_figure
@@ -273,7 +274,7 @@ def test_a_missing_package_is_told_in_words():
         "try:\n    import batchbayes.sklearn\nexcept ModuleNotFoundError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'batchbayes[sklearn]'" in done.stdout
+    assert install_command("sklearn") in done.stdout
 
 
 def test_std_covers_the_noise_and_more_of_it_where_there_is_more(waves):
@@ -451,4 +452,4 @@ def test_settings_of_torch_do_not_matter_and_are_left_alone(waves):
 def test_without_scikit_learn_an_error_says_what_to_install():
     code = "import sys; sys.modules['sklearn'] = None; import batchbayes.sklearn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1].endswith("got no sklearn. Do this: pip install 'batchbayes[sklearn]'.")
+    assert done.stderr.splitlines()[-1].endswith(f"got no sklearn. Do this: {install_command('sklearn')}.")

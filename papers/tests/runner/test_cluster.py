@@ -2,6 +2,7 @@
 
 import csv
 import random
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -44,14 +45,16 @@ def assert_whole(out: Path, preset: str) -> None:
     assert rows == [[unit.name, str(expected[unit.name][0])] for unit in tiny.units(tiny.PRESETS[preset])]
 
 
-def kill_and_resume(folder: Path, preset: str, worker_kills: int, driver_kills: int, chance: random.Random) -> None:
-    """Kill workers and drivers while units are being done, until the run is whole."""
+def kill_and_resume(
+    folder: Path, preset: str, worker_kills: int, driver_kills: int, scheduler_kills: int, chance: random.Random
+) -> None:
+    """Kill workers, drivers and schedulers while units are being done, until the run is whole."""
     out = folder / "out"
     with DaskProcesses(folder) as cluster:
         workers = [cluster.worker(), cluster.worker()]
         arguments = ("reproduce", "own.tiny", "--preset", preset, "--out", str(out), "--data-dir", str(folder))
         driver = cluster.driver(*arguments)
-        kills = ["worker"] * worker_kills + ["driver"] * driver_kills
+        kills = ["worker"] * worker_kills + ["driver"] * driver_kills + ["scheduler"] * scheduler_kills
         chance.shuffle(kills)
         for kill in kills:
             begun, before = len(started(folder)), finished(out)
@@ -61,6 +64,12 @@ def kill_and_resume(folder: Path, preset: str, worker_kills: int, driver_kills: 
             if kill == "worker":
                 workers.pop(chance.randrange(2)).kill()
                 workers.append(cluster.worker())
+            elif kill == "scheduler":  # its workers end with it, and the driver waits for the next one
+                cluster.scheduler.kill()
+                for worker in workers:
+                    worker.kill()
+                cluster.start_scheduler()
+                workers = [cluster.worker(), cluster.worker()]
             else:
                 driver.kill()
                 driver.wait()
@@ -73,16 +82,37 @@ def kill_and_resume(folder: Path, preset: str, worker_kills: int, driver_kills: 
         assert driver.wait(300) == 0, cluster.logs()
     assert_whole(out, preset)
     repeated = len(started(folder)) - len(finished(out))
-    assert repeated <= worker_kills + 2 * driver_kills  # at most what was in work when something was killed
+    # At most what was in work when something was killed.
+    assert repeated <= worker_kills + 2 * driver_kills + 2 * scheduler_kills
+    said = cluster.driver_log.read_text()
+    assert "Traceback" not in said
+    assert "A worker was killed" not in said
+    assert re.search(r"^\d+/\d+  .*; [12] workers?$", said, re.MULTILINE), said
 
 
-def test_killed_workers_and_a_killed_driver_lose_nothing(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, "some", worker_kills=1, driver_kills=1, chance=random.Random(0))
+def test_a_killed_worker_a_driver_and_a_scheduler_lose_nothing(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, "some", worker_kills=1, driver_kills=1, scheduler_kills=1, chance=random.Random(0))
 
 
 @pytest.mark.slow
 def test_twenty_workers_and_five_drivers_are_killed(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, "quick", worker_kills=20, driver_kills=5, chance=random.Random(1))
+    kill_and_resume(tmp_path, "quick", worker_kills=20, driver_kills=5, scheduler_kills=3, chance=random.Random(1))
+
+
+def test_a_driver_whose_scheduler_is_gone_ends_in_words(tmp_path: Path) -> None:
+    with DaskProcesses(tmp_path) as cluster:
+        cluster.worker()
+        arguments = ("reproduce", "own.tiny", "--preset", "some", "--out", str(tmp_path / "out"), "--quiet")
+        driver = cluster.driver(*arguments, "--data-dir", str(tmp_path), RECONNECT_SECONDS=1.0)
+        wait_for_units(tmp_path, 3, driver)
+        cluster.scheduler.kill()
+        assert driver.wait(30) == 2
+    said = cluster.driver_log.read_text().splitlines()
+    assert len(said) == 2
+    assert said[0].startswith("The scheduler was lost. Waiting for it for at most 1 s: start `dask scheduler`")
+    assert "expected a dask scheduler that answers" in said[1]
+    assert "give the same command again: what is finished is kept" in said[1]
+    assert finished(tmp_path / "out")
 
 
 def test_a_cluster_of_this_machine_and_what_each_worker_is_given() -> None:

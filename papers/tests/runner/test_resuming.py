@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from batchbayes_papers.runner.store import read_results
 
+from batchbayes import cli
+
 COMMAND = [sys.executable, "-c", "import sys; from batchbayes.cli import main; sys.exit(main())"]
-UNITS = 82
+SOME, UNITS = 26, 82
+"""The number of units of the presets "some" and "quick"."""
 TESTS = Path(__file__).resolve().parents[3] / "tests"
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
@@ -30,8 +33,8 @@ class Runs:
         path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.environment = os.environ | {key: value, "PYTHONPATH": path}
 
-    def start(self, out: Path, workers: int) -> "subprocess.Popen[str]":
-        options = ["reproduce", "own.tiny", "--out", str(out), "--workers", str(workers)]
+    def start(self, out: Path, workers: int, preset: str = "quick") -> "subprocess.Popen[str]":
+        options = ["reproduce", "own.tiny", "--out", str(out), "--workers", str(workers), "--preset", preset]
         return subprocess.Popen(
             [*COMMAND, *options, "--data-dir", str(self.folder)],
             env=self.environment,
@@ -41,10 +44,6 @@ class Runs:
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job would ignore Ctrl-C
         )
-
-    def table(self, out: Path) -> str:
-        command = [*COMMAND, "table", "own.tiny", str(out), "--format", "csv"]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True).stdout
 
     def log(self) -> list[list[str]]:
         """Return the name and the parent process of every unit that was started."""
@@ -87,12 +86,17 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_run_that_is_killed_ten_times_ends_with_the_same_table(runs: Runs) -> None:
+@pytest.mark.parametrize(
+    ("kills", "preset", "units"), [(3, "some", SOME), pytest.param(10, "quick", UNITS, marks=pytest.mark.slow)]
+)
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_table(
+    kills: int, preset: str, units: int, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
     chance = random.Random(0)
     in_the_middle = 0
-    for number in range(10):
+    for number in range(kills):
         finished, begun = runs.finished() if runs.out.exists() else set(), len(runs.log())
-        process = runs.start(runs.out, workers=2)
+        process = runs.start(runs.out, 2, preset)
         if number % 3:  # while units are being done
             runs.wait_for_log(begun + chance.randint(1, 5), process)
             time.sleep(chance.uniform(0, 0.15))
@@ -105,26 +109,30 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_same_table(runs: Runs) -> 
         process.communicate()
         assert not finished & {name for name, _ in runs.log()[begun:]}
         assert finished <= runs.finished() if runs.out.exists() else not finished
-    assert in_the_middle == 10
+    assert in_the_middle == kills
     finished, begun = runs.finished(), len(runs.log())
-    assert 0 < len(finished) < UNITS
+    assert 0 < len(finished) < units
     before = read_results(runs.out / "results.sqlite")[1]
-    process = runs.start(runs.out, workers=2)
+    process = runs.start(runs.out, 2, preset)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert errors.startswith(f"{len(finished)} of {UNITS} units were finished before\n")
+    assert errors.startswith(f"{len(finished)} of {units} units were finished before\n")
     again = [name for name, _ in runs.log()[begun:]]
-    assert len(again) == len(set(again)) == UNITS - len(finished)
+    assert len(again) == len(set(again)) == units - len(finished)
     assert not finished & set(again)
     after = read_results(runs.out / "results.sqlite")[1]
     assert {name: after[name] for name in before} == before
     assert runs.wait_for_end() == []
 
     whole = runs.folder / "whole"
-    process = runs.start(whole, workers=1)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert runs.table(runs.out) == runs.table(whole)
+    assert (
+        cli.main(["reproduce", "own.tiny", "--preset", preset, "--out", str(whole), "--workers", "1", "--quiet"]) == 0
+    )
+    tables = []
+    for folder in (runs.out, whole):
+        assert cli.main(["table", "own.tiny", str(folder), "--format", "csv"]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] != ""
 
 
 def test_two_processes_share_the_units_of_one_file(runs: Runs) -> None:
@@ -151,7 +159,7 @@ def test_the_units_of_a_killed_process_are_taken_over_by_the_other(runs: Runs) -
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_ends_quickly_and_keeps_what_is_finished(workers: int, runs: Runs) -> None:
-    process = runs.start(runs.out, workers)
+    process = runs.start(runs.out, workers, "some")
     runs.wait_for_log(5, process)
     begun = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
@@ -161,7 +169,7 @@ def test_ctrl_c_ends_quickly_and_keeps_what_is_finished(workers: int, runs: Runs
     assert errors.splitlines()[-1] == "batchbayes reproduce: interrupted"
     assert "Traceback" not in errors
     assert runs.wait_for_end() == []
-    assert 1 <= len(runs.finished()) < UNITS
+    assert 1 <= len(runs.finished()) < SOME
 
 
 ENDED_WHILE_SENDING = """
@@ -186,7 +194,7 @@ def test_workers_that_end_while_they_send_a_result_do_not_block_the_pool(runs: R
     assert runs.wait_for_end() == []
 
 
-@pytest.mark.parametrize("later", [0.0, 0.06, 0.12])
+@pytest.mark.parametrize("later", [0.0, 0.1])
 def test_ctrl_c_while_workers_start_leaves_no_processes(later: float, runs: Runs) -> None:
     process = runs.start(runs.out, workers=2)
     until = time.monotonic() + 60
@@ -203,7 +211,7 @@ def test_ctrl_c_while_workers_start_leaves_no_processes(later: float, runs: Runs
     assert runs.wait_for_end() == []
 
 
-def test_a_full_disk_ends_with_2_and_keeps_what_is_finished(runs: Runs) -> None:
+def test_a_full_disk_ends_with_2_and_keeps_what_is_finished(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """A limit on the file size replaces a full disk, since it needs no permissions."""
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); " + COMMAND[2]
     options = ["reproduce", "own.tiny", "--preset", "large", "--out", str(runs.out), "--workers", "2"]
@@ -214,6 +222,5 @@ def test_a_full_disk_ends_with_2_and_keeps_what_is_finished(runs: Runs) -> None:
     kept = runs.finished()
     assert 0 < len(kept) < UNITS
     assert runs.wait_for_end() == []
-    done = subprocess.run([*COMMAND, *options], env=runs.environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0
-    assert done.stderr.startswith(f"{len(kept)} of {UNITS} units were finished before\n")
+    assert cli.main([*options[:-1], "1"]) == 0
+    assert capsys.readouterr().err.startswith(f"{len(kept)} of {UNITS} units were finished before\n")

@@ -4,6 +4,7 @@ import math
 import numbers
 import operator
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib.util import find_spec
@@ -135,14 +136,25 @@ def require_type(value: object, kind: type | UnionType | tuple[type, ...], *, ex
         raise BatchbayesError(expected=expected, got=f"a {type(value).__name__}", fix=fix)
 
 
-def require_packages(purpose: str, extra: str, **packages: str) -> None:
-    """Raise an error before the work if a package is missing. `packages` maps names of modules to names of packages."""
+def install_command(extra: str = "", package: str = "batchbayes") -> str:
+    """Return the command that installs an extra of ours: of the checkout that this is, or of the installed package."""
+    folder, what = Path(__file__).resolve().parents[3], f"[{extra}]" if extra else ""
+    if not (folder / "papers" / "pyproject.toml").is_file():
+        return f"pip install {shlex.quote(package + what)}"
+    return f"pip install -e {shlex.quote(str(folder if package == 'batchbayes' else folder / 'papers') + what)}"
+
+
+def require_packages(purpose: str, extra: str, *, package: str = "batchbayes", **packages: str) -> None:
+    """Raise an error before the work if a package is missing. `packages` maps names of modules to names of packages.
+
+    `extra` is the extra of our `package` that brings them.
+    """
     missing = [module for module in packages if find_spec(module) is None]
     if missing:
         raise BatchbayesError(
             expected=f"{' and '.join(packages.values())} for {purpose}",
             got=f"no {' and no '.join(missing)}",
-            fix=f"pip install 'batchbayes[{extra}]'",
+            fix=install_command(extra, package),
         )
 
 

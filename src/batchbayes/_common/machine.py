@@ -1,4 +1,7 @@
-"""The process: its memory, its threads, and Ctrl-C while it starts others. What all workers have in common."""
+"""The process: its memory, its threads, and Ctrl-C while it starts others. What all workers have in common.
+
+Torch is imported where it is needed, so that worker processes start quickly.
+"""
 
 import os
 import signal
@@ -9,8 +12,6 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import cache
 
-import torch
-
 
 @cache
 def keep_freed_memory() -> None:
@@ -20,6 +21,8 @@ def keep_freed_memory() -> None:
     block here is never written to, so it costs nothing, and one is enough for the process. Without it page faults took
     a sixth of a training step, and a third of what a draw of the weights costs.
     """
+    import torch
+
     torch.empty(2**25 - 2**13, dtype=torch.uint8)
 
 
@@ -52,6 +55,9 @@ def single_threaded() -> Iterator[None]:
 
 class Workers(Executor):
     """An executor that knows how many units it can do at the same time."""
+
+    about = ""
+    """What to say of the workers in a line of progress."""
 
     @property
     def size(self) -> int:

@@ -5,6 +5,7 @@
 test, `adapt.py` the adaptation, `accuracy.py` the accuracy without labels.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -41,6 +42,7 @@ LARGEST = 1024
 LEVEL = 0.05
 """Windows with a p-value above this leave the network as it is."""
 GATE_WINDOWS = 199
+CONFIDENCE = ("temperature", "intercept", "slope", "error")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,12 @@ class Drift:
         """The numbers of statistics of the sites."""
         return [place.size for place in self.sight.places]
 
+    @property
+    def digest(self) -> str:
+        """What tells this fit from another one. A file of `bb.export` has it."""
+        parts = self.sight.units, self.ordinary.gaussian.mean, self.ordinary.centres
+        return hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts)).hexdigest()[:32]
+
     def report(self, window: Batches, *, inputs: Picker = None) -> DriftReport:
         """Say whether a window of inputs differs from ordinary data, in what, and how accurate the network is on it.
 
@@ -90,6 +98,7 @@ class Drift:
             adapted.trust,
             sure and sure.estimate(adapted.logits, adapted.logits.argmax(1)),
             sure and sure.estimate(adapted.logits, logits.argmax(1)),
+            sure and sure.temperature_of(adapted.logits),
         )
 
     def adapt(self, window: Batches, *, inputs: Picker = None, gate: bool = True) -> BatchNormPosterior:
@@ -142,7 +151,7 @@ class Drift:
         """Return a header of JSON values, and tensors, for `save`."""
         header = self.sight.header() | {"rest": self.ordinary.gaussian.rest, "seed": self.seed}
         if self.confidence:
-            header |= {"temperature": self.confidence.temperature, "error": self.confidence.error}
+            header |= {"confidence": {name: getattr(self.confidence, name) for name in CONFIDENCE}}
         parts = {"moments": self.moments, "ordinary": self.ordinary, "confidence": self.confidence}
         named = {
             f"{name}.{field}": value
@@ -165,7 +174,7 @@ class Drift:
         moments, saved = ClassMoments(**part("moments.")), part("confidence.")
         if moments.within.shape != (2 * sight.units.shape[1],) or ordinary.rows.shape[1] != sight.size + 2:
             raise ValueError(f"moments of shape {tuple(moments.within.shape)} for {sight.size} statistics")
-        confidence = Confidence(header["temperature"], header["error"], **saved) if saved else None
+        confidence = Confidence(**header["confidence"], **saved) if saved else None
         return cls(sight, moments, ordinary, tensors["looks"], confidence, header["seed"])
 
     def __repr__(self) -> str:
@@ -210,6 +219,7 @@ def drift(
         fitted, ordinary, labels = examples[rows[::2]], examples[rows[1::2]][:most], None
     else:
         fitted, (ordinary, labels) = examples, _read(calibration, inputs, most)
+    sight = _with_two_classes(sight, examples[:2], labels)
     if min(len(fitted), len(ordinary)) < FEWEST:
         expected = f"at least {FEWEST} reference and {FEWEST} calibration examples, so that a p-value can be small"
         raise BatchbayesError(expected, f"{len(fitted)} and {len(ordinary)}", "pass more data")
@@ -230,6 +240,22 @@ def drift(
     check_classes("labels of calibration data", labels, num_classes)
     confidence = measure_confidence(ordinary, labels, lambda x: adapt_to(sight, moments, x).logits, seed)
     return replace(found, confidence=confidence)
+
+
+def _with_two_classes(sight: Sight, examples: Tensor, labels: Tensor | None) -> Sight:
+    """Return a sight that takes two outputs for logits if labels say so. Without labels they may be two real values."""
+    if sight.logits or labels is None or not bool(((labels == 0) | (labels == 1)).all()):
+        return sight
+    outputs = sight.network(examples.to(sight.network.device))
+    if outputs.shape[1:] == (2,):
+        return replace(sight, logits=True)
+    if outputs[0].numel() == 1:
+        warn(
+            "the labels are 0 and 1 and the network has one output. Drift looks at the inputs of such a network, but "
+            "not at its classes, so it estimates no accuracy and no sets. For these, wrap the network so that it "
+            "returns the two logits (0, f)."
+        )
+    return sight
 
 
 def sample_of(gaussian: ClassGaussian, statistics: Tensor, logits: Tensor) -> Sample:

@@ -49,6 +49,8 @@ class DriftReport:
     """How often the adapted network is right; None without labelled calibration data."""
     network_accuracy: Estimate | None
     """How often the network as it is is right."""
+    temperature: float | None
+    """Adapted logits are too sure: `bb.predict(drift.adapt(x), x, bb.categorical(temperature=report.temperature))`."""
 
     def __str__(self) -> str:
         """Say it in words."""

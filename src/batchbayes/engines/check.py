@@ -176,6 +176,8 @@ _EXAMPLES: "weakref.WeakKeyDictionary[Linearisable, tuple[Tensor, Kinds]]" = wea
 """Training examples to measure on when it is first needed."""
 _KNOWN: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
 """What was measured for each posterior, with and without contrasts."""
+_OF_FEW: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
+"""The same, measured on few examples: enough for a warning where the linear engine was asked for, not for a choice."""
 _REFUSED: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
 """The same, measured on noisier examples, where the linear engine was not trusted."""
 
@@ -205,9 +207,10 @@ def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool,
     known = _KNOWN.setdefault(posterior, {})
     if (examples := _examples_of(posterior).get(contrasts)) is not None:
         inputs = _like(examples, inputs)
-    found = _tested(posterior, inputs, contrasts, known.get(contrasts), until_sure)
-    if examples is not None or len(inputs) >= CHECK_EXAMPLES[0]:
-        known[contrasts] = found
+    is_few = examples is None and len(inputs) < CHECK_EXAMPLES[0]
+    if is_few and contrasts not in known:
+        known = {} if until_sure else _OF_FEW.setdefault(posterior, {})
+    found = known[contrasts] = _tested(posterior, inputs, contrasts, known.get(contrasts), until_sure)
     return found
 
 
@@ -268,7 +271,8 @@ def known_beyond(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) ->
 
     Where the linear engine is trusted on them, the largest spread that it is trusted up to grows.
     """
-    refused, known = _REFUSED.setdefault(posterior, {}), _KNOWN.get(posterior, {})
+    refused = _REFUSED.setdefault(posterior, {})
+    known = next((each[posterior] for each in (_KNOWN, _OF_FEW) if contrasts in each.get(posterior, {})), {})
     found = refused.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
     is_few = len(inputs) < FEWEST_RANKED and math.isnan(found.rank_correlation) and contrasts not in refused
     if is_few and found.unexplained - found.left_out < MOST_UNEXPLAINED:

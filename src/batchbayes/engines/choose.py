@@ -92,7 +92,7 @@ def _linear_engine(
             return replace(
                 fallback, name=f"sample: not linear enough ({curved:.0%} of the change is the same for opposite draws)"
             )
-    plan, num_outputs = _plan(posterior, inputs, num_samples, seed, contrasts)
+    plan, num_outputs = plan_for(posterior, inputs, num_samples, seed, contrasts)
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
     found = known_linearity(posterior, inputs, contrasts=plan.contrasts, until_sure=fallback is not None)
@@ -109,7 +109,9 @@ _PLANS: "weakref.WeakKeyDictionary[Linearisable, tuple[object, LinearPlan, int]]
 made again and again."""
 
 
-def _plan(posterior: Linearisable, inputs: Any, num_samples: int, seed: int, contrasts: bool) -> tuple[LinearPlan, int]:
+def plan_for(
+    posterior: Linearisable, inputs: Any, num_samples: int, seed: int, contrasts: bool
+) -> tuple[LinearPlan, int]:
     """Return the plan for inputs of this shape, and how many outputs the network has for each example."""
     wanted = ([tensor.shape[1:] for tensor in tensors_of(inputs)], num_samples, seed, contrasts)
     made_for, plan, num_outputs = _PLANS.get(posterior, (None, None, 0))

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from batchbayes.drift.detector import Drift
 from batchbayes.export.export import Exported, export
 from batchbayes.likelihoods import gaussian
 from batchbayes.novelty.detector import Novelty
@@ -40,6 +41,7 @@ def export_recommended(
     path: str | os.PathLike[str],
     inputs: Tensor,
     prepare: nn.Module | None = None,
+    drift: Drift | None = None,
 ) -> Exported:
     """Export a posterior with all that an assessment has noted beside it: what `batchbayes predict` says."""
     is_regression = notes["task"] == "regression"
@@ -54,6 +56,7 @@ def export_recommended(
         threshold=notes["threshold"],
         novelty=novelty,
         novelty_level=notes["novelty_level"],
+        drift=drift,
         prepare=prepare,
         engine=notes["engine"],
         notes={name: json.dumps(value) for name, value in _names(notes).items()},
@@ -82,7 +85,8 @@ def export_posterior(options: ExportOptions) -> Exported:
     inputs, _ = next(iter(data.raw()))
     novelty = load(options.novelty, predictor.network) if options.novelty else predictor.novelty
     prepare = None if data.preprocessing is None else Prepare(data)
-    return export_recommended(predictor.posterior, predictor.notes, novelty, options.out, inputs, prepare)
+    drift = load(options.drift, predictor.network) if options.drift else None
+    return export_recommended(predictor.posterior, predictor.notes, novelty, options.out, inputs, prepare, drift)
 
 
 def export_command(options: ExportOptions) -> None:

@@ -7,22 +7,25 @@ import math
 import os
 import timeit
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from batchbayes import __version__
-from batchbayes._common.checks import as_path, require_type
+from batchbayes._common.checks import as_path, install_command, require_type
 from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
+from batchbayes.drift.detector import Drift
 from batchbayes.errors import BatchbayesError
 from batchbayes.export.onnx_file import BATCH, build_model, plain_model, with_notes
+from batchbayes.export.posteriors import ADAPTED
 from batchbayes.export.program import Intervals, Loop, Program, Threshold, build_program, num_bytes, words_for_exporter
 from batchbayes.likelihoods import Likelihood, require_likelihood
 from batchbayes.novelty.detector import Novelty
@@ -57,7 +60,7 @@ class Exported:
     weight_bytes: int
     """The parameters and buffers of the network."""
     bank_bytes: int
-    """What differs between draws, and the tensors of the novelty detector."""
+    """What differs between draws, and the tensors of novelty and drift."""
     difference: float
     """The largest difference from `predict` on the example inputs: in probabilities and nats, or as a share of the
     largest predicted standard deviation. The file itself was run if it is .onnx and onnxruntime is installed; else
@@ -83,6 +86,7 @@ def export(
     threshold: Threshold = None,
     novelty: Novelty | None = None,
     novelty_level: float = 0.01,
+    drift: Drift | None = None,
     prepare: nn.Module | None = None,
     engine: Literal["sample", "linear"] = "sample",
     keep_draws: bool = False,
@@ -99,6 +103,10 @@ def export(
     `novelty` is a p-value. `flag` says whether an input is above the threshold of uncertainty, unlike the training
     data, or no finite number.
 
+    With `drift=`: `drift_statistics` and `drift_class` of each input are what `Drift` and `Monitor` test (the service
+    does). `adapted_probs` or `adapted_mean` is the prediction of the centre of `drift.adapt(inputs, gate=False)`, where
+    `inputs` are all of the call. The means of `expected_accuracy` and `network_accuracy` are those of `drift.report`.
+
     Args:
         posterior: any posterior whose draws are one network with other tensors, dropout masks or ready views. The
             result of `assess` is exported as it is recommended, with all that follows from it; only path and example
@@ -114,12 +122,12 @@ def export(
         novelty: a detector of `bb.novelty`, which adds one pass of the network.
         novelty_level: inputs with a p-value of at most this are flagged. A detector that was calibrated on few examples
             has no p-value as small as 0.01, and needs a higher level.
+        drift: what `bb.drift` returned, which adds five passes of the network. Runtimes can leave them out.
         prepare: a module that is applied to the inputs first, such as a standardisation.
         engine: as in `predict`. With "linear" the file holds a backward pass for each output instead of the draws.
         keep_draws: whether the file also returns `draws` (N, S, ...), the outputs of every draw. Outputs of one draw
             belong together.
-        notes: texts that the file carries along. `examples/service.py` reads "columns", "targets" and "classes", as
-            JSON.
+        notes: texts that the file carries along. `batchbayes serve` reads "columns", "targets" and "classes", as JSON.
 
     >>> import tempfile, batchbayes as bb
     >>> network = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
@@ -132,27 +140,38 @@ def export(
     from batchbayes.report.result import Assessment
 
     if isinstance(posterior, Assessment):
-        return export_recommended(posterior.posterior, posterior.notes, posterior.novelty, path, example_inputs)
+        return export_recommended(
+            posterior.posterior, posterior.notes, posterior.novelty, path, example_inputs, drift=drift
+        )
     require_posterior(posterior)
     require_likelihood(likelihood)
     assert likelihood is not None
     target, examples = _target(path), _examples(example_inputs)
     drawn: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "engine": _engine(posterior, engine)}
     flags: dict[str, Any] = {"threshold": threshold, "novelty": novelty, "novelty_level": novelty_level}
-    _require_flags(posterior, threshold, novelty, novelty_level)
+    _require_flags(threshold, novelty, novelty_level)
+    _require_own_network(posterior, novelty, Novelty, "a detector of bb.novelty")
+    _require_own_network(posterior, drift, Drift, "what bb.drift returned")
     _require_precision(target, examples)
     prepare = _own_copy(prepare)
     ready = examples if prepare is None else prepare(examples.clone())
     predictive = predict(posterior, ready, likelihood, **drawn, keep_draws=keep_draws or None)
     program = build_program(
-        posterior, examples, likelihood, **drawn, **flags, conformal=conformal, prepare=prepare, keep_draws=keep_draws
-    )
+        posterior, examples, likelihood, **drawn, **flags, conformal=conformal, drift=drift, prepare=prepare,
+        keep_draws=keep_draws,
+    )  # fmt: skip
     with torch.no_grad():
         found = program(examples)
     wanted, opset, few = _shown(predictive, found), None, examples[:TIMED]
+    if drift is not None:
+        point = drift.adapted(ready)
+        point = replace(point, deviations=torch.zeros_like(point.deviations))
+        adapted = _shown(predict(point, ready, likelihood), found)
+        wanted |= {new: adapted[old] for old, new in ADAPTED.items() if old in adapted}
     difference = _require_equal(found, wanted)
     told = {"batchbayes": __version__, "posterior": repr(posterior), "likelihood": repr(likelihood)}
     told |= {"draws": str(num_draws(posterior, num_samples)), "seed": str(seed), "engine": drawn["engine"]}
+    told |= {} if drift is None else {"drift": drift.digest}
     told |= notes or {}
     if target.suffix == ".onnx":
         model = build_model(program, examples[:EXAMPLES])
@@ -168,7 +187,7 @@ def export(
         content = _torch_file(program, examples[:EXAMPLES], told | {"passes": f"{passes:.3g}"})
     with words_for_disk_errors(target), atomic_path(target) as written:
         written.write_bytes(content)
-    return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty), difference, passes)
+    return Exported(target, tuple(found), opset, len(content), *_sizes(program, novelty, drift), difference, passes)
 
 
 def _target(given: str | os.PathLike[str]) -> Path:
@@ -183,7 +202,7 @@ def _target(given: str | os.PathLike[str]) -> Path:
         raise BatchbayesError(
             expected="the packages onnx and onnxscript for an .onnx file",
             got=f"no {' and no '.join(missing)}",
-            fix="pip install 'batchbayes[export]', or write a .pt2 file",
+            fix=f"{install_command('export')}, or write a .pt2 file",
         )
     return path
 
@@ -204,26 +223,29 @@ def _require_precision(path: Path, examples: Tensor) -> None:
         )
 
 
-def _require_flags(posterior: Posterior, threshold: Threshold, novelty: object, novelty_level: float) -> None:
-    """Raise an error for limits that flag nothing, and for a detector of another network or of no network."""
+def _require_flags(threshold: Threshold, novelty: Novelty | None, novelty_level: float) -> None:
+    """Raise an error for limits that flag nothing."""
     each = threshold if isinstance(threshold, list | tuple) else [] if threshold is None else [threshold]
     if not all(isinstance(one, Real) and not math.isnan(one) for one in each):
         got = f"{threshold!r}, which flags nothing"
         raise BatchbayesError(expected="a threshold of uncertainty", got=got, fix="pass a number, or leave it out")
-    if novelty is None:
+    if isinstance(novelty, Novelty):
+        novelty.checked_level(novelty_level)
+
+
+def _require_own_network(posterior: Posterior, watching: Any, kind: type, what: str) -> None:
+    """Raise an error for a detector of another network or of no network."""
+    if watching is None:
         return
-    fix = "pass the detector; an assessment writes it to novelty.safetensors"
-    require_type(novelty, Novelty, expected="a detector of bb.novelty", fix=fix)
-    assert isinstance(novelty, Novelty)
-    novelty.checked_level(novelty_level)
+    require_type(watching, kind, expected=what, fix="pass what was fitted, or what bb.load has read")
     if not posterior.needs_weights:  # it was not fitted around the weights of the user's network
         return
-    own, other = (getattr(getattr(each, "network", None), "module", None) for each in (posterior, novelty.sight))
+    own, other = (getattr(getattr(each, "network", None), "module", None) for each in (posterior, watching.sight))
     if own is not other and own is not None and other is not None and fingerprint(own) != fingerprint(other):
         raise BatchbayesError(
-            expected="a detector of novelty that was fitted to the network of the posterior",
+            expected=f"{what}, fitted to the network of the posterior",
             got="one of a network with other weights",
-            fix="call bb.novelty with the same network",
+            fix=f"call bb.{kind.kind} with the same network",
         )
 
 
@@ -314,9 +336,10 @@ def _price(program: Program, inputs: Tensor) -> float:
 
 
 def _ratio(run: Run, plain: Run, inputs: Tensor, ready: Tensor) -> float:
-    """Return the time of one function on inputs over that of another on prepared inputs: the shortest of a few."""
-    pairs = ((run, inputs), (plain, ready.clone()))
-    whole, one = (min(timeit.repeat(partial(*pair), repeat=REPEATED, number=1)) for pair in pairs)
+    """Return the time of one function on inputs over that of another on prepared inputs: medians of turns."""
+    pairs = [partial(run, inputs), partial(plain, ready.clone())]
+    turns = [[timeit.timeit(each, number=1) for each in pairs] for _ in range(REPEATED + 1)][1:]  # the first warms up
+    whole, one = map(median, zip(*turns, strict=True))
     return whole / one
 
 
@@ -330,8 +353,11 @@ def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> 
     return content.getvalue()
 
 
-def _sizes(program: Program, novelty: Novelty | None) -> tuple[int, int]:
-    """Return the bytes of the weights, and those of the bank and the detector."""
-    network, draws, detector = program.network, program.draws, {} if novelty is None else novelty.state()[1]
+def _sizes(program: Program, novelty: Novelty | None, drift: Drift | None) -> tuple[int, int]:
+    """Return the bytes of the weights, and those of the bank and the detectors."""
+    network, draws = program.network, program.draws
     bank = num_bytes(draws.step.rows()) if isinstance(draws, Loop) else draws.moves.num_bytes
-    return num_bytes([*network.parameters(), *network.buffers()]), bank + num_bytes(list(detector.values()))
+    held = [] if novelty is None else list(novelty.state()[1].values())
+    parts = [] if drift is None else [drift.moments, drift.ordinary.gaussian]
+    held += [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
+    return num_bytes([*network.parameters(), *network.buffers()]), bank + num_bytes(held)

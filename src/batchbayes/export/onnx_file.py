@@ -45,7 +45,12 @@ def build_model(program: Program, example: Tensor) -> Any:
         found += graph.add("detector", _exported(program.detector, (ready,), [True]), x)
     is_batch = [True, [True] * len(state), *[True] * len(p_value)]
     finish = _exported(program.finish, (example, state, *p_value), is_batch)
-    return graph.model(graph.add("finish", finish, [taken, *found]), wanted, example)
+    said = graph.add("finish", finish, [taken, *found])
+    if program.drift is not None:
+        said += graph.add("drift", _exported(program.drift, (ready,), [True]), x)
+        with torch.no_grad():
+            wanted |= program.drift(ready)
+    return graph.model(said, wanted, example)
 
 
 def with_notes(model: Any, notes: Mapping[str, str]) -> Any:

@@ -5,7 +5,8 @@ posterior is asked for its draws, and what each of them puts into the network is
 
 Views in a file: the transforms of `methods/views`, with their parameters read from a bank instead of drawn.
 
-The novelty detector as a torch module: inputs in, p-values out. It computes what `Novelty.report` computes.
+The novelty detector as a torch module: inputs in, p-values out. It computes what `Novelty.report` computes. Drift
+likewise: the statistics of each input, and the prediction that is adapted to all inputs of a call.
 """
 
 import math
@@ -20,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchbayes._common.rng import even_numbers
+from batchbayes.drift.adapt import ClassMoments, adapt_to
+from batchbayes.drift.detector import Drift, sample_of
 from batchbayes.errors import BatchbayesError
 from batchbayes.export.linear import run_network
 from batchbayes.methods.laplace.last_layer_laplace import LaplacePosterior
@@ -35,10 +38,12 @@ from batchbayes.methods.views.transforms import (
 from batchbayes.methods.views.with_views import ViewsPosterior
 from batchbayes.network.function import Network
 from batchbayes.novelty.detector import Novelty
-from batchbayes.novelty.scores import TAIL, TIE
-from batchbayes.novelty.statistics import FLOOR, Place, kept_outputs
+from batchbayes.novelty.scores import TAIL, TIE, ClassGaussian
+from batchbayes.novelty.statistics import FLOOR, Place, Sight, kept_outputs
 from batchbayes.posterior import Posterior
 
+ADAPTED = {"probs": "adapted_probs", "pred_mean": "adapted_mean"}
+"""Outputs of a file, and their names if they are adapted."""
 Masks = tuple[tuple[Tensor, Tensor], ...]
 """Factor and offset of each call of a dropout layer in a forward pass."""
 
@@ -258,26 +263,15 @@ def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
     return F.grid_sample(fine, grid, padding_mode=outside, align_corners=False).to(images.dtype)
 
 
-class Detector(nn.Module):
+class Watched(nn.Module):
     """One more pass of the network, with its batch-norm sites watched."""
 
-    def __init__(self, detector: Novelty, network: Network) -> None:
+    def __init__(self, sight: Sight, network: Network) -> None:
         super().__init__()
-        self.network, self._run, self._sight = network.module, partial(run_network, network), detector.sight
+        self.network, self._run, self._sight = network.module, partial(run_network, network), sight
         # torch.export wants tensors that are in the order of their memory, and warns of others.
-        gaussian = replace(detector.gaussian, directions=detector.gaussian.directions.contiguous())
-        self._parts = replace(detector, gaussian=gaussian).parts
-        units = self._sight.units.split([place.channels for place in self._sight.places], dim=1)
+        units = sight.units.split([place.channels for place in sight.places], dim=1)
         self._units = [unit.contiguous() for unit in units]
-        self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
-        self._calibration = detector.calibration_scores.double()  # (m,)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the share of ordinary inputs that are at least as unusual, (N,)."""
-        found = self._surprise(self._parts(*self._see(inputs))[0])
-        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
-        at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
-        return ((1 + at_least) / (len(self._calibration) + 1)).float()
 
     def _see(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the statistics (N, D) of all sites, and the logits (N, K), as `Sight` does."""
@@ -291,6 +285,23 @@ class Detector(nn.Module):
         logits = kept_outputs(self._run(inputs, before=before), self._sight.logits)
         return torch.cat([seen[place.name] for place in places], 1), logits
 
+
+class Detector(Watched):
+    """From inputs to p-values of novelty."""
+
+    def __init__(self, detector: Novelty, network: Network) -> None:
+        super().__init__(detector.sight, network)
+        self._parts = replace(detector, gaussian=_in_order(detector.gaussian)).parts
+        self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
+        self._calibration = detector.calibration_scores.double()  # (m,)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the share of ordinary inputs that are at least as unusual, (N,)."""
+        found = self._surprise(self._parts(*self._see(inputs))[0])
+        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
+        at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
+        return ((1 + at_least) / (len(self._calibration) + 1)).float()
+
     def _surprise(self, parts: Tensor) -> Tensor:
         """Return -log p of each part (N, parts) among the ordinary ones, as `ranks.surprise` does."""
         count = len(self._ordinary)
@@ -301,6 +312,48 @@ class Detector(nn.Module):
         ranks = -((1 + at_least) / (count + 1)).log()
         beyond = (parts - start) / excess - math.log((1 + tail) / (count + 1))
         return torch.where(parts > start, beyond, ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class _Traced(Network):
+    """A network that the code of `drift` runs while it is traced."""
+
+    def __call__(self, inputs: Any, **changes: Any) -> Tensor:  # type: ignore[override]
+        return run_network(self, inputs, **changes)
+
+
+class Drifted(Watched):
+    """From inputs to their drift statistics, and to predictions that are adapted to all inputs of the call.
+
+    It runs the code of `drift` itself. There is no gate: the test compares with windows of ordinary inputs, which would
+    make the file large. The mean of `drift_statistics` over a window is all that the test needs of it.
+    """
+
+    def __init__(self, drift: Drift, network: Network, finish: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        """`finish` returns what is said, by name, about outputs (N, ...) of the network."""
+        super().__init__(drift.sight, network)
+        self._traced = replace(drift.sight, network=_Traced(network.module, network.output))
+        moments = {name: tensor.contiguous() for name, tensor in vars(drift.moments).items() if name[0] != "_"}
+        self._moments, self._gaussian = ClassMoments(**moments), _in_order(drift.ordinary.gaussian)
+        self._moments._unmixing  # noqa: B018  # computed here, because a file cannot invert a matrix
+        self._confidence, self._finish = drift.confidence, finish
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        """Return outputs of the file by name."""
+        statistics, logits = self._see(inputs)
+        rows, classes = sample_of(self._gaussian, statistics, logits)
+        outputs = adapt_to(self._traced, self._moments, inputs).logits
+        found = self._finish(outputs.float())
+        shown = {new: found[old] for old, new in ADAPTED.items() if old in found}
+        if self._confidence is not None:
+            probs, answers = self._confidence.probs(outputs), (outputs.argmax(1), logits.argmax(1))
+            right = (probs.gather(1, each[:, None])[:, 0].float() for each in answers)
+            shown |= dict(zip(("expected_accuracy", "network_accuracy"), right, strict=True))
+        return {"drift_statistics": rows, "drift_class": classes, **shown}
+
+
+def _in_order(gaussian: ClassGaussian) -> ClassGaussian:
+    return replace(gaussian, directions=gaussian.directions.contiguous())
 
 
 def _statistics(h: Tensor, unit: Tensor, positions: bool) -> Tensor:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.checks import whole_number
+from batchbayes.calibrate import flag_limits
+from batchbayes.drift.detector import Drift
 from batchbayes.errors import BatchbayesError
 from batchbayes.export.linear import Heads, Moves, linear_moves, run_network
-from batchbayes.export.posteriors import Bank, BankedView, Detector, bank_views, fill_bank
+from batchbayes.export.posteriors import Bank, BankedView, Detector, Drifted, bank_views, fill_bank
 from batchbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -36,9 +38,6 @@ from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predictive import RunningBernoulli, at_least_single
 
-ROUNDING = 1e-5
-"""How far above the threshold an uncertainty must be for a flag: in nats, or as a share of a standard deviation. A file
-rounds otherwise than `predict`, which may have set the threshold to the uncertainty of a row."""
 MOST_JOINT = 64
 """Up to this number of real outputs, a file has their covariance."""
 
@@ -254,11 +253,8 @@ class Finish(nn.Module):
 
     def __init__(self, summary: Summary, count: int, threshold: Threshold, level: float, keep: bool) -> None:
         super().__init__()
-        self._threshold = None
-        if threshold is not None:
-            each = torch.as_tensor(threshold, dtype=torch.float64).reshape(-1)
-            unit = torch.ones_like(each) if isinstance(summary, ClassSummary) else each.abs()
-            self._threshold = each + ROUNDING * unit
+        in_nats = isinstance(summary, ClassSummary)
+        self._limits = torch.finfo(torch.float64).max if threshold is None else flag_limits(threshold, in_nats=in_nats)
         self._summary, self._count, self._level, self._keep = summary, count, level, keep
 
     def forward(self, inputs: Tensor, state: State, p_value: Tensor | None = None) -> dict[str, Tensor]:
@@ -273,8 +269,7 @@ class Finish(nn.Module):
         """
         sums = state[:-1] if self._keep else state
         found, uncertainty = self._summary.finish(sums, self._count)
-        limit = torch.finfo(torch.float64).max if self._threshold is None else self._threshold
-        flag = ~(uncertainty.double() <= limit).all(1)  # also for NaN
+        flag = ~(uncertainty.double() <= self._limits).all(1)  # also for NaN
         if inputs.is_floating_point():
             flag = flag | ~(inputs.abs() <= torch.finfo(inputs.dtype).max).flatten(1).all(1)
         if self._keep:
@@ -294,16 +289,18 @@ class Program(nn.Module):
         draws: Loop | AtOnce,
         finish: Finish,
         detector: nn.Module | None,
+        drift: nn.Module | None,
         network: nn.Module,
     ) -> None:
         super().__init__()
         self.prepare, self.draws, self.finish = prepare, draws, finish
-        self._others = detector, network  # no submodules: torch.export cannot have the network in two
+        self._others = detector, drift, network  # no submodules: torch.export cannot have the network in two
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         """Make all draws, and say what they say."""
         ready = self.ready(inputs)
-        return self.finish(inputs, self.draws(ready), None if self.detector is None else self.detector(ready))
+        found = self.finish(inputs, self.draws(ready), None if self.detector is None else self.detector(ready))
+        return found if self.drift is None else found | self.drift(ready)
 
     def ready(self, inputs: Tensor) -> Tensor:
         """Return the inputs of the network."""
@@ -314,8 +311,12 @@ class Program(nn.Module):
         return self._others[0]
 
     @property
-    def network(self) -> nn.Module:
+    def drift(self) -> nn.Module | None:
         return self._others[1]
+
+    @property
+    def network(self) -> nn.Module:
+        return self._others[2]
 
 
 @contextmanager
@@ -351,6 +352,7 @@ def build_program(
     threshold: Threshold = None,
     novelty: Novelty | None = None,
     novelty_level: float = 0.01,
+    drift: Drift | None = None,
     prepare: nn.Module | None = None,
     engine: Literal["sample", "linear"] = "sample",
     keep_draws: bool = False,
@@ -373,9 +375,16 @@ def build_program(
     else:
         draws = Loop(_step(posterior, network, ready, summary, count, seed, count if keep_draws else 0), ready)
     finish = Finish(summary, count, threshold, novelty_level, keep_draws)
-    seen = network if novelty is None or posterior.needs_weights else _copied(novelty)
-    detector = None if novelty is None else Detector(novelty, seen)
-    return Program(prepare, draws, finish, detector, network.module).eval()
+
+    def watched(by: Novelty | Drift) -> Network:
+        return network if posterior.needs_weights else _copied(by)
+
+    def said(outputs: Tensor) -> dict[str, Tensor]:
+        return summary.finish(summary.total(outputs[None]), 1)[0]
+
+    detector = None if novelty is None else Detector(novelty, watched(novelty))
+    drifted = None if drift is None else Drifted(drift, watched(drift), said)
+    return Program(prepare, draws, finish, detector, drifted, network.module).eval()
 
 
 def _step(
@@ -389,7 +398,7 @@ def _step(
     return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary, keep)
 
 
-def _copied(posterior: Posterior | Novelty) -> Network:
+def _copied(posterior: Posterior | Novelty | Drift) -> Network:
     """Return a copy of the posterior's network on the CPU, because torch's exporter works inside of modules."""
     network = getattr(posterior, "network", None)
     if not isinstance(network, Network):

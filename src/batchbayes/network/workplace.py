@@ -171,7 +171,9 @@ class Workplace:
             for part in self._parts:
                 part.ours["training"] = False
             return True
-        _undo(self._tensors)
+        for registry, key, own in reversed(self._tensors):
+            registry[key] = own
+        self._tensors.clear()
         for part in self._copying:
             part.put_back()
         return not self._is_disturbed()

@@ -85,8 +85,8 @@ def assess(
         out: a folder that does not exist yet, for report.html and all other files. `save` writes them later.
         overwrite: whether to replace the files of an earlier assessment in that folder.
         settings: `batch_size=` of the training, unless `train` is a loader; and `task`, `class_names`, `unit`,
-            `ignore_label`, `method`, `views`, `budget`, `center`, `engine`, `draws`, `seed`. They are the options of
-            `batchbayes assess`, and its `--help` explains them.
+            `ignore_label`, `method`, `views`, `budget`, `center`, `engine`, `draws`, `changes`, `seed`. They are the
+            options of `batchbayes assess`, and its `--help` explains them.
 
     >>> from torch.nn import BatchNorm1d, Linear, Sequential
     >>> network = Sequential(Linear(2, 8), BatchNorm1d(8), Linear(8, 3))
@@ -166,6 +166,8 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     more = {} if show is None else {"show": show}
     found: Assessment = resolve(ASSESSORS[case.task])(case, **more)
     found = replace(found, terms={**found.terms, "What was tried": found_in(case)})
+    if case.settings.changes:
+        found = resolve("batchbayes.report.compare.changes:with_changes")(found)
     if caution := caution_of(found.recommended.candidate):
         warn(caution)
     test = case.test.whole() if case.split_off else case.test

@@ -13,13 +13,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from batchbayes import __version__
-from batchbayes._common.cluster import RESTARTS, Cluster, ClusterWorkers, find_cluster
+from batchbayes._common.checks import require_packages
+from batchbayes._common.cluster import PACKAGES, TICK_SECONDS, Cluster, ClusterWorkers, find_cluster
 from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes._common.progress import Progress
 from batchbayes._common.text import count
@@ -31,9 +32,11 @@ from batchbayes.report.read.examples import READ_SIZE, Examples
 from batchbayes.report.read.images import visible
 from batchbayes.report.read.sources import ARRAYS, READ_IN_PART, example_shape, is_function
 from batchbayes.report.read.tables import TABLES
-from batchbayes.report.write import NOVELTY, print_rows, write_json
+from batchbayes.report.write import NOVELTY, parquet_bytes, print_rows, write_json
 
 PLAN, POSTERIOR, WEIGHTS = "parts.json", "posterior.safetensors", "weights-"
+PARQUET_PLAN = f"_{PLAN}"
+"""Programs that read a folder of Parquet files leave out what begins so."""
 PART_NUMBERS, MOST_ROWS = 2**22, 2**16
 """Largest number of input numbers (16 MiB) and of rows of a part. It has at least the rows that are read together."""
 
@@ -53,6 +56,8 @@ def parts_command(options: PredictOptions) -> None:
     assert options.parts is not None
     if options.out or options.maps:
         raise BatchbayesError(expected="--parts alone", got="--out or --maps beside it", fix="leave them out")
+    if options.parquet:
+        require_packages("Parquet", "parquet", pyarrow="pyarrow")
     cluster = find_cluster(options.cluster, options.scheduler_file)
     with running(options), noted_warnings(), words_for_disk_errors(options.parts):
         parts = predict_parts(options, cluster)
@@ -67,15 +72,18 @@ def predict_parts(options: PredictOptions, cluster: Cluster | None = None) -> li
     """Make all parts that are not in the folder yet. Return all parts."""
     assert options.parts is not None
     folder, predictor = options.parts, Predictor.load(options)
-    parts = cut_into_parts(find_sources(options.input), predictor)
+    parts = cut_into_parts(find_sources(options.input), predictor, ".parquet" if options.parquet else ".csv")
     _start(folder, parts, options, predictor.notes)
     missing = [part for part in parts if not (folder / part.file).exists()]
-    made = _made_here(predictor, missing) if cluster is None else _made_there(options, missing, cluster)
     warned: set[str] = set()
-    with Progress("predicting parts", len(missing)) as shown:
-        for part, (text, warnings) in made:
-            with atomic_path(folder / part.file) as partial:
-                partial.write_text(text, encoding="utf-8")
+    with Progress("predicting parts", len(missing), lines=True) as shown:
+        if len(missing) < len(parts):
+            shown.say(f"{len(parts) - len(missing)} of {count(len(parts), 'part')} were made before")
+        shown.advance(0)
+        made = _made_here(predictor, missing) if cluster is None else _made_there(options, missing, cluster, shown)
+        for part, (content, warnings) in made:
+            with atomic_path(folder / part.file) as path:
+                path.write_bytes(content)
             for warning in set(warnings) - warned:
                 warn(f"{part.source}: {warning}")
             warned |= set(warnings)
@@ -99,7 +107,7 @@ def find_sources(inputs: Sequence[str]) -> list[Path]:
     return found
 
 
-def cut_into_parts(sources: Sequence[Path], predictor: Predictor) -> list[Part]:
+def cut_into_parts(sources: Sequence[Path], predictor: Predictor, suffix: str = ".csv") -> list[Part]:
     """Return the parts of all sources. The batches inside of them are those in which a whole file is read."""
     ranges: list[tuple[Path, range]] = []
     for source in sources:
@@ -109,7 +117,7 @@ def cut_into_parts(sources: Sequence[Path], predictor: Predictor) -> list[Part]:
         rows = max(1, rows // READ_SIZE) * READ_SIZE
         ranges += [(source, range(start, min(start + rows, size))) for start in range(0, size, rows)]
     return [
-        Part(f"part-{number:05}.csv", str(source), rows.start, rows.stop)
+        Part(f"part-{number:05}{suffix}", str(source), rows.start, rows.stop)
         for number, (source, rows) in enumerate(ranges)
     ]
 
@@ -118,13 +126,12 @@ def _start(folder: Path, parts: Sequence[Part], options: PredictOptions, notes: 
     """Make the folder and write the plan, or require that an earlier run had the same plan."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = {
-        "batchbayes": __version__,
+        **_origin(notes),
         "posterior": hashlib.sha256(options.posterior.read_bytes()).hexdigest(),
-        **{name: notes[name] for name in ("task", "draws", "seed", "engine")},
         "changed": {part.source: os.stat(part.source).st_mtime_ns for part in parts},
         "parts": [asdict(part) for part in parts],
     }
-    path = folder / PLAN
+    path = folder / (PARQUET_PLAN if options.parquet else PLAN)
     if not path.exists():
         if any(folder.iterdir()):
             raise BatchbayesError(
@@ -137,8 +144,12 @@ def _start(folder: Path, parts: Sequence[Part], options: PredictOptions, notes: 
             got="others",
             fix="choose another --parts, or give the command that was stopped",
         )
-    for partial in folder.glob(".part-*.partial"):
-        partial.unlink()
+    for unfinished in folder.glob(".part-*.partial"):
+        unfinished.unlink()
+
+
+def _origin(notes: Mapping[str, Any]) -> dict[str, Any]:
+    return {"batchbayes": __version__, **{name: notes[name] for name in ("task", "draws", "seed", "engine")}}
 
 
 @dataclass
@@ -148,13 +159,16 @@ class PartMaker:
     predictor: Predictor
     last: tuple[str, Examples] | None = None
 
-    def make(self, part: Part, path: str) -> tuple[str, list[str]]:
-        """Return the predictions of a part as CSV, and warnings."""
+    def make(self, part: Part, path: str) -> tuple[bytes, list[str]]:
+        """Return the file of a part, and warnings. All Parquet files have the same columns, also without ids."""
         text, rows = io.StringIO(), range(part.start, part.stop)
         with noted_warnings(quiet=True) as warnings:
-            found = self.predictor.rows(self._read(path, rows), part.source)
-        print_rows(text, found | {"row": list(rows)})
-        return text.getvalue(), list(warnings)
+            found = self.predictor.rows(self._read(path, rows), part.source) | {"row": list(rows)}
+        if part.file.endswith(".parquet"):
+            first = {"source": found["source"], "row": found["row"], "id": [""] * len(rows)}
+            return parquet_bytes(first | found, _origin(self.predictor.notes)), list(warnings)
+        print_rows(text, found)
+        return text.getvalue().encode(), list(warnings)
 
     def _read(self, path: str, rows: range) -> Examples:
         if Path(path).suffix.lower() in READ_IN_PART:
@@ -164,7 +178,7 @@ class PartMaker:
         return self.last[1].between(rows)
 
 
-Made = Iterator[tuple[Part, tuple[str, list[str]]]]
+Made = Iterator[tuple[Part, tuple[bytes, list[str]]]]
 
 
 def _made_here(predictor: Predictor, parts: Sequence[Part]) -> Made:
@@ -172,29 +186,26 @@ def _made_here(predictor: Predictor, parts: Sequence[Part]) -> Made:
     return ((part, maker.make(part, part.source)) for part in parts)
 
 
-def _made_there(options: PredictOptions, parts: Sequence[Part], cluster: Cluster) -> Made:
+def _made_there(options: PredictOptions, parts: Sequence[Part], cluster: Cluster, shown: Progress) -> Made:
     """Yield parts as workers finish them. Each worker has one part in work and one that waits."""
     left, kit = list(parts), _packed(options)
-    for attempt in range(1 + RESTARTS):
-        try:
-            with ClusterWorkers(cluster, kit) as workers:
-                running: dict[Future[Any], Part] = {}
-                while left:
-                    waiting = [part for part in left if part not in running.values()]
-                    for part in waiting[: max(0, 2 * workers.size - len(running))]:
-                        running[workers.submit(make_part, part, os.path.abspath(part.source))] = part
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        part = running.pop(future)
-                        yield part, future.result()
-                        left.remove(part)
-            return
-        except BrokenExecutor as error:
-            if attempt == RESTARTS:
-                raise BatchbayesError(
-                    expected="workers that live until their work is done",
-                    got=f"workers that ended again and again, or no scheduler ({error})",
-                    fix="check whether memory is short; finished parts are kept, and the same command continues",
-                ) from error
+    packages = (*PACKAGES, "pyarrow") if options.parquet else PACKAGES
+    running: dict[Future[Any], Part] = {}
+    with ClusterWorkers(cluster, kit, packages, partial(shown.say, always=True)) as workers:
+        while left or running:
+            room = max(0, 2 * workers.size - len(running))
+            running |= {workers.submit(make_part, part, os.path.abspath(part.source)): part for part in left[:room]}
+            left, shown.about = left[room:], workers.about
+            shown.advance(0)
+            for future in wait(running, TICK_SECONDS, FIRST_COMPLETED).done:
+                try:
+                    yield running.pop(future), future.result()
+                except BrokenExecutor as error:
+                    raise BatchbayesError(
+                        expected="workers that live until their work is done",
+                        got=f"workers that ended again and again ({error})",
+                        fix="check whether memory is short; finished parts are kept, and the same command continues",
+                    ) from error
 
 
 @dataclass(frozen=True)
@@ -223,6 +234,6 @@ def _packed(options: PredictOptions) -> Kit:
     return Kit(options, {name: path.read_bytes() for name, path in named.items() if name != NOVELTY or path.is_file()})
 
 
-def make_part(kit: Kit, part: Part, path: str) -> tuple[str, list[str]]:
+def make_part(kit: Kit, part: Part, path: str) -> tuple[bytes, list[str]]:
     """Make a part, in a worker."""
     return kit.maker.make(part, path)

@@ -89,10 +89,9 @@ def predict_command(options: PredictOptions) -> None:
     if options.parts is not None:
         resolve("batchbayes.report.parts:parts_command")(options)
         return
-    if len(options.input) > 1 or options.cluster or options.scheduler_file:
-        raise BatchbayesError(
-            expected="--parts DIR beside several inputs or a cluster", got="none", fix="name a folder for the parts"
-        )
+    if len(options.input) > 1 or options.cluster or options.scheduler_file or options.parquet:
+        expected = "--parts DIR beside several inputs, a cluster or --parquet"
+        raise BatchbayesError(expected=expected, got="none", fix="name a folder for the parts")
     if options.out is not None:
         require_new_file(options.out)
     with running(options), noted_warnings():
@@ -174,10 +173,11 @@ def _require_intervals(notes: Mapping[str, Any]) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(f"intervals that cannot be read ({error!r})"[:200]) from error
     for reach in reaches:
-        edges = [edge for ramp in reach.ramps for edge in ramp]
-        fits = len(reach.below) == len(reach.above) == len(reach.ramps) + 1 and all(map(_number, edges))
+        edges = [list(side) for side in zip(*reach.ramps, strict=True)]  # all starts, all stops
+        fits = len(reach.below) == len(reach.above) == len(reach.ramps) + 1
+        fits = fits and all(_number(edge) for side in edges for edge in side) and all(a <= b for a, b in reach.ramps)
         values = [*reach.below, *reach.above]
-        if not fits or edges != sorted(edges) or not all(map(_number, values)) or sum(values) < 0:
+        if not fits or any(side != sorted(side) for side in edges) or not all(map(_number, values)) or sum(values) < 0:
             raise _damaged(f"intervals {reach}"[:200])
 
 

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,6 +37,7 @@ from batchbayes.saving import save
 NOVELTY = "novelty.safetensors"
 """Name of the file with the detector of novelty, beside that of the posterior."""
 SPRITE_COLUMNS = 20
+TEXT_COLUMNS = ("source", "id", "why")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -95,8 +95,8 @@ def require_new_file(path: Path) -> None:
 def require_extras(*, parquet: bool = False) -> None:
     """Raise an error if a package that the report needs is not installed."""
     require_packages("the report", "report", matplotlib="matplotlib", jinja2="jinja2", PIL="pillow")
-    if parquet and find_spec("pyarrow") is None:
-        raise BatchbayesError(expected="pyarrow for Parquet", got="no pyarrow", fix="pip install pyarrow")
+    if parquet:
+        require_packages("Parquet", "parquet", pyarrow="pyarrow")
 
 
 def save_assessment(found: Assessment, out: Path, *, overwrite: bool, parquet: bool) -> Path:
@@ -120,7 +120,8 @@ def write_files(folder: Path, found: Assessment, parquet: bool) -> None:
         _save_sprite(found.thumbnails, folder / "figures" / "thumbnails.jpg")
     write_rows(folder / "predictions.csv", found.rows)
     if parquet:
-        write_parquet(folder / "predictions.parquet", found.rows)
+        content = parquet_bytes(found.rows, {"batchbayes": __version__, "task": found.case.task})
+        (folder / "predictions.parquet").write_bytes(content)
     if found.novelty is not None:
         save(found.novelty, folder / NOVELTY)
     save(found.posterior, folder / "posterior.safetensors", notes={**found.notes, "novelty": found.novelty is not None})
@@ -239,14 +240,19 @@ def print_rows(file: TextIO, rows: Rows) -> None:
         writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell for cell in cells])
 
 
-def write_parquet(path: Path, rows: Rows) -> None:
-    """Write a .parquet file."""
+def parquet_bytes(rows: Rows, origin: Mapping[str, Any]) -> bytes:
+    """Return rows as the content of a .parquet file. An empty cell is null; an empty column holds numbers or texts."""
     import pyarrow  # pyright: ignore[reportMissingImports]
     from pyarrow import parquet  # pyright: ignore[reportMissingImports]
 
-    cells = {key: [None if cell == "" else cell for cell in column] for key, column in rows.items()}
-    with atomic_path(path) as partial:
-        parquet.write_table(pyarrow.table(cells), partial)
+    columns = {}
+    for name, column in rows.items():
+        cells = [None if cell == "" else cell for cell in column]
+        empty = None if any(cell is not None for cell in cells) else pyarrow.float64()
+        columns[name] = pyarrow.array(cells, pyarrow.string() if name in TEXT_COLUMNS else empty)
+    table = pyarrow.table(columns).replace_schema_metadata({key: str(value) for key, value in origin.items()})
+    parquet.write_table(table, content := pyarrow.BufferOutputStream())
+    return content.getvalue().to_pybytes()
 
 
 def _save_sprite(thumbnails: Thumbnails, path: str | os.PathLike[str]) -> None:

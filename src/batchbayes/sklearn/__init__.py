@@ -6,9 +6,11 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "sklearn":
         raise
+    from batchbayes._common.checks import install_command
+
     raise ModuleNotFoundError(
         "expected scikit-learn for the estimators of batchbayes.sklearn; got no sklearn. Do this: "
-        "pip install 'batchbayes[sklearn]'.",
+        f"{install_command('sklearn')}.",
         name=error.name,
     ) from error
 

@@ -31,7 +31,7 @@ STEPS_OF_A_ROW = 6.5
 """Few rows are soon learnt: there are at most this many steps for each row, or two first rounds."""
 MOST_EXAMPLES = 300_000
 """Large batches have fewer steps: a network sees at most this many examples, so that large tables take seconds."""
-LEAST_GAIN = 0.03
+LEAST_GAIN = 0.01
 """Training ends if a round makes held-out errors smaller by a smaller share than this."""
 JURY = 2
 """Seeds whose networks judge a round."""
@@ -162,7 +162,7 @@ def _tournament(training: "_Training") -> tuple[Stack, Candidate, int]:
             best = found, stack.select(own + ranks[0] * len(own)), alive[ranks[0]], number + 1
         if found >= (1 - LEAST_GAIN) * before[0] or not training.steps(number + 1):
             return best[1:]
-        kept = sorted(ranks[: math.ceil(len(alive) / 2)])
+        kept = sorted(ranks[: max(1, len(alive) // 2)])
         stack = stack.select(torch.cat([own + i * len(own) for i in kept]))
         alive = [alive[i] for i in kept]
     raise AssertionError("rounds come to an end, because steps do")

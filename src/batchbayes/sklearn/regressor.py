@@ -1,7 +1,7 @@
 """`UncertainRegressor`: real targets, with standard deviations, quantiles and conformal intervals."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 import torch
@@ -15,9 +15,20 @@ from batchbayes.calibrate import conformal_quantile
 from batchbayes.errors import BatchbayesError
 from batchbayes.sklearn.crossfit import JUDGES, of_all
 from batchbayes.sklearn.estimator import FACTORS, MIXES, Uncertain
+from batchbayes.sklearn.forest import TREES, grow
 from batchbayes.sklearn.linear import ridge
 from batchbayes.sklearn.spread import Outlook, fit_spread
-from batchbayes.sklearn.targets import LEVELS, Name, Targets, choose_transform
+from batchbayes.sklearn.targets import (
+    CHUNK,
+    LEVELS,
+    Name,
+    Targets,
+    atoms_crps,
+    atoms_quantiles,
+    atoms_scores,
+    choose_transform,
+    weights_of_atoms,
+)
 
 HEAVY_TAIL = 0.25
 """Candidates for heavy tails are trained with Student's t of four degrees of freedom."""
@@ -49,6 +60,22 @@ def mean_score(outputs: Tensor, targets: Tensor) -> float:
 
 def _score(errors: Tensor) -> float:
     return float(errors.abs().mean() * errors.square().mean().sqrt())
+
+
+class Seen(NamedTuple):
+    """What a fitted estimator says about N rows, in the unit of training."""
+
+    middle: np.ndarray
+    data: np.ndarray
+    """The variance of data noise around it, (N,)."""
+    model: np.ndarray
+    """The variance of model noise, (N,)."""
+    trees: np.ndarray
+    """What each tree says, (N, T)."""
+
+    @property
+    def spread(self) -> np.ndarray:
+        return np.sqrt(self.data + self.model)
 
 
 class UncertainRegressor(RegressorMixin, Uncertain):
@@ -118,7 +145,8 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         self.targets_ = self._transform(targets, x, folds)
         z = torch.from_numpy(self.targets_.forward(targets))
         self._train(x, torch.stack([z, torch.zeros_like(z)], 1).float(), folds, seed, (HEAVY_TAIL,))
-        self._calibrate(x, z, folds)
+        held_out = self._calibrate(x, z, folds)
+        self._add_trees(x, z, targets, folds, seed, *held_out)
         self.groups_ = None if groups is None else column_or_1d(groups)[rows]
         return self
 
@@ -133,8 +161,11 @@ class UncertainRegressor(RegressorMixin, Uncertain):
             )
         return Targets.learn(self.target_transform, targets)
 
-    def _calibrate(self, x: Tensor, z: Tensor, folds: Tensor) -> None:
-        """Choose the scale of the batch-norm noise and the share of the linear part, and learn the spread."""
+    def _calibrate(self, x: Tensor, z: Tensor, folds: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Choose the scale of the batch-norm noise and the share of the linear part, and learn the spread.
+
+        Return the mean and the spread of each row, (N,), by networks that have not seen it.
+        """
         some = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long()
         scaled = {factor: self.networks_.scaled(factor) for factor in FACTORS}
         errors = {
@@ -153,18 +184,42 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         self.spread_, std = fit_spread(z - outlook.mean, outlook, self._bounded(x), folds[0])
         each = (z - draws[..., 0].mean(1)) / std  # (R, N)
         self.held_out_errors_ = (each.mean(0) * _gain_of_averages(each, len(self.networks_.stack))).numpy()
+        return outlook.mean.numpy(), std.numpy()
+
+    def _add_trees(
+        self, x: Tensor, z: Tensor, targets: np.ndarray, folds: Tensor, seed: int, middle: np.ndarray, std: np.ndarray
+    ) -> None:
+        """Grow trees, choose their share, and keep how far each held-out target is from the median of its row."""
+        plain, errors = self._without_bins(x), (z.numpy() - middle) / std
+        forest = grow(plain, z, folds, seed)
+
+        def atoms(rows: Tensor) -> np.ndarray:
+            trees = forest.held_out(plain[rows], folds[:, rows]).numpy()
+            return self.targets_.atoms(middle[rows], std[rows], errors, trees)
+
+        some = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long()
+        judged, count = atoms(some), TREES * len(folds)
+        self.share_ = min(MIXES, key=lambda share: atoms_crps(judged, weights_of_atoms(share, count), targets[some]))
+        self.forest_ = forest if self.share_ else None
+        weights = weights_of_atoms(self.share_, count)
+        parts = torch.arange(len(x)).split(CHUNK)
+        self.held_out_scores_ = np.concatenate([atoms_scores(atoms(rows), weights, targets[rows]) for rows in parts])
 
     def _bounded(self, x: Tensor) -> Tensor:
         return x[:, torch.from_numpy(self.columns_.is_bounded)]
 
-    def _seen(self, X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # noqa: N803
-        """Return the mean and the variances of data noise and model noise, in the unit of training."""
+    def _without_bins(self, x: Tensor) -> Tensor:
+        return x[:, torch.from_numpy(~self.columns_.is_bin)]
+
+    def _seen(self, X: Any) -> Seen:  # noqa: N803
+        """Return what networks and trees say about a table."""
         inputs = self._inputs(X)
         draws = self.networks_.draws(inputs)  # (G, S, N, 2)
         draws[..., 0] = (1 - self.mix_) * draws[..., 0] + self.mix_ * self.linear_(inputs)[:, None, :, 0]
         outlook = _outlook(draws.unflatten(0, (self.networks_.num_seeds, -1)))
         data, model = self.spread_.parts(outlook, self._bounded(inputs))
-        return outlook.mean.numpy(), data.numpy(), model.numpy()
+        trees = self.forest_(self._without_bins(inputs)) if self.forest_ else torch.empty(len(inputs), 0)
+        return Seen(outlook.mean.numpy(), data.numpy(), model.numpy(), trees.double().numpy())
 
     @overload
     def predict(self, X: Any) -> np.ndarray: ...  # noqa: N803
@@ -186,52 +241,63 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         With `return_parts` also those of data noise and of model noise. Their squares add up to that of the whole. Data
         noise stays however many rows there are; model noise is what networks and draws disagree about.
         """
-        middle, data, model = self._seen(X)
-        mean, std = self._moments(middle, np.sqrt(data + model))
+        seen = self._seen(X)
+        mean, std = self._moments(seen)
         if not return_std:
             return mean
-        parts = [std * np.sqrt(part / (data + model)) for part in (data, model)]
+        parts = [std * np.sqrt(part) / seen.spread for part in (seen.data, seen.model)]
         return (mean, std, *parts) if return_parts else (mean, std)
 
-    def _moments(self, middle: np.ndarray, spread: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean and the standard deviation in the unit of the targets."""
+    def _moments(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean and the standard deviation in the unit of the targets: those of networks and trees."""
+        errors = self.held_out_errors_
         if self.targets_.name == "none":
-            scale = self.targets_.unit * np.sqrt(np.square(self.held_out_errors_).mean())
-            return self.targets_.back(middle), scale * spread
-        quantiles = self.targets_.back(middle[:, None] + spread[:, None] * np.quantile(self.held_out_errors_, LEVELS))
-        return quantiles.mean(1), quantiles.std(1)
+            mean, std = self.targets_.back(seen.middle), self.targets_.unit * np.sqrt(np.square(errors).mean())
+            std = std * seen.spread
+        else:
+            found = self.targets_.back(seen.middle[:, None] + seen.spread[:, None] * np.quantile(errors, LEVELS))
+            mean, std = found.mean(1), found.std(1)
+        if not self.share_:
+            return mean, std
+        trees = self.targets_.back(seen.trees)
+        both = (1 - self.share_) * mean + self.share_ * trees.mean(1)
+        own, other = (np.square(part.T - both).T for part in (mean, trees))
+        return both, np.sqrt((1 - self.share_) * (np.square(std) + own) + self.share_ * other.mean(1))
+
+    def _quantiles(self, X: Any, levels: np.ndarray) -> np.ndarray:  # noqa: N803
+        """Return quantiles of the distribution of each row, (N, L), for levels (L,) or (N, L)."""
+        seen = self._seen(X)
+        atoms = self.targets_.atoms(seen.middle, seen.spread, self.held_out_errors_, seen.trees)
+        return atoms_quantiles(atoms, weights_of_atoms(self.share_, seen.trees.shape[1]), levels)
 
     def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:  # noqa: N803
-        """Return quantiles of each target, (N, number of levels): those of held-out errors, in spreads of the row."""
+        """Return quantiles of each target, (N, number of levels): of networks, with errors of held-out rows in spreads
+        of the row, and of trees."""
         checked = [finite_number("a level", each, above=0, below=1, fix="pass 0.9 for 90 %") for each in levels]
-        middle, data, model = self._seen(X)
-        errors = np.quantile(self.held_out_errors_, checked)
-        found = self.targets_.back(middle[:, None] + np.sqrt(data + model)[:, None] * errors)
-        return np.round(found) if self.targets_.is_whole else found
+        return self._quantiles(X, np.array(checked))
 
     def predict_interval(self, X: Any, level: float = 0.9, groups: Any = None) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
         """Return the ends of intervals that hold a share `level` of new targets, (N,) each, even if the model is wrong.
 
-        The half width is a quantile of the errors on rows that the networks had not seen, in spreads of the row
-        (cross-conformal prediction), corrected for the number of networks that average a row. The level holds on
-        average over rows like those of training, and as measured, not by a theorem: with the correction, no finite
-        number of rows guarantees it. MAPIE around this estimator has such guarantees.
+        Their ends are quantiles of the predicted distribution. The levels of these are such that the share of rows
+        inside is right for rows that the networks and trees had not seen (cross-conformal prediction), corrected for
+        the number of networks that average a row. The level holds on average over rows like those of training, and as
+        measured, not by a theorem: with the correction, no finite number of rows guarantees it. MAPIE around this
+        estimator has such guarantees.
 
-        With `groups`, labels of rows (N,) as those that `fit` got, the quantile is that of the row's own group
+        With `groups`, labels of rows (N,) as those that `fit` got, the levels are those of the row's own group
         (Mondrian), so that the level holds in each group.
         """
         finite_number("a level", level, above=0, below=1, fix="pass 0.9 for 90 %")
         check_is_fitted(self)
-        middle, data, model = self._seen(X)
-        half = self._widths(float(level), groups, len(middle)) * np.sqrt(data + model)
-        slack = 4 * np.finfo(float).eps * (np.abs(middle) + half)  # a target that is exactly as far away is inside
-        lower, upper = (self.targets_.back(middle + sign * (half + slack)) for sign in (-1, 1))
-        return self.targets_.rounded(lower, upper)
+        reach = self._reach(float(level), groups, len(X))
+        lower, upper = self._quantiles(X, np.stack([0.5 - reach, 0.5 + reach], 1)).T
+        return lower, upper
 
-    def _widths(self, level: float, groups: Any, rows: int) -> np.ndarray:
-        """Return the half width of the interval of each row, in spreads."""
+    def _reach(self, level: float, groups: Any, rows: int) -> np.ndarray:
+        """Return how far the interval of each row goes on both sides of its median, as a share of the distribution."""
         if groups is None:
-            return np.full(rows, self._width(level, self.held_out_errors_, ""))
+            return np.full(rows, self._quantile(level, self.held_out_scores_, ""))
         labels, own = column_or_1d(groups), self.groups_
         if own is None or len(labels) != rows:
             raise BatchbayesError(
@@ -239,18 +305,18 @@ class UncertainRegressor(RegressorMixin, Uncertain):
                 got="a fit without groups" if own is None else f"{len(labels)} groups for {rows} rows",
                 fix="call fit(X, y, groups=...) and predict_interval(X, level, groups=...)",
             )
-        widths = {
-            label: self._width(level, self.held_out_errors_[own == label], f" in group {label}")
+        reach = {
+            label: self._quantile(level, self.held_out_scores_[own == label], f" in group {label}")
             for label in np.unique(labels)
         }
-        return np.array([widths[label] for label in labels])
+        return np.array([reach[label] for label in labels])
 
-    def _width(self, level: float, errors: np.ndarray, where: str) -> float:
-        width = conformal_quantile(torch.from_numpy(np.abs(errors)), level) if len(errors) else float("inf")
-        if not np.isfinite(width):
-            got = f"{len(errors)}"
+    def _quantile(self, level: float, scores: np.ndarray, where: str) -> float:
+        found = conformal_quantile(torch.from_numpy(scores), level) if len(scores) else float("inf")
+        if not np.isfinite(found):
+            got = f"{len(scores)}"
             raise BatchbayesError(f"more training rows for a level of {level:g}{where}", got, "lower the level")
-        return width
+        return found
 
     def plot(self, X: Any, y: Any, level: float = 0.9) -> Any:  # noqa: N803
         """Draw intervals of new rows by width, their coverage by fifths, and the PIT. Return the figure."""
@@ -269,10 +335,13 @@ class UncertainRegressor(RegressorMixin, Uncertain):
 
     def sample(self, X: Any, num_samples: int = 1, random_state: Any = None) -> np.ndarray:  # noqa: N803
         """Return random targets from the prediction, (N, num_samples)."""
-        middle, data, model = self._seen(X)
-        shape = len(middle), whole_number("num_samples", num_samples)
-        errors = check_random_state(random_state).choice(self.held_out_errors_, shape)
-        found = self.targets_.back(middle[:, None] + np.sqrt(data + model)[:, None] * errors)
+        seen, random = self._seen(X), check_random_state(random_state)
+        shape = len(seen.middle), whole_number("num_samples", num_samples)
+        found = seen.middle[:, None] + seen.spread[:, None] * random.choice(self.held_out_errors_, shape)
+        if self.share_:
+            by_tree = np.take_along_axis(seen.trees, random.randint(0, seen.trees.shape[1], shape), 1)
+            found = np.where(random.random_sample(shape) < self.share_, by_tree, found)
+        found = self.targets_.back(found)
         return np.round(found) if self.targets_.is_whole else found
 
 

@@ -98,6 +98,29 @@ def test_binary_dropout_prefers_its_best_rate():
         assert divergence(rate) == pytest.approx(by_hand(rate))
 
 
+@pytest.mark.parametrize(
+    ("mu", "sigma", "kept"), [(-0.02, 0.05, 1), (-3, 1, 0), (-10, 30, 0), (-1, 0.5, 1), (-1, 140, 0)]
+)
+def test_factors_of_units(mu, sigma, kept):
+    """The KL and the moments against numerical integrals over log z, draws against the moments, and what is pruned."""
+    place = torch.tensor([math.log(math.expm1(-mu))], dtype=torch.float64)
+    own = {"log_std": torch.tensor([math.log(sigma)], dtype=torch.float64), "place": place}
+    weight, site = torch.ones(1, 1, dtype=torch.float64), find_sites(nn.Linear(1, 1))[0]
+    given = bb.StructuredSparsity().given(weight, own, site)
+    t = torch.linspace(-20, 0, 400_001, dtype=torch.float64)
+    density = (-((t - mu) ** 2) / (2 * sigma**2)).exp()
+    density /= torch.trapezoid(density, t)
+    first, second = (float(torch.trapezoid(density * (k * t).exp(), t)) for k in (1, 2))
+    terms = torch.xlogy(density, 20 * density)
+    assert float(given.divergence()) == pytest.approx(float(torch.trapezoid(terms, t)), abs=1e-7)
+    assert [float(given.moment(k)) for k in (1, 2)] == pytest.approx([first, second], rel=1e-7)
+    assert bool(given.is_kept) == bool(kept) == (first**2 >= second - first**2)
+    drawn = given.factors(torch.rand(100_000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    error = math.sqrt((second - first**2) / 100_000)
+    assert float(drawn.mean()) == pytest.approx(kept * first, abs=4 * error * kept)
+    assert float(given.mean) == pytest.approx(kept * first)
+
+
 @pytest.fixture
 def flow():
     torch.manual_seed(2)

@@ -5,12 +5,11 @@ copies together, with the same Runge-Kutta step; a test compares the two.
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
 
-from batchbayes import BatchbayesError
+from batchbayes.tools import require_packages
 
 
 class Environments(Protocol):
@@ -30,12 +29,7 @@ class Environments(Protocol):
 
 def make_environments(name: str, count: int, most_steps: int) -> Environments:
     """Return copies of "CartPole" or "Acrobot", whose episodes end after a number of steps."""
-    if find_spec("gymnasium") is None:
-        raise BatchbayesError(
-            expected="gymnasium for the experiment rl",
-            got="no gymnasium",
-            fix="pip install 'batchbayes-papers[rl]', or `pip install -e 'papers[rl]'` in a checkout",
-        )
+    require_packages("the experiment rl", "rl", package="batchbayes-papers", gymnasium="gymnasium")
     return {"CartPole": CartPoles, "Acrobot": Acrobots}[name](count, most_steps)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import shorten
 
 from batchbayes import BatchbayesError
-from batchbayes._common.cluster import Cluster, ClusterWorkers, find_cluster
+from batchbayes._common.cluster import PACKAGES, Cluster, ClusterWorkers, find_cluster
 from batchbayes.tools import count, hidden_progress, require_packages
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.runner.experiment import EXPERIMENTS, load_experiment
@@ -131,8 +131,11 @@ def reproduce(
         before = store.finished()
         require_known_units(plan, before)
         workers = min(workers, max(1, len(plan.units) - len(before)))
-        make_workers = partial(ClusterWorkers, cluster) if cluster else partial(local_workers, workers)
         with UnitProgress({unit.name: unit.effort for unit in plan.units}) as shown:
+            make_workers = partial(local_workers, workers)
+            if cluster:
+                packages, say = (*PACKAGES, "batchbayes_papers"), partial(shown.say, always=True)
+                make_workers = partial(ClusterWorkers, cluster, packages=packages, say=say)
             if before:
                 shown.say(f"{len(before)} of {count(len(plan.units), 'unit')} were finished before")
             folder = None if data_folder is None else os.fspath(data_folder)

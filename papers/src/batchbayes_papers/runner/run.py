@@ -110,8 +110,8 @@ class _Scheduler:
 
     def start(self, workers: Workers, ready: Sequence[Unit], taken: Mapping[str, float]) -> None:
         """Claim one unit for each idle worker and start it. No other process can do a claimed unit."""
-        self.shown.workers = workers.size
-        claimed = set(self.store.claim([unit.name for unit in ready], workers.size - len(self.running)))
+        self.shown.workers, self.shown.about = workers.size, workers.about
+        claimed = set(self.store.claim([unit.name for unit in ready], self.shown.workers - len(self.running)))
         for unit in (unit for unit in ready if unit.name in claimed):
             self.shown.show(taken, self.seconds_running() | {unit.name: 0.0})
             needed, begun = {name: self.store.result(name) for name in unit.needs}, time.monotonic()

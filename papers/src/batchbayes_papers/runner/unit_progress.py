@@ -1,6 +1,5 @@
 """Progress of units of work: a bar for a person who waits, and a line for each finished unit elsewhere."""
 
-import sys
 from collections.abc import Mapping
 
 from batchbayes._common.progress import Shown, is_hidden, is_watched
@@ -8,6 +7,9 @@ from batchbayes._common.progress import Shown, is_hidden, is_watched
 
 class UnitProgress(Shown):
     """Progress of work in units: one bar where a person watches, and elsewhere a plain line for each finished unit."""
+
+    about = ""
+    """What to say of the workers."""
 
     def __init__(self, efforts: Mapping[str, float], workers: int = 1) -> None:
         """`efforts` says how much work each unit is, in any measure. `workers` units run at the same time."""
@@ -23,7 +25,8 @@ class UnitProgress(Shown):
         look = "{bar:20}| {n}/{total}  {desc}"
         bar = self.open("", len(self._efforts), look) if self.bar is None else self.bar
         bar.n = len(taken)
-        bar.set_description_str(time_left + next(iter(running), "") + more)
+        about = f"{self.about}  " if self.about else ""
+        bar.set_description_str(time_left + about + next(iter(running), "") + more)
 
     def finished(self, name: str, taken: Mapping[str, float], running: Mapping[str, float]) -> None:
         """Print a line about a finished unit where nobody sees a bar."""
@@ -31,14 +34,8 @@ class UnitProgress(Shown):
             return
         left = seconds_left(self._efforts, taken, running, self.workers)
         rest = "" if left is None or len(taken) == len(self._efforts) else f"; {duration(left)} left"
-        print(f"{len(taken)}/{len(self._efforts)}  {name} ({taken[name]:.1f} s){rest}", file=sys.stderr)
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        if self.bar is not None:
-            self.bar.clear()
-        if not is_hidden():
-            print(text, file=sys.stderr)
+        about = f"; {self.about}" if self.about else ""
+        self.say(f"{len(taken)}/{len(self._efforts)}  {name} ({taken[name]:.1f} s){rest}{about}")
 
 
 def seconds_left(

@@ -3,17 +3,19 @@
 Molchanov, Ashukha and Vetrov, "Variational Dropout Sparsifies Deep Neural Networks" (ICML 2017), table 1. Each network
 is trained from scratch with the recipe of the authors' code. The test error is that of the means, without the weights
 that are pruned. As a comparison a dense network is trained, loses its smallest weights in each layer until it is as
-sparse, and is trained further.
+sparse, and is trained further. A last network of each kind loses whole units instead of single weights
+(`bb.StructuredSparsity`), with the same recipe.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
+from batchbayes.methods.weights.structured import ScaledUnits
 from batchbayes.tools import Figure, GlobalStream, shuffled
 from batchbayes.training.loop import Step, supervised
 from batchbayes_papers.data.folder import DataFolder
@@ -70,11 +72,12 @@ PRESETS = {
 
 
 def units(config: SparseConfig) -> list[Unit]:
-    """Return two units for each network: the sparse one, and the dense one that is pruned to the same sparsity."""
+    """Return three units for each network: sparse, without whole units, and dense but pruned to the same sparsity."""
     found = []
     for name, epochs in zip(config.networks, config.epochs, strict=True):
         steps = epochs * (3 if name == "LeNet-5" else 1)
         found.append(Unit(f"{name}, sparse VD", {"network": name, "method": "sparse VD"}, effort=steps))
+        found.append(Unit(f"{name}, structured", {"network": name, "method": "structured"}, effort=steps))
         dense = {"network": name, "method": "pruned"}
         found.append(Unit(f"{name}, dense", dense, needs=(f"{name}, sparse VD",), effort=steps / 5))
     return found
@@ -85,16 +88,23 @@ def work(config: SparseConfig, unit: Unit, needed: Results, data_folder: DataFol
     name = unit.arguments["network"]
     data = load_images(config.data, config.num_train, config.num_test, data_folder)
     if unit.arguments["method"] == "sparse VD":
-        return sparse_result(config, name, data)
+        posterior, found = variational_result(config, name, data, bb.SparseVD())
+        return {**found, "sparsity": list(sparsity(posterior).values())}
+    if unit.arguments["method"] == "structured":
+        posterior, found = variational_result(config, name, data, bb.StructuredSparsity())
+        kept = [cast("ScaledUnits", each).is_kept for each in posterior.distributions.values()]
+        return {**found, "units": [len(each) for each in kept], "kept": [int(each.sum()) for each in kept]}
     return pruned_result(config, name, data, needed[f"{name}, sparse VD"]["sparsity"])
 
 
-def sparse_result(config: SparseConfig, name: str, data: ImageData) -> dict[str, Any]:
-    """Train by sparse variational dropout."""
+def variational_result(
+    config: SparseConfig, name: str, data: ImageData, family: bb.SparseVD | bb.StructuredSparsity
+) -> tuple[bb.WeightsPosterior, dict[str, Any]]:
+    """Train with random weights, and return the posterior with its error and compression."""
     number = config.networks.index(name)
     training = bb.TrainingConfig(config.epochs[number], config.batch_size, config.learning_rate[number])
     schedule = bb.Schedule(config.kl_from[number], config.kl_full[number], decay_from=config.decay_from[number])
-    network = bb.noisy(new_network(name, seed=0), bb.SparseVD())
+    network = bb.noisy(new_network(name, seed=0), family)
     batches = shuffled(*data.train, config.batch_size, seed=0)
     every = max(1, training.epochs // config.looks) * len(batches)  # type: ignore[arg-type]
     history = []
@@ -105,7 +115,7 @@ def sparse_result(config: SparseConfig, name: str, data: ImageData) -> dict[str,
 
     count = len(data.train[0])
     bb.fit_noisy(network, batches, bb.categorical(), training, num_examples=count, schedule=schedule, after_step=look)
-    return {**seen(network, data), "sparsity": list(sparsity(network.posterior()).values()), "history": history}
+    return network.posterior(), {**seen(network, data), "history": history}
 
 
 def seen(network: bb.Noisy, data: ImageData) -> dict[str, float]:
@@ -156,8 +166,8 @@ def largest(weight: Tensor, share_of_zeros: float) -> Tensor:
 
 
 def tables(config: SparseConfig, results: Results) -> list[ResultTable]:
-    """Return errors and compression beside the published ones, and the sparsity of each layer."""
-    return [error_table(config, results), sparsity_table(config, results)]
+    """Return errors and compression beside the published ones, the sparsity of each layer, and the units it keeps."""
+    return [error_table(config, results), sparsity_table(config, results), units_table(config, results)]
 
 
 def error_table(config: SparseConfig, results: Results) -> ResultTable:
@@ -192,6 +202,20 @@ def sparsity_table(config: SparseConfig, results: Results) -> ResultTable:
         ("network", "layer", "zeros %", "published"),
         tuple(rows),
         ("", "", ".1f", ".1f"),
+    )
+
+
+def units_table(config: SparseConfig, results: Results) -> ResultTable:
+    rows: list[tuple[CellValue, ...]] = []
+    for name in config.networks:
+        if found := results.get(f"{name}, structured"):
+            kept, units = (" - ".join(map(str, found[key])) for key in ("kept", "units"))
+            rows.append((name, found["error"], found["compression"], kept, units))
+    return ResultTable(
+        "Structured sparsity: input units and channels that are left",
+        ("network", "error %", "compression", "left in each layer", "of"),
+        tuple(rows),
+        ("", ".2f", ".1f", "", ""),
     )
 
 

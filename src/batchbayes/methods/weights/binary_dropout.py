@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common.checks import finite_number
-from batchbayes.errors import BatchbayesError
-from batchbayes.methods.weights.family import Family
+from batchbayes.methods.weights.family import Family, require_scalable_inputs, scaled_columns, scaled_inputs
 from batchbayes.methods.weights.sites import Site
 
 TEMPERATURE = 0.1
@@ -40,17 +39,15 @@ class MaskedWeights:
         """Draw a binary mask; a relaxed one if a gradient shall pass through it."""
         inputs = self.mean.shape[1]
         if source is None and torch.is_grad_enabled():
-            return self.mean * _by_input(self._relaxed(1, self.mean), self.mean)
+            return scaled_columns(self.mean, self._relaxed(1, self.mean))
         device = self.mean.device if source is None else torch.device("cpu")
         uniform = torch.rand(inputs, generator=source, dtype=torch.float32, device=device).to(self.mean)
         kept = (uniform >= self.logit.sigmoid()).to(self.mean.dtype)
-        return self.mean * _by_input(kept / torch.sigmoid(-self.logit), self.mean)
+        return scaled_columns(self.mean, kept / torch.sigmoid(-self.logit))
 
     def outputs(self, site: Site, inputs: Tensor) -> Tensor:
         """Return the outputs for relaxed masks, one for each example."""
-        mask, ones = self._relaxed(len(inputs), inputs), [1] * (inputs.ndim - 2)
-        shape = (len(mask), -1, *ones) if site.is_convolution else (len(mask), *ones, mask.shape[1])
-        return site.product(inputs * mask.view(shape), self.mean, site.bias)
+        return site.product(scaled_inputs(site, inputs, self._relaxed(len(inputs), inputs)), self.mean, site.bias)
 
     def _relaxed(self, count: int, like: Tensor) -> Tensor:
         """Return relaxed masks (count, inputs), divided by the share of inputs that are kept."""
@@ -80,18 +77,8 @@ class BinaryDropout(Family):
         finite_number("an initial_rate", self.initial_rate, above=0, below=1, fix="pass a probability")
 
     def start(self, weight: Tensor, site: Site) -> dict[str, Tensor]:
-        if not site.is_plain or getattr(site.module, "groups", 1) > 1:
-            raise BatchbayesError(
-                expected="linear layers and convolutions of one group, whose inputs can be dropped",
-                got=f"{site.module_name}, a {type(site.module).__name__} that works in another way",
-                fix="name the other layers by layers=, or choose another family",
-            )
+        require_scalable_inputs(site)
         return {"logit": weight.new_tensor(math.log(self.initial_rate / (1 - self.initial_rate)))}
 
     def given(self, weight: Tensor, own: Mapping[str, Tensor], site: Site) -> MaskedWeights:
         return MaskedWeights(weight, own["logit"], self.prior_std)
-
-
-def _by_input(values: Tensor, weight: Tensor) -> Tensor:
-    """Shape one value for each input unit so that it multiplies a weight (outputs, inputs, ...)."""
-    return values.view(1, -1, *[1] * (weight.ndim - 2))

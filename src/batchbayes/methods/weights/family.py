@@ -185,3 +185,25 @@ def noise_like(activations: Tensor, std: float = 1.0) -> Tensor:
         return torch.empty_like(activations).normal_(std=std)
     flat = torch.empty(activations.numel(), dtype=activations.dtype, device=activations.device).normal_(std=std)
     return flat.as_strided(activations.shape, activations.stride())
+
+
+def scaled_columns(weight: Tensor, factors: Tensor) -> Tensor:
+    """Multiply a weight (outputs, inputs, ...) by one factor for each of its inputs."""
+    return weight * factors.view(1, -1, *[1] * (weight.ndim - 2))
+
+
+def scaled_inputs(site: Site, inputs: Tensor, factors: Tensor) -> Tensor:
+    """Multiply the inputs of a layer by factors (N, units or channels), those of each example by its own."""
+    ones = [1] * (inputs.ndim - 2)
+    shape = (len(factors), -1, *ones) if site.is_convolution else (len(factors), *ones, factors.shape[1])
+    return inputs * factors.view(shape)
+
+
+def require_scalable_inputs(site: Site) -> None:
+    """Refuse a layer whose inputs cannot be multiplied by factors of their own."""
+    if not site.is_plain or getattr(site.module, "groups", 1) > 1:
+        raise BatchbayesError(
+            expected="linear layers and convolutions of one group, whose inputs can be dropped",
+            got=f"{site.module_name}, a {type(site.module).__name__} that works in another way",
+            fix="name the other layers by layers=, or choose another family",
+        )

@@ -20,6 +20,7 @@ from batchbayes.methods.weights.flow import MultiplicativeFlow
 from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.sites import Site, find_sites
 from batchbayes.methods.weights.sparse import SparseVD
+from batchbayes.methods.weights.structured import StructuredSparsity
 from batchbayes.methods.weights.variance import Variance
 from batchbayes.methods.weights.variational_dropout import GaussianDropout, VariationalDropout
 from batchbayes.network.copies import plain_name
@@ -27,7 +28,8 @@ from batchbayes.network.function import Function, Network, as_network, require_l
 from batchbayes.posterior import Header, Posterior
 from batchbayes.training.checkpoint import require_tensors_only
 
-_EVERY = (MeanField, SparseVD, VariationalDropout, GaussianDropout, BinaryDropout, Variance, MultiplicativeFlow)
+_DROPOUT = (VariationalDropout, GaussianDropout, BinaryDropout)
+_EVERY = (MeanField, SparseVD, StructuredSparsity, *_DROPOUT, Variance, MultiplicativeFlow)
 FAMILIES: dict[str, type[Family]] = {family.kind: family for family in _EVERY}
 """All families by the kind that files name."""
 

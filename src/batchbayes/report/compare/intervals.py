@@ -34,6 +34,9 @@ LEVEL = 0.9
 MOST_GROUPS, GROUP = 10, 100
 """Intervals are judged in fifths of the predictions. They are fitted in fifths too, or in up to MOST_GROUPS groups if
 these have GROUP examples each."""
+NARROWEST = 0.1
+"""The reach goes from one value to the next over at least this share of a standard deviation. On a steeper way it would
+follow the last digits of the prediction, which differ between machines."""
 FEWEST = 100
 """With fewer calibration examples a fifth of them says too little, and intervals are plain."""
 
@@ -53,7 +56,8 @@ class Reach:
 
     kind: Kind
     ramps: tuple[tuple[float, float], ...]
-    """Between which predictions the reach goes from one value to the next. It jumps if both are the same."""
+    """Between which predictions the reach goes from one value to the next. It jumps if both are the same. They may
+    overlap, but both starts and stops are sorted."""
     below: tuple[float, ...]
     """The values below the prediction, one more than ramps."""
     above: tuple[float, ...]
@@ -173,8 +177,8 @@ def fit_reach(kind: Kind, mean: Tensor, std: Tensor, targets: Tensor, seed: int)
     scores, fold = torch.empty_like(mean), fold_numbers(len(mean), FOLDS, seed)
     for number in range(FOLDS):  # what was fitted to an example would be too kind to it
         rest, others = fold == number, fold != number
-        scores[rest] = _scores(kind, shape(mean[others], errors[others]), mean[rest], errors[rest])
-    ramps, below, above = shape(mean, errors)
+        scores[rest] = _scores(kind, shape(mean[others], std[others], errors[others]), mean[rest], errors[rest])
+    ramps, below, above = shape(mean, std, errors)
     moved = conformal_quantile(scores, LEVEL)
     if kind is Kind.SPREAD:
         return Reach(kind, ramps, tuple(moved * v for v in below), tuple(moved * v for v in above))
@@ -192,23 +196,26 @@ def _scores(kind: Kind, shape: Shape, mean: Tensor, errors: Tensor) -> Tensor:
     return errors.abs() / above if kind is Kind.SPREAD else torch.maximum(-errors - below, errors - above)
 
 
-def _spread_shape(mean: Tensor, errors: Tensor) -> Shape:
-    ramps, parts = _parts_of(mean, errors)
+def _spread_shape(mean: Tensor, std: Tensor, errors: Tensor) -> Shape:
+    ramps, parts = _parts_of(mean, std, errors)
     least = 1e-3 * float(errors.abs().mean()) + 1e-300  # a fifth may be predicted without an error
     values = tuple(max(least, float(part.abs().mean())) for part in parts)
     return ramps, values, values
 
 
-def _quantile_shape(mean: Tensor, errors: Tensor) -> Shape:
-    ramps, parts = _parts_of(mean, errors)
+def _quantile_shape(mean: Tensor, std: Tensor, errors: Tensor) -> Shape:
+    ramps, parts = _parts_of(mean, std, errors)
     tail = (1 - LEVEL) / 2
     below = tuple(-float(part.quantile(tail)) for part in parts)
     return ramps, below, tuple(float(part.quantile(1 - tail)) for part in parts)
 
 
-def _parts_of(mean: Tensor, errors: Tensor) -> tuple[tuple[tuple[float, float], ...], list[Tensor]]:
+def _parts_of(mean: Tensor, std: Tensor, errors: Tensor) -> tuple[tuple[tuple[float, float], ...], list[Tensor]]:
     """Return ramps between the middles of the fifths of the predictions, and the errors in each fifth."""
     group, edges = in_groups(mean, min(MOST_GROUPS, max(FIFTHS, len(mean) // GROUP)))
     numbers = range(len(edges) + 1)
-    middles = [float(mean[group == k].median()) for k in numbers]
-    return tuple(pairwise(middles)), [errors[group == k] for k in numbers]
+    least = NARROWEST * float(std.median())
+    steps = [
+        ((a + b) / 2, max(b - a, least) / 2) for a, b in pairwise(float(mean[group == k].median()) for k in numbers)
+    ]
+    return tuple((middle - half, middle + half) for middle, half in steps), [errors[group == k] for k in numbers]

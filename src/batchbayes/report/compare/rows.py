@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchbayes.calibrate import flag_limits
 from batchbayes.likelihoods import gaussian
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior
@@ -142,7 +143,7 @@ def _class_columns(seen: CategoricalPredictive, notes: Mapping[str, Any]) -> Row
         "std": _if_drawn(seen, std),
         "entropy": rounded(seen.entropy),
         "mutual_information": _if_drawn(seen, seen.mutual_information),
-        "uncertain": (seen.entropy.double() > notes["threshold"]).tolist(),
+        "uncertain": (seen.entropy.double() > _limits(notes)).tolist(),
     }
 
 
@@ -159,8 +160,11 @@ def _value_columns(seen: GaussianPredictive, notes: Mapping[str, Any]) -> Rows:
             f"lower{suffix(i)}": rounded(lower[:, i]),
             f"upper{suffix(i)}": rounded(upper[:, i]),
         }
-    thresholds = torch.tensor(notes["threshold"], dtype=torch.float64)
-    return found | {"uncertain": (spread.double() > thresholds).any(1).tolist()}
+    return found | {"uncertain": (spread.double() > _limits(notes)).any(1).tolist()}
+
+
+def _limits(notes: Mapping[str, Any]) -> Tensor:
+    return flag_limits(notes["threshold"], in_nats=notes["task"] != "regression")
 
 
 def _image_columns(
@@ -180,7 +184,7 @@ def _image_columns(
         if show is not None:
             show(ids[i] if ids else f"{i:05}", seen)
     columns = {key: [each[key] for each in cells] for key in cells[0]}
-    return columns | {"uncertain": [entropy > notes["threshold"] for entropy in columns["entropy"]]}
+    return columns | {"uncertain": [entropy > float(_limits(notes)) for entropy in columns["entropy"]]}
 
 
 def single_images(data: Examples) -> Iterator[tuple[Tensor, Tensor | None]]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from batchbayes._common.checks import install_command
 from batchbayes.errors import BatchbayesError
 from batchbayes.report.read.examples import Examples, from_dataset
 from batchbayes.report.read.preprocess import resized
@@ -163,9 +164,7 @@ def decoded(path: Path, convert: Callable[[Any], np.ndarray], may_rotate: bool) 
     try:
         from PIL import Image
     except ImportError as error:
-        raise BatchbayesError(
-            expected="pillow, to read images", got="none", fix="pip install 'batchbayes[report]'"
-        ) from error
+        raise BatchbayesError(expected="pillow, to read images", got="none", fix=install_command("report")) from error
     bomb = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(path) as image:

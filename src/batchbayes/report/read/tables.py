@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchbayes._common.checks import install_command
 from batchbayes.errors import BatchbayesError
 from batchbayes.report.read.csv_file import Table, read_csv
 from batchbayes.report.read.examples import Examples, from_tensors
@@ -56,7 +57,9 @@ def _parquet(path: Path) -> Iterator[Any]:
         from pyarrow import ArrowException, parquet  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise BatchbayesError(
-            expected="pyarrow, to read .parquet files", got="none", fix="pip install pyarrow, or convert to .csv"
+            expected="pyarrow, to read .parquet files",
+            got="none",
+            fix=f"{install_command('parquet')}, or convert to .csv",
         ) from error
     try:
         with parquet.ParquetFile(path) as file:

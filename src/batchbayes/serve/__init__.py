@@ -1,0 +1,1 @@
+"""`batchbayes serve`: an exported file over HTTP."""
