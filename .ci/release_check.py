@@ -241,6 +241,14 @@ def check_export(place: Environment) -> None:
         "print(s.run(None, {s.get_inputs()[0].name: numpy.load('test.npz')['X'][:5]}))"
     )
     place.step("onnxruntime", lambda: place.python(use))
+    serve = (
+        "import subprocess, sys, urllib.request\n"
+        "words = [sys.executable, '-m', 'batchbayes', 'serve', 'network.onnx', '--port', '0']\n"
+        "with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:\n"
+        "    print(urllib.request.urlopen(started.stdout.readline().strip() + '/health').read())\n"
+        "    started.terminate()"
+    )
+    place.step("serve", lambda: place.python(serve))
 
 
 def check_cluster(place: Environment) -> None:
@@ -267,7 +275,7 @@ CASES = {
     "core": Case(check_core),
     "report": Case(check_report, "report"),
     "sklearn": Case(check_sklearn, "sklearn"),
-    "export": Case(check_export, "export,report"),
+    "export": Case(check_export, "export,report,serve"),
     "papers": Case(check_reproduce, papers="rl"),
     "cluster": Case(check_cluster, "cluster", papers=""),
 }

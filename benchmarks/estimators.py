@@ -250,9 +250,7 @@ def main() -> None:
     done = {(line["set"], line["split"], line["model"]) for line in lines}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # optimisers of other libraries say when they reach a bound
-        for split, name, model in (
-            (s, n, m) for s in options.splits for n in options.sets for m in options.models
-        ):
+        for split, name, model in ((s, n, m) for s in options.splits for n in options.sets for m in options.models):
             shown = (options.name if model == "ours" and options.name else model) + (", all rows" * options.all_rows)
             kind = REGRESSORS if name in REGRESSIONS else CLASSIFIERS
             if model in kind and (name, split, shown) not in done:

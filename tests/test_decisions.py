@@ -1,5 +1,6 @@
 """Decisions against scipy, brute force, and the promise that they make."""
 
+import statistics
 from itertools import combinations, product
 
 import pytest
@@ -12,6 +13,8 @@ from batchbayes import decisions
 from batchbayes.decisions import (
     binomial_bound,
     choose_to_label,
+    matches,
+    peaks,
     rejection_threshold,
 )
 
@@ -136,3 +139,26 @@ BAD = {
 def test_bad_input_is_refused(decide, words):
     with pytest.raises(bb.BatchbayesError, match=words):
         decide()
+
+
+def test_matches_equal_a_loop():
+    stream = torch.Generator().manual_seed(0)
+    queries, gallery = (torch.randn(6, count, 4, generator=stream).double() for count in (3, 5))
+    found = matches(queries, gallery)
+    for n in range(3):
+        alike = torch.tensor([[float(torch.cosine_similarity(queries[s, n], gallery[s, g], 0)) for g in range(5)]
+                              for s in range(6)]).double()  # fmt: skip
+        torch.testing.assert_close(found.mean[n], alike.mean(0), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(found.std[n], alike.std(0, correction=0), rtol=1e-5, atol=1e-7)
+        assert found.share_nearest[n].tolist() == [float((alike.argmax(1) == g).double().mean()) for g in range(5)]
+    with pytest.raises(bb.BatchbayesError, match="of the same draws"):
+        matches(queries, gallery[:2])
+
+
+def test_peaks_scatter_as_in_a_loop():
+    maps = torch.rand(4, 2, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    mean, std = peaks(maps)
+    places = [divmod(int(maps[s, 1, 2].argmax()), 7) for s in range(4)]
+    xs, ys = [x for _, x in places], [y for y, _ in places]
+    assert mean[1, 2].tolist() == pytest.approx([statistics.mean(xs), statistics.mean(ys)])
+    assert std[1, 2].tolist() == pytest.approx([statistics.pstdev(xs), statistics.pstdev(ys)])

@@ -1,5 +1,6 @@
 """Likelihoods: yes or no, ignored labels, outputs that are probabilities already, and what is refused."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,7 +10,9 @@ from helpers.settled import settled
 from torch import nn
 
 import batchbayes as bb
+from batchbayes import metrics
 from batchbayes.likelihoods import require_likelihood
+from batchbayes.predictive import summarised
 
 
 def made(draws, likelihood):
@@ -93,6 +96,21 @@ def test_classes_are_not_along_the_examples(axis):
         made(torch.randn(2, 5, 3), bb.categorical(class_axis=axis))
     with pytest.raises(bb.BatchbayesError, match="even number of outputs"):
         made(torch.randn(2, 4, 2), bb.heteroscedastic_gaussian(axis))
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 48, 5), (3, 48, 32, 5), (3, 32, 32, 5), (3, 8, 9, 10, 4), (3, 7, 5)])
+def test_outputs_that_may_have_classes_last_are_refused_until_it_is_said(shape):
+    outputs = torch.randn(2, *shape)
+    with pytest.raises(bb.BatchbayesError, match=r"class_axis= for outputs.*class_axis=-1"):
+        made(outputs, bb.categorical())
+    for axis in (-1, 1):
+        expected = outputs.movedim(axis + 1 if axis > 0 else axis, -1).softmax(-1).mean(0)
+        torch.testing.assert_close(made(outputs, bb.categorical(class_axis=axis)).probs, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 32, 48), (3, 21, 48, 32), (3, 5, 4, 6), (3, 4, 8, 9, 10)])
+def test_outputs_with_classes_first_need_no_word(shape):
+    assert made(torch.randn(2, *shape), bb.categorical()).probs.shape == (3, *shape[2:], shape[1])
 
 
 # Outputs that are probabilities already
@@ -263,3 +281,48 @@ def test_a_precision_for_each_output():
         torch.testing.assert_close(both.quantile(0.9)[:, k], one.quantile(0.9)[:, 0])
     with pytest.raises(bb.BatchbayesError, match="2 outputs for each example"):
         made(torch.randn(4, 6, 3), bb.gaussian((4.0, 0.25)))
+
+
+def test_tokens_with_masks() -> None:
+    """Logits of tokens (N, T, K) with padding: only what counts is scored, wherever the classes are."""
+    stream = torch.Generator().manual_seed(0)
+    draws, labels = torch.randn(5, 4, 6, 3, generator=stream).double(), torch.randint(0, 3, (4, 6), generator=stream)
+    counted = torch.arange(6) < torch.tensor([[6], [2], [4], [1]])
+    padded = labels.where(counted, -100)
+    for likelihood, outputs in (
+        (bb.categorical(class_axis=-1, ignore_index=-100), draws),
+        (bb.categorical(class_axis=1, ignore_index=-100), draws.movedim(-1, 2)),
+    ):
+        predictive = summarised(likelihood.summary(), outputs)
+        rows = predictive.select(padded != -100)
+        places = [(n, t) for n in range(4) for t in range(6) if counted[n, t]]  # a naive loop
+        expected = sum(draws[:, n, t].softmax(-1).mean(0)[labels[n, t]].log() for n, t in places)
+        torch.testing.assert_close(predictive.log_prob(padded).sum(), expected)
+        torch.testing.assert_close(rows.log_prob(labels[counted]).sum(), expected)
+        assert torch.equal(rows.draws, draws[:, counted])
+        assert torch.equal(rows.mutual_information, predictive.mutual_information[counted])
+        right = metrics.accuracy(predictive.probs, padded, ignore_index=-100)
+        assert right == metrics.accuracy(rows.probs, labels[counted])
+        low, _ = rows.interval(0.5)
+        assert low.shape == (13, 3)
+    with pytest.raises(bb.BatchbayesError, match="a mask of bool"):
+        predictive.select(counted.long())
+    zeros, noisy = torch.zeros(13, 3).double(), bb.gaussian(2.0)
+    rows = summarised(noisy.summary(), draws).select(counted)
+    torch.testing.assert_close(rows.log_prob(zeros), summarised(noisy.summary(), draws[:, counted]).log_prob(zeros))
+
+
+def test_ctc_equals_a_loop_over_paths() -> None:
+    stream = torch.Generator().manual_seed(1)
+    draws = torch.randn(3, 2, 4, 3, generator=stream).double()
+    predictive = summarised(bb.categorical(class_axis=-1).summary(), draws)
+    targets, frames, lengths = torch.tensor([[1, 2], [2, 0]]), [4, 3], [2, 1]
+    found = predictive.ctc_log_prob(targets, frames, lengths)
+    for n in range(2):
+        total = 0.0
+        for path in itertools.product(range(3), repeat=frames[n]):
+            spelt = [label for label, _ in itertools.groupby(path) if label]
+            if spelt == targets[n, : lengths[n]].tolist():
+                total += sum(float(torch.stack([draws[s, n, t].softmax(-1)[k] for t, k in enumerate(path)]).prod())
+                             for s in range(3)) / 3  # fmt: skip
+        assert math.isclose(float(found[n]), math.log(total), rel_tol=1e-9)

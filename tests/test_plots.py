@@ -16,6 +16,7 @@ from batchbayes.plots import (
     Triptych,
     band_figure,
     batch_size_figure,
+    boxes_figure,
     certainty_figure,
     interval_coverage_figure,
     novelty_figure,
@@ -265,3 +266,18 @@ def test_several_panels_take_the_place_of_given_axes(draw, layout) -> None:
 def test_axes_outside_a_grid_have_no_place_for_panels() -> None:
     with pytest.raises(BatchbayesError, match="axes of a grid"):
         prices(Figure().add_axes((0, 0, 1, 1)))
+
+
+def test_frames_of_boxes_reach_two_standard_deviations() -> None:
+    from batchbayes import merge_detections
+
+    box = torch.tensor([[2.0, 3.0, 8.0, 9.0]])
+    found = merge_detections([(box + shift, [0.9], [1]) for shift in (-0.5, 0.5)] + [(box[:0], [], [])])
+    figure = boxes_figure(np.zeros((12, 12)), found, names=["cat", "dog"], truth=box)
+    patches = [patch.get_bbox().extents.tolist() for patch in figure.axes[0].patches]
+    assert [2.0, 3.0, 8.0, 9.0] in patches
+    assert [1.0, 3.0, 3.0, 9.0] in patches
+    assert [2.0, 8.0, 8.0, 10.0] in patches
+    assert [text.get_text() for text in figure.axes[0].texts] == ["dog 0.60"]
+    hidden = boxes_figure(np.zeros((12, 12)), found, least_score=0.7)
+    assert not hidden.axes[0].patches

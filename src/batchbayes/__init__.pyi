@@ -14,6 +14,11 @@ from batchbayes.novelty.detector import Novelty as Novelty, NoveltyReport as Nov
 from batchbayes.drift.detector import Drift as Drift, drift as drift
 from batchbayes.drift.report import DriftReport as DriftReport
 from batchbayes.drift.monitor import Monitor as Monitor
+from batchbayes.detections import (
+    Detections as Detections,
+    detections as detections,
+    merge_detections as merge_detections,
+)
 from batchbayes.engines.check import check_linearity as check_linearity
 from batchbayes.errors import BatchbayesError as BatchbayesError, BatchbayesWarning as BatchbayesWarning
 from batchbayes.likelihoods import (
@@ -72,6 +77,7 @@ from batchbayes.methods.weights.variational_dropout import (
     GaussianDropout as GaussianDropout,
     VariationalDropout as VariationalDropout,
 )
+from batchbayes.network.inputs import Whole as Whole
 from batchbayes.posterior import Posterior as Posterior
 from batchbayes.predict import predict as predict, predict_stream as predict_stream
 from batchbayes.predictive import (

@@ -1,4 +1,4 @@
-"""Calibration on held-out data: observation noise, temperature, conformal intervals and conformal sets.
+"""Calibration on held-out data: observation noise, temperature, scores, conformal intervals and sets.
 
 Each function takes the predictive of held-out examples and their targets. It does not run the network. The functions
 that tune need a predictive that kept its draws. The exception is `tune_batch_size`, which takes a batch-norm posterior
@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from batchbayes._common.checks import (
     Values,
+    as_tensor,
     check_finite,
     check_no_nan,
     check_not_empty,
@@ -171,6 +173,66 @@ def agreement_temperature(predictive: CategoricalPredictive, *, average: int = 1
         return abs(float(probs.amax(-1).mean()) - agreement)
 
     return math.exp(minimise(gap, -math.log(20), math.log(20))[0])
+
+
+@dataclass(frozen=True)
+class ScoreCalibration:
+    """A map from scores to probabilities that never falls: straight lines between points."""
+
+    scores: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def __call__(self, scores: Values) -> Tensor:
+        """Return the probability of each score, in its shape."""
+        given = as_tensor(scores, "scores")
+        found = np.interp(given.double().numpy(), self.scores, self.probabilities)
+        return torch.as_tensor(found).to(given.dtype if given.is_floating_point() else torch.float64)
+
+
+def tune_scores(scores: Values, correct: Values, method: Literal["isotonic", "platt"] = "isotonic") -> ScoreCalibration:
+    r"""Return the map from scores (n,) between 0 and 1 to the probability that they are right, by held-out examples.
+
+    "isotonic" is the best map that never falls (neighbours are pooled while they would), with lines between the middles
+    of its steps. "platt" is $\sigma(a \log\frac{s}{1 - s} + b)$, for few examples. Scores of boxes are the usual case:
+    `metrics.is_true_detection` says which of them are right.
+    References: Zadrozny & Elkan, KDD 2002; Platt, 1999.
+
+    >>> tuned = tune_scores([0.1, 0.2, 0.8, 0.9], [False, True, False, True])
+    >>> [round(value, 3) for value in tuned([0.1, 0.5, 0.9]).tolist()]
+    [0.0, 0.5, 1.0]
+    """
+    require_choice("a method", method, ("isotonic", "platt"))
+    given, right = as_tensor(scores, "scores").flatten().double(), as_tensor(correct, "correct").flatten().double()
+    check_not_empty("scores", given)
+    if given.shape != right.shape or not bool(((given >= 0) & (given <= 1)).all()):
+        got = f"{len(given)} and {len(right)}, from {float(given.min()):.3g} to {float(given.max()):.3g}"
+        raise BatchbayesError("as many scores from 0 to 1 as answers right or wrong", got, "check both")
+    if method == "platt":
+        return _platt(given, right)
+    values, which, sizes = given.unique(return_inverse=True, return_counts=True)
+    hits = torch.bincount(which, right, minlength=len(values))
+    steps: list[list[float]] = []  # sum of scores, number of right ones, number of all
+    for step in torch.stack([values * sizes, hits, sizes], 1).tolist():
+        steps.append(step)
+        while len(steps) > 1 and steps[-2][1] * steps[-1][2] >= steps[-1][1] * steps[-2][2]:
+            last = steps.pop()
+            steps[-1] = [a + b for a, b in zip(steps[-1], last, strict=True)]
+    return ScoreCalibration(tuple(s / n for s, _, n in steps), tuple(h / n for _, h, n in steps))
+
+
+def _platt(scores: Tensor, right: Tensor) -> ScoreCalibration:
+    """Fit slope and offset by Newton's method, with Platt's soft targets, which keep both finite."""
+    hits = right.sum()
+    wanted = torch.where(right > 0, (hits + 1) / (hits + 2), 1 / (len(right) - hits + 2))
+    columns = torch.stack([torch.logit(scores, 1e-6), torch.ones_like(scores)], 1)
+    weights = torch.zeros(2, dtype=torch.float64)
+    for _ in range(100):
+        probs = (columns @ weights).sigmoid()
+        curvature = (columns.T * (probs * (1 - probs))) @ columns + 1e-9 * torch.eye(2, dtype=torch.float64)
+        weights = weights + torch.linalg.solve(curvature, columns.T @ (wanted - probs)).clamp(-1, 1)
+    grid = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    probs = (torch.logit(grid, 1e-6) * weights[0].clamp_min(0) + weights[1]).sigmoid()
+    return ScoreCalibration(tuple(grid.tolist()), tuple(probs.tolist()))
 
 
 @dataclass(frozen=True)

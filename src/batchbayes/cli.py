@@ -204,7 +204,9 @@ def _add_serve(commands: "argparse._SubParsersAction[Any]") -> None:
     add("file", type=Path, metavar="FILE.onnx")
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
     add("--port", type=whole, default=8000, help="port to listen on (8000); 0 for any that is free, which is printed")
-    add("--drift", type=Path, metavar="D.safetensors", help="a saved bb.drift or monitor; the file was exported with it")
+    add(
+        "--drift", type=Path, metavar="D.safetensors", help="a saved bb.drift or monitor; the file was exported with it"
+    )
     add("--false-alarms", type=float, default=0.01, help="chance of ever raising a false alarm (0.01)")
     add("--max-bytes", type=positive, default=2**24, help="longest body of a request (16777216)")
     add("--max-rows", type=positive, default=4096, help="most rows in a request, and in one call of the file (4096)")
@@ -216,11 +218,12 @@ def _add_serve(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def _serve(parsed: argparse.Namespace) -> None:
-    from batchbayes._common.checks import require_packages
-
-    packages = ("onnxruntime", "prometheus_client", "starlette", "uvicorn")
-    require_packages("batchbayes serve", "serve", **{name: name.replace("_", "-") for name in packages})
-    resolve("batchbayes.serve.service:serve_command")(parsed)
+    try:
+        run = resolve("batchbayes.serve.service:serve_command")
+    except ModuleNotFoundError as error:
+        packages = "onnxruntime, prometheus-client, starlette and uvicorn"
+        raise BatchbayesError(packages, f"no {error.name}", "pip install 'batchbayes[serve]'") from error
+    run(parsed)
 
 
 def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:

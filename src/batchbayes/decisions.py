@@ -8,13 +8,15 @@ References: Geifman, El-Yaniv, "Selective Classification for Deep Neural Network
 """
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, one_hot
 
 from batchbayes._common.checks import (
     Values,
+    as_tensor,
     check_bool,
     check_finite,
     check_not_empty,
@@ -167,3 +169,54 @@ def _joint_choice(predictive: CategoricalPredictive | BernoulliPredictive, count
         if len(joint) * classes <= MOST_CONFIGURATIONS:
             joint = torch.einsum("cs,sk->cks", joint, probs[:, chosen[-1]]).flatten(0, 1)
     return torch.tensor(chosen)
+
+
+class Matches(NamedTuple):
+    """How alike embeddings are, over draws."""
+
+    mean: Tensor
+    """Mean cosine similarity of each query and each entry of the gallery, (N, G)."""
+    std: Tensor
+    """Standard deviation of the similarity, (N, G)."""
+    share_nearest: Tensor
+    """Share of the draws in which the entry is the nearest to the query, (N, G)."""
+
+
+def matches(queries: Values, gallery: Values) -> Matches:
+    """Compare embeddings under draws: queries (S, N, E) with a gallery (S, G, E) of the same draws.
+
+    Both are `predictive.draws` of `predict(posterior, x, gaussian(1.0), keep_draws=True)` with one seed, so that one
+    network embeds both. The largest share of a query says how sure its match is.
+
+    >>> found = matches(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 2.0], [3.0, 0.0]]]))
+    >>> found.mean, found.share_nearest
+    (tensor([[0., 1.]]), tensor([[0., 1.]]))
+    """
+    first, second = (normalize(as_tensor(each, "embeddings"), dim=-1) for each in (queries, gallery))
+    if first.ndim != 3 or second.ndim != 3 or len(first) != len(second):
+        got = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise BatchbayesError(
+            "embeddings (S, N, E) and (S, G, E) of the same draws", got, "pass predictive.draws of both"
+        )
+    alike = first @ second.mT  # (S, N, G)
+    nearest = one_hot(alike.argmax(-1), alike.shape[-1]).to(alike)
+    return Matches(alike.mean(0), alike.std(0, correction=0), nearest.mean(0))
+
+
+def peaks(heatmaps: Values) -> tuple[Tensor, Tensor]:
+    """Return where the peaks of heatmaps lie, as (x, y), and how far they scatter over draws: (S, ..., H, W) ->
+    mean (..., 2) and standard deviation (..., 2), in pixels.
+
+    Heatmaps are `predictive.draws` of `predict(posterior, x, gaussian(1.0), keep_draws=True)`.
+
+    >>> maps = torch.zeros(2, 1, 4, 4)
+    >>> maps[0, 0, 1, 2] = maps[1, 0, 3, 2] = 1.0
+    >>> peaks(maps)
+    (tensor([[2., 2.]], dtype=torch.float64), tensor([[0., 1.]], dtype=torch.float64))
+    """
+    given = as_tensor(heatmaps, "heatmaps")
+    if given.ndim < 3:
+        raise BatchbayesError("heatmaps (S, ..., H, W)", f"{tuple(given.shape)}", "pass predictive.draws")
+    best, width = given.flatten(-2).argmax(-1), given.shape[-1]
+    places = torch.stack([best % width, best // width], -1).double()
+    return places.mean(0), places.std(0, correction=0)

@@ -99,11 +99,12 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Move the classes last, (S, N, K, ...) -> (S, N, ..., K), and divide by the temperature."""
-        moved = self._classes_last(outputs)
+        moved = self.classes_last(outputs)
         moved = _log(moved) if self.probabilities else moved
         return moved if self.temperature == 1 else moved / self.temperature
 
-    def _classes_last(self, outputs: Tensor) -> Tensor:
+    def classes_last(self, outputs: Tensor) -> Tensor:
+        """Move the classes last, (S, N, K, ...) -> (S, N, ..., K), or raise an error that says where they could be."""
         axis = _with_draws(self.class_axis, outputs)
         if not 2 <= axis < outputs.ndim:
             raise BatchbayesError(
@@ -117,7 +118,7 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
                 expected="class_axis= for outputs that may have their classes first or last",
                 got=f"an output of shape {tuple(outputs.shape[1:])}",
                 fix="use bb.categorical(class_axis=-1) for tokens (N, T, K) and other outputs with classes last, or "
-                "bb.categorical(class_axis=1) for (N, K, L)",
+                "bb.categorical(class_axis=1) for (N, K, ...)",
             )
         if outputs.shape[axis] == 1:
             raise BatchbayesError(
@@ -129,7 +130,7 @@ class Categorical(TargetLikelihood[CategoricalPredictive]):
 
     def check_outputs(self, outputs: Tensor) -> None:
         """Raise an error if outputs (n, K, ...) are probabilities, or are not although they should be."""
-        values = self._classes_last(outputs[None])[0]  # (n, ..., K)
+        values = self.classes_last(outputs[None])[0]  # (n, ..., K)
         if self.probabilities:
             check_probabilities(values)
         elif self.probabilities is None and values.numel():
@@ -212,8 +213,10 @@ class Bernoulli(TargetLikelihood[BernoulliPredictive]):
 
 
 def _may_be_last(shape: Sequence[int]) -> bool:
-    """Whether outputs (N, ...) may have classes last: sequences, and maps that are square if classes are last."""
-    return len(shape) == 3 or (len(shape) == 4 and shape[1] == shape[2] != shape[3])
+    """Whether outputs (N, ...) may have classes last: sequences, and maps that are square then, or whose last axis is
+    the shortest."""
+    is_square = len(shape) == 4 and shape[1] == shape[2] != shape[3]
+    return len(shape) == 3 or is_square or (len(shape) > 3 and shape[-1] < min(shape[1:-1]))
 
 
 def _with_draws(axis: int, outputs: Tensor) -> int:
@@ -304,7 +307,7 @@ def categorical(
 
     Args:
         class_axis: where the classes are in the output of the network: by default 1, as in torch's cross-entropy. It
-            has to be said for outputs (N, K, L) or (N, T, K), which do not tell.
+            has to be said for outputs (N, K, L) or (N, T, K), which do not tell, and for maps (N, H, W, K).
         temperature: a number that the logits are divided by.
         ignore_index: a label that does not count, as in torch's cross-entropy.
         probabilities: True if the network ends in a softmax, so that its outputs are probabilities. By default such

@@ -25,6 +25,7 @@ from batchbayes.network.batches import (
     warn_if_shuffled,
 )
 from batchbayes.network.function import require_default_device
+from batchbayes.network.inputs import Whole
 from batchbayes.network.shadow import one_call
 from batchbayes.outputs import side_by_side
 from batchbayes.posterior import Posterior, num_draws
@@ -327,7 +328,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
                 got="an answer that changes with the other examples of its batch",
                 fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
             )
-    if half:
+    if half or isinstance(inputs, Whole):
         _FUNCTIONS[id(posterior)] = posterior
 
 

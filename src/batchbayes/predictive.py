@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, distributions
+from torch.nn.functional import ctc_loss
 
 from batchbayes._common.checks import (
     Values,
@@ -70,6 +71,23 @@ class _Summary(ABC):
         """Return the summaries as a pandas DataFrame with one row for each example."""
 
         return to_frame(self.columns())
+
+    def select(self, mask: Values) -> Self:
+        """Return the predictive of the places where a mask (N, ...) is true, a row for each: the tokens or frames that
+        count, the nodes of one graph. Draws that were kept come along."""
+        mask, own = as_tensor(mask, "the mask"), {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        tensors = {name: value for name, value in own.items() if isinstance(value, Tensor) and name != "_draws"}
+        shape = next(iter(tensors.values())).shape[: mask.ndim]
+        if mask.dtype != torch.bool or mask.shape != shape or not mask.ndim:
+            got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+            raise BatchbayesError(f"a mask of bool in the shape {tuple(shape)}", got, "compare, as in labels != -100")
+        likelihood, draws = self.likelihood, None if self._draws is None else formed(self._draws)
+        if draws is not None and hasattr(likelihood, "class_axis"):
+            draws = likelihood.classes_last(draws)
+            likelihood = replace(likelihood, class_axis=-1)
+        draws = None if draws is None or draws.shape[1 : 1 + mask.ndim] != mask.shape else draws[:, mask]
+        changed: Any = {name: value[mask] for name, value in tensors.items()}
+        return replace(self, **changed, likelihood=likelihood, _draws=draws)  # type: ignore[type-var]
 
     @classmethod
     def concatenate(cls, pieces: Sequence[Self]) -> Self:
@@ -142,6 +160,18 @@ class CategoricalPredictive(_ClassSummary):
         log_probs, targets = without_ignored(self.log_probs, as_tensor(targets, "targets"), ignored)
         labels = fitting_labels(targets, log_probs.shape[:-1], log_probs.shape[-1])
         return log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+    def ctc_log_prob(self, targets: Values, input_lengths: Values, target_lengths: Values, blank: int = 0) -> Tensor:
+        r"""Return the log-probability of whole sequences of labels by CTC, (N,), for logits of frames (N, T, K).
+
+        It is $\log \frac1S \sum_s p(y | f_s)$, where a draw gives all paths of labels and blanks that spell y. Frames
+        and labels beyond the lengths (N,) do not count. It needs the draws. Arguments are those of torch's `ctc_loss`.
+        """
+        frames = self.likelihood.logits(self.draws.double()).log_softmax(-1).transpose(1, 2)  # (S, T, N, K)
+        lengths = [as_tensor(each, "lengths").long() for each in (input_lengths, target_lengths)]
+        labels = as_tensor(targets, "targets").long()
+        each = [ctc_loss(draw, labels, *lengths, blank, "none", zero_infinity=False) for draw in frames]
+        return (torch.stack(each).neg().logsumexp(0) - math.log(len(each))).to(self.log_probs.dtype)
 
     def columns(self) -> dict[str, Tensor]:
         confidence, best = self.probs.max(-1)

@@ -29,7 +29,7 @@ from batchbayes.errors import unknown_name, warn
 from batchbayes.likelihoods import Categorical, TargetLikelihood, require_likelihood
 from batchbayes.methods.samples.members import made, member_seed
 from batchbayes.network.copies import plain_name
-from batchbayes.network.function import Function, Network, as_network, modules_by_name
+from batchbayes.network.function import Function, Network, as_network, modules_by_name, one_output
 from batchbayes.network.inputs import pick_inputs, require_finite
 from batchbayes.plots.segmentation import class_legend
 from batchbayes.plots.style import (
@@ -93,6 +93,7 @@ __all__ = [
     "new_figure",
     "num_draws",
     "number",
+    "one_output",
     "one_panel",
     "percent",
     "pick_inputs",

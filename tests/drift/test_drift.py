@@ -172,6 +172,58 @@ def test_accuracy_without_labels(classifier):
         assert report.network_accuracy.value == pytest.approx(own, abs=0.12)
 
 
+def test_the_temperature_makes_a_window_as_sure_as_it_is_expected_to_be_right(classifier):
+    from batchbayes.drift.adapt import adapt_to
+
+    _, drift = classifier
+    x, y = blobs(512, 26)
+    drifted = x + 1.5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    report, logits = drift.report(drifted), adapt_to(drift.sight, drift.moments, drifted).logits
+    scaled = logits / report.temperature
+    assert float(scaled.softmax(1).amax(1).mean()) == pytest.approx(report.expected_accuracy.value, abs=1e-4)
+    plain, calibrated = (float(nn.functional.cross_entropy(each, y)) for each in (logits, scaled))
+    assert calibrated < plain
+    sure = drift.confidence
+    assert sure.expected.min() < 0.6 < 0.8 < sure.expected.max()  # the purposeful drifts go from mild to strong
+
+
+def test_moments_of_a_window_are_those_of_float64():
+    from batchbayes.drift.adapt import _window_moments
+
+    h, std = 3 * torch.randn(6, 5, 7, 9) + 20, torch.linspace(0.5, 2, 5)
+    for part in (h, h[..., 0, 0]):
+        over = [d for d in range(part.ndim) if d != 1]
+        variance, mean = torch.var_mean(part.double() / std.view(-1, *[1] * (part.ndim - 2)), over, correction=0)
+        found = _window_moments(part, std)
+        torch.testing.assert_close(found, (mean.float(), variance.float()), rtol=1e-3, atol=1e-4)
+
+
+def test_two_logits_are_two_classes_if_labels_say_so(classifier):
+    network, _ = classifier
+    two = nn.Sequential(*network, nn.Linear(4, 2, bias=False))
+    with torch.no_grad():
+        two[-1].weight.copy_(torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]))
+    x, y = blobs(1000, 31)
+    drift = bb.drift(two, blobs(1000, 30)[0], calibration=[(x, (y >= 2).long())])
+    window, labels = blobs(400, 32)
+    report = drift.report(window)
+    right = float((two(window).argmax(1) == (labels >= 2)).double().mean())
+    assert report.network_accuracy.low <= right <= report.network_accuracy.high
+    assert drift.sets(window).shape == (400, 2)
+    assert drift.report(blobs(200, 33, (0.45, 0.45, 0.05, 0.05))[0]).kind == "classes"
+    unlabelled = bb.drift(two, blobs(1000, 30)[0], calibration=x)
+    assert unlabelled.report(window).expected_accuracy is None
+
+
+def test_one_logit_is_told_in_words(classifier):
+    network, _ = classifier
+    one = nn.Sequential(*network, nn.Linear(4, 1))
+    x, y = blobs(200, 31)
+    with pytest.warns(bb.BatchbayesWarning, match="the network has one output"):
+        drift = bb.drift(one, x, calibration=[(x, (y >= 2).long())])
+    assert drift.report(x).network_accuracy is None
+
+
 def test_sets_hold_the_truth_also_after_a_drift(classifier):
     _, drift = classifier
     for change in (0.0, 1.0):

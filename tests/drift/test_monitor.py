@@ -1,6 +1,8 @@
 """The monitor of a stream: false alarms, detection, return, files, and constant memory."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -94,6 +96,33 @@ def test_saved_and_resumed_with_the_same_bits(classifier, tmp_path):
     assert first.watch == whole.watch
     assert torch.equal(first.posterior().center, whole.posterior().center)
     assert repr(first) == repr(whole)
+
+
+def test_a_killed_process_is_resumed_with_the_same_bits(classifier, tmp_path):
+    """The process saves after every second update, and is killed after an update that was not saved."""
+    network, drift = classifier
+    stream = torch.cat([blobs(100, 24)[0], blobs(100, 25)[0] + 1.5]).split(20)
+    bb.save(drift.monitor(), tmp_path / "monitor")
+    torch.save((network, stream), tmp_path / "given.pt")
+    script = (
+        "import os, sys, torch, batchbayes as bb; from pathlib import Path; folder = Path(sys.argv[1])\n"
+        "network, stream = torch.load(folder / 'given.pt', weights_only=False)\n"
+        "monitor = bb.load(folder / 'monitor', network)\n"
+        "for number, part in enumerate(stream[:7]):\n"
+        "    monitor.update(part)\n"
+        "    number % 2 and bb.save(monitor, folder / 'monitor')\n"
+        "os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == 9  # at once: nothing is written or closed
+    resumed, whole = bb.load(tmp_path / "monitor", network), drift.monitor()
+    assert resumed.num_examples == 120
+    for part in stream[6:]:
+        resumed.update(part)
+    for part in stream:
+        whole.update(part)
+    assert resumed.watch == whole.watch
+    assert all(torch.equal(a, b) for a, b in zip(*(m.state()[1].values() for m in (resumed, whole)), strict=True))
 
 
 def test_memory_does_not_grow_and_is_balanced(classifier):

@@ -7,7 +7,9 @@ import pytest
 import torch
 from helpers import assess_cases
 from safetensors.torch import save_file
+from torch import nn
 
+import batchbayes as bb
 from batchbayes import BatchbayesError, cli
 from batchbayes.report import assess as run
 from batchbayes.report import write as writing
@@ -275,3 +277,18 @@ def test_notes_about_values_that_cannot_be_right(change):
     require_outputs(checked_notes(notes | {"intervals": [REACH]}), torch.zeros(2, 1))
     with pytest.raises(BatchbayesError, match="the notes of an assessment"):
         require_outputs(checked_notes(notes | change), torch.zeros(2, 1))
+
+
+def test_a_segmentation_with_classes_last_is_refused_in_words():
+    """Labels (N, 6, 9) say what the sides of outputs (N, 6, 9, 5) are."""
+    network = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), Last()).eval()
+    train, data = ((torch.randn(40, 3, 6, 9), torch.randint(0, 5, (40, 6, 9))) for _ in range(2))
+    with pytest.raises(BatchbayesError, match=r"classes last.*outputs\.movedim\(-1, 1\)"):
+        bb.assess(network, train, data, task="segmentation")
+    with pytest.raises(BatchbayesError, match=r"along axis 1.*outputs\.movedim\(-1, 1\)"):
+        bb.assess(network, train, data, likelihood=bb.categorical(class_axis=-1))
+
+
+class Last(nn.Module):
+    def forward(self, outputs):
+        return outputs.movedim(1, -1)

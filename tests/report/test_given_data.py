@@ -231,3 +231,66 @@ def test_a_network_is_asked_for_in_words():
             bb.assess(model, x, data, **FEW)
     with pytest.raises(bb.BatchbayesError, match="expected a posterior"):
         bb.export(network(), "network.onnx", x, bb.categorical())
+
+
+class TwoOutputs(nn.Sequential):
+    def forward(self, pixel_values):
+        return {"logits": super().forward(pixel_values), "hidden": pixel_values}
+
+
+def _dict_data(count, seed):
+    stream = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 4, generator=stream)
+    return [{"pixel_values": row, "labels": label} for row, label in zip(x, (x[:, 0] > 0).long(), strict=True)]
+
+
+class DataModule:
+    """As a LightningDataModule has it."""
+
+    def setup(self, stage):
+        self.ready = True
+
+    def train_dataloader(self):
+        assert self.ready
+        return DataLoader(_dict_data(128, 0), 32, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(_dict_data(80, 1), 20)
+
+    def test_dataloader(self):
+        return DataLoader(_dict_data(120, 2), 20)
+
+
+def test_dict_loaders_and_data_modules(tmp_path):
+    torch.manual_seed(0)
+    network = TwoOutputs(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=1.0), nn.ReLU(), nn.Linear(8, 2))
+    network(torch.randn(2000, 4))
+    network.eval()[1].momentum = 0.1
+    where = {"inputs": "pixel_values", "targets": "labels", "output": "logits", "draws": 4, "no_figures": True}
+    module = DataModule()
+    found = bb.assess(network, module, **where)
+    loaders = module.train_dataloader(), module.test_dataloader()
+    again = bb.assess(
+        network, *loaders, calibration=module.val_dataloader(), output="logits", **where, draws=4, no_figures=True
+    )
+    assert found.metrics == again.metrics
+    plain = [(torch.stack([each["pixel_values"] for each in data]), torch.stack([each["labels"] for each in data]))
+             for data in (_dict_data(128, 0), _dict_data(120, 2), _dict_data(80, 1))]  # fmt: skip
+    alone = bb.tools.one_output(network, "logits")
+    third = bb.assess(alone, DataLoader(TensorDataset(*plain[0]), 32, shuffle=True), plain[1], calibration=plain[2],
+                      draws=4, no_figures=True)  # fmt: skip
+    assert third.metrics == found.metrics
+    bb.save(found.posterior, tmp_path / "p")
+    assert torch.equal(*(bb.predict(p, plain[1][0], bb.categorical(), num_samples=2).probs
+                         for p in (found.posterior, bb.load(tmp_path / "p", alone))))  # fmt: skip
+
+
+def test_fits_read_data_modules():
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=1.0), nn.Linear(8, 2))
+    network(torch.randn(2000, 4))
+    module = DataModule()
+    module.setup("fit")
+    posterior = bb.mcbn(network.eval(), module, num_samples=4, inputs="pixel_values")
+    assert posterior.batch_size == 32
+    batches = [{"pixel_values": torch.randn(5, 4), "labels": torch.zeros(5)}]
+    assert bb.predict(posterior, batches, bb.categorical()).probs.shape == (5, 2)  # the fit remembers where inputs are

@@ -231,7 +231,7 @@ def told(found, seen, y):
 
 
 def flags(found, seen):
-    limit = torch.tensor(found.notes["threshold"], dtype=torch.float64)
+    limit = _limits(found.notes)
     if found.case.task != "regression":
         return seen.entropy.double() > limit
     return (seen.epistemic_variance.sqrt().double() > limit).any(1)

@@ -19,7 +19,7 @@ from batchbayes._common.checks import check_classes, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.drift.accuracy import Confidence, measure_confidence
 from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, fit_moments
-from batchbayes.drift.report import DriftReport, Kind, changes_of, summary_of
+from batchbayes.drift.report import DriftReport, Kind, changes_of, looks, summary_of
 from batchbayes.drift.windows import Ordinary, Sample, keep_ordinary
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -42,6 +42,7 @@ LARGEST = 1024
 LEVEL = 0.05
 """Windows with a p-value above this leave the network as it is."""
 GATE_WINDOWS = 199
+CONFIDENCE = ("temperature", "intercept", "slope", "error")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +93,12 @@ class Drift:
             p_value,
             class_p_value,
             {place.name: float(value) for place, value in zip(self.sight.places, of_sites, strict=True)},
-            changes_of(examples, self.looks),
+            changes_of(*looks(examples), self.looks),
             class_mix(adapted.logits, self.moments),
             adapted.trust,
             sure and sure.estimate(adapted.logits, adapted.logits.argmax(1)),
             sure and sure.estimate(adapted.logits, logits.argmax(1)),
+            sure and sure.temperature_of(adapted.logits),
         )
 
     def adapt(self, window: Batches, *, inputs: Picker = None, gate: bool = True) -> BatchNormPosterior:
@@ -149,7 +151,7 @@ class Drift:
         """Return a header of JSON values, and tensors, for `save`."""
         header = self.sight.header() | {"rest": self.ordinary.gaussian.rest, "seed": self.seed}
         if self.confidence:
-            header |= {"temperature": self.confidence.temperature, "error": self.confidence.error}
+            header |= {"confidence": {name: getattr(self.confidence, name) for name in CONFIDENCE}}
         parts = {"moments": self.moments, "ordinary": self.ordinary, "confidence": self.confidence}
         named = {
             f"{name}.{field}": value
@@ -172,7 +174,7 @@ class Drift:
         moments, saved = ClassMoments(**part("moments.")), part("confidence.")
         if moments.within.shape != (2 * sight.units.shape[1],) or ordinary.rows.shape[1] != sight.size + 2:
             raise ValueError(f"moments of shape {tuple(moments.within.shape)} for {sight.size} statistics")
-        confidence = Confidence(header["temperature"], header["error"], **saved) if saved else None
+        confidence = Confidence(**header["confidence"], **saved) if saved else None
         return cls(sight, moments, ordinary, tensors["looks"], confidence, header["seed"])
 
     def __repr__(self) -> str:
@@ -217,6 +219,7 @@ def drift(
         fitted, ordinary, labels = examples[rows[::2]], examples[rows[1::2]][:most], None
     else:
         fitted, (ordinary, labels) = examples, _read(calibration, inputs, most)
+    sight = _with_two_classes(sight, examples[:2], labels)
     if min(len(fitted), len(ordinary)) < FEWEST:
         expected = f"at least {FEWEST} reference and {FEWEST} calibration examples, so that a p-value can be small"
         raise BatchbayesError(expected, f"{len(fitted)} and {len(ordinary)}", "pass more data")
@@ -231,12 +234,28 @@ def drift(
     gaussian = fit_gaussian(statistics, predicted_classes(logits), num_classes)
     moments = fit_moments(sight.places, torch.cat([statistics, known[0]]), torch.cat([logits, known[1]]))
     kept = keep_ordinary(gaussian, sample_of(gaussian, *known), num_classes, seed)
-    found = Drift(sight, moments, kept, summary_of(ordinary), None, seed)
+    found = Drift(sight, moments, kept, summary_of(looks(ordinary)[1]), None, seed)
     if labels is None or num_classes < 2:
         return found
     check_classes("labels of calibration data", labels, num_classes)
     confidence = measure_confidence(ordinary, labels, lambda x: adapt_to(sight, moments, x).logits, seed)
     return replace(found, confidence=confidence)
+
+
+def _with_two_classes(sight: Sight, examples: Tensor, labels: Tensor | None) -> Sight:
+    """Return a sight that takes two outputs for logits if labels say so. Without labels they may be two real values."""
+    if sight.logits or labels is None or not bool(((labels == 0) | (labels == 1)).all()):
+        return sight
+    outputs = sight.network(examples.to(sight.network.device))
+    if outputs.shape[1:] == (2,):
+        return replace(sight, logits=True)
+    if outputs[0].numel() == 1:
+        warn(
+            "the labels are 0 and 1 and the network has one output. Drift looks at the inputs of such a network, but "
+            "not at its classes, so it estimates no accuracy and no sets. For these, wrap the network so that it "
+            "returns the two logits (0, f)."
+        )
+    return sight
 
 
 def sample_of(gaussian: ClassGaussian, statistics: Tensor, logits: Tensor) -> Sample:

@@ -41,6 +41,25 @@ MOST = 1e150
 """Capital is not counted beyond this."""
 
 
+def rank(counts: np.ndarray, bins: np.ndarray, tie: np.ndarray) -> np.ndarray:
+    """Return p-values (...) of scores in `bins`, among `counts` (..., BINS) of earlier ones. `tie` is uniform."""
+    at, total = bins[..., None], counts.sum(-1)
+    equal = np.take_along_axis(counts, at, -1)[..., 0]
+    not_above = np.take_along_axis(counts.cumsum(-1), at, -1)[..., 0]
+    return np.clip((total - not_above + tie * (equal + 1)) / (total + 1), 1e-12, 1 - 1e-12)
+
+
+def bet_on(p: np.ndarray) -> np.ndarray:
+    """Return the factors by which bettors gain or lose on p-values (...), (..., bettors)."""
+    p = p[..., None]
+    return np.concatenate([POWERS * p ** (POWERS - 1), POWERS * (1 - p) ** (POWERS - 1)], -1)
+
+
+def entering(age: int) -> float:
+    """Return the share of the capital that enters after this number of examples."""
+    return 1 / math.log2(age + 2) - 1 / math.log2(age + 3)
+
+
 class Watch(NamedTuple):
     """What a monitor says after an update."""
 
@@ -70,7 +89,7 @@ class Monitor:
 
     def calibrate(self, ordinary: Sample, groups: Tensor) -> None:
         """Count the scores of ordinary examples in bins, (channels, groups, BINS), and start afresh."""
-        scores = self._scores(ordinary)  # (N, channels)
+        scores = self.scores(ordinary)  # (N, channels)
         shares = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
         self._edges = torch.quantile(scores, shares, dim=0).T.contiguous().numpy()  # (channels, BINS - 1)
         self._fresh = np.zeros((len(self._edges), len(self.drift.ordinary.centres), BINS))
@@ -90,7 +109,7 @@ class Monitor:
         """The network that is watched."""
         return self.drift.network
 
-    def _scores(self, sample: Sample) -> Tensor:
+    def scores(self, sample: Sample) -> Tensor:
         """Return what is ranked, (n, channels): distance, energy, and the size of statistics at each third of sites."""
         sites = sample.rows[:, :-2].double().square().split(self.drift.widths, dim=1)
         each = torch.stack([site.mean(1) for site in sites], 1)
@@ -130,21 +149,16 @@ class Monitor:
     def bet(self, sample: Sample) -> None:
         """Bet on examples, one after the other."""
         groups = self.drift.ordinary.group_of[sample.classes]
-        for bins, group in zip(self._bins(self._scores(sample).numpy()), groups.tolist(), strict=True):
+        for bins, group in zip(self._bins(self.scores(sample).numpy()), groups.tolist(), strict=True):
             self._bet(bins, group)
 
     def _bet(self, bins: np.ndarray, group: int) -> None:
         """Bet on the ranks of one example, then count it."""
-        every = np.arange(len(bins))
-        counts = self._counts[every, group]  # (channels, BINS)
-        equal = counts[every, bins]
-        above = counts.sum(1) - np.cumsum(counts, 1)[every, bins]
+        counts = self._counts[:, group]  # (channels, BINS)
         tie = np.random.default_rng(stream_seed(self.drift.seed, "monitor", self.num_examples)).random(len(bins))
-        p = np.clip((above + tie * (equal + 1)) / (counts.sum(1) + 1), 1e-12, 1 - 1e-12)[:, None]
-        bets = np.concatenate([POWERS * p ** (POWERS - 1), POWERS * (1 - p) ** (POWERS - 1)], 1)
-        entering = 1 / math.log2(self._age + 2) - 1 / math.log2(self._age + 3)
-        self._capital = np.minimum((self._capital + entering) * bets, MOST)
-        self._counts[every, group, bins] += 1
+        winnings = bet_on(rank(counts, bins, tie))
+        self._capital = np.minimum((self._capital + entering(self._age)) * winnings, MOST)
+        self._counts[np.arange(len(bins)), group, bins] += 1
         self._age += 1
         self.num_examples += 1
         self._peak = max(self._peak, float(self._capital.mean()) + 1 / math.log2(self._age + 2))

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from batchbayes._common.rng import generator
@@ -85,14 +86,13 @@ class Ordinary:
 
     def _ordinary_means(self, groups: Tensor, windows: int) -> Tensor:
         """Return mean rows of ordinary windows with these groups, (windows, D + 2)."""
-        random = generator(self.seed, "windows", len(groups))
-        weights = torch.zeros(windows, len(self.groups))
+        random, drawn, weights = generator(self.seed, "windows", len(groups)), [], []
         for group, number in zip(*groups.unique(return_counts=True), strict=True):
-            members = self._members[int(group)]
-            chosen = torch.randint(len(members), (windows, int(number)), generator=random)
-            wider = (1 + int(number) / len(members)) ** 0.5
-            weights.scatter_add_(1, members[chosen], torch.full(chosen.shape, wider / len(groups)))
-        return weights @ self.rows
+            members, count = self._members[int(group)], int(number)
+            drawn.append(members[torch.randint(len(members), (windows, count), generator=random)])
+            weights.append(torch.full((windows, count), (1 + count / len(members)) ** 0.5 / len(groups)))
+        chosen, each = torch.cat(drawn, 1), torch.cat(weights, 1)
+        return F.embedding_bag(chosen, self.rows, per_sample_weights=each, mode="sum")
 
     def _parts(self, means: Tensor, count: int) -> Tensor:
         """Return the three things that are looked at, (windows, 3)."""

@@ -32,6 +32,10 @@ numbers. On 16 rows of a table the check may pass by luck, on 64 it hardly ever 
 FEWEST_MAPS, MAP_POSITIONS = 2, 2**12
 """If outputs are maps, positions are ranked, not examples. So fewer examples of the training data are enough, and of
 each map an even selection of this many positions is compared."""
+OPPOSITE, MOST_CURVED = 3, 0.2
+"""Before anything else, this number of draws, their mirror images and the centre run on 16 examples, in 7 passes. What
+opposite draws have in common is not linear, and the linear engine would miss it. Above this share of what draws change
+there is no need for more: it is trusted up to 0.15."""
 GROUPS = 8
 """Of draws, which are left out one after the other to see how sure a ratio is."""
 FEWEST_RANKED = 3
@@ -172,6 +176,8 @@ _EXAMPLES: "weakref.WeakKeyDictionary[Linearisable, tuple[Tensor, Kinds]]" = wea
 """Training examples to measure on when it is first needed."""
 _KNOWN: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
 """What was measured for each posterior, with and without contrasts."""
+_OF_FEW: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
+"""The same, measured on few examples: enough for a warning where the linear engine was asked for, not for a choice."""
 _REFUSED: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
 """The same, measured on noisier examples, where the linear engine was not trusted."""
 
@@ -200,12 +206,17 @@ def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool,
     """
     known = _KNOWN.setdefault(posterior, {})
     if (examples := _examples_of(posterior).get(contrasts)) is not None:
-        same = isinstance(inputs, Tensor) and isinstance(examples, Tensor)
-        inputs = examples.to(inputs.dtype) if same else examples  # the network may have another precision by now
-    found = _tested(posterior, inputs, contrasts, known.get(contrasts), until_sure)
-    if examples is not None or len(inputs) >= CHECK_EXAMPLES[0]:
-        known[contrasts] = found
+        inputs = _like(examples, inputs)
+    is_few = examples is None and len(inputs) < CHECK_EXAMPLES[0]
+    if is_few and contrasts not in known:
+        known = {} if until_sure else _OF_FEW.setdefault(posterior, {})
+    found = known[contrasts] = _tested(posterior, inputs, contrasts, known.get(contrasts), until_sure)
     return found
+
+
+def _like(examples: Tensor, inputs: Tensor) -> Tensor:
+    """Return kept examples in the type of the inputs: the network may have another precision by now."""
+    return examples.to(inputs.dtype) if isinstance(inputs, Tensor) and isinstance(examples, Tensor) else examples
 
 
 def _tested(
@@ -219,12 +230,49 @@ def _tested(
     return found
 
 
+_CURVED: "weakref.WeakKeyDictionary[Linearisable, dict[bool, float]]" = weakref.WeakKeyDictionary()
+"""The share that opposite draws have in common, for each posterior, with and without contrasts."""
+
+
+@torch.no_grad()
+def known_curvature(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) -> float:
+    r"""Return the share $\|e\|^2 / (\|e\|^2 + \|o\|^2)$ of what draws change that is not linear for certain.
+
+    For a deviation d of a draw, $e = f(c + d) + f(c - d) - 2 f(c)$ and $o = f(c + d) - f(c - d)$. It is measured once.
+    With contrasts, classes count by their probability, and what all logits of an example share does not. Training
+    examples are taken if the fit has kept some.
+    """
+    known = _CURVED.setdefault(posterior, {})
+    if contrasts not in known:
+        inputs = _like(_EXAMPLES[posterior][0], inputs) if posterior in _EXAMPLES else inputs
+        sample = _sample(inputs, CHECK_EXAMPLES[0], CHECK_EXAMPLES[0]).to(posterior.device)
+        directions, weights, index = posterior.combinations(OPPOSITE, 0)
+        moves = [torch.zeros_like(posterior.center)]
+        moves += [side * weights[which] @ directions for which in index.tolist() for side in (1, -1)]
+        rows = _rows(
+            torch.stack([posterior.function(posterior.center + move)(sample).cpu() for move in moves])
+        ).double()
+        if contrasts:
+            likely = rows[:1].softmax(-1)
+            rows = (rows - (likely * rows).sum(-1, keepdim=True)) * likely.sqrt()
+        even, odd = rows[1::2] + rows[2::2] - 2 * rows[:1], rows[1::2] - rows[2::2]
+        total = float(even.square().sum() + odd.square().sum())
+        known[contrasts] = float(even.square().sum()) / total if total > 0 else 0.0
+    return known[contrasts]
+
+
+def is_known(posterior: Linearisable, *, contrasts: bool) -> bool:
+    """Whether the linear engine was checked before, perhaps before a file was written."""
+    return contrasts in _KNOWN.get(posterior, {})
+
+
 def known_beyond(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) -> Linearity:
     """Return what is known about examples that are noisier than those of `known_linearity`, or measure it now.
 
     Where the linear engine is trusted on them, the largest spread that it is trusted up to grows.
     """
-    refused, known = _REFUSED.setdefault(posterior, {}), _KNOWN.get(posterior, {})
+    refused = _REFUSED.setdefault(posterior, {})
+    known = next((each[posterior] for each in (_KNOWN, _OF_FEW) if contrasts in each.get(posterior, {})), {})
     found = refused.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
     is_few = len(inputs) < FEWEST_RANKED and math.isnan(found.rank_correlation) and contrasts not in refused
     if is_few and found.unexplained - found.left_out < MOST_UNEXPLAINED:

@@ -8,7 +8,15 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from batchbayes._common.checks import require_option
-from batchbayes.engines.check import Linearity, known_beyond, known_linearity, warn_unless_trusted
+from batchbayes.engines.check import (
+    MOST_CURVED,
+    Linearity,
+    is_known,
+    known_beyond,
+    known_curvature,
+    known_linearity,
+    warn_unless_trusted,
+)
 from batchbayes.engines.linear import (
     Block,
     Drawn,
@@ -20,7 +28,7 @@ from batchbayes.engines.linear import (
 )
 from batchbayes.engines.sample import sampled_blocks
 from batchbayes.errors import BatchbayesError
-from batchbayes.network.inputs import tensors_of
+from batchbayes.network.inputs import Whole, tensors_of
 from batchbayes.posterior import Linearisable, Posterior
 
 EngineName = Literal["sample", "linear", "auto"]
@@ -56,6 +64,12 @@ def choose_engine(
         return replace(exact, name="sample: all draws are one function")
     if name == "auto" and posterior.linear is None:
         return replace(exact, name=f"sample: {type(posterior).__name__} has no linear engine")
+    if isinstance(inputs, Whole):
+        if name == "auto":
+            return replace(exact, name="sample: batches that are whole have no linear engine")
+        raise BatchbayesError(
+            expected="rows of examples for the linear engine", got=f"{inputs}", fix='use engine="sample" or "auto"'
+        )
     try:
         fallback = exact if name == "auto" else None
         return _linear_engine(require_linearisable(posterior), inputs, num_samples, seed, contrasts, fallback)
@@ -72,7 +86,13 @@ def _linear_engine(
 
     If there is no fallback, warn where it is not to be trusted.
     """
-    plan, num_outputs = _plan(posterior, inputs, num_samples, seed, contrasts)
+    if fallback and not is_known(posterior, contrasts=contrasts):
+        curved = known_curvature(posterior, inputs, contrasts=contrasts)
+        if not curved <= MOST_CURVED:
+            return replace(
+                fallback, name=f"sample: not linear enough ({curved:.0%} of the change is the same for opposite draws)"
+            )
+    plan, num_outputs = plan_for(posterior, inputs, num_samples, seed, contrasts)
     if fallback and plan.cost(num_outputs) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
     found = known_linearity(posterior, inputs, contrasts=plan.contrasts, until_sure=fallback is not None)
@@ -89,7 +109,9 @@ _PLANS: "weakref.WeakKeyDictionary[Linearisable, tuple[object, LinearPlan, int]]
 made again and again."""
 
 
-def _plan(posterior: Linearisable, inputs: Any, num_samples: int, seed: int, contrasts: bool) -> tuple[LinearPlan, int]:
+def plan_for(
+    posterior: Linearisable, inputs: Any, num_samples: int, seed: int, contrasts: bool
+) -> tuple[LinearPlan, int]:
     """Return the plan for inputs of this shape, and how many outputs the network has for each example."""
     wanted = ([tensor.shape[1:] for tensor in tensors_of(inputs)], num_samples, seed, contrasts)
     made_for, plan, num_outputs = _PLANS.get(posterior, (None, None, 0))

@@ -12,6 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -335,9 +336,10 @@ def _price(program: Program, inputs: Tensor) -> float:
 
 
 def _ratio(run: Run, plain: Run, inputs: Tensor, ready: Tensor) -> float:
-    """Return the time of one function on inputs over that of another on prepared inputs: the shortest of a few."""
-    pairs = ((run, inputs), (plain, ready.clone()))
-    whole, one = (min(timeit.repeat(partial(*pair), repeat=REPEATED, number=1)) for pair in pairs)
+    """Return the time of one function on inputs over that of another on prepared inputs: medians of turns."""
+    pairs = [partial(run, inputs), partial(plain, ready.clone())]
+    turns = [[timeit.timeit(each, number=1) for each in pairs] for _ in range(REPEATED + 1)][1:]  # the first warms up
+    whole, one = map(median, zip(*turns, strict=True))
     return whole / one
 
 

@@ -264,7 +264,7 @@ def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
 
 
 class Watched(nn.Module):
-    """One more pass of the network, with its batch-norm sites watched."""
+    """One more pass of the network, with its layers watched."""
 
     def __init__(self, sight: Sight, network: Network) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ class Watched(nn.Module):
         places = self._sight.places
 
         def see(place: Place, unit: Tensor, h: Tensor) -> None:
-            seen[place.name] = _statistics(h, unit, place.positions)
+            seen[place.name] = _statistics(h.movedim(place.axis, 1), unit, place.positions)
 
         before = {place.name: partial(see, place, unit) for place, unit in zip(places, self._units, strict=True)}
         logits = kept_outputs(self._run(inputs, before=before), self._sight.logits)
@@ -293,12 +293,12 @@ class Detector(Watched):
         super().__init__(detector.sight, network)
         self._parts = replace(detector, gaussian=_in_order(detector.gaussian)).parts
         self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
-        self._calibration = detector.calibration_scores.double()  # (m,)
+        self._calibration, self._weight = detector.calibration_scores.double(), detector.weight  # (m,)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the share of ordinary inputs that are at least as unusual, (N,)."""
         found = self._surprise(self._parts(*self._see(inputs))[0])
-        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
+        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + self._weight * found[:, 1:].mean(1)
         at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
         return ((1 + at_least) / (len(self._calibration) + 1)).float()
 

@@ -27,6 +27,7 @@ from batchbayes._common.rng import generator
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
+from batchbayes.network.inputs import Whole
 from batchbayes.posterior import Header, Posterior
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class DropoutPosterior(Posterior):
             calls: Counter[str] = Counter()
 
             def dropped(name: str, activations: Tensor) -> Tensor:
-                _require_batch_first(name, activations, len(inputs))
+                if not isinstance(inputs, Whole):
+                    _require_batch_first(name, activations, len(inputs))
                 calls[name] += 1
                 site = sites[name]
                 return site.drop(activations, site.mask(activations, seed, index, calls[name]))

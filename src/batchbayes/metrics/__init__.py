@@ -22,6 +22,13 @@ from batchbayes.metrics.classification import (
     is_misclassified as is_misclassified,
     max_probability as max_probability,
 )
+from batchbayes.metrics.detection import (
+    box_average_precision as box_average_precision,
+    box_overlaps as box_overlaps,
+    detection_metrics as detection_metrics,
+    is_true_detection as is_true_detection,
+    matched_overlaps as matched_overlaps,
+)
 from batchbayes.metrics.evaluation import evaluate as evaluate
 from batchbayes.metrics.ranking import (
     RiskCoverage as RiskCoverage,

@@ -13,7 +13,17 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from batchbayes._common.checks import as_tensor, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.network.inputs import Inputs, Picker, are_arrays, each_tensor, pick_inputs, require_finite, tensors_of
+from batchbayes.network.inputs import (
+    Inputs,
+    Picker,
+    Whole,
+    are_arrays,
+    each_tensor,
+    is_whole,
+    pick_inputs,
+    require_finite,
+    tensors_of,
+)
 
 Batches = Any
 """A tensor or array of examples, a Dataset, or an iterable of batches such as a DataLoader.
@@ -34,6 +44,8 @@ def as_batches(data: Batches) -> Iterable[Any]:
     """Return the data as an iterable of batches."""
     if is_examples(data) or isinstance(data, Mapping) or _is_one_batch(data):
         return [data]
+    if callable(getattr(data, "train_dataloader", None)):  # a LightningDataModule
+        return data.train_dataloader()
     if isinstance(data, Dataset):
         return ordered_loader(data, DATASET_BATCH)
     try:
@@ -53,10 +65,13 @@ def ordered_loader(dataset: Any, batch_size: int | None, **options: Any) -> Data
 
 
 def _is_one_batch(data: object) -> bool:
-    """Whether a tuple or list is one batch (x, y, ...). Two tensors of the same kind in a tuple may be either.
+    """Whether this is one batch (x, y, ...), or one of its own kind. Two tensors of the same kind in a tuple may be
+    either.
 
     Tables with different columns are not of the same kind. Images of different sizes are.
     """
+    if is_whole(data) and not isinstance(data, Dataset | DataLoader):
+        return True
     most = 2 if isinstance(data, list) else 100  # a longer list holds batches
     if not isinstance(data, list | tuple) or not 2 <= len(data) <= most or not are_arrays(data):
         return False
@@ -203,22 +218,52 @@ def mini_batches(
             loader = _shuffled_loader(batches, batch_size, seed)
             return batch_size, mini_batches(loader, batch_size, picker=picker, drawn=drawn)[1]
         examples = require_finite(pick_inputs(batches, picker), "the training inputs")
+        if isinstance(examples, Whole):
+            fix = "pass several batches: a list or a loader of them"
+            raise BatchbayesError("training batches whose statistics differ", "one batch that cannot be cut", fix)
         require_size(len(examples), batch_size)
         drawn.num_examples = len(examples)
         return batch_size, _shuffled(examples, batch_size, seed, drawn)
 
+    batches = as_batches(batches)
     first_pass = input_stream(batches, picker)
     first = first_of(first_pass)
-    size = batch_size if batch_size is not None else getattr(batches, "batch_size", None) or len(first)
+    size = batch_size if batch_size is not None else getattr(batches, "batch_size", None) or _size_of(first)
     passes: Iterator[Iterator[Any]] = iter([chain([first], first_pass)])
     if isinstance(batches, Sequence):
-        drawn.num_examples = sum(len(pick_inputs(batch, picker)) for batch in batches)
+        if not isinstance(first, Whole):
+            drawn.num_examples = sum(len(pick_inputs(batch, picker)) for batch in batches)
     elif iter(batches) is not batches:
         passes = chain(passes, _endlessly(lambda: input_stream(batches, picker)))
         drawn.is_repeated = True
         drawn.num_examples = num_sampled(batches) if isinstance(batches, DataLoader) else None
         drawn.replacement = bool(getattr(getattr(batches, "sampler", None), "replacement", False))
-    return size, _regrouped(passes, size, drawn)
+    return size, (_uncut if isinstance(first, Whole) else _regrouped)(passes, size, drawn)
+
+
+def _size_of(inputs: Any) -> int:
+    """Return how many examples inputs hold."""
+    if not isinstance(inputs, Whole):
+        return len(inputs)
+    if (size := inputs.num_examples) is None:
+        raise BatchbayesError(
+            expected="batch_size= beside batches that go whole to the network",
+            got=f"{inputs}, which does not tell how many examples it holds",
+            fix="pass how many graphs or sequences a training batch has; if it is one large graph, how many nodes",
+        )
+    return size
+
+
+def _uncut(passes: Iterator[Iterator[Any]], batch_size: int, drawn: Drawn) -> Iterator[Any]:
+    """Yield whole batches as they come."""
+    require_size(batch_size, batch_size)
+    for one_pass in passes:
+        drawn.passes.append(0)
+        for inputs in one_pass:
+            drawn.passes[-1] += 1
+            yield inputs
+        if not drawn.passes[-1]:
+            return  # the loader can be read only once
 
 
 def _shuffled_loader(dataset: Any, batch_size: int, seed: int) -> DataLoader[Any]:

@@ -4,6 +4,7 @@ The user's own modules are not run and not changed: each pass runs on the callin
 networks that cannot be copied are an exception (see `shadow.py`).
 """
 
+import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +20,14 @@ from torch.nn.parameter import is_lazy
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.copies import is_wrapper, plain_name
-from batchbayes.network.inputs import Inputs, Picker, tensors_of
+from batchbayes.network.inputs import Inputs, Picker, Whole, tensors_of
 from batchbayes.network.shadow import first_time, why_in_place, workplace
 from batchbayes.network.staleness import WeightsThen
 from batchbayes.network.workplace import Changes, input_of
 
 Function = Callable[[Any], Tensor]
-"""One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor, or
-`inputs.Inputs` if the network takes several."""
+"""One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor,
+`inputs.Inputs` if the network takes several, or `inputs.Whole`, whose outputs have any number of rows."""
 
 Output = str | int | Callable[[Any], Tensor] | None
 """Which output counts: a key, an attribute or a position, a function of what the network returns, or None."""
@@ -86,7 +87,7 @@ class Network:
 
     def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
         own = inputs.clone() if isinstance(inputs, Tensor) else inputs.map(torch.clone)  # it may be changed in place
-        count = own.shape[0] if isinstance(own, Tensor) else len(own)
+        count = None if isinstance(own, Whole) else own.shape[0] if isinstance(own, Tensor) else len(own)
         outputs = _checked_outputs(pick_output(call_module(module, own, tensors), self.output), count)
         return outputs.clone()  # the next pass may overwrite them: a network may use its output tensor again
 
@@ -107,17 +108,18 @@ def call_module(
     `tensors` are those that were put into the module instead of its own.
     """
     try:
-        return module(*inputs.args, **inputs.named) if isinstance(inputs, Inputs) else module(inputs)
+        return module(inputs) if isinstance(inputs, Tensor) else module(*inputs.args, **inputs.named)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
         if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
             raise
         raise _failed(module, inputs, tensors, error) from error
 
 
-def _checked_outputs(outputs: Tensor, count: int) -> Tensor:
-    if outputs.shape[:1] != (count,):
+def _checked_outputs(outputs: Tensor, count: int | None) -> Tensor:
+    """Check the rows of outputs, if their number is known, and their type."""
+    if outputs.shape[:1] != (count,) and (count is not None or not outputs.ndim):
         raise BatchbayesError(
-            expected=f"outputs of shape ({count}, ...), one row for each example",
+            expected=f"outputs of shape ({count or 'rows'}, ...), one row for each example",
             got=f"shape {tuple(outputs.shape)}",
             fix="wrap the network so that its output has one row for each example",
         )
@@ -284,6 +286,27 @@ def _describe(outputs: object) -> str:
     if is_dataclass(outputs):
         return f"a {type(outputs).__name__} with {', '.join(field.name for field in fields(outputs))}"
     return f"a single {type(outputs).__name__}"
+
+
+def one_output(model: nn.Module, output: Output) -> nn.Module:
+    """Return the same network, weights and names of layers included, that returns one of its outputs alone.
+
+    >>> class Two(nn.Linear):
+    ...     def forward(self, x):
+    ...         return {"logits": super().forward(x), "features": x}
+    >>> one_output(Two(3, 2), "logits")(torch.zeros(4, 3)).shape
+    torch.Size([4, 2])
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BatchbayesError("a network in Python", "a scripted one", "pass the network that was scripted")
+    kind: Any = type(model)
+
+    def forward(self: nn.Module, *args: Any, **named: Any) -> Tensor:
+        return pick_output(kind.forward(self, *args, **named), output)
+
+    found = copy.copy(model)  # it shares all layers, parameters and buffers
+    found.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return found
 
 
 def modules_by_name(module: nn.Module, kind: type | tuple[type, ...] = nn.Module) -> dict[str, Any]:

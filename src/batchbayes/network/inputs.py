@@ -1,12 +1,15 @@
-"""The inputs of one batch: a tensor, or several tensors for a network with several inputs."""
+"""The inputs of one batch: a tensor, several tensors for a network with several inputs, or a whole batch as it is."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves, tree_map
 
 from batchbayes._common.checks import as_tensor
 from batchbayes.errors import BatchbayesError
@@ -34,7 +37,8 @@ class Inputs:
             raise BatchbayesError(
                 expected="input tensors with one row for each example",
                 got=f"{self}",
-                fix="pass tensors of the same length, and other arguments by a wrapper around the network",
+                fix="pass tensors of the same length, and other arguments by a wrapper around the network; inputs that "
+                "are no rows of examples as a whole, as in inputs=lambda batch: bb.Whole(batch[0], batch[1])",
             )
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -78,14 +82,87 @@ class Inputs:
         return cls(joined[:count], dict(zip(parts[0].named, joined[count:], strict=True)))
 
 
+class Whole:
+    """Inputs that are no rows of examples, such as a graph or a ragged sequence: never cut, joined or stacked.
+
+    They go to the network as they are, as arguments by position and by name, and all rows of its output are the answer
+    to the batch. As `inputs=Whole` it passes the batch itself. A batch of a class of its own with a method `to`, such
+    as those of PyTorch Geometric, and a `PackedSequence`, are taken as a whole without it.
+
+    >>> whole = Whole(torch.zeros(5, 2), torch.tensor([[0, 1], [1, 2]]))  # nodes and edges
+    >>> len(whole), whole[:3] is whole
+    (1, True)
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        self.args, self.named = args, named
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors that can be found inside."""
+        return tuple(leaf for leaf in tree_leaves((self.args, self.named)) if isinstance(leaf, Tensor))
+
+    def _each(self, change: Callable[[Any], Any]) -> Self:
+        args, named = tree_map(change, (self.args, self.named), is_leaf=_is_packed)
+        return type(self)(*args, **named)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the inputs with a function applied to each tensor; other objects are copied."""
+        return self._each(lambda part: change(part) if isinstance(part, Tensor) else copy.deepcopy(part))
+
+    def to(self, device: Any) -> Self:
+        return self._each(lambda part: part.to(device) if hasattr(part, "to") else part)
+
+    @property
+    def num_examples(self) -> int | None:
+        """How many graphs or sequences there are, as far as the arguments tell."""
+        for part in self.args:
+            if _is_packed(part):
+                return int(part.batch_sizes[0])
+            if isinstance(part, list):
+                return len(part)
+            if isinstance(graphs := getattr(part, "num_graphs", None), int):
+                return graphs
+        return None
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, rows: Any) -> Self:
+        return self
+
+    def numel(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors())
+
+    def split(self, size: int) -> tuple[Self, ...]:
+        return (self,)
+
+    def __repr__(self) -> str:
+        parts = [*self.args, *self.named.values()]
+        return f"Whole({', '.join(describe_batch(part) for part in parts)})"
+
+
+def _is_packed(part: object) -> bool:
+    return isinstance(part, PackedSequence)
+
+
+ROWS = (Tensor, np.ndarray, Mapping, list, tuple, Inputs)
+
+
+def is_whole(batch: object) -> bool:
+    """Whether a batch goes to the network as it is: an object of its own kind, which is no row of examples."""
+    if isinstance(batch, Whole | PackedSequence):
+        return True
+    return not isinstance(batch, (*ROWS, type, nn.Module)) and callable(getattr(batch, "to", None))
+
+
 def tensors_of(inputs: Any) -> tuple[Tensor, ...]:
     """Return a tensor, or the tensors of several inputs, in a tuple."""
-    return inputs.tensors() if isinstance(inputs, Inputs) else (inputs,)
+    return inputs.tensors() if isinstance(inputs, Inputs | Whole) else (inputs,)
 
 
 def each_tensor(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to a tensor, or to each tensor of several inputs."""
-    return inputs.map(change) if isinstance(inputs, Inputs) else change(inputs)
+    return inputs.map(change) if isinstance(inputs, Inputs | Whole) else change(inputs)
 
 
 def pick_inputs(batch: Any, picker: Picker = None) -> Any:
@@ -102,7 +179,7 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Any:
         found = tuple(_at(batch, each) for each in picker)
     elif picker is not None:
         found = _at(batch, picker)
-    elif isinstance(batch, list | tuple) and batch:
+    elif isinstance(batch, list | tuple) and batch and not is_whole(batch):
         found = batch[0]
     else:
         found = batch
@@ -111,7 +188,8 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Any:
         raise BatchbayesError(
             expected="a batch that is a tensor (N, ...), or a tuple that starts with one",
             got=describe_batch(batch),
-            fix='say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x',
+            fix='say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x; if they are '
+            "no rows of examples, as for graphs, inputs=lambda batch: bb.Whole(batch.x, batch.edges)",
         )
     return inputs
 
@@ -120,8 +198,10 @@ def _as_inputs(found: Any, *, named: bool) -> Any:
     """Return a tensor or several inputs; None for anything else. A dict counts only where it was picked."""
     if isinstance(found, Tensor | np.ndarray):
         return as_tensor(found, "the inputs")
-    if isinstance(found, Inputs):
+    if isinstance(found, Inputs | Whole):
         return found
+    if is_whole(found):
+        return Whole(found)
     if isinstance(found, Mapping) and found and named and are_arrays(found.values()):
         return Inputs((), found)
     if isinstance(found, list | tuple) and len(found) and are_arrays(found):

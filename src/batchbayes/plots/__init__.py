@@ -5,6 +5,7 @@ axes.
 """
 
 from batchbayes.plots.classification import (
+    boxes_figure as boxes_figure,
     certainty_figure as certainty_figure,
     novelty_figure as novelty_figure,
     reliability_figure as reliability_figure,

@@ -120,6 +120,44 @@ def _image_cell(cell: Axes, image: np.ndarray, predicted: int, label: int, names
     cell.spines[:].set(visible=True, color=VERMILION if look else "0.7", lw=2 if look else 0.8)
 
 
+def boxes_figure(
+    image: ArrayLike,
+    found: Any,
+    *,
+    names: Sequence[str] | None = None,
+    truth: ArrayLike | None = None,
+    least_score: float = 0.0,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw an image (H, W) or (H, W, 3) with the boxes of `bb.detections`, each with class and score.
+
+    A shaded frame reaches two standard deviations to both sides of each edge. The line is thinner, the fewer draws
+    found the object. Boxes of `truth` (M, 4) are dotted.
+    """
+    from matplotlib.patches import Rectangle
+
+    with one_panel(ax, (4.2, 4.2)) as panel:
+        panel.imshow(np.asarray(image), cmap="gray_r")
+        for x1, y1, x2, y2 in np.asarray(() if truth is None else truth).reshape(-1, 4):
+            panel.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, ls=":", lw=1.2, color=GREY))
+        parts = (found.boxes, found.box_std, found.scores, found.classes, found.share_found)
+        for box, spread, score, kind, share in zip(*(part.numpy() for part in parts), strict=True):
+            if score < least_score:
+                continue
+            colour = line_look(int(kind))["color"]
+            (x1, y1, x2, y2), (left, top, right, bottom) = box, 2 * spread
+            edges = ((x1, left), (x2, right)), ((y1, top), (y2, bottom))
+            for middle, reach in edges[0]:
+                panel.add_patch(Rectangle((middle - reach, y1), 2 * reach, y2 - y1, color=colour, alpha=0.35, lw=0))
+            for middle, reach in edges[1]:
+                panel.add_patch(Rectangle((x1, middle - reach), x2 - x1, 2 * reach, color=colour, alpha=0.35, lw=0))
+            panel.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, lw=0.4 + 1.4 * share, color=colour))
+            name = str(kind) if names is None else names[int(kind)].replace("$", r"\$")
+            panel.text(x1, y1, f"{name} {score:.2f}", color=colour, fontsize=7.5, va="bottom")
+        panel.set_axis_off()
+        return panel.figure
+
+
 def format_nats(value: float) -> str:
     """Format an uncertainty with three decimals.
 

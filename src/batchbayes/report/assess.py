@@ -19,12 +19,13 @@ from batchbayes._common.progress import hidden_progress
 from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
 from batchbayes.methods.table import resolve
-from batchbayes.network.function import as_network
+from batchbayes.network.function import Output, as_network, one_output
+from batchbayes.network.inputs import Picker
 from batchbayes.report.compare.rows import Show
 from batchbayes.report.options import AssessOptions, CommonOptions, Settings, names, positive, whole
 from batchbayes.report.read.case import Case, found_in, load_case, make_case
 from batchbayes.report.read.data_check import UNFAMILIAR, outside_ranges, unfamiliar
-from batchbayes.report.read.examples import from_object
+from batchbayes.report.read.examples import from_object, loaders_of, picked_pairs
 from batchbayes.report.read.reading import Reading
 from batchbayes.report.read.sources import Training, training_of
 from batchbayes.report.read.task import given_likelihood
@@ -48,8 +49,11 @@ PREPARE = (
 def assess(
     model: nn.Module | Sequence[nn.Module],
     train: Any,
-    test: Any,
+    test: Any = None,
     *,
+    inputs: Picker = None,
+    targets: Picker = None,
+    output: Output = None,
     calibration: Any = None,
     ood: Any = None,
     reference: Any = None,
@@ -65,8 +69,13 @@ def assess(
 
     Args:
         model: the trained network. It is not changed. Several networks of one shape are compared with their ensemble.
-        train: training data, with the training-time transforms. Targets are not needed.
+        train: training data, with the training-time transforms. Targets are not needed. A `LightningDataModule` brings
+            all loaders along.
         test: test data, with targets.
+        inputs: where the inputs are in a batch, as in `mcbn`: `inputs="pixel_values"` for loaders of dicts.
+        targets: where the targets are: `targets="labels"`. By default they are last in a tuple.
+        output: which output counts, if the network returns several, as in `mcbn`. Load what was saved with
+            `batchbayes.tools.one_output(model, output)`.
         calibration: data for tuning and choosing, with targets. By default it is a random third of the test data, which
             then does not count as test data.
         ood: inputs that the network should be unsure about.
@@ -76,8 +85,8 @@ def assess(
         out: a folder that does not exist yet, for report.html and all other files. `save` writes them later.
         overwrite: whether to replace the files of an earlier assessment in that folder.
         settings: `batch_size=` of the training, unless `train` is a loader; and `task`, `class_names`, `unit`,
-            `ignore_label`, `method`, `views`, `budget`, `center`, `engine`, `draws`, `seed`. They are the options of
-            `batchbayes assess`, and its `--help` explains them.
+            `ignore_label`, `method`, `views`, `budget`, `center`, `engine`, `draws`, `changes`, `seed`. They are the
+            options of `batchbayes assess`, and its `--help` explains them.
 
     >>> from torch.nn import BatchNorm1d, Linear, Sequential
     >>> network = Sequential(Linear(2, 8), BatchNorm1d(8), Linear(8, 3))
@@ -92,6 +101,12 @@ def assess(
         require_place(place, overwrite)
     given, start = _settings(settings), time.monotonic()
     networks: list[Any] = list(model) if isinstance(model, Sequence) and model else [model]
+    if output is not None:
+        networks = [one_output(as_network(network).module, output) for network in networks]
+    train, test, calibration = loaders_of(train, test, calibration)
+    train, test, calibration, ood, reference = (
+        picked_pairs(data, inputs, targets) for data in (train, test, calibration, ood, reference)
+    )
     wanted = None if likelihood is None else given_likelihood(likelihood)
     if isinstance(wanted, Categorical) and given.ignore_label is None:
         given = replace(given, ignore_label=wanted.ignore_index)
@@ -151,6 +166,8 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     more = {} if show is None else {"show": show}
     found: Assessment = resolve(ASSESSORS[case.task])(case, **more)
     found = replace(found, terms={**found.terms, "What was tried": found_in(case)})
+    if case.settings.changes:
+        found = resolve("batchbayes.report.compare.changes:with_changes")(found)
     if caution := caution_of(found.recommended.candidate):
         warn(caution)
     test = case.test.whole() if case.split_off else case.test

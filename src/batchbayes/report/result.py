@@ -79,7 +79,9 @@ BRIER = MetricColumn("brier", "Brier", "lower", 3, "squared distance of the prob
 ECE = MetricColumn(
     "ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", percent=True
 )
-PASSES = MetricColumn("passes", "Passes", "lower", 0, "what a prediction costs, in forward passes of the network")
+PASSES = MetricColumn(
+    "passes", "Passes", "lower", 0, "what a prediction costs, in forward passes; novelty takes one more"
+)
 BY_MI = MetricColumn("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING)
 AURC = MetricColumn("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING)
 """Columns of more than one task."""

@@ -3,9 +3,9 @@
 import html
 import logging
 import math
-import time
+import string
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,8 +25,9 @@ AFRESH = 64
 """Examples after which the latest window is looked at again."""
 POINTS = 400
 """Of a curve. If there are more, every other one is left out, so that a curve of any length has its whole past."""
-HIGHEST = 2.5
-"""Where the curve is cut, in units of the level of an alarm."""
+PAGE = Path(__file__).parent / "page.html"
+WHOSE = {"expected_accuracy": "adapted", "network_accuracy": "as it is"}
+"""Which network an output is about."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 P_VALUES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -79,8 +80,8 @@ class Look(NamedTuple):
 
     p_value: float
     class_p_value: float
-    sites: list[tuple[str, float]]
-    """Names of the layers and their evidence, the largest first."""
+    sites: list[str]
+    """Names of the layers, that with most evidence first."""
     accuracies: dict[str, "Estimate"]
     """Of the adapted network and of the network as it is; empty without labelled calibration data."""
 
@@ -122,14 +123,13 @@ class Watcher:
         values = self.monitor.window.numpy()
         found = self._file.run(values, names)
         p_value, class_p_value, sites = drift.ordinary.evidence(_sample(values, found)[1], drift.widths)
-        of_sites = zip((place.name for place in drift.sight.places), sites.tolist(), strict=True)
-        sure = drift.confidence
+        sure, ordered = drift.confidence, [drift.sight.places[k].name for k in sites.argsort(descending=True).tolist()]
         estimates = {n: sure.around(float(found[n].mean()), len(values)) for n in ACCURACIES if sure and n in found}
-        self.look = Look(p_value, class_p_value, sorted(of_sites, key=lambda site: -site[1]), estimates)
+        self.look = Look(p_value, class_p_value, ordered, estimates)
         for what, value in (("inputs", p_value), ("classes", class_p_value)):
             self._metrics.p_value.labels(what).set(value)
         for name, estimate in estimates.items():
-            self._metrics.accuracy.labels(_WHOSE[name]).set(estimate.value)
+            self._metrics.accuracy.labels(WHOSE[name]).set(estimate.value)
 
     def adapted(self, values: np.ndarray) -> tuple[Found, int]:
         """Return predictions that are adapted to these rows and the latest ones before them, and the number of both.
@@ -139,9 +139,6 @@ class Watcher:
         if not self.monitor.alarm:
             return {}, 0
         return adapted(self._file, values, self.monitor.window.numpy())
-
-
-_WHOSE = {"expected_accuracy": "adapted", "network_accuracy": "as it is"}
 
 
 def adapted(file: OnnxFile, values: np.ndarray, window: np.ndarray) -> tuple[Found, int]:
@@ -188,91 +185,53 @@ def read_monitor(path: Path, false_alarms: float) -> "Monitor":
     return Drift.restore(header, tensors, network).monitor(false_alarms=false_alarms)
 
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c2128; --paper: #fff; --soft: #59636e; --line: #d1d9e0; --bad: #c4201d;
-  --good: #1a7f37; --curve: #0550ae }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --soft: #9198a1; --line: #3d444d;
-  --bad: #ff7b72; --good: #56d364; --curve: #79c0ff } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 46rem;
-  margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.4rem; margin: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-.state { font-weight: 600 } .bad { color: var(--bad) } .good { color: var(--good) } .soft { color: var(--soft) }
-table { border-collapse: collapse; width: 100% } th { text-align: left; font-weight: 400; color: var(--soft) }
-td { text-align: right; font-variant-numeric: tabular-nums } tr { border-bottom: 1px solid var(--line) }
-th, td { padding: .3rem 0 } svg { width: 100%; height: auto; display: block } code { overflow-wrap: anywhere }
-svg text { font: 12px system-ui, sans-serif; fill: var(--soft) }
-"""
-
-
-def page(file: OnnxFile, name: str, metrics: Metrics, watcher: Watcher | None, started: float) -> str:
+def page(file: OnnxFile, name: str, metrics: Metrics, watcher: Watcher | None) -> str:
     """Return the live page. It has no script: a browser asks for it again every two seconds."""
     asked, good = (metrics.total("requests_total", path="/predict", **only) for only in ({}, {"status": "200"}))
     facts = {
-        "up": f"{(time.time() - started) / 60:.0f} minutes",
         "requests, of which answered": f"{asked:,.0f}, {good:,.0f}",
         "rows, of which flagged": f"{metrics.total('batch_rows_sum'):,.0f}, {metrics.total('flagged_rows_total'):,.0f}",
     }
     if metrics.latest:
         median, most = np.percentile(list(metrics.latest), [50, 95]) * 1000
         facts["time to answer: median, 95 %"] = f"{median:.0f} ms, {most:.0f} ms"
-    samples = (sample for metric in metrics.outside.collect() for sample in metric.samples)
-    outside = {sample.labels["column"]: sample.value for sample in samples if sample.name.endswith("_total")}
-    for column in sorted(outside, key=lambda name: -outside[name])[:3]:
-        facts[f"rows with {column} outside the training table"] = f"{outside[column]:,.0f}"
-    told = _told(watcher) if watcher else '<p class="soft">Start with --drift FILE to watch for drift.</p>'
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="2">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{html.escape(name)}</title><style>{STYLE}</style></head><body><h1>{html.escape(name)}</h1>"
-        f'<p class="soft">batchbayes {html.escape(__version__)}, sha256 <code>{file.digest[:16]}</code></p>'
-        f"<h2>Drift</h2>{told}<h2>Requests</h2>{_table(facts)}</body></html>"
-    )
+    shown = {"name": name, "version": __version__, "digest": file.digest[:16], "kind": "soft", "level": "2.0"}
+    shown |= {"state": "Start with --drift FILE to watch for drift.", "first": "", "last": "no", "curve": ""}
+    told = {}
+    if watcher:
+        shown |= _curve(watcher)
+        told = _told(watcher)
+    escaped = {key: html.escape(value) for key, value in shown.items()}
+    return string.Template(PAGE.read_text()).substitute(escaped, requests=_rows(facts), drift=_rows(told))
 
 
-def _table(facts: Mapping[str, str]) -> str:
-    rows = (f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in facts.items())
-    return f"<table>{''.join(rows)}</table>"
+def _rows(facts: Mapping[str, str]) -> str:
+    return "".join(f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in facts.items())
 
 
-def _told(watcher: Watcher) -> str:
-    """Return what the monitor says."""
-    monitor, watch, look = watcher.monitor, watcher.monitor.watch, watcher.look
-    level, kind, state = -math.log10(monitor.false_alarms), "good", "No change is seen."
-    if watch.alarm:
-        kind, state = "bad", f"The data has changed (alarm after {watch.alarms[-1]:,} examples)."
-    facts = {"examples": f"{watch.num_examples:,}"}
-    facts["evidence (log10), alarm at"] = f"{max(0.0, watch.evidence):.2f}, {level:.2f}"
+def _told(watcher: Watcher) -> dict[str, str]:
+    """Return what the monitor and the latest window say."""
+    watch, look = watcher.monitor.watch, watcher.look
+    facts = {"examples": f"{watch.num_examples:,}", "evidence (log10)": f"{max(0.0, watch.evidence):.2f}"}
     if watch.alarms:
         facts["alarms after examples"] = ", ".join(f"{at:,}" for at in watch.alarms[-5:])
     if look:
         for name, estimate in look.accuracies.items():
-            facts[f"expected accuracy, network {_WHOSE[name]}"] = str(estimate)
+            facts[f"expected accuracy, network {WHOSE[name]}"] = str(estimate)
         facts["latest window: p-value of inputs, of classes"] = f"{look.p_value:.3f}, {look.class_p_value:.3f}"
-        if look.p_value <= 0.05:
-            facts["layers where it shows most"] = ", ".join(name for name, _ in look.sites[:3])
-    return f'<p class="state {kind}">{state}</p>{_chart(list(watcher.curve), level)}{_table(facts)}'
+        facts["layers where most is seen"] = ", ".join(look.sites[:3])
+    return facts
 
 
-def _chart(points: Sequence[tuple[int, float]], level: float) -> str:
-    """Return the evidence over the number of examples, with the level of an alarm."""
-    if len(points) < 2:
-        return '<p class="soft">The curve begins with the first requests.</p>'
-    first, last, top = points[0][0], points[-1][0], HIGHEST * level
-
-    def x(number: float) -> float:
-        return 40 + 550 * (number - first) / max(1, last - first)
-
-    def y(value: float) -> float:
-        return 10 + 180 * (1 - min(value, top) / top)
-
-    line = " ".join(f"{x(number):.1f},{y(value):.1f}" for number, value in points)
-    return (
-        '<svg viewBox="0 0 600 220" role="img" aria-label="Evidence of drift over examples">'
-        f'<line x1="40" x2="590" y1="{y(0):.1f}" y2="{y(0):.1f}" stroke="var(--line)"/>'
-        f'<line x1="40" x2="590" y1="{y(level):.1f}" y2="{y(level):.1f}" stroke="var(--bad)" stroke-dasharray="6 4"/>'
-        f'<text x="590" y="{y(level) - 5:.1f}" text-anchor="end">alarm</text>'
-        f'<text x="34" y="{y(0) + 4:.1f}" text-anchor="end">0</text>'
-        f'<text x="34" y="{y(level) + 4:.1f}" text-anchor="end">{level:.1f}</text>'
-        f'<text x="40" y="212">{first:,}</text><text x="590" y="212" text-anchor="end">{last:,} examples</text>'
-        f'<polyline points="{line}" fill="none" stroke="var(--curve)" stroke-width="2"/></svg>'
+def _curve(watcher: Watcher) -> dict[str, str]:
+    """Return the state in words, and the evidence over the number of examples. It is cut at 2.5 levels of an alarm."""
+    level, points, alarms = -math.log10(watcher.monitor.false_alarms), list(watcher.curve), watcher.monitor.watch.alarms
+    first, last = (points[0][0], points[-1][0]) if points else (0, 0)
+    places = (
+        f"{40 + 550 * (at - first) / max(1, last - first):.1f},{190 - 72 * min(2.5, value / level):.1f}"
+        for at, value in points
     )
+    found = {"level": f"{level:.1f}", "first": f"{first:,}", "last": f"{last:,}", "curve": " ".join(places)}
+    if watcher.monitor.alarm:
+        return found | {"kind": "bad", "state": f"The data has changed: alarm after {alarms[-1]:,} examples."}
+    return found | {"kind": "good", "state": "No change is seen."}

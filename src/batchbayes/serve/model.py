@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnxruntime  # pyright: ignore[reportMissingImports]
@@ -40,13 +40,6 @@ class RequestError(Exception):
         self.status, self.sentence = status, sentence[:600]
 
 
-class Asked(NamedTuple):
-    """A request that is understood."""
-
-    values: np.ndarray
-    adapt: bool
-
-
 class OnnxFile:
     """An exported file in memory. Any number of threads may call it at once."""
 
@@ -57,7 +50,7 @@ class OnnxFile:
         try:
             self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
             (taken,) = self._session.get_inputs()
-            self.name, self._shape, self._dtype = taken.name, taken.shape[1:], DTYPES[taken.type]
+            self._name, self.shape, self.dtype = taken.name, taken.shape[1:], DTYPES[taken.type]
             self.notes: dict[str, Any] = dict(self._session.get_modelmeta().custom_metadata_map)
             self.notes |= {name: json.loads(self.notes[name]) for name in TABLES if name in self.notes}
         except Exception as error:  # errors of onnxruntime have no class in common
@@ -70,26 +63,20 @@ class OnnxFile:
         self._path_only = onnxruntime.RunOptions()
         self._path_only.only_execute_path_to_fetches = True  # most calls need no adapted prediction
 
-    def about(self) -> dict[str, Any]:
-        """Say what the file takes and returns, and what it was made from."""
-        return {"input": ["N", *self._shape], "outputs": self.outputs, **self.notes}
-
-    def blank(self) -> np.ndarray:
-        """Return a row of zeros."""
-        return np.zeros([1, *self._shape], self._dtype)
-
     def run(self, values: np.ndarray, names: Sequence[str]) -> Found:
         """Return some outputs for inputs (N, ...), by name."""
-        found = self._session.run(list(names), {self.name: values}, self._path_only)
+        found = self._session.run(list(names), {self._name: values}, self._path_only)
         return dict(zip(names, map(np.asarray, found), strict=True))
 
-    def read(self, body: bytes, most_rows: int) -> Asked:
-        """Return the inputs of a request, or refuse it with the reason."""
+    def read(self, body: bytes, most_rows: int) -> tuple[np.ndarray, bool]:
+        """Return the inputs of a request, and whether to adapt, or refuse it with the reason."""
         content = _json(body)
         if not isinstance(content, dict) or not isinstance(content.get("inputs"), list):
             raise RequestError(422, f'expected an object with a list of "inputs", got {_short(content)}')
         if unknown := set(content) - {"inputs", "adapt"}:
-            raise RequestError(422, f'expected the keys "inputs" and "adapt", got also {", ".join(map(_short, unknown))}')
+            raise RequestError(
+                422, f'expected the keys "inputs" and "adapt", got also {", ".join(map(_short, unknown))}'
+            )
         rows, adapt = content["inputs"], content.get("adapt", False)
         if type(adapt) is not bool:
             raise RequestError(422, f'expected true or false for "adapt", got {_short(adapt)}')
@@ -101,7 +88,7 @@ class OnnxFile:
             raise RequestError(413, f"expected at most {most_rows} rows in a request, got {len(rows)}: send several")
         if self._columns:
             rows = [self._by_name(number, record) for number, record in enumerate(rows)]
-        return Asked(self._array(rows), adapt)
+        return self._array(rows), adapt
 
     def _by_name(self, number: int, record: Any) -> list[float]:
         """Return the numbers of a record in the order of the training table."""
@@ -113,7 +100,9 @@ class OnnxFile:
         if unknown := [name for name in record if name not in names]:
             near = difflib.get_close_matches(unknown[0], missing or names, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise RequestError(422, f"row {number}: unknown column {_short(unknown[0])}{hint}; expected {_listed(names)}")
+            raise RequestError(
+                422, f"row {number}: unknown column {_short(unknown[0])}{hint}; expected {_listed(names)}"
+            )
         if missing:
             raise RequestError(422, f"row {number}: missing {_listed(missing)}; expected {_listed(names)}")
         for name in names:
@@ -123,20 +112,20 @@ class OnnxFile:
 
     def _array(self, rows: list[Any]) -> np.ndarray:
         """Return rows as numbers of the file's type. Nothing is rounded or read from text in silence."""
-        wanted = f"finite numbers of shape (N, {str(self._shape)[1:-1]})"
+        wanted = f"finite numbers of shape (N, {str(self.shape)[1:-1]})"
         if odd := _kinds(rows) - {int, float}:
             names = {str: "text", bool: "true or false", dict: "an object", type(None): "null"}
             raise RequestError(422, f"expected {wanted}, got {names[min(odd, key=str)]} among them")
-        if self._dtype == "i8" and float in _kinds(rows):
+        if self.dtype == "i8" and float in _kinds(rows):
             raise RequestError(422, "expected whole numbers, got one with a fraction")
         try:
             with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
-                values = np.asarray(rows, dtype=self._dtype)
+                values = np.asarray(rows, dtype=self.dtype)
         except OverflowError as error:
             raise RequestError(422, f"expected {wanted}, got one that is too large") from error
         except ValueError as error:
             raise RequestError(422, f"expected {wanted}, got rows that are not all of one shape") from error
-        if list(values.shape[1:]) != self._shape:
+        if list(values.shape[1:]) != self.shape:
             raise RequestError(422, f"expected {wanted}, got shape {values.shape}")
         if not (fine := np.isfinite(values)).all():
             row, *place = np.argwhere(~fine)[0].tolist()
@@ -242,15 +231,14 @@ class Batcher:
             inputs = [values for values, _ in group]
             answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._answers, inputs)
             for (_, future), answer in zip(group, answers, strict=True):
-                if future.done():  # its client has gone, or its time was up
-                    continue
-                future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
+                if not future.done():
+                    future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
 
     def _next(self) -> list[tuple[np.ndarray, asyncio.Future[Found]]]:
         group, count = [], 0
         while self._waiting and (not group or count + len(self._waiting[0][0]) <= self._most_rows):
             values, answer = self._waiting.popleft()
-            if not answer.done():
+            if not answer.done():  # its client has not gone, and there is time
                 group.append((values, answer))
                 count += len(values)
         return group

@@ -2,15 +2,17 @@
 
 import argparse
 import asyncio
+import ctypes
 import json
 import logging
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,16 +33,14 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.serve.live import LOG, Metrics, Watcher, adapted, page
 from batchbayes.serve.model import STATISTICS, Batcher, Found, OnnxFile, RequestError
 
-LARGE = 2**16
-"""Bytes of a body that is read in a thread, so that others do not wait for it."""
 FORGOTTEN = 4
 """Bodies up to this number of times too long are read to their end and forgotten, so that the client hears why."""
 CLIENT_LEFT = 499
 """Status in logs and metrics of a client that went away."""
 BEHIND = 64
 """Batches that may wait for the monitor. It leaves out further ones, whatever is in them."""
-LAST = 0.5
-"""Seconds after the last connection has been taken, in which its request may come."""
+LAST = 2.0
+"""Seconds after the last connection has been taken, in which requests may come on connections that are open."""
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
 HEADERS["X-Content-Type-Options"] = "nosniff"
 
@@ -65,11 +65,11 @@ class Service:
 
     def __init__(self, file: OnnxFile, name: str, limits: Limits, drift: Path | None, false_alarms: float) -> None:
         self.file, self.name, self.limits = file, name, limits
-        self.metrics, self.started, self.is_stopping = Metrics(file), time.time(), False
+        self.metrics, self.is_stopping = Metrics(file), False
         self.watcher = None if drift is None else Watcher(file, drift, self.metrics, false_alarms)
         self._outputs = [*file.answers, *(STATISTICS if self.watcher else ())]
         self._thread, self._places = ThreadPoolExecutor(1, "drift"), threading.Semaphore(BEHIND)
-        file.run(file.blank(), self._outputs)  # the first call is slow
+        file.run(np.zeros([1, *file.shape], file.dtype), self._outputs)  # the first call is slow
         gets = {"/": self.page, "/health": self.health, "/ready": self.ready, "/version": self.version}
         gets["/metrics"] = self.prometheus
         routes = [Route(path, answer, methods=["GET"]) for path, answer in gets.items()]
@@ -134,14 +134,16 @@ class Service:
             LOG.info("request", extra={"told": told})
 
     async def predict(self, request: Request) -> Response:
-        """Answer rows of inputs."""
-        body = await self._body(request)
-        read = partial(self.file.read, body, self.limits.rows)
-        asked = await asyncio.to_thread(read) if len(body) > LARGE else read()
-        request.scope["told"] = {"rows": len(asked.values)}
-        answer = await self._in_time(self._answer(asked.values, asked.adapt))
-        text = partial(json.dumps, answer, allow_nan=False)
-        return _as_json(await asyncio.to_thread(text) if len(body) > LARGE else text())
+        """Answer rows of inputs. Long texts are read and written in threads, so that others do not wait."""
+        body, seconds = await self._body(request), self.limits.seconds
+        values, adapt = await asyncio.to_thread(self.file.read, body, self.limits.rows)
+        request.scope["told"] = {"rows": len(values)}
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._answer(values, adapt)
+        except TimeoutError as error:
+            raise RequestError(503, f"no answer within {seconds:g} seconds: try again later") from error
+        return _as_json(await asyncio.to_thread(partial(json.dumps, answer, allow_nan=False)))
 
     async def _answer(self, values: np.ndarray, adapt: bool) -> dict[str, Any]:
         found, more = await self.batcher.ask(values), {}
@@ -156,23 +158,12 @@ class Service:
             answer["alarm"] = self.watcher.monitor.alarm
         return answer
 
-    async def _in_time(self, work: Any) -> Any:
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                return await work
-        except TimeoutError as error:
-            raise RequestError(503, f"no answer within {self.limits.seconds:g} seconds: try again later") from error
-
     async def _body(self, request: Request) -> bytes:
         """Return the body, if it is JSON, not too long, and here in time."""
         kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
         if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, f"expected Content-Type: application/json that is not compressed, got {kind}")
-        most = self.limits.num_bytes
-        long = RequestError(413, f"expected at most {most} bytes, got more: send fewer rows in a request")
-        if int(request.headers.get("content-length", 0)) > FORGOTTEN * most:
-            raise long
-        parts, count = [], 0
+        parts, count, most = [], 0, self.limits.num_bytes
         try:
             async with asyncio.timeout(self.limits.seconds):
                 async for part in request.stream():
@@ -184,7 +175,7 @@ class Service:
         except TimeoutError as error:
             raise RequestError(408, f"the request did not arrive within {self.limits.seconds:g} seconds") from error
         if count > most:
-            raise long
+            raise RequestError(413, f"expected at most {most} bytes, got more: send fewer rows in a request")
         return b"".join(parts)
 
     async def health(self, _: Request) -> Response:
@@ -200,7 +191,8 @@ class Service:
 
     async def version(self, _: Request) -> Response:
         """Say which file and which program answer, and what the numbers mean."""
-        told = {"file": self.name, "sha256": self.file.digest, "batchbayes": __version__, "about": self.file.about()}
+        about = {"input": ["N", *self.file.shape], "outputs": self.file.outputs, **self.file.notes}
+        told = {"file": self.name, "sha256": self.file.digest, "batchbayes": __version__, "about": about}
         return _as_json(json.dumps(told))
 
     async def prometheus(self, _: Request) -> Response:
@@ -209,7 +201,7 @@ class Service:
 
     async def page(self, _: Request) -> Response:
         """Show how it goes."""
-        shown = page(self.file, self.name, self.metrics, self.watcher, self.started)
+        shown = page(self.file, self.name, self.metrics, self.watcher)
         return Response(shown, media_type="text/html")
 
 
@@ -257,14 +249,28 @@ class Server(uvicorn.Server):
         LOG.info("stopping", extra={"told": {"drain_seconds": self._drain}})
         self.service.is_stopping = True
         await asyncio.sleep(self._drain)
-        self._listening.listen(0)  # who has connected is still taken
-        await asyncio.sleep(0.05)
+        _let_nobody_in(self._listening)
+        await asyncio.sleep(0.1)  # those who were connecting are taken
         for server in self.servers:
             server.close()
-        await asyncio.sleep(LAST)
+        until = time.monotonic() + LAST
+        while self.server_state.connections and time.monotonic() < until:
+            await asyncio.sleep(0.02)
         await super().shutdown(sockets)
         self._captured_signals.clear()  # it has done what SIGTERM asks for, and ends with 0
         LOG.info("stopped")
+
+
+def _let_nobody_in(listening: socket.socket) -> None:
+    """Ignore new connections. A socket that is closed at once would reset those that nobody has taken yet.
+
+    Linux has a filter for packets: load the flags of TCP; if SYN is among them, drop the packet, else keep it.
+    """
+    if sys.platform == "linux":
+        steps = [(0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 2**32 - 1)]
+        program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+        with suppress(OSError):
+            listening.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", len(steps), ctypes.addressof(program)))
 
 
 class JsonLines(logging.Formatter):
@@ -287,7 +293,7 @@ def build_server(
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise BatchbayesError("an address that is free", f"{host}:{port}: {error}", "choose another --port") from error
     shown = f"[{host}]" if ":" in host else host
     return Server(service, listening, drain), f"http://{shown}:{listening.getsockname()[1]}"

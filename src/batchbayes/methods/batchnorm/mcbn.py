@@ -41,7 +41,7 @@ from batchbayes.methods.batchnorm.sites import (
 from batchbayes.methods.batchnorm.statistics import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
 from batchbayes.network.batches import Batches
 from batchbayes.network.function import Function, Network, Output, as_network
-from batchbayes.network.inputs import Picker, require_finite
+from batchbayes.network.inputs import Picker, Whole, require_finite
 from batchbayes.posterior import Header, Posterior
 
 
@@ -118,6 +118,8 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
         output=output,
     )
     if include_query:
+        if isinstance(prepared.first, Whole):
+            raise BatchbayesError("rows of examples for include_query=True", f"{prepared.first}", "leave it out")
         companions = torch.stack([batch[1:] for batch in prepared.stream])  # (R, M - 1, ...)
 
         return QueryInBatchPosterior(prepared.network, prepared.sites, companions, prepared.idle)

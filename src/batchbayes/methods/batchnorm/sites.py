@@ -151,6 +151,8 @@ def _no_batch_norm(module: nn.Module) -> BatchbayesError:
     found = ", but " + ", ".join(f"{n} {kind}" for kind, n in others.items()) if others else ""
     fix = "use a network that was trained with batch norm; layer norm and group norm carry no batch noise, and frozen "
     fix += "or fused batch norm has lost it"
+    if any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules()) and "norm" not in "".join(others).lower():
+        fix += ": exporters and fuse() fuse it into convolutions, so load the weights as they were before that"
     if isinstance(module, torch.jit.ScriptModule):
         fix = "pass the network that was scripted or traced, because its layers cannot be seen any more"
     return BatchbayesError(

@@ -26,7 +26,7 @@ from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
 from batchbayes.network.batches import Batches, Drawn, is_examples, mini_batches
 from batchbayes.network.function import Network, Output, as_network
-from batchbayes.network.inputs import Picker, each_tensor, require_finite
+from batchbayes.network.inputs import Picker, Whole, each_tensor, require_finite
 from batchbayes.network.shadow import one_call
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _posterior_from_rows(
         "population": prepared.drawn.population(prepared.batch_size),
     }
     plain = BatchNormPosterior(*fixed, idle=prepared.idle, **drawn_from)
-    if not unlike:
+    if not unlike and not isinstance(prepared.first, Whole):
         _compare_with_network(prepared, plain)
     if len(rows) < 2:
         return plain

@@ -9,7 +9,6 @@ test data takes no part in the choice, so what it says about the recommended met
 """
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,15 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from batchbayes._common.progress import hidden_progress
-from batchbayes.engines.linear import BACKWARD_COST, Drawn
-from batchbayes.errors import BatchbayesWarning, unknown_name, warn
+from batchbayes.engines.choose import plan_for
+from batchbayes.engines.linear import BACKWARD_COST, Drawn, linear_draws, require_linearisable
+from batchbayes.errors import unknown_name, warn
 from batchbayes.methods.candidates import Candidate
 from batchbayes.methods.deterministic import deterministic
 from batchbayes.network.batches import spread_evenly
-from batchbayes.posterior import Posterior
-from batchbayes.predict import Predicted, predict, predict_stream
-from batchbayes.report.compare.contenders import EXACT_DRAWS, Contender, by_candidate, drawing
+from batchbayes.predict import Predicted, predict_stream
+from batchbayes.report.compare.contenders import EXACT_DRAWS, Contender, by_candidate
 from batchbayes.report.compare.honesty import Trust
 from batchbayes.report.compare.tuning import DOUBT, paired_difference
 from batchbayes.report.read.case import Case
@@ -85,10 +83,10 @@ def recommend(contenders: Sequence[Contender[Any]], budget: int | None = None, n
 
     Args:
         contenders: all of them. The simplest, which costs one forward pass, is the network as it is.
-        budget: most forward passes that a prediction may cost; None for any number.
+        budget: most forward passes that a prediction may cost, also in a file; None for any number.
         name: how the name of the one to recommend begins, if the user wants a certain one.
     """
-    affordable = [each for each in contenders if budget is None or each.passes <= budget]
+    affordable = [each for each in contenders if budget is None or max(each.passes, each.file_passes) <= budget]
     best = min(affordable, key=lambda each: each.calibration_loss)
     ordered = sorted(affordable, key=lambda each: each.simplicity)
     if name is not None:
@@ -190,7 +188,8 @@ def judge_all(
 def _priced(case: Case, contenders: list[Contender[Any]], price: Price) -> list[Contender[Any]]:
     passes = {each.num_samples: each for each in contenders}
     known = {size: price(case, each) for size, each in passes.items()}
-    return [replace(each, passes=known[each.num_samples]) for each in contenders]
+    told = [replace(each, passes=known[each.num_samples]) for each in contenders]
+    return [replace(each, file_passes=passes_in_file(case, each)) for each in told]
 
 
 def with_exact_draws(case: Case) -> Case:
@@ -302,11 +301,14 @@ def price_of(case: Case, contender: Contender[Any]) -> float:
 def counted_passes(case: Case, contender: Contender[Any]) -> float:
     """Return how many passes a prediction makes for each example: forward ones, and backward ones at their price.
 
-    Layers are known by their weights, which copies of a network share. The most costly layer counts.
+    Layers are known by their weights, which copies of a network share. The most costly layer counts. Checks of the
+    engine are not part of it.
     """
-    inputs, how = some_inputs(case.calibration, PRICED), drawing(case, contender) | {"engine": "linear"}
+    inputs, posterior = some_inputs(case.calibration, PRICED), require_linearisable(contender.posterior)
+    contrasts = bool(case.likelihood.shift_invariant)
+    plan, _ = plan_for(posterior, inputs, contender.num_samples, case.settings.seed, contrasts)
 
-    def counts(posterior: Posterior, **options: Any) -> Counter[int]:
+    def counts(predict: Callable[[], object]) -> Counter[int]:
         rows: Counter[int] = Counter()
 
         def see(module: nn.Module, _: object, output: object) -> None:
@@ -316,10 +318,9 @@ def counted_passes(case: Case, contender: Contender[Any]) -> float:
                 if output.requires_grad:
                     output.register_hook(lambda slope: rows.update({key: BACKWARD_COST * len(slope)}))  # type: ignore[dict-item]
 
-        predict(posterior, inputs, case.likelihood, **options)  # the first prediction also checks the engine
         handle = register_module_forward_hook(see)
         try:
-            predict(posterior, inputs, case.likelihood, **options)
+            predict()
         finally:
             handle.remove()
         return rows
@@ -327,7 +328,14 @@ def counted_passes(case: Case, contender: Contender[Any]) -> float:
     here = get_ident()  # the hook sees the passes of all threads
     layers = [layer for layer in case.network.modules() if not next(layer.children(), None)]
     own = {id(layer.weight) for layer in layers if isinstance(getattr(layer, "weight", None), Tensor)}
-    with hidden_progress(True), warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchbayesWarning)  # what is to be said about the engine is said elsewhere
-        once, all_passes = counts(deterministic(case.network)), counts(contender.posterior, **how)
+    once = counts(lambda: deterministic(case.network).draw(0, 0)(inputs))
+    all_passes = counts(lambda: linear_draws(posterior, inputs, plan))
     return round(max((all_passes[key] / rows for key, rows in once.items()), default=float(contender.num_samples)), 1)
+
+
+def passes_in_file(case: Case, contender: Contender[Any]) -> float:
+    """Return what a prediction of an exported file costs. It follows every class, and Python those that matter."""
+    is_backward = contender.drawn is Drawn.LINEAR and contender.passes > 1
+    if is_backward and case.task == "classification" and case.likelihood.shift_invariant:
+        return max(contender.passes, 1 + BACKWARD_COST * case.num_outputs)
+    return contender.passes

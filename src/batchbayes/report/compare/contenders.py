@@ -82,6 +82,8 @@ class Contender(Generic[S]):
     """Which way its percentages are off on the calibration data, before a temperature."""
     passes: float = 1.0
     """What a prediction costs, in forward passes."""
+    file_passes: float = 0.0
+    """The same in an exported file, if it costs more there."""
     draws: Tensor | None = None
     """Its draws of the calibration data, and perhaps more of them, (S, N, ...). None if they were not kept."""
     seen: S = None  # type: ignore[assignment]
@@ -133,7 +135,12 @@ class Contender(Generic[S]):
     @property
     def settings(self) -> dict[str, Any]:
         """What the report notes down about it."""
-        known = {"draws": self.num_samples, "passes": self.passes, "engine": self.engine}
+        known = {
+            "draws": self.num_samples,
+            "passes": self.passes,
+            "file_passes": self.file_passes,
+            "engine": self.engine,
+        }
         return {**self.candidate.settings, **self.tuned, **known, "calibration_nll": self.calibration_loss}
 
 

@@ -1,9 +1,12 @@
 """Examples with or without targets. They can be read in batches several times, always in the same order."""
 
+import copy
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from batchbayes._common.checks import as_tensor
@@ -25,6 +29,7 @@ from batchbayes._common.rng import generator
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.batches import num_sampled, ordered_loader, selected
+from batchbayes.network.inputs import Picker, pick_inputs
 from batchbayes.report.read.preprocess import Preprocessing
 from batchbayes.report.read.schema import Schema
 
@@ -275,6 +280,63 @@ def from_object(name: str, made: Any, *, may_shuffle: bool = False) -> Examples:
         )
     in_order = isinstance(made, DataLoader) and isinstance(sampler, SequentialSampler) and made.batch_size is not None
     return Examples(name, made, source_ids=ids_of(dataset) if in_order else None, **known)
+
+
+def loaders_of(train: Any, test: Any, calibration: Any) -> tuple[Any, Any, Any]:
+    """Return the loaders of a LightningDataModule, where others were not given; other data as it is."""
+    if callable(getattr(train, "train_dataloader", None)):
+        for name, stages in (("prepare_data", [()]), ("setup", [("fit",), ("test",)])):
+            for stage in stages if hasattr(train, name) else ():
+                getattr(train, name)(*stage)
+        module, train = train, train.train_dataloader()
+        test = module.test_dataloader() if test is None else test
+        if calibration is None:
+            with suppress(NotImplementedError, AttributeError, RuntimeError):  # Lightning raises one if it has none
+                calibration = module.val_dataloader()
+    if test is None:
+        raise BatchbayesError("test data with targets", "none", "pass it after the training data")
+    return train, test, calibration
+
+
+def picked_pairs(data: Any, inputs: Picker, targets: Picker) -> Any:
+    """Return data with batches (inputs, targets), if it was said where these are in its batches."""
+    if data is None or (inputs is None and targets is None):
+        return data
+    split = partial(_pair, inputs=inputs, targets=targets)
+    if isinstance(data, DataLoader):
+        loader = copy.copy(data)
+        loader.collate_fn = lambda items: split(data.collate_fn(items))
+        return loader
+    if isinstance(data, Dataset):
+        return _Pairs(data, split)
+    return split(data) if isinstance(data, Mapping) else [split(batch) for batch in data]
+
+
+def _pair(batch: Any, inputs: Picker, targets: Picker) -> tuple[Tensor, ...]:
+    found = pick_inputs(batch, inputs)
+    if not isinstance(found, Tensor):
+        raise BatchbayesError(
+            expected="a network with one input tensor, for an assessment",
+            got=f"{found}",
+            fix="put a module around it that takes one tensor; bb.predict takes several inputs",
+        )
+    last = None if isinstance(batch, Mapping) or len(batch) < 2 else -1
+    where = last if targets is None else targets
+    absent = where is None or (isinstance(where, str) and isinstance(batch, Mapping) and where not in batch)
+    return (found,) if absent else (found, pick_inputs(batch, where))
+
+
+class _Pairs(Dataset[Any]):
+    """A data set with the parts of its examples that count."""
+
+    def __init__(self, dataset: Any, split: Callable[[Any], tuple[Tensor, ...]]) -> None:
+        self._dataset, self._split = dataset, split
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, ...]:
+        return tuple(part[0] for part in self._split(default_collate([self._dataset[row]])))
 
 
 def ids_of(dataset: Any) -> tuple[str, ...] | None:

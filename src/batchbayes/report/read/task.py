@@ -153,7 +153,9 @@ def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label
         raise BatchbayesError(
             expected=f"whole-number labels of shape {('N', *shape[2:])} in {name}",
             got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
-            fix="pass class numbers from 0, or choose another --task",
+            fix="the network returns its classes last, it seems: let it return outputs.movedim(-1, 1)"
+            if len(shape) > 2 and targets.shape[1:] == shape[1:-1]
+            else "pass class numbers from 0, or choose another --task",
         )
     keep = targets != ignored_label if ignored_label is not None else torch.ones_like(targets, dtype=torch.bool)
     if not keep.reshape(len(keep), -1).any(1).all():
@@ -222,7 +224,8 @@ def given_likelihood(likelihood: Any) -> Categorical | OneLogit | Gaussian:
     raise BatchbayesError(
         expected="bb.categorical() with classes along axis 1, bb.bernoulli() for one logit, or bb.gaussian(1.0)",
         got=getattr(likelihood, "__name__", None) or repr(likelihood),
-        fix="call one of these, or leave likelihood= out",
+        fix="call one of these, or leave likelihood= out; a network with classes last can return "
+        "outputs.movedim(-1, 1)",
     )
 
 

@@ -155,8 +155,9 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool, cheap: str =
     if choice.is_network:
         use = "Use the network as it is: nothing else that was tried is clearly better"
     else:
-        passes = choice.recommended.passes
+        passes, in_file = choice.recommended.passes, choice.recommended.file_passes
         price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
+        price += f" ({in_file:.0f} times in an exported file)" if in_file > 1.25 * passes else ""
         use = f"Use “{plain_name(choice)}”: with it {', and '.join(gains)}{price}"
     use += f". But {but}." if but else "."
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
@@ -185,10 +186,10 @@ def sentence_of_choice(choice: Choice) -> str:
         )
     told = f"On the test data, which took no part in the choice, its NLL is {number(chosen.mean_loss)}."
     more = ""
-    if choice.beyond is not None:
+    if (beyond := choice.beyond) is not None:
         more = (
-            f" {choice.beyond.name} is better ({number(choice.beyond.calibration_loss)} on the calibration data), but "
-            f"costs {choice.beyond.passes:g} forward passes, which is beyond the budget."
+            f" {beyond.name} is better ({number(beyond.calibration_loss)} on the calibration data), but costs "
+            f"{max(beyond.passes, beyond.file_passes):g} forward passes, which is beyond the budget."
         )
     advice = advice_of(chosen.candidate, chosen.num_samples, chosen.tuned, temperature=chosen.has_temperature)
     return f"Use {choice.name}. {why} {told}{more} {advice}."

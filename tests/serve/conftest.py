@@ -1,0 +1,3 @@
+"""What the tests of the service share."""
+
+from helpers.drift_cases import classifier as classifier
