@@ -1,6 +1,6 @@
 """Do intervals of `UncertainRegressor` hold their level by fifths of a noisy column, with outliers, and on few rows?
 
-    nice -n 10 python benchmarks/table_coverage.py RESULTS.jsonl [--repeats 20] [--small 200]
+    nice -n 10 python benchmarks/table_coverage.py RESULTS.jsonl [--repeats 12] [--small 200] [--figure FIGURE.png]
 
 noisy     400 rows; noise from 0.05 to 0.55 along a column. Coverage of 90 % intervals on 2,000 new rows, by its fifths.
 counts    400 rows of Poisson counts with means from 1 to 70. The same, by fifths of the column that drives them.
@@ -23,7 +23,9 @@ from sklearn.datasets import load_diabetes
 from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import KFold
 
+from batchbayes.plots import save_figure
 from batchbayes.sklearn import UncertainRegressor
+from batchbayes.tools import house_style, new_figure
 
 TRAINING, NEW, LEVEL = 400, 2000, 0.9
 
@@ -86,8 +88,9 @@ PARTS = {"noisy": noisy, "counts": counts, "outliers": outliers, "small": small}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--small", type=int, default=200)
+    parser.add_argument("--figure", type=Path, help="where to draw the small part")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lines = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results.exists() else []
@@ -107,6 +110,22 @@ def main() -> None:
         mean, error = np.mean(runs, 0), np.std(runs, 0) / max(1, len(runs) - 1) ** 0.5
         cells = [", ".join(f"{100 * value:.1f}" for value in values) for values in (mean, error)]
         print(f"| {part} | {model} | {len(runs)} | {' | '.join(cells)} |")
+    if options.figure:
+        draw({model: np.ravel(runs) for (part, model), runs in found.items() if part == "small"}, options.figure)
+
+
+def draw(found: dict[str, np.ndarray], path: Path) -> None:
+    """Draw how often each coverage occurs, and the mean with two standard errors."""
+    with house_style():
+        figure, panels = new_figure(1, len(found), (9.6, 2.8))
+        for ax, (model, shares) in zip(panels[0], sorted(found.items()), strict=True):
+            mean, error = shares.mean(), shares.std() / max(1, len(shares) - 1) ** 0.5
+            ax.hist(shares, bins=np.arange(0.7, 1.011, 0.02), color="0.7")
+            ax.axvline(LEVEL, color="black", ls="--", lw=1)
+            ax.axvspan(mean - 2 * error, mean + 2 * error, color="tab:blue", alpha=0.6)
+            ax.set(xlabel="coverage in a split", title=f"{model}: {100 * mean:.1f} ± {200 * error:.1f} %")
+        panels[0][0].set_ylabel("splits")
+        save_figure(figure.figure, path)
 
 
 if __name__ == "__main__":

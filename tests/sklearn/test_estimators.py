@@ -5,12 +5,15 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -19,10 +22,13 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from batchbayes._common.checks import install_command
 from batchbayes._common.files import write_tensors
+from batchbayes._common.rng import stream_seed
 from batchbayes.errors import BatchbayesError
 from batchbayes.plots import table_figure
-from batchbayes.sklearn import UncertainClassifier, UncertainRegressor
+from batchbayes.sklearn import UncertainClassifier, UncertainOutputs, UncertainRegressor, pipeline
+from batchbayes.sklearn.forest import TREES, grow
 from batchbayes.sklearn.regressor import _gain_of_averages
+from batchbayes.sklearn.targets import SLACK, atoms_quantiles, atoms_scores
 
 SMALL = {"hidden_widths": (16,), "num_steps": 120, "num_seeds": 1, "num_folds": 2, "weight_decays": (1e-3,),
          "num_draws": 2}  # fmt: skip
@@ -33,6 +39,7 @@ SKIPPED = {
     "check_regressor_data_not_an_array",
     "check_classifier_data_not_an_array",
 }
+SIDES = (np.less, np.less_equal)
 BOTH = pytest.mark.parametrize("kind", [UncertainRegressor, UncertainClassifier])
 
 
@@ -89,25 +96,49 @@ def test_errors_of_new_rows_are_those_of_the_average_of_all_networks(shared):
     assert found == pytest.approx(wanted, rel=0.05 if shared == 0 else 0.015)  # 3 standard errors
 
 
-def test_intervals_are_quantiles_of_held_out_errors_in_spreads_of_the_row(waves):
-    """Data noise and model noise by a plain loop over seeds and folds."""
+def test_data_noise_and_model_noise_by_a_plain_loop_over_seeds_and_folds(waves):
     model = fitted(UncertainRegressor, *waves, num_seeds=2, target_transform="none")
     inputs = model._inputs(waves[0])
     means = model.networks_.draws(inputs)[..., 0].numpy()  # (6, 4, N)
     straight = model.linear_(inputs)[..., 0].numpy()
     means = (1 - model.mix_) * means + model.mix_ * straight[:, None]
     variances = [np.concatenate([means[fold], means[3 + fold]]).var(0) for fold in range(3)]
+    model.share_ = 0.0  # networks alone
     _, std, data, noise = model.predict(waves[0], return_std=True, return_parts=True)
     np.testing.assert_allclose(std**2, data**2 + noise**2)
     errors = model.held_out_errors_
     scale = model.targets_.unit * np.sqrt((errors**2).mean())
     factor = np.exp(2 * float(model.spread_.coefficients[-1]))
     np.testing.assert_allclose(noise, scale * np.sqrt(factor * np.mean(variances, 0)), rtol=1e-6)
+
+
+def test_intervals_hold_the_values_whose_scores_are_small_enough():
+    """With ties between atoms, and values that are atoms."""
+    random = np.random.default_rng(0)
+    atoms, weights = random.integers(0, 12, (300, 9)).astype(float), random.dirichlet(np.ones(9))
+    values = random.integers(-1, 14, 300).astype(float)
+    scores = atoms_scores(atoms, weights, values)
+    for i in range(20):
+        up_to = sum(weights[k] for k in range(9) if atoms[i, k] <= values[i])
+        below = sum(weights[k] for k in range(9) if atoms[i, k] < values[i])
+        assert scores[i] == pytest.approx(max(0.5 - up_to, below - 0.5))
+    for reach in np.unique(scores[scores < 0.499])[::10]:
+        lower, upper = atoms_quantiles(atoms, weights, np.array([0.5 - reach, 0.5 + reach + SLACK])).T
+        assert ((lower <= values) & (values <= upper) == (scores <= reach + SLACK)).all()
+
+
+def test_intervals_are_quantiles_of_networks_and_trees(waves):
+    model = fitted(UncertainRegressor, *waves, num_seeds=2)
+    model.share_ = 0.25
+    model.forest_ = model.forest_ or grow(torch.zeros(6, 2), torch.zeros(6), torch.arange(6)[None] % 3, 0)[0]
+    seen, reach = model._seen(waves[0]), np.sort(model.held_out_scores_)[int(np.ceil(401 * 0.8)) - 1]
     lower, upper = model.predict_interval(waves[0], 0.8)
-    width = np.sort(np.abs(errors))[int(np.ceil(401 * 0.8)) - 1]
-    wanted = 2 * width * std / scale * model.targets_.unit
-    np.testing.assert_allclose(upper - lower, wanted, rtol=1e-6)
-    np.testing.assert_allclose((upper + lower) / 2, model.predict(waves[0]), rtol=1e-6)
+    for i in range(0, 400, 40):
+        own, trees = model.targets_.back(seen.middle[i] + seen.spread[i] * model.held_out_errors_), seen.trees[i]
+        trees = model.targets_.back(trees)
+        for end, level in ((lower[i], 0.5 - reach), (upper[i], 0.5 + reach)):
+            below, up_to = (0.75 * np.mean(side(own, end)) + 0.25 * np.mean(side(trees, end)) for side in SIDES)
+            assert below - 0.02 < level < up_to + 0.02  # the distribution is a few hundred atoms
 
 
 def noisy_column(count, random):
@@ -174,14 +205,13 @@ def test_groups_have_intervals_of_their_own(waves):
     x, y = waves
     groups = np.where(x[:, 0] > 0, "right", "left")
     model = UncertainRegressor(**QUICK).fit(x, y, groups=groups)
-    errors = np.abs(model.held_out_errors_)
-    lower, upper = model.predict_interval(x, 0.8, groups=groups)
-    plain = np.subtract(*model.predict_interval(x, 0.8)[::-1])
+    ends = np.stack(model.predict_interval(x, 0.8, groups=groups), 1)
     for name in ("left", "right"):
-        own = errors[model.groups_ == name]
+        own = model.held_out_scores_[model.groups_ == name]
         assert 100 < len(own) < 300
-        ratio = np.sort(own)[int(np.ceil((len(own) + 1) * 0.8)) - 1] / np.sort(errors)[int(np.ceil(401 * 0.8)) - 1]
-        np.testing.assert_allclose((upper - lower)[groups == name], ratio * plain[groups == name], rtol=1e-6)
+        reach = np.sort(own)[int(np.ceil((len(own) + 1) * 0.8)) - 1]
+        wanted = model.predict_quantiles(x, (0.5 - reach, 0.5 + reach + SLACK))
+        np.testing.assert_allclose(ends[groups == name], wanted[groups == name])
     with pytest.raises(BatchbayesError, match="in group middle"):
         model.predict_interval(x[:1], groups=["middle"])
     with pytest.raises(BatchbayesError, match="a fit without groups"):
@@ -453,3 +483,101 @@ def test_without_scikit_learn_an_error_says_what_to_install():
     code = "import sys; sys.modules['sklearn'] = None; import batchbayes.sklearn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].endswith(f"got no sklearn. Do this: {install_command('sklearn')}.")
+
+
+def test_trees_are_those_of_scikit_learn_and_leave_out_their_fold():
+    random = np.random.default_rng(0)
+    x, y = torch.from_numpy(random.standard_normal((60, 3))).float(), torch.from_numpy(random.standard_normal(60))
+    folds = torch.arange(60)[None] % 2
+    forest, held_out = grow(x, y, folds, seed=0)
+    wanted = []
+    for number, fold in enumerate((0, 1)):
+        used = folds[0] != fold
+        model = ExtraTreesRegressor(TREES, random_state=stream_seed(0, "trees", number) % 2**32).fit(x[used], y[used])
+        wanted += [tree.predict(x.numpy()) for tree in model.estimators_]
+    np.testing.assert_allclose(forest(x).T, wanted)
+    np.testing.assert_allclose(held_out[0::2], forest(x)[0::2, :TREES])
+    np.testing.assert_allclose(held_out[1::2], forest(x)[1::2, TREES:])
+
+
+def test_trees_count_where_targets_jump_and_not_where_they_are_smooth():
+    x = np.random.default_rng(0).uniform(0, 1, (200, 2))
+    tiles = ((8 * x).astype(int) * [1, 8]).sum(1) * 7 % 11 + 0.5
+    jumps = UncertainRegressor(**QUICK).fit(np.repeat(x, 2, 0), np.repeat(tiles, 2))
+    smooth = UncertainRegressor(**{**QUICK, "num_steps": 600}).fit(x, x @ [1.0, 2.0])
+    assert jumps.share_ >= 0.5
+    assert jumps.forest_ is not None
+    assert smooth.share_ <= 0.1
+    mean, std = jumps.predict(x, return_std=True)
+    samples = jumps.sample(x, 400, random_state=0)
+    np.testing.assert_allclose(samples.mean(1), mean, atol=6 * std.max() / 20)
+    assert np.corrcoef(samples.std(1), std)[0, 1] > 0.9
+
+
+def test_several_outputs_have_a_covariance(waves):
+    """Two outputs share a part of their noise: its correlation is 0.8, with a standard error of 0.02."""
+    x, random = waves[0], np.random.default_rng(5)
+    noise = random.multivariate_normal([0, 0, 0], [[1, 0.8, 0], [0.8, 1, 0], [0, 0, 1]], 400)
+    y = np.stack([np.sin(x[:, 0]), x[:, 1], x[:, 0]], 1) + noise
+    model = UncertainOutputs(UncertainRegressor(**QUICK)).fit(x, y)
+    assert model.correlation_[0, 1] == pytest.approx(0.8, abs=0.08)
+    assert model.correlation_[0, 2] == pytest.approx(0, abs=0.15)
+    mean, std = model.predict(x, return_std=True)
+    covariance = model.predict_covariance(x)
+    np.testing.assert_allclose(np.sqrt(np.diagonal(covariance, axis1=1, axis2=2)), std)
+    assert (np.linalg.eigvalsh(covariance) > 0).all()
+    samples = model.sample(x[:20], 4000, random_state=0) - mean[:20, None]
+    assert np.corrcoef(samples.reshape(-1, 3).T)[0, 1] == pytest.approx(0.8, abs=0.1)
+    lower, upper = model.predict_interval(x, 0.8)
+    assert ((lower <= y) & (y <= upper)).mean() == pytest.approx(0.82, abs=0.06)
+
+
+def test_pipelines_keep_what_the_last_step_can_do(waves):
+    x, y = waves
+    model = pipeline(StandardScaler(), UncertainRegressor(**QUICK)).fit(x, y)
+    inputs = StandardScaler().fit_transform(x)
+    alone = UncertainRegressor(**QUICK).fit(inputs, y)
+    np.testing.assert_allclose(model.predict_interval(x, 0.8), alone.predict_interval(inputs, 0.8))
+    np.testing.assert_allclose(model.predict_quantiles(x, levels=(0.3,)), alone.predict_quantiles(inputs, (0.3,)))
+    assert not hasattr(model, "predict_set")
+    assert clone(model).get_params()["uncertainregressor__num_steps"] == QUICK["num_steps"]
+    assert (pickle.loads(pickle.dumps(model)).novelty(x) == model.novelty(x)).all()
+
+
+def test_transformed_targets_work(waves):
+    x, y = waves[0], np.exp(waves[1] / 5)
+    model = TransformedTargetRegressor(UncertainRegressor(**QUICK), func=np.log, inverse_func=np.exp).fit(x, y)
+    assert model.score(x, y) > 0.5
+    lower, upper = np.exp(model.regressor_.predict_interval(x))
+    assert ((lower <= y) & (y <= upper)).mean() > 0.85
+
+
+@BOTH
+def test_a_warm_start_goes_on_with_the_networks(kind, waves):
+    x, y = waves
+    model = fitted(kind, x[:300], y[:300], warm_start=True, num_steps=60)
+    before, columns = model.networks_, model.columns_
+    labels = np.where(y > 10, "high", "low") if kind is UncertainClassifier else y
+    first = model.score(x, labels)
+    model.fit(x, labels)
+    assert model.columns_ is columns
+    first_layer = f"{before.stack.layers[0].linear}.weight"
+    new, old = (fit.stack.tensors[first_layer] for fit in (model.networks_, before))
+    assert 0 < (new - old).norm() < 0.9 * old.norm()  # new networks would be about 1.4 times as far away
+    assert model.score(x, labels) > first - 0.02
+    codes = np.arange(400.0)
+    some, every = (model._folds(codes[:n], model._inputs(x[:n]), codes[:n])[0] for n in (300, 400))
+    assert torch.equal(some, every[:, :300])  # rows stay in their folds
+    assert torch.bincount(every[0]).min() > 90
+    with pytest.raises(BatchbayesError, match="more rows for warm_start"):
+        kind(**QUICK, warm_start=True).fit(
+            x[:5], labels[[0, 1, 2, 3, 4]] if kind is UncertainRegressor else list("ababa")
+        )
+    assert model.set_params(hidden_widths=(8,)).fit(x, labels).networks_.stack.hidden_widths == (8,)
+
+
+@BOTH
+def test_a_pickle_of_0_2_0_says_what_to_do(kind):
+    path = Path(__file__).parents[1] / "files" / "saved_by_0.2.0" / f"{kind.__name__}.pickle"
+    with pytest.raises(BatchbayesError, match=r"fit again, or use batchbayes 0\.2\.0"):
+        pickle.loads(path.read_bytes())

@@ -19,7 +19,7 @@ from batchbayes._common.checks import check_classes, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.drift.accuracy import Confidence, measure_confidence
 from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, fit_moments
-from batchbayes.drift.report import DriftReport, Kind, changes_of, summary_of
+from batchbayes.drift.report import DriftReport, Kind, changes_of, looks, summary_of
 from batchbayes.drift.windows import Ordinary, Sample, keep_ordinary
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
@@ -93,12 +93,12 @@ class Drift:
             p_value,
             class_p_value,
             {place.name: float(value) for place, value in zip(self.sight.places, of_sites, strict=True)},
-            changes_of(examples, self.looks),
+            changes_of(*looks(examples), self.looks),
             class_mix(adapted.logits, self.moments),
             adapted.trust,
             sure and sure.estimate(adapted.logits, adapted.logits.argmax(1)),
             sure and sure.estimate(adapted.logits, logits.argmax(1)),
-            sure and sure.temperature_of(adapted.logits),
+            sure and float(sure.temperature_of(adapted.logits)),
         )
 
     def adapt(self, window: Batches, *, inputs: Picker = None, gate: bool = True) -> BatchNormPosterior:
@@ -165,7 +165,7 @@ class Drift:
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         """Build it from what `state` returned and the user's network."""
 
-        def part(name: str) -> dict[str, Tensor]:
+        def part(name: str) -> dict[str, Any]:
             return {key.removeprefix(name): tensors[key] for key in tensors if key.startswith(name)}
 
         sight = Sight.restore(header, tensors["units"], model)
@@ -234,7 +234,7 @@ def drift(
     gaussian = fit_gaussian(statistics, predicted_classes(logits), num_classes)
     moments = fit_moments(sight.places, torch.cat([statistics, known[0]]), torch.cat([logits, known[1]]))
     kept = keep_ordinary(gaussian, sample_of(gaussian, *known), num_classes, seed)
-    found = Drift(sight, moments, kept, summary_of(ordinary), None, seed)
+    found = Drift(sight, moments, kept, summary_of(looks(ordinary)[1]), None, seed)
     if labels is None or num_classes < 2:
         return found
     check_classes("labels of calibration data", labels, num_classes)

@@ -264,7 +264,7 @@ def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
 
 
 class Watched(nn.Module):
-    """One more pass of the network, with its batch-norm sites watched."""
+    """One more pass of the network, with its layers watched."""
 
     def __init__(self, sight: Sight, network: Network) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ class Watched(nn.Module):
         places = self._sight.places
 
         def see(place: Place, unit: Tensor, h: Tensor) -> None:
-            seen[place.name] = _statistics(h, unit, place.positions)
+            seen[place.name] = _statistics(h.movedim(place.axis, 1), unit, place.positions)
 
         before = {place.name: partial(see, place, unit) for place, unit in zip(places, self._units, strict=True)}
         logits = kept_outputs(self._run(inputs, before=before), self._sight.logits)
@@ -336,7 +336,7 @@ class Drifted(Watched):
         moments = {name: tensor.contiguous() for name, tensor in vars(drift.moments).items() if name[0] != "_"}
         self._moments, self._gaussian = ClassMoments(**moments), _in_order(drift.ordinary.gaussian)
         self._moments._unmixing  # noqa: B018  # computed here, because a file cannot invert a matrix
-        self._confidence, self._finish = drift.confidence, finish
+        self._is_labelled, self._finish = drift.confidence is not None, finish
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         """Return outputs of the file by name."""
@@ -345,10 +345,8 @@ class Drifted(Watched):
         outputs = adapt_to(self._traced, self._moments, inputs).logits
         found = self._finish(outputs.float())
         shown = {new: found[old] for old, new in ADAPTED.items() if old in found}
-        if self._confidence is not None:
-            probs, answers = self._confidence.probs(outputs), (outputs.argmax(1), logits.argmax(1))
-            right = (probs.gather(1, each[:, None])[:, 0].float() for each in answers)
-            shown |= dict(zip(("expected_accuracy", "network_accuracy"), right, strict=True))
+        if self._is_labelled:
+            shown["adapted_logits"] = outputs.float()
         return {"drift_statistics": rows, "drift_class": classes, **shown}
 
 

@@ -1,12 +1,16 @@
 r"""Novelty: has the network seen such an input?
 
 A forward pass answers two questions about each input. *Does it look like the training data?* The answer is the
-Mahalanobis distance of its statistics at all batch-norm sites (see `statistics.py`) from those of training examples of
-the class that the network predicts. *Does it look like any class?* There are two answers: the energy of the logits,
-$-\log \sum_k e^{f_k}$ (Liu et al., NeurIPS 2020), and how much more likely the known classes make its statistics. Each
-answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score is the surprise of the
-first question plus the mean surprise of the second, as in Fisher's combination of p-values. So one question cannot hide
-what the other one sees.
+Mahalanobis distance of its statistics at all layers that are watched (see `statistics.py`) from those of training
+examples of the class that the network predicts. *Does it look like any class?* There are two answers: the energy of the
+logits, $-\log \sum_k e^{f_k}$ (Liu et al., NeurIPS 2020), and how much more likely the known classes make its
+statistics. Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score is the
+surprise of the first question plus the mean surprise of the second, as in Fisher's combination of p-values. So one
+question cannot hide what the other one sees.
+
+**What the training examples can support.** With fewer than one example for five statistics, the distance is that of the
+means over the channels of each layer: three numbers a layer. With fewer than ten examples for a class, classes have no
+centres, and the generalised entropy of the probabilities answers the second question.
 
 The p-value of the score is conformal: at most a share a of ordinary inputs has a p-value of a or less, if ordinary
 inputs are like the examples that it is calibrated on. **A classifier knows its training examples better than new ones
@@ -14,8 +18,8 @@ of the same kind.** So pass data that the network was not trained on as `calibra
 inputs. Calibrated on training examples that were not used for the fit, two public networks flagged 1.3 to 3.5 times as
 many new images as the level says (docs/results/novelty.md), and a warning says so.
 
-Novelty is not uncertainty. It says little about errors on ordinary inputs, and little about new classes that look like
-the known ones.
+A batch that was prepared in a wrong way is told of as a whole (`whole.py`). Novelty is not uncertainty. It says little
+about errors on ordinary inputs, and little about new classes that look like the known ones.
 """
 
 import numbers
@@ -33,9 +37,10 @@ from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.batches import Batches, chunks, cut, evenly, first_of, input_stream, known_length
 from batchbayes.network.function import Network, as_network
-from batchbayes.network.inputs import Picker, require_finite
-from batchbayes.novelty.scores import ClassGaussian, conformal_p_value, fit_gaussian, surprise
-from batchbayes.novelty.statistics import Sight, watch
+from batchbayes.network.inputs import Picker, require_finite, tensors_of
+from batchbayes.novelty.scores import ClassGaussian, conformal_p_value, fit_gaussian, generalised_entropy, surprise
+from batchbayes.novelty.statistics import Sight, layer_means, watch_any
+from batchbayes.novelty.whole import GAUSSIAN, LEAST, BatchReport, Looked, Whole, fit_whole, joined, properties
 
 CHUNK = 2**18
 """Input numbers in one forward pass, so that activations stay in the caches of a CPU."""
@@ -48,9 +53,13 @@ NO_ENERGY = 0.01
 """The energy of log-probabilities is zero. In half precision it is rounded by less than this."""
 FEWEST = 40
 """Training examples. With fewer, no p-value could be small."""
+UNITS = 64
+"""Training examples that the units of layers without running statistics are measured on."""
+FINE, LAYER_SHRINKAGE = 5, 0.01
+"""Statistics for each example of the fit, at most, for a distance of single channels; shrinkage of that of layers."""
+FEWEST_OF_CLASS = 10
+"""Examples of the fit for each class, on average, that centres of classes need."""
 
-
-_GAUSSIAN = ("mean", "std", "directions", "centres")
 _SCORES = ("ordinary_parts", "ordinary_sites", "calibration_scores")
 
 
@@ -63,10 +72,12 @@ class NoveltyReport:
     p_value: Tensor
     """Share of ordinary inputs that are at least as unusual, (N,)."""
     site: tuple[str, ...]
-    """The name of the batch-norm layer where the input is most unusual."""
+    """The name of the layer where the input is most unusual."""
     site_p_value: Tensor
     """How unusual the input is at that layer, (N,): the p-value of the layer alone, not corrected for the choice of
     the most unusual layer. Far from ordinary values it is an extrapolation, so it can be extremely small."""
+    batch: BatchReport | None = None
+    """What is said of all inputs together, if there are 16 or more. `print` it for the words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,40 +95,75 @@ class Novelty:
     """Scores of the examples that p-values are calibrated on, (m,)."""
     held_out: bool
     """Whether those are data that the network was not trained on."""
+    coarse: ClassGaussian | None = None
+    """Describes the mean statistics of each layer, if examples were too few for a distance of all statistics."""
+    whole: Whole | None = None
+    """Ordinary examples to compare batches with. Files of older versions have none."""
 
     @property
     def network(self) -> Network:
         """The network that is watched. A file has a fingerprint of its weights."""
         return self.sight.network
 
-    def report(self, data: Batches, *, inputs: Picker = None, chunk_size: int | None = None) -> NoveltyReport:
-        """Return score, p-value and most unusual site of each input, from one forward pass.
+    def report(
+        self, data: Batches, *, inputs: Picker = None, chunk_size: int | None = None, whole: bool = True
+    ) -> NoveltyReport:
+        """Return score, p-value and most unusual layer of each input, from one forward pass.
 
         Args:
             data: a tensor (N, ...), or an iterable of batches such as a DataLoader.
             inputs: where the inputs are in a batch, if they are not first: a key, a position or a function.
             chunk_size: examples in one forward pass.
+            whole: whether 16 inputs or more are also judged together. A warning tells of batches that were prepared in
+                another way than the data of the fit, as with pixels of another scale.
         """
+        report, looked = self._report(data, inputs, chunk_size)
+        if not whole or self.whole is None or len(report.score) < LEAST:
+            return report
+        batch = self.whole.report(looked)
+        if batch.is_unusual:
+            warn(f"novelty: {batch}")
+        return replace(report, batch=batch)
+
+    def _report(self, data: Batches, picker: Picker, chunk_size: int | None) -> tuple[NoveltyReport, Looked]:
         self.sight.warn_if_changed()
         found = [
-            self.parts(*self.sight(chunk)) for chunk in chunks(data, chunk_size, inputs, numbers=CHUNK) if len(chunk)
+            (self.parts(*self.sight(chunk)), properties(chunk))
+            for chunk in chunks(data, chunk_size, picker, numbers=CHUNK)
+            if len(chunk)
         ]
         if not found:
             raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
-        parts, sites = (torch.cat(column) for column in zip(*found, strict=True))
+        parts, sites = torch.cat([own[0] for own, _ in found]), torch.cat([own[1] for own, _ in found])
+        looked = joined([own[2]._replace(names=names, inputs=looks) for own, (names, looks) in found])
         score = _score(self.ordinary_parts, parts)
         at_site, site = surprise(self.ordinary_sites, sites).max(1)
         names = tuple(self.sight.places[index].name for index in site.tolist())
-        return NoveltyReport(score, conformal_p_value(self.calibration_scores, score), names, (-at_site).exp())
+        return NoveltyReport(score, conformal_p_value(self.calibration_scores, score), names, (-at_site).exp()), looked
 
-    def parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return distance, energy and evidence (N, 1 to 3), as far as there are logits, and distances by site."""
-        z = self.gaussian.standardise(statistics)
-        distance, evidence = self.gaussian.distances(z, predicted_classes(logits))
+    def parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Looked]:
+        """Return distance and class parts (N, 1 to 3), as far as there are logits, distances by site, and the layers.
+
+        The class parts are energy and evidence, or generalised entropy if classes have no centres.
+        """
+        z, known = self.gaussian.standardise(statistics), len(self.gaussian.centres)
+        classes = predicted_classes(logits)
+        distance, evidence = self.gaussian.distances(z, classes if known > 1 else torch.zeros_like(classes))
+        means = layer_means(self.sight.places, z)
+        if self.coarse is not None:
+            distance, _ = self.coarse.distances(self.coarse.standardise(means), torch.zeros_like(classes))
         energy = -logits.logsumexp(1).nan_to_num(nan=-torch.inf)
-        parts = torch.stack([distance, energy, evidence][: 1 + min(2, logits.shape[1])], 1)
+        of_classes = [energy, evidence][: logits.shape[1]]
+        if known < logits.shape[1]:
+            of_classes = [generalised_entropy(logits).nan_to_num(nan=MOST)]
         by_site = z.split([place.size for place in self.sight.places], dim=1)
-        return parts.clamp(max=MOST), torch.stack([part.square().mean(1) for part in by_site], 1)
+        sites = torch.stack([part.square().mean(1) for part in by_site], 1)
+        energy = energy.clamp(-MOST, MOST) if logits.shape[1] else torch.zeros_like(distance)
+        return (
+            torch.stack([distance, *of_classes], 1).clamp(max=MOST),
+            sites,
+            Looked(means, energy, classes, means[:, :0]),
+        )
 
     def score(self, data: Batches, **options: Any) -> Tensor:
         """Return how unusual each input is, (N,). Higher is more unusual. The options are those of `report`."""
@@ -151,22 +197,32 @@ class Novelty:
         """Return a header of JSON values, and tensors, for `save`."""
         header = self.sight.header() | {"rest": self.gaussian.rest, "held_out": self.held_out}
         tensors = {name: getattr(self, name) for name in _SCORES} | {"units": self.sight.units}
-        return header, tensors | {name: getattr(self.gaussian, name) for name in _GAUSSIAN}
+        tensors |= {name: getattr(self.gaussian, name) for name in GAUSSIAN}
+        return header | {
+            "coarse": self.coarse is not None,
+            "seed": self.whole.layers.seed if self.whole else 0,
+        }, tensors | (self.whole.state() if self.whole else {})
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         """Build it from what `state` returned and the user's network."""
         sight = Sight.restore(header, tensors["units"], model)
-        gaussian = ClassGaussian(**{name: tensors[name] for name in _GAUSSIAN}, rest=header["rest"])
+        gaussian = ClassGaussian(**{name: tensors[name] for name in GAUSSIAN}, rest=header["rest"])
         if not gaussian.mean.shape == gaussian.std.shape == gaussian.centres[0].shape == (sight.size,):
             raise ValueError(f"a mean of shape {tuple(gaussian.mean.shape)} for {sight.size} statistics")
-        return cls(sight, gaussian, **{name: tensors[name] for name in _SCORES}, held_out=header["held_out"])
+        scores = (tensors[name] for name in _SCORES)
+        found = cls(sight, gaussian, *scores, held_out=header["held_out"])
+        if "whole.summary" not in tensors:
+            return found
+        whole = Whole.restore(tensors, header["seed"])
+        return replace(found, coarse=whole.layers.gaussian if header["coarse"] else None, whole=whole)
 
     def __repr__(self) -> str:
         source = "held-out" if self.held_out else "training"
         return (
             f"Novelty({self.sight.network}: {text.count(len(self.sight.places), 'site')}, "
-            f"{self.sight.size} statistics, calibrated on {len(self.calibration_scores)} {source} examples)"
+            f"{self.sight.size} statistics{', in means' if self.coarse else ''}, "
+            f"calibrated on {len(self.calibration_scores)} {source} examples)"
         )
 
 
@@ -184,7 +240,8 @@ def novelty(
     """Fit a detector of inputs unlike the training data. It costs one forward pass for each input that it judges.
 
     Args:
-        model: a trained network with batch normalisation. It is left as it is.
+        model: a trained network. It is left as it is. Batch norms are watched if there are any, else norms of other
+            kinds, else linear layers and convolutions.
         batches: training data as it looks at prediction time: without random crops, flips or noise. At least 40
             examples are needed.
         calibration: data of the same kind that the network was not trained on; no targets are needed. p-values then
@@ -207,19 +264,23 @@ def novelty(
     for data, what in ((batches, "training"), (calibration, "calibration")):
         if (count := known_length(data, inputs)) is not None and count < FEWEST:
             raise _too_few(count, what)
-    sight, statistics, logit_rows = _collect(as_network(model, output), batches, num_examples, logits, inputs)
+    sight, statistics, logit_rows, looks = _collect(as_network(model, output), batches, num_examples, logits, inputs)
     fit, ordinary, rest = _split(len(statistics), calibration is not None, seed)
-    gaussian = fit_gaussian(statistics[fit], predicted_classes(logit_rows[fit]), max(1, logit_rows.shape[1]))
-    nothing = torch.empty(0)
-    detector = Novelty(sight, gaussian, nothing, nothing, nothing, calibration is not None)
-    parts, sites = detector.parts(statistics[ordinary], logit_rows[ordinary])
-    if parts[:, 1:2].numel() and parts[:, 1].abs().max() < NO_ENERGY:
+    detector, layers = _fitted(sight, statistics[fit], logit_rows[fit], calibration is not None)
+    parts, sites, _ = detector.parts(statistics[ordinary], logit_rows[ordinary])
+    has_energy = len(detector.gaussian.centres) == logit_rows.shape[1]
+    if has_energy and parts[:, 1].abs().max() < NO_ENERGY:
         warn(
             "the outputs of the network are log-probabilities, it seems. Their energy is 0 for all inputs, so the "
             "novelty does without it. Let the network return logits to use it."
         )
         parts[:, 1] = MOST  # so no energy is a surprise
     detector = replace(detector, ordinary_parts=parts, ordinary_sites=sites)
+
+    def looked(rows: Tensor) -> Looked:
+        found = detector.parts(statistics[rows], logit_rows[rows])[2]
+        return found._replace(names=looks[0], inputs=looks[1][rows])
+
     if calibration is None:
         if logit_rows.shape[1]:
             warn(
@@ -228,34 +289,66 @@ def novelty(
                 "trained on as calibration=; no targets are needed."
             )
         scores = _score(parts, detector.parts(statistics[rest], logit_rows[rest])[0])
+        usual = looked(rest)
     else:
-        scores = detector.score(calibration, inputs=inputs)
+        report, usual = replace(detector, calibration_scores=torch.zeros(1))._report(calibration, inputs, None)
+        scores = report.score
         if len(scores) < FEWEST:
             raise _too_few(len(scores), "calibration")
-    return replace(detector, calibration_scores=scores)
+    whole = fit_whole(layers, looked(fit), usual, max(1, logit_rows.shape[1]), seed)
+    return replace(detector, calibration_scores=scores, whole=whole)
+
+
+def _fitted(sight: Sight, statistics: Tensor, logits: Tensor, held_out: bool) -> tuple[Novelty, ClassGaussian]:
+    """Fit the distances to what the examples (n, ...) can support. Also return that of the means of layers."""
+    count, classes, num_classes = len(statistics), predicted_classes(logits), max(1, logits.shape[1])
+    if count < FEWEST_OF_CLASS * num_classes:
+        classes, num_classes = torch.zeros_like(classes), 1
+    is_coarse = sight.size > FINE * count
+    gaussian = fit_gaussian(
+        statistics, classes, num_classes, most_directions=1 if is_coarse and num_classes == 1 else None
+    )
+    means = layer_means(sight.places, gaussian.standardise(statistics))
+    if is_coarse and count < 2 * means.shape[1]:
+        warn(
+            f"{count} examples are few for a network with {text.count(len(sight.places), 'layer')} that are watched: "
+            f"the novelty may miss what more would show. Pass at least {4 * means.shape[1]} training examples."
+        )
+    layers = fit_gaussian(means, torch.zeros_like(classes), 1, LAYER_SHRINKAGE)
+    nothing = torch.empty(0)
+    coarse = layers if is_coarse else None
+    return Novelty(sight, gaussian, nothing, nothing, nothing, held_out, coarse), layers
 
 
 def _collect(
     network: Network, batches: Batches, num_examples: int, logits: bool | None, picker: Picker
-) -> tuple[Sight, Tensor, Tensor]:
-    """Return how the network is watched, and the statistics (n, D) and logits (n, K) of the training examples."""
+) -> tuple[Sight, Tensor, Tensor, tuple[tuple[str, ...], Tensor]]:
+    """Return how the network is watched, and statistics (n, D), logits (n, K) and properties of the training inputs."""
     stream = input_stream(batches, picker)
-    first = first_of(stream)
-    sight = watch(network, first[:2].to(network.device), logits)
+    head = [first_of(stream)]
+    while sum(map(len, head)) < UNITS and (batch := next(stream, None)) is not None:
+        head.append(batch)
+    forms = [[tensor.shape[1:] for tensor in tensors_of(batch)] for batch in head]
+    alike = torch.cat([batch for batch, form in zip(head, forms, strict=True) if form == forms[0]])
+    sight = watch_any(network, alike[:UNITS].to(network.device), logits)
     num_examples = min(num_examples, max(FEWEST, NUMBERS // sight.size))
-    all_inputs = chain([first], stream) if hasattr(batches, "__next__") else evenly(batches, num_examples, picker)
-    found: list[tuple[Tensor, Tensor]] = []
+    all_inputs = chain(head, stream) if hasattr(batches, "__next__") else evenly(batches, num_examples, picker)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    names: tuple[str, ...] = ()
     count = 0
     for chunk in (chunk for inputs in all_inputs for chunk in cut(inputs, None, CHUNK)):
         if count >= num_examples:
             break
-        statistics, rows = sight(chunk[: num_examples - count])
+        part = chunk[: num_examples - count]
+        statistics, rows = sight(part)
         require_finite(statistics, "the statistics of the training examples")
-        found.append((statistics, require_finite(rows, "the outputs for the training examples")))
+        names, looks = properties(part)
+        found.append((statistics, require_finite(rows, "the outputs for the training examples"), looks))
         count += len(rows)
     if count < FEWEST:
         raise _too_few(count, "training")
-    return sight, torch.cat([pair[0] for pair in found]), torch.cat([pair[1] for pair in found])
+    statistics, rows, looks = (torch.cat(column) for column in zip(*found, strict=True))
+    return sight, statistics, rows, (names, looks)
 
 
 def _too_few(count: int, what: str) -> BatchbayesError:

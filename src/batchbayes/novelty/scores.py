@@ -67,7 +67,13 @@ class ClassGaussian:
         return q, self.centres.double().square().sum(1) / self.rest - q.double().square().sum(1)
 
 
-def fit_gaussian(statistics: Tensor, classes: Tensor, num_classes: int) -> ClassGaussian:
+def fit_gaussian(
+    statistics: Tensor,
+    classes: Tensor,
+    num_classes: int,
+    shrinkage: float = SHRINKAGE,
+    most_directions: int | None = None,
+) -> ClassGaussian:
     """Fit to statistics (n, D) and the classes (n,) that the network predicts."""
     mean, std = statistics.mean(0), statistics.std(0)
     std = torch.where(std < SMALLEST_STD, 1.0, std)
@@ -75,24 +81,33 @@ def fit_gaussian(statistics: Tensor, classes: Tensor, num_classes: int) -> Class
     members = torch.nn.functional.one_hot(classes, num_classes).to(z)  # (n, K)
     centres = (members.T @ z) / (members.sum(0)[:, None] + PRIOR_COUNT)
     z = z - centres[classes]
-    values, vectors = _leading(z)
+    values, vectors = _leading(z, DIRECTIONS if most_directions is None else most_directions)
     size = z.shape[1]
     left = float(z.double().square().sum() / len(z) - values.sum()) / max(1, size - len(values))
-    rest = (1 - SHRINKAGE) * max(0.0, left) + SHRINKAGE
-    scale = (1 / rest - 1 / ((1 - SHRINKAGE) * values + SHRINKAGE)).clamp_min(0).sqrt()
-    return ClassGaussian(mean, std, vectors * scale.float(), centres, rest)
+    rest = (1 - shrinkage) * max(0.0, left) + shrinkage
+    scale = (1 / rest - 1 / ((1 - shrinkage) * values + shrinkage)).clamp_min(0).sqrt()
+    return ClassGaussian(mean, std, (vectors * scale.float()).contiguous(), centres, rest)  # as files hold them
 
 
-def _leading(z: Tensor) -> tuple[Tensor, Tensor]:
+def _leading(z: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return the leading eigenvalues (R,) and eigenvectors (D, R) of z^T z / n, by the smaller of the two products."""
     count, size = z.shape
-    rank = max(1, min(DIRECTIONS, NUMBERS // size, size, count - 1))
+    rank = max(1, min(most, NUMBERS // size, size, count - 1))
     if size <= count:
         values, vectors = torch.linalg.eigh((z.T @ z).double() / count)
         return values[-rank:].clamp_min(0), vectors[:, -rank:].float()
     values, vectors = torch.linalg.eigh((z @ z.T).double() / count)
     values = values[-rank:].clamp_min(0)
     return values, z.T @ (vectors[:, -rank:] / (values * count).sqrt().clamp_min(1e-12)).float()
+
+
+def generalised_entropy(logits: Tensor) -> Tensor:
+    r"""Return $\sum_k (p_k (1 - p_k))^{0.1}$ over the 100 most likely classes of logits (N, K), (N,).
+
+    Reference: Liu et al., GEN: Pushing the limits of softmax-based out-of-distribution detection, CVPR 2023.
+    """
+    p = logits.softmax(1)
+    return (p * (1 - p)).pow(0.1).topk(min(100, logits.shape[1]), dim=1).values.sum(1)
 
 
 TAIL = 0.05

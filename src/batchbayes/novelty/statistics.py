@@ -1,4 +1,8 @@
-"""What one forward pass tells about each input on its own: statistics at the batch-norm sites, and the logits."""
+"""What one forward pass tells about each input on its own: statistics of activations, and the logits.
+
+The activations are the inputs of layers: of batch norms if the network has any, else of norms of other kinds, else of
+linear layers and convolutions. They are in units of running statistics, or of what the first inputs of the fit show.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +11,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.sites import (
@@ -16,12 +22,13 @@ from batchbayes.methods.batchnorm.sites import (
     require_running,
     site_header,
     sites_of_header,
+    some,
 )
 from batchbayes.network.batches import cut
-from batchbayes.network.function import Network, as_network
+from batchbayes.network.function import Network, as_network, modules_by_name, require_layout
 
 FLOOR = 1e-4
-"""Added to a variance before its logarithm is taken, in units of the running variance."""
+"""Added to a variance before its logarithm is taken, in units of the usual variance."""
 
 MOVED = 0.05
 """Running statistics have changed if they are this share of a standard deviation away. Half precision rounds them by
@@ -31,18 +38,26 @@ PIECE = 2**19
 """Activations are squared in pieces of this number of numbers, which stay in the caches of a CPU."""
 
 FAR = 10.0
-"""If a running mean is more standard deviations than this from zero, activations are centred before they are squared:
+"""If a usual mean is more standard deviations than this from zero, activations are centred before they are squared:
 their variance would be lost to rounding. Elsewhere this would only take time."""
+
+BATCH_NORM, NORM, PLAIN = "batch-norm", "norm", "linear or convolution"
+"""The kinds of layers that are watched."""
+
+NORM_NAMES = ("batchnorm", "layernorm", "groupnorm", "instancenorm", "rmsnorm")
+"""A layer of another library is a norm if the name of its class has one of these in it."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is seen of one site."""
+    """What is seen of one layer."""
 
     name: str
     channels: int
     positions: bool
-    """Whether the site has positions, as in images. A table has none: it has one value for each channel."""
+    """Whether there are positions, as in images. A table has none: it has one value for each channel."""
+    axis: int = 1
+    """The axis of the channels."""
 
     @property
     def size(self) -> int:
@@ -52,14 +67,16 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """A network whose batch-norm sites are watched while it runs."""
+    """A network whose layers are watched while it runs."""
 
     network: Network
     places: tuple[Place, ...]
     units: Tensor
-    """Running mean and running standard deviation of each channel, (2, C), as they were at the fit."""
+    """Usual mean and standard deviation of each channel, (2, C): for batch norm the running ones at the fit."""
     logits: bool
     """Whether the outputs are logits of classes."""
+    kind: str = BATCH_NORM
+    """Which layers are watched."""
 
     @property
     def size(self) -> int:
@@ -76,40 +93,43 @@ class Sight:
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         r"""Run the network once. Return the statistics (N, D) and the logits (N, K) of each input, on the CPU.
 
-        At a site with positions a channel has three statistics. Let $z$ be the mean of the channel over the positions
-        of this one input, and $v$ its variance over them, both in units of the running statistics. The statistics
-        are $z$, $\log(v + z^2)$ (the second moment about the running mean) and $\log v$. Without positions $z$ is
-        the only one. If the outputs are no logits, K is 0. For a map of logits K is 1: its mean energy, negated.
+        At a layer with positions a channel has three statistics. Let $z$ be the mean of the channel over the positions
+        of this one input, and $v$ its variance over them, both in units of the usual ones. The statistics are $z$,
+        $\log(v + z^2)$ (the second moment about the usual mean) and $\log v$. Without positions $z$ is the only one.
+        If the outputs are no logits, K is 0. For a map of logits K is 1: its mean energy, negated. Of a layer that
+        runs several times the last run counts.
         """
         seen: dict[str, Tensor] = {}
 
         def see(place: Place, unit: Tensor, is_far: bool, h: Tensor) -> None:
             if len(h) != len(inputs):
                 raise BatchbayesError(
-                    expected=f"one row for each of {len(inputs)} inputs at the batch-norm layer {place.name}",
+                    expected=f"one row for each of {len(inputs)} inputs at the {self.kind} layer {place.name}",
                     got=f"an activation of shape {tuple(h.shape)}",
                     fix="let the layer take (N, channels, positions), and not all positions of all inputs as rows",
                 )
-            seen[place.name] = _statistics(h, unit.to(h.device), place.positions, is_far).cpu()
+            seen[place.name] = _statistics(h.movedim(place.axis, 1), unit.to(h.device), place.positions, is_far).cpu()
 
-        before = {p.name: partial(see, p, *units) for p, units in zip(self.places, self._units, strict=True)}
-        outputs = self.network(inputs.to(self.network.device), before=before)
+        watched = {p.name: partial(see, p, *units) for p, units in zip(self.places, self._units, strict=True)}
+        outputs = self.network(inputs.to(self.network.device), before=watched)
         missing = [place.name for place in self.places if place.name not in seen]
         if missing:
             raise BatchbayesError(
-                expected="a forward pass through the batch-norm layers that the training data went through",
-                got=f"inputs of shape {tuple(inputs.shape)} for which {', '.join(missing[:6])} did not run",
+                expected=f"a forward pass through the {self.kind} layers that the training data went through",
+                got=f"inputs of shape {tuple(inputs.shape)} for which {some(missing)} did not run",
                 fix="pass inputs of the kind that the network was trained with",
             )
         return torch.cat([seen[place.name] for place in self.places], 1), kept_outputs(outputs, self.logits).cpu()
 
     def warn_if_changed(self) -> None:
         """Warn if weights or running statistics are not those of the fit: the network uses the present ones."""
-        by_name = {site.name: site for site in all_sites(self.network.module)}
-        if lost := [place.name for place in self.places if place.name not in by_name]:
-            got, fix = f"none at {', '.join(lost[:6])}", "fit again after you change the network"
-            raise BatchbayesError(expected="the batch-norm layers that the detector was fitted to", got=got, fix=fix)
+        if lost := [place.name for place in self.places if place.name not in _layers(self.network.module, self.kind)]:
+            got, fix = f"none at {some(lost)}", "fit again after you change the network"
+            raise BatchbayesError(f"the {self.kind} layers that the detector was fitted to", got, fix)
         self.network.warn_if_changed()
+        if self.kind != BATCH_NORM:
+            return
+        by_name = {site.name: site for site in all_sites(self.network.module)}
         present = _running_units([by_name[place.name] for place in self.places])
         if present.shape != self.units.shape or bool(((present - self.units) / self.units[1]).abs().max() > MOVED):
             warn(
@@ -119,19 +139,29 @@ class Sight:
 
     def header(self) -> dict[str, object]:
         """Return what a file notes about it, as JSON values."""
-        by_name = {site.name: site for site in all_sites(self.network.module)}
-        sites = site_header(self.network, [by_name[place.name] for place in self.places], ())
-        return sites | {"positions": [place.positions for place in self.places], "logits": self.logits}
+        common = {"positions": [place.positions for place in self.places], "logits": self.logits}
+        if self.kind == BATCH_NORM:
+            by_name = {site.name: site for site in all_sites(self.network.module)}
+            return site_header(self.network, [by_name[place.name] for place in self.places], ()) | common
+        rows = [[place.name, place.channels, place.axis] for place in self.places]
+        layout = _layout(self.network.module, self.kind)
+        return {"output": self.network.output, "layers": self.kind, "places": rows, "layout": layout} | common
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], units: Tensor, model: nn.Module) -> Self:
         """Build it from its header and its units. Refuse a network of another layout."""
-        network = as_network(model, header["output"])
-        sites = sites_of_header(header, network.module)
-        places = tuple(Place(s.name, s.channels, p) for s, p in zip(sites, header["positions"], strict=True))
+        network, kind = as_network(model, header["output"]), header.get("layers", BATCH_NORM)
+        if kind == BATCH_NORM:
+            rows = [(site.name, site.channels, 1) for site in sites_of_header(header, network.module)]
+        else:
+            require_layout(
+                network.module, header["layout"], _layout(network.module, kind), kind, "layer {} of class {}"
+            )
+            rows = header["places"]
+        places = tuple(Place(n, c, p, a) for (n, c, a), p in zip(rows, header["positions"], strict=True))
         if units.shape != (2, sum(place.channels for place in places)):
             raise ValueError(f"units of shape {tuple(units.shape)}")
-        return cls(network, places, units, header["logits"])
+        return cls(network, places, units, header["logits"], kind)
 
 
 def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
@@ -144,14 +174,83 @@ def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
 
     with torch.no_grad():
         outputs = network(example, before={site.name: partial(note, site.name) for site in sites})
-    if logits is None:
-        logits = outputs.ndim >= 2 and outputs.shape[1] >= 3
-    elif logits and outputs.ndim < 2:
+    places = tuple(Place(site.name, site.channels, dimensions[site.name] > 2) for site in sites)
+    return Sight(network, places, _running_units(sites), _are_logits(outputs, logits))
+
+
+def watch_any(network: Network, examples: Tensor, logits: bool | None) -> Sight:
+    """Watch batch norms if there are any, else norms of other kinds, else linear layers and convolutions.
+
+    The first have units of their own. Those of the others are measured on `examples`.
+    """
+    if all_sites(network.module):
+        return watch(network, examples[:2], logits)
+    for kind in (NORM, PLAIN):
+        if sight := _watch_kind(network, examples, logits, kind):
+            return sight
+    raise BatchbayesError(
+        expected="a network with norm, linear or convolution layers that get one row for each input",
+        got=f"{type(network.module).__name__} without any",
+        fix="call such layers as modules in forward(), with the inputs along their first axis; pass a scripted network "
+        "as it was before scripting",
+    )
+
+
+def _watch_kind(network: Network, examples: Tensor, logits: bool | None, kind: str) -> Sight | None:
+    """Watch the layers of one kind that get one row for each example, or return None if there are none."""
+    layers, found = _layers(network.module, kind), {}
+
+    def note(name: str, h: Tensor) -> None:
+        if isinstance(h, Tensor) and h.is_floating_point() and h.ndim >= 2 and len(h) == len(examples):
+            axis = _channel_axis(layers[name], h)
+            values = h.movedim(axis, 0).flatten(1).double()
+            std = values.std(1, correction=0)
+            unit = torch.stack([values.mean(1), torch.where(std > 0, std, 1.0)]).float().cpu()
+            found[name] = Place(name, h.shape[axis], h.ndim > 2, axis), unit
+
+    with torch.no_grad():
+        outputs = network(examples, before={name: partial(note, name) for name in layers})
+    if not found:
+        return None
+    places, units = zip(*found.values(), strict=True)
+    return Sight(network, places, torch.cat(units, 1), _are_logits(outputs, logits), kind)
+
+
+def _layers(module: nn.Module, kind: str) -> dict[str, nn.Module]:
+    """Return the layers of a kind by name."""
+    if kind == PLAIN:
+        return modules_by_name(module, (nn.Linear, _ConvNd))
+    if kind == BATCH_NORM:
+        return {site.name: site.layer for site in all_sites(module)}
+    known = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _InstanceNorm)
+    return {
+        name: layer
+        for name, layer in modules_by_name(module).items()
+        if isinstance(layer, known) or any(part in type(layer).__name__.lower() for part in NORM_NAMES)
+    }
+
+
+def _channel_axis(layer: nn.Module, h: Tensor) -> int:
+    """Return the axis of the channels in the input of a layer: the last one of linear layers and layer norms."""
+    if isinstance(layer, nn.Linear):
+        return h.ndim - 1
+    shape = getattr(layer, "normalized_shape", None) or getattr(getattr(layer, "weight", None), "shape", ())
+    over_last = not isinstance(layer, nn.GroupNorm | _InstanceNorm | _ConvNd) and "2d" not in type(layer).__name__
+    axis = h.ndim - max(1, len(shape))
+    return axis if over_last and axis > 0 and tuple(h.shape[axis:]) == tuple(shape) else 1
+
+
+def _layout(module: nn.Module, kind: str) -> list[list[str]]:
+    """Return name and class of each layer of a kind."""
+    return [[name, type(layer).__name__] for name, layer in _layers(module, kind).items()]
+
+
+def _are_logits(outputs: Tensor, logits: bool | None) -> bool:
+    if logits and outputs.ndim < 2:
         raise BatchbayesError(
             expected="logits of shape (N, K, ...)", got=f"outputs of shape {tuple(outputs.shape)}", fix="drop logits="
         )
-    places = tuple(Place(site.name, site.channels, dimensions[site.name] > 2) for site in sites)
-    return Sight(network, places, _running_units(sites), logits)
+    return outputs.ndim >= 2 and outputs.shape[1] >= 3 if logits is None else logits
 
 
 def _running_units(sites: Sequence[Site]) -> Tensor:
@@ -163,7 +262,7 @@ def _running_units(sites: Sequence[Site]) -> Tensor:
 
 
 def _statistics(h: Tensor, unit: Tensor, positions: bool, is_far: bool) -> Tensor:
-    """Return the statistics of the input (N, C, ...) of one site, (N, C) or (N, 3 C)."""
+    """Return the statistics of the input (N, C, ...) of one layer, (N, C) or (N, 3 C)."""
     mean, std = unit
     if not positions:
         return ((h - mean) / std).float()
@@ -176,6 +275,19 @@ def _statistics(h: Tensor, unit: Tensor, positions: bool, is_far: bool) -> Tenso
     z = (own_mean - mean) / std
     variance = ((square - own_mean.square()) / std.square()).clamp_min(0)
     return torch.cat([z, (variance + z.square() + FLOOR).log(), (variance + FLOOR).log()], 1)
+
+
+def layer_means(places: Sequence[Place], z: Tensor) -> Tensor:
+    """Return the mean of each of the statistics of a layer over its channels, (N, d), from standardised ones (N, D).
+
+    A layer without positions has one statistic. The logarithm of its mean square joins it.
+    """
+    found = []
+    for place, part in zip(places, z.split([place.size for place in places], dim=1), strict=True):
+        found.append(part.unflatten(1, (-1, place.channels)).mean(2))
+        if not place.positions:
+            found.append((part.square().mean(1, keepdim=True) + FLOOR).log())
+    return torch.cat(found, 1)
 
 
 def kept_outputs(outputs: Tensor, logits: bool) -> Tensor:

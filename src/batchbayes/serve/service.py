@@ -164,6 +164,9 @@ class Service:
         if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, f"expected Content-Type: application/json that is not compressed, got {kind}")
         parts, count, most = [], 0, self.limits.num_bytes
+        long = RequestError(413, f"expected at most {most} bytes, got more: send fewer rows in a request")
+        if int(request.headers.get("content-length", 0)) > FORGOTTEN * most:
+            raise long
         try:
             async with asyncio.timeout(self.limits.seconds):
                 async for part in request.stream():
@@ -175,7 +178,7 @@ class Service:
         except TimeoutError as error:
             raise RequestError(408, f"the request did not arrive within {self.limits.seconds:g} seconds") from error
         if count > most:
-            raise RequestError(413, f"expected at most {most} bytes, got more: send fewer rows in a request")
+            raise long
         return b"".join(parts)
 
     async def health(self, _: Request) -> Response:

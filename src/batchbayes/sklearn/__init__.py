@@ -1,6 +1,10 @@
-"""scikit-learn estimators that say how sure they are: `UncertainRegressor` and `UncertainClassifier`."""
+"""scikit-learn estimators that say how sure they are: `UncertainRegressor` and `UncertainClassifier`.
+
+`UncertainOutputs` is for several targets, and `pipeline` for steps before an estimator.
+"""
 
 try:
+    from batchbayes.sklearn.around import UncertainOutputs, UncertainPipeline, pipeline
     from batchbayes.sklearn.classifier import UncertainClassifier
     from batchbayes.sklearn.regressor import UncertainRegressor
 except ModuleNotFoundError as error:
@@ -14,4 +18,4 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-__all__ = ["UncertainClassifier", "UncertainRegressor"]
+__all__ = ["UncertainClassifier", "UncertainOutputs", "UncertainPipeline", "UncertainRegressor", "pipeline"]

@@ -73,6 +73,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
+        warm_start: bool = False,
     ) -> None:
         self._keep(locals())
 
@@ -93,7 +94,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
                 expected="two classes or more", got=f"{len(self.classes_)} class", fix="check the targets"
             )
         one_hot = torch.from_numpy((targets[:, None] == self.classes_).astype(np.float32))
-        folds, seed = self._folds(copies)
+        folds, seed = self._folds(copies, x, one_hot.argmax(1).numpy())
         self._train(x, one_hot, folds, seed)
         self._calibrate(x, one_hot.double(), folds)
         return self

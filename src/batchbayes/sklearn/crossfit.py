@@ -7,7 +7,7 @@ by R networks, one for each seed, that have never seen it. They choose how to tr
 about uncertainty. A prediction averages all networks.
 
 Training goes in rounds, each twice as long as the one before, and in each the learning rate falls to zero. After a
-round, held-out rows drop the worse half of the candidates, and end the training if it no longer helps.
+round, held-out rows drop at least half of the candidates, and end the training if it no longer helps.
 """
 
 import math
@@ -128,16 +128,23 @@ def _scaled(values: Tensor, factor: float) -> Tensor:
     return values.mean(1, keepdim=True) + factor * (values - values.mean(1, keepdim=True))
 
 
-def cross_fit(inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe) -> CrossFit:
+def cross_fit(
+    inputs: Tensor, targets: Tensor, folds: Tensor, recipe: Recipe, start: CrossFit | None = None
+) -> CrossFit:
     """Train networks for each fold and seed, in the way that is best for those of the first two seeds.
 
-    `targets` are (N, K), where K is the number of outputs, and `folds` has the folds of each seed, (R, N).
+    `targets` are (N, K), where K is the number of outputs, and `folds` has the folds of each seed, (R, N). With a
+    start, its networks are trained for one more short round, as they were.
     """
     with single_threaded():
         training = _Training(inputs, targets, folds, recipe)
-        stack, candidate, rounds = _tournament(training)
+        if start is None:
+            stack, candidate, rounds = _tournament(training)
+        else:
+            candidate, rounds = start.candidate, start.num_rounds
+            stack = training.round(start.stack, [candidate], range(len(folds)), 0)
         seeds = range(JURY, len(folds))
-        if seeds:
+        if seeds and start is None:
             more = training.fresh(seeds)
             for number in range(rounds):
                 more = training.round(more, [candidate], seeds, number)

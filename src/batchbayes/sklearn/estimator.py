@@ -1,5 +1,6 @@
 """What both estimators share: parameters, checks of the data, training, novelty and files."""
 
+import hashlib
 import json
 import os
 import warnings
@@ -65,6 +66,7 @@ class Uncertain(BaseEstimator):
     num_bins: int
     random_state: int | np.random.RandomState | None
     verbose: bool
+    warm_start: bool
 
     def _keep(self, parameters: dict[str, Any]) -> None:
         """Keep the parameters of `__init__`, from its `locals()`."""
@@ -103,14 +105,15 @@ class Uncertain(BaseEstimator):
     def _learn_columns(self, X: Any, y: np.ndarray, weights: Any) -> tuple[Tensor, np.ndarray, np.ndarray]:  # noqa: N803
         """Learn how the table is read. Return its inputs for training, which rows they are, and which are copies."""
         self._require_parameters()
-        read = self._read(X, reset=True)
+        read = self._fitting(X) if self._continues else self._read(X, reset=True)
         check_consistent_length(y, *(values for _, values in read.values()))
-        plans = [Column.learn(name, *each) for name, each in read.items()]
+        plans = self.columns_.plans if self._continues else [Column.learn(name, *each) for name, each in read.items()]
         numbers, flags = Columns.raw(plans, read)
         if weights is not None:
             weights = _check_sample_weight(weights, numbers, dtype=np.float64)
         rows, copies = ordered_rows(np.concatenate([numbers, flags], 1), y, weights)
-        self.columns_ = Columns.learn(plans, numbers[rows], flags[rows], self.num_bins)
+        if not self._continues:
+            self.columns_ = Columns.learn(plans, numbers[rows], flags[rows], self.num_bins)
         return torch.from_numpy(self.columns_.standardised(numbers[rows], flags[rows])), rows, copies
 
     def _inputs(self, X: Any, told: bool = True) -> Tensor:  # noqa: N803
@@ -149,14 +152,30 @@ class Uncertain(BaseEstimator):
             score=self._score,
         )
         with hidden_progress(not self.verbose):
-            self.networks_ = cross_fit(x, targets, folds, recipe)
+            self.networks_ = cross_fit(x, targets, folds, recipe, self.networks_ if self._continues else None)
         self.weight_decay_ = self.networks_.candidate.weight_decay
         self.detector_ = self._detector(x, folds, seed)
 
-    def _folds(self, copies: np.ndarray) -> tuple[Tensor, int]:
-        """Return the folds of each seed, and the seed of everything else."""
+    @property
+    def _continues(self) -> bool:
+        """Whether a fit goes on with the networks of the one before."""
+        if not (self.warm_start and hasattr(self, "networks_")):
+            return False
+        own = self.networks_.num_folds, self.networks_.num_seeds, self.networks_.stack.hidden_widths
+        return own == (self.num_folds, self.num_seeds, tuple(self.hidden_widths))
+
+    def _folds(self, copies: np.ndarray, x: Tensor, targets: np.ndarray) -> tuple[Tensor, int]:
+        """Return the folds of each seed, (R, N), and the seed of everything else."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        return torch.from_numpy(folds_of(copies, self.num_folds, self.num_seeds, seed)), seed
+        if not self.warm_start:
+            return torch.from_numpy(folds_of(copies, self.num_folds, self.num_seeds, seed)), seed
+        # A row must stay in its fold from fit to fit, or networks would be judged by rows that they have seen.
+        rows = np.concatenate([x.numpy().astype(np.float64), targets[:, None]], 1)
+        digests = [hashlib.shake_128(row.tobytes()).digest(8 * self.num_seeds) for row in rows]
+        folds = np.frombuffer(b"".join(digests), np.uint64).reshape(len(rows), -1).T % np.uint64(self.num_folds)
+        if any(len(np.unique(own)) < self.num_folds for own in folds):
+            raise BatchbayesError("more rows for warm_start=True", f"{len(rows)}", "pass warm_start=False")
+        return torch.from_numpy(folds.astype(np.int64)), seed
 
     def _require_parameters(self) -> None:
         least = {"num_folds": 2, "num_seeds": 1, "num_steps": 1, "batch_size": 2, "num_draws": 2, "num_bins": 0}
@@ -172,9 +191,9 @@ class Uncertain(BaseEstimator):
 
     def _first_network(self) -> MLP:
         stack = self.networks_.stack
-        widths = [stack.tensors[f"{layer.linear}.weight"].shape[1] for layer in stack.layers]
+        outputs = len(stack.tensors[f"{stack.layers[-1].linear}.weight"][0])
         with GlobalStream(0):  # the global generator is left as it was
-            network = MLP(len(self.columns_.mean), widths[:-1], widths[-1]).float()
+            network = MLP(len(self.columns_.mean), stack.hidden_widths, outputs).float()
         unstack(stack.select([0]), [network])
         return network.eval()
 
@@ -197,7 +216,7 @@ class Uncertain(BaseEstimator):
                 got="fewer",
                 fix="train on more rows, or lower num_folds",
             )
-        found = self.detector_.p_value(inputs).numpy()
+        found = self.detector_.p_value(inputs, whole=False).numpy()
         for rows in self.columns_.unknown(self._fitting(X)).values():
             found = np.where(rows, 0.0, found)
         return found

@@ -34,41 +34,41 @@ class Forest:
     value: Tensor
     """What a leaf predicts."""
     roots: Tensor
-    """The first node of each tree, (G, T), for G pairs of a seed and a fold."""
+    """The first node of each tree, (T,)."""
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the numbers of all trees, (N, G * T)."""
-        return self._values(inputs, self.roots.flatten().expand(len(inputs), -1))
-
-    def held_out(self, inputs: Tensor, folds: Tensor) -> Tensor:
-        """Return for each row the numbers of the trees that left it out, (N, R * T), for folds (R, N)."""
-        number = torch.arange(len(folds))[:, None] * (len(self.roots) // len(folds)) + folds
-        return self._values(inputs, self.roots[number.T].flatten(1))
-
-    def _values(self, inputs: Tensor, node: Tensor) -> Tensor:
-        while True:
-            above = inputs.gather(1, self.column[node]) > self.limit[node]
-            after = self.children[node, above.long()]
-            if after.equal(node):
-                return self.value[node]
-            node = after
+        """Return the numbers of all trees, (N, T)."""
+        node = self.roots.repeat(len(inputs))
+        row, walks = torch.arange(len(inputs)).repeat_interleave(len(self.roots)), torch.arange(len(node))
+        while len(walks):
+            own = node[walks]
+            above = inputs[row[walks], self.column[own]] > self.limit[own]
+            node[walks] = after = self.children[own, above.long()]
+            walks = walks[after != own]
+        return self.value[node].unflatten(0, (-1, len(self.roots)))
 
 
-def grow(inputs: Tensor, targets: Tensor, folds: Tensor, seed: int) -> Forest:
-    """Grow trees without each fold of each seed, for inputs (N, Q), targets (N,) and folds (R, N)."""
+def grow(inputs: Tensor, targets: Tensor, folds: Tensor, seed: int) -> tuple[Forest, np.ndarray]:
+    """Grow trees without each fold of each seed, for inputs (N, Q), targets (N,) and folds (R, N).
+
+    Also return for each row the numbers of the trees that left it out, (N, R * `TREES`).
+    """
     parts: list[Mapping[str, np.ndarray]] = []
-    for number, used in enumerate(own != fold for own in folds for fold in own.unique()):
-        every = -(-int(used.sum()) // MOST_ROWS)
-        rows = used.nonzero()[number % every :: every, 0]
+    held_out = np.empty((len(inputs), len(folds), TREES))
+    pairs = [(own == fold, seed_number) for seed_number, own in enumerate(folds) for fold in own.unique()]
+    for number, (unseen, seed_number) in enumerate(pairs):
+        every = -(-int((~unseen).sum()) // MOST_ROWS)
+        rows = (~unseen).nonzero()[number % every :: every, 0]
         state = stream_seed(seed, "trees", number) % 2**32
         model = ExtraTreesRegressor(TREES, random_state=state).fit(inputs[rows].numpy(), targets[rows].numpy())
         parts += [_arrays(each.tree_) for each in model.estimators_]
-    sizes = [len(part["value"]) for part in parts]
-    starts = np.cumsum([0, *sizes[:-1]])
+        found = [each.predict(inputs[unseen].numpy()) for each in model.estimators_]
+        held_out[unseen.numpy(), seed_number] = np.stack(found, 1)
+    starts = np.cumsum([0, *(len(part["value"]) for part in parts[:-1])])
     children = np.concatenate([part["children"] + start for part, start in zip(parts, starts, strict=True)])
     column, limit, value = (np.concatenate([part[name] for part in parts]) for name in ("column", "limit", "value"))
-    arrays = column, limit, children, value, starts.reshape(-1, TREES)
-    return Forest(*(torch.from_numpy(each) for each in arrays))
+    forest = Forest(*(torch.from_numpy(each) for each in (column, limit, children, value, starts)))
+    return forest, held_out.reshape(len(inputs), -1)
 
 
 def _arrays(tree: object) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """`UncertainRegressor`: real targets, with standard deviations, quantiles and conformal intervals."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
@@ -21,6 +22,7 @@ from batchbayes.sklearn.spread import Outlook, fit_spread
 from batchbayes.sklearn.targets import (
     CHUNK,
     LEVELS,
+    SLACK,
     Name,
     Targets,
     atoms_crps,
@@ -83,8 +85,8 @@ class UncertainRegressor(RegressorMixin, Uncertain):
 
     Small networks with batch normalisation learn a mean and a spread, side by side. Each of them leaves out one fold of
     the rows, and predicts it: this chooses the weight decay, heavy tails or not, when to stop, the scale of the
-    batch-norm noise and the share of a linear part, learns how the spread follows the inputs, and gives the errors that
-    conformal intervals are made of. Each seed has folds of its own. A prediction averages draws of all networks.
+    batch-norm noise and the shares of a linear part and of randomised trees, learns how the spread follows the inputs,
+    and calibrates intervals. Each seed has folds of its own. A prediction averages draws of all networks and trees.
 
     Args:
         hidden_widths: the widths of the hidden layers.
@@ -100,6 +102,8 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         random_state: seed of everything that is random.
         verbose: whether to show progress.
         target_transform: "none", "sqrt" or "log" of targets that are never negative; "auto" chooses on held-out rows.
+        warm_start: whether another `fit`, for example with more rows, goes on with the networks that there are: one
+            short round instead of all, with columns, transform and weight decay as they were. Rows keep their folds.
 
     A table is an array, or a frame of pandas or polars with numbers, booleans, words, categories, dates and missing
     values. If no target is negative, nothing below zero is predicted; if all are whole numbers, so are the ends of
@@ -133,6 +137,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
         target_transform: Literal["auto"] | Name = "auto",
+        warm_start: bool = False,
     ) -> None:
         self._keep(locals())
 
@@ -141,8 +146,11 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         targets = _checked_targets(y, self)
         require_choice("target_transform", self.target_transform, ("auto", "none", "sqrt", "log"))
         x, rows, copies = self._learn_columns(X, targets, sample_weight)
-        targets, (folds, seed) = targets[rows], self._folds(copies)
-        self.targets_ = self._transform(targets, x, folds)
+        self.rows_, targets, (folds, seed) = rows, targets[rows], self._folds(copies, x, targets[rows])
+        self.targets_ = self.targets_ if self._continues else self._transform(targets, x, folds)
+        if targets.min() < self.targets_.lowest or (self.targets_.is_whole and (targets != np.round(targets)).any()):
+            limits = "whole numbers" if self.targets_.is_whole else "targets of zero or more"
+            raise BatchbayesError(f"{limits}, as in the fit before", "others", "pass warm_start=False")
         z = torch.from_numpy(self.targets_.forward(targets))
         self._train(x, torch.stack([z, torch.zeros_like(z)], 1).float(), folds, seed, (HEAVY_TAIL,))
         held_out = self._calibrate(x, z, folds)
@@ -190,20 +198,18 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         self, x: Tensor, z: Tensor, targets: np.ndarray, folds: Tensor, seed: int, middle: np.ndarray, std: np.ndarray
     ) -> None:
         """Grow trees, choose their share, and keep how far each held-out target is from the median of its row."""
-        plain, errors = self._without_bins(x), (z.numpy() - middle) / std
-        forest = grow(plain, z, folds, seed)
+        errors, weights = (z.numpy() - middle) / std, partial(weights_of_atoms, num_trees=TREES * len(folds))
+        forest, trees = grow(self._without_bins(x), z, folds, seed)
 
-        def atoms(rows: Tensor) -> np.ndarray:
-            trees = forest.held_out(plain[rows], folds[:, rows]).numpy()
-            return self.targets_.atoms(middle[rows], std[rows], errors, trees)
+        def atoms(rows: np.ndarray) -> np.ndarray:
+            return self.targets_.atoms(middle[rows], std[rows], errors, trees[rows])
 
-        some = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long()
-        judged, count = atoms(some), TREES * len(folds)
-        self.share_ = min(MIXES, key=lambda share: atoms_crps(judged, weights_of_atoms(share, count), targets[some]))
-        self.forest_ = forest if self.share_ else None
-        weights = weights_of_atoms(self.share_, count)
-        parts = torch.arange(len(x)).split(CHUNK)
-        self.held_out_scores_ = np.concatenate([atoms_scores(atoms(rows), weights, targets[rows]) for rows in parts])
+        some = np.linspace(0, len(x) - 1, min(JUDGES, len(x))).astype(int)
+        judged = atoms(some)
+        self.share_ = min(MIXES, key=lambda share: atoms_crps(judged, weights(share), targets[some]))
+        self.forest_, own = forest if self.share_ else None, weights(self.share_)
+        parts = np.array_split(np.arange(len(x)), -(-len(x) // CHUNK))
+        self.held_out_scores_ = np.concatenate([atoms_scores(atoms(rows), own, targets[rows]) for rows in parts])
 
     def _bounded(self, x: Tensor) -> Tensor:
         return x[:, torch.from_numpy(self.columns_.is_bounded)]
@@ -291,7 +297,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         finite_number("a level", level, above=0, below=1, fix="pass 0.9 for 90 %")
         check_is_fitted(self)
         reach = self._reach(float(level), groups, len(X))
-        lower, upper = self._quantiles(X, np.stack([0.5 - reach, 0.5 + reach], 1)).T
+        lower, upper = self._quantiles(X, np.stack([0.5 - reach, 0.5 + reach + SLACK], 1)).T  # both ends are inside
         return lower, upper
 
     def _reach(self, level: float, groups: Any, rows: int) -> np.ndarray:

@@ -87,15 +87,9 @@ def choose_transform(values: np.ndarray, inputs: torch.Tensor, folds: torch.Tens
     scores = []
     for target, own, predicted in zip(tried, standardised.T, held_out.T, strict=True):
         quantiles = target.back(predicted[:, None] + np.quantile(own - predicted, LEVELS))
-        scores.append(pinball(quantiles, values))
+        scores.append(atoms_crps(quantiles, np.full(len(LEVELS), 1 / len(LEVELS)), values))
     best = int(np.argmin(scores))
     return tried[best] if scores[best] < (1 - LEAST_GAIN) * scores[0] else plain
-
-
-def pinball(quantiles: np.ndarray, values: np.ndarray) -> float:
-    """Return twice the mean pinball loss of quantiles (N, L) at `LEVELS`, which is the CRPS."""
-    differences = values[:, None] - quantiles
-    return float(2 * np.maximum(LEVELS * differences, (LEVELS - 1) * differences).mean())
 
 
 def weights_of_atoms(share: float, num_trees: int) -> np.ndarray:

@@ -67,7 +67,7 @@ def predict_rows(
         columns = _value_columns(seen, notes)
     else:
         columns = _image_columns(posterior, data, notes, drawing, ids, show)
-    p_values = None if novelty is None else novelty.p_value(data)
+    p_values = None if novelty is None else novelty.p_value(data, whole=False)
     return _as_rows(columns, notes, source, ids, p_values)
 
 

@@ -55,6 +55,11 @@ class Stack:
     def __len__(self) -> int:
         return len(self.tensors[f"{self.layers[0].linear}.weight"])
 
+    @property
+    def hidden_widths(self) -> tuple[int, ...]:
+        """The widths of all layers but the last one."""
+        return tuple(self.tensors[f"{layer.linear}.weight"].shape[1] for layer in self.layers[:-1])
+
     def parameter_names(self) -> list[str]:
         """Return the names of all parameters, in the order of the layers."""
         return [name for layer in self.layers for name in layer.trained if name in self.tensors]
