@@ -72,11 +72,11 @@ class Service:
         self.start(0)
 
     def start(self, which: int) -> None:
+        self.number += 1  # before it listens: who connects from now on belongs to the new process
         command = [sys.executable, "-m", "batchbayes", "serve", str(self._files[which]), "--port", str(self.port)]
         self.process = subprocess.Popen([*command, "--quiet", "--threads", "1"], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.process.stdout.readline()
-        self.number += 1
 
     def stop(self, how: signal.Signals) -> None:
         self.ends[self.number] = how
