@@ -64,15 +64,15 @@ def blended(network: nn.Module, pseudo_count: float) -> nn.Module:
     """Return a copy that normalises by the batch, blended with a number of pseudo-examples of the running ones."""
     network = copy.deepcopy(network)
 
-    def forward(layer: Any, h: Tensor) -> Tensor:
+    def forward(layer: Any, input: Tensor) -> Tensor:
         if not pseudo_count:
-            return F.batch_norm(h, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
-        share, flat = len(h) / (len(h) + pseudo_count), h.flatten(2)
+            return F.batch_norm(input, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
+        share, flat = len(input) / (len(input) + pseudo_count), input.flatten(2)
         mean = flat.mean(2).mean(0)
         variance = flat.square().mean(2).mean(0) - mean.square()
         mean = layer.running_mean + share * (mean - layer.running_mean)
         variance = layer.running_var + share * (variance - layer.running_var)
-        return F.batch_norm(h, mean, variance, layer.weight, layer.bias, eps=layer.eps)
+        return F.batch_norm(input, mean, variance, layer.weight, layer.bias, eps=layer.eps)
 
     for layer in network.modules():
         if isinstance(layer, nn.BatchNorm2d):
