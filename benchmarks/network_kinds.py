@@ -203,7 +203,7 @@ def kinds(folder: Path) -> dict[str, Callable[[], Kind]]:
     def espnet() -> Kind:
         network = espnet_camvid(data_file("weights/espnet_camvid_sacmehta.safetensors", folder))
         frames = [camvid.load_camvid_frames(split, folder) for split in ("train", "test")]
-        train, test = (camvid.standardise(part.images[:48]) for part in frames)
+        train, test = (camvid.standardise(part[0][:48]) for part in frames)
         return Kind("segmentation, ESPNet, batch norm", network, train, test[:8], bb.categorical(class_axis=1), None, 8)
 
     def efficientnet() -> Kind:
