@@ -293,10 +293,12 @@ def build_server(
 ) -> tuple[Server, str]:  # fmt: skip
     """Return a server for a file that listens already, and its address. Port 0 takes any that is free."""
     service = Service(OnnxFile(path, threads), path.name, limits or Limits(), drift, false_alarms)
+    if not 0 <= port < 2**16:
+        raise BatchbayesError("a port from 0 to 65535", f"{port}", "choose another --port")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise BatchbayesError("an address that is free", f"{host}:{port}: {error}", "choose another --port") from error
     shown = f"[{host}]" if ":" in host else host
     return Server(service, listening, drain), f"http://{shown}:{listening.getsockname()[1]}"
