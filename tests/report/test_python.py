@@ -125,8 +125,8 @@ def test_networks_without_batch_norm_are_served(make):
     assert list(found.metrics) == [
         "deterministic", "temperature scaling", "4 views", "4 views + temperature", "16 views", "16 views + temperature"
     ]  # fmt: skip
-    assert (found.novelty is None) == (make is scripted)  # the layers of a scripted network cannot be seen
-    assert ("" in found.rows["novelty"]) == (make is scripted)
+    assert found.novelty is None  # there are too few calibration examples
+    assert set(found.rows["novelty"]) == {""}
 
 
 def test_evaluate_has_the_numbers_of_a_regression():
