@@ -157,19 +157,25 @@ def _elastic(x: Tensor, s: int, random: Generator) -> Tensor:
     return F.grid_sample(x, grid, padding_mode="reflection", align_corners=True)
 
 
+def _with_pictures(x: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
+    pictures = (x * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    made = np.stack([np.asarray(change(Image.fromarray(picture))) for picture in pictures])
+    return torch.from_numpy(made).permute(0, 3, 1, 2).float() / 255
+
+
 def _pixelate(x: Tensor, s: int, random: Generator) -> Tensor:
     size = int(32 * (0.95, 0.9, 0.85, 0.75, 0.65)[s])
-    small = F.interpolate(x, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
-    return F.interpolate(small, size=(32, 32), mode="nearest")
+    box = Image.Resampling.BOX
+    return _with_pictures(x, lambda picture: picture.resize((size, size), box).resize((32, 32), box))
 
 
 def _jpeg(x: Tensor, s: int, random: Generator) -> Tensor:
-    made = []
-    for image in (x * 255).round().byte().permute(0, 2, 3, 1).numpy():
+    def compressed(picture: Image.Image) -> Image.Image:
         buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "JPEG", quality=(80, 65, 58, 50, 40)[s])
-        made.append(np.asarray(Image.open(buffer)))
-    return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).float() / 255
+        picture.save(buffer, "JPEG", quality=(80, 65, 58, 50, 40)[s])
+        return Image.open(buffer)
+
+    return _with_pictures(x, compressed)
 
 
 CORRUPTIONS: dict[str, Callable[[Tensor, int, Generator], Tensor]] = {

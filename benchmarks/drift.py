@@ -14,6 +14,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,10 @@ def windows(labels: Tensor, size: int, stream: str, count: int, seed: int) -> li
         return [found[i * len(found) // count] for i in range(count)]
     numbers = np.random.default_rng([seed, size])
     members, found = [torch.where(labels == k)[0].numpy() for k in range(10)], []
-    for _ in range(count):
-        classes = numbers.choice(10, size, p=numbers.dirichlet([0.3] * 10))
-        found.append(torch.tensor([numbers.choice(members[k]) for k in classes]))
+    for _ in range(count):  # no image is in a window twice: copies would look like a change
+        counts = numbers.multinomial(size, numbers.dirichlet([0.3] * 10))
+        drawn = [numbers.choice(own, number, replace=False) for own, number in zip(members, counts, strict=True)]
+        found.append(torch.from_numpy(np.concatenate(drawn)))
     return found
 
 
@@ -62,19 +64,19 @@ def blended(network: nn.Module, pseudo_count: float) -> nn.Module:
     """Return a copy that normalises by the batch, blended with a number of pseudo-examples of the running ones."""
     network = copy.deepcopy(network)
 
-    def forward(layer: Any, h: Tensor) -> Tensor:
+    def forward(layer: Any, input: Tensor) -> Tensor:
         if not pseudo_count:
-            return F.batch_norm(h, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
-        share, flat = len(h) / (len(h) + pseudo_count), h.flatten(2)
+            return F.batch_norm(input, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
+        share, flat = len(input) / (len(input) + pseudo_count), input.flatten(2)
         mean = flat.mean(2).mean(0)
         variance = flat.square().mean(2).mean(0) - mean.square()
         mean = layer.running_mean + share * (mean - layer.running_mean)
         variance = layer.running_var + share * (variance - layer.running_var)
-        return F.batch_norm(h, mean, variance, layer.weight, layer.bias, eps=layer.eps)
+        return F.batch_norm(input, mean, variance, layer.weight, layer.bias, eps=layer.eps)
 
     for layer in network.modules():
         if isinstance(layer, nn.BatchNorm2d):
-            layer.forward = lambda h, layer=layer: forward(layer, h)
+            layer.forward = partial(forward, layer)
     return network
 
 

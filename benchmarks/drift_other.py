@@ -96,7 +96,8 @@ def table_row(name: str, folder: str) -> str:
             changed = test.clone()
             changed[:, i] = change(test[:, i], i)
             each.append(_errors(network, drift, changed, truth))
-        cells.append(tuple(map(statistics.fmean, zip(*each, strict=True))))
+        own, adapted = map(statistics.fmean, zip(*each, strict=True))
+        cells.append((own, adapted))
     return f"| {name} ({len(test)}) | " + " | ".join(f"{own:.2f} / {adapted:.2f}" for own, adapted in cells) + " |"
 
 
@@ -107,7 +108,7 @@ def _errors(network: torch.nn.Module, drift: bb.Drift, x: Tensor, truth: Tensor)
         for window in x.split(WINDOW):
             posterior = drift.adapt(window)
             adapted.append(posterior.function(posterior.center)(window))
-        return tuple(float(F.mse_loss(f, truth).sqrt()) for f in (network(x), torch.cat(adapted)))  # type: ignore[return-value]
+        return float(F.mse_loss(network(x), truth).sqrt()), float(F.mse_loss(torch.cat(adapted), truth).sqrt())
 
 
 def main() -> None:

@@ -8,8 +8,6 @@ out. Beside novelty stand maximum probability, energy, nearest neighbours and Ma
 """
 
 import argparse
-import statistics
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,17 +17,16 @@ from batchbayes_papers.data.cifar10 import load_cifar10, load_svhn
 from batchbayes_papers.data.mnist import PIXEL_MEAN, PIXEL_STD, load_mnist
 from batchbayes_papers.models.pretrained import load_weights
 from safetensors.torch import save_file
+from seen import aurocs, baselines, novelty_score, see, table, watched
 from torch import Tensor, nn
 
-import batchbayes as bb
 from batchbayes import TrainingConfig, train
-from batchbayes.metrics import ood_auroc
+from batchbayes.novelty.scores import conformal_p_value
 from batchbayes.tools import generator
 from batchbayes.training.loop import Step, supervised
 
 KNOWN, BATCH_SIZE = 8, 128
-REFERENCE, CALIBRATION, COUNT = 5000, 2000, 1000
-Score = Callable[[Tensor], Tensor]
+REFERENCE, CALIBRATION, COUNT = 5000, 2000, 500
 
 
 class Transformer(nn.Module):
@@ -95,3 +92,63 @@ def trained(name: str, images: Tensor, labels: Tensor, folder: Path) -> nn.Modul
         folder.mkdir(parents=True, exist_ok=True)
         save_file({key: value.contiguous() for key, value in network.state_dict().items()}, path)
     return load_weights(build(), path)
+
+
+def unseen(folder: str, images: Tensor, left_out: Tensor) -> dict[str, Tensor]:
+    """Return strange images (N, 1, 28, 28) as numbers from 0 to 255. Corrupted ones are made from `images`."""
+    random, values = generator(0, "grey"), images.float()
+    grey = [
+        part.float().mean(1, keepdim=True)
+        for part in (load_cifar10("test", folder, COUNT)[0], load_svhn(folder, COUNT))
+    ]
+    cifar, svhn = (F.interpolate(part, size=28, mode="bilinear", antialias=True) for part in grey)
+    uniform, middle = torch.rand(values.shape, generator=random), values.mean((1, 2, 3), keepdim=True)
+    return {
+        "MNIST": load_mnist("mnist", "test", folder, COUNT)[0].float(),
+        "notMNIST": load_mnist("notmnist", "test", folder, COUNT)[0].float(),
+        "CIFAR-10": cifar,
+        "SVHN": svhn,
+        "noise": (values + 40 * torch.randn(values.shape, generator=random)).clamp(0, 255),
+        "salt and pepper": torch.where(uniform < 0.05, 0.0, torch.where(uniform > 0.95, 255.0, values)),
+        "blur": F.avg_pool2d(values, 5, 1, 2, count_include_pad=False),
+        "low contrast": middle + 0.3 * (values - middle),
+        "inverted": 255 - values,
+        "constant": 255 * torch.rand(len(values), 1, 1, 1, generator=random).expand_as(values),
+        "classes left out": left_out.float(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("--network", choices=list(NETWORKS), action="append")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    images, labels = load_mnist("fashion_mnist", "train", options.folder)
+    images, labels = images[labels < KNOWN], labels[labels < KNOWN]
+    others, truth = load_mnist("fashion_mnist", "test", options.folder)
+    known, left_out = others[truth < KNOWN], others[truth >= KNOWN][:COUNT]
+    fresh, calibration = known[:COUNT], known[-CALIBRATION:]
+    strange = unseen(options.folder, known[COUNT : 2 * COUNT], left_out)
+    for name in options.network or NETWORKS:
+        network = trained(name, images, labels, options.weights).eval()
+        sight = watched(network, standardise(images[:64]))
+        last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+
+        def seen(part: Tensor, sight=sight, last=last):
+            return see(sight, last, map(standardise, part.split(100)))
+
+        reference, usual = seen(images[:REFERENCE]), seen(fresh)
+        right = (usual.logits.argmax(1) == truth[truth < KNOWN][:COUNT]).double().mean()
+        scores = {"novelty": novelty_score(sight, reference)} | baselines(reference)
+        sets = {key: seen(part) for key, part in strange.items()}
+        far = [key for key in sets if key != "classes left out"]
+        print(f"\n## {name}\n\n{sight.kind} layers, {sight.size} statistics; accuracy {right:.3f}.\n")
+        table({key: aurocs(score, usual, sets) for key, score in scores.items()}, {"far": far})
+        p_values = conformal_p_value(scores["novelty"](seen(calibration)), scores["novelty"](usual))
+        print(f"\nFlagged at 5 %: {(p_values <= 0.05).double().mean():.3f} of {COUNT} fresh images.", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -72,11 +72,11 @@ class Service:
         self.start(0)
 
     def start(self, which: int) -> None:
+        self.number += 1  # before it listens: who connects from now on belongs to the new process
         command = [sys.executable, "-m", "batchbayes", "serve", str(self._files[which]), "--port", str(self.port)]
         self.process = subprocess.Popen([*command, "--quiet", "--threads", "1"], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.process.stdout.readline()
-        self.number += 1
 
     def stop(self, how: signal.Signals) -> None:
         self.ends[self.number] = how
@@ -116,8 +116,9 @@ class Load:
             while True:
                 try:
                     if connection is None or connection.sock is None:
-                        generation = self.service.number
                         connection = http.client.HTTPConnection("127.0.0.1", self.service.port, timeout=120)
+                        connection.connect()  # may wait until the next process listens
+                        generation = self.service.number
                     connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
                     response = connection.getresponse()
                     answer = json.loads(response.read())

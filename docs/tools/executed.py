@@ -41,6 +41,8 @@ def insert_outputs(app: Any, name: str, source: list[str]) -> None:
             figures += [each for each in shown if isinstance(each, Figure)]
     source[0] = "".join([*pieces, text[position:]])
     if name.startswith("tutorials/") and name != "tutorials/index":
+        if not figures:
+            raise ValueError(f"{name} draws no figure: a tutorial begins with the first of its figures")
         source[0] = _as_tutorial(Path(app.srcdir) / PLACE, name, text, source[0], figures[0])
 
 

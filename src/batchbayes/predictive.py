@@ -170,7 +170,7 @@ class CategoricalPredictive(_ClassSummary):
         frames = self.likelihood.logits(self.draws.double()).log_softmax(-1).transpose(1, 2)  # (S, T, N, K)
         lengths = [as_tensor(each, "lengths").long() for each in (input_lengths, target_lengths)]
         labels = as_tensor(targets, "targets").long()
-        each = [ctc_loss(draw, labels, *lengths, blank, "none", zero_infinity=False) for draw in frames]
+        each = [ctc_loss(draw, labels, lengths[0], lengths[1], blank, "none") for draw in frames]
         return (torch.stack(each).neg().logsumexp(0) - math.log(len(each))).to(self.log_probs.dtype)
 
     def columns(self) -> dict[str, Tensor]:

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +55,35 @@ def test_a_driver_says_that_it_has_no_worker_and_goes_on_when_one_comes(cluster:
         cluster.worker()
         assert result(workers, future) == 32
     assert all(text.startswith("No worker for") for text in said)
+
+
+def test_work_that_ends_all_its_workers_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask counts the workers that end while they do the same work, but anew when it is submitted again."""
+    submitted: list[list[str]] = []
+
+    def submit(*call: Any, pure: bool, workers: list[str]) -> Any:
+        submitted.append(workers)
+        return SimpleNamespace(add_done_callback=lambda done: None)
+
+    monkeypatch.setattr(module, "ALLOWED_FAILURES", 2)
+    workers: Any = object.__new__(ClusterWorkers)  # without a cluster
+    workers._client, workers._tasks = SimpleNamespace(submit=submit, status="running"), {}
+    workers._name, workers._given = "a driver", 7
+    workers._workers = {"first": "a folder"}
+    future = workers.submit(pow, 2, 5)
+    # A worker that was started again at its address may be quicker than our look at it.
+    remote = SimpleNamespace(status="error", result=lambda seconds: module._caller()("a driver", b""))
+    workers._tasks[future].remote = remote
+    workers._ended(future, remote)
+    assert workers._tasks[future].remote is None
+    workers._hand_out()
+    for name in ("second", "third", "fourth"):
+        assert not future.done()
+        workers._workers = {name: "a folder"}
+        workers._hand_out()
+        workers._hand_out()  # nothing has changed
+    assert isinstance(future.exception(0), BrokenExecutor)
+    assert (submitted, workers._tasks) == ([["first"], ["first"], ["second"], ["third"]], {})
 
 
 def test_workers_with_other_versions_get_no_work(cluster: DaskProcesses, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.engines.check import MOST_CURVED, known_curvature
+from batchbayes.engines.check import _EXAMPLES, MOST_CURVED, known_curvature
 from batchbayes.engines.choose import choose_engine
 
 STREAM = torch.Generator().manual_seed(0)
@@ -46,11 +46,12 @@ def test_the_share_equals_a_loop():
     posterior = bb.mcbn(Counted(2.0, 3), X, batch_size=16, num_samples=8)
     found = known_curvature(posterior, X[:16], contrasts=False)
     assert 0 < found < MOST_CURVED
-    even = odd = 0.0
+    examples, even, odd = _EXAMPLES[posterior][0], 0.0, 0.0  # those of training, which the fit has kept
+    assert len(examples) == 16
     for index in range(3):
         deviation = posterior.deviation(0, index)
-        ahead, behind = (posterior.function(posterior.center + side * deviation)(X[:16]) for side in (1, -1))
-        even += float((ahead + behind - 2 * posterior.function(posterior.center)(X[:16])).square().sum())
+        ahead, behind = (posterior.function(posterior.center + side * deviation)(examples) for side in (1, -1))
+        even += float((ahead + behind - 2 * posterior.function(posterior.center)(examples)).square().sum())
         odd += float((ahead - behind).square().sum())
     assert found == pytest.approx(even / (even + odd), rel=1e-9)
 

@@ -83,6 +83,20 @@ def test_what_is_not_trusted_is_measured_once(monkeypatch):
     assert torch.equal(before.probs, after.probs)
 
 
+def test_an_engine_that_was_asked_for_is_checked_once_on_few_examples(monkeypatch):
+    """Small calls come again and again. What few examples say is kept for a warning, and not for a choice."""
+    network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+    posterior = bb.mcbn(network, X, batch_size=200)
+    linear_check._EXAMPLES.pop(posterior)
+    measured, measure = [], linear_check.measure_linearity
+    monkeypatch.setattr(linear_check, "measure_linearity", lambda *a, **k: measured.append(a) or measure(*a, **k))
+    for _ in range(3):
+        bb.predict(posterior, X[:4], bb.categorical(), engine="linear")
+    assert len(measured) == 1
+    bb.predict(posterior, X[:4], bb.categorical(), engine="auto")
+    assert len(measured) > 1
+
+
 def test_a_ranking_that_is_wrong_is_not_trusted():
     assert Linearity(0.95, 1.0, 0.1).trusted
     assert not Linearity(0.778, 1.0, 0.1).trusted

@@ -52,8 +52,9 @@ QUICK = [
 ]  # fmt: skip
 
 
-SHARE = 1e-5
-"""How far answers may differ, in units of the spread of the targets."""
+SHARE, OF_LAPLACE = 1e-5, 5e-4
+"""How far answers may differ, in units of the spread of the targets; and for exact draws of last-layer Laplace, whose
+weights of up to 200 almost cancel in float32. The linear engine computes these in float64, as a file does."""
 
 
 def case_of(task, winner, engine):
@@ -105,32 +106,20 @@ def assert_equal(columns, rows, units):
             np.testing.assert_allclose(values, given, rtol=0, atol=units.get(name, 1e-5), err_msg=name)
 
 
-def passes_in(path, engine):
-    """Count how often a file runs the last hidden layer of the network: forward, or backward at its price.
+def passes_in(path, task):
+    """Count the passes of a file: the draws of its loop, or how often it runs the last layer but one, also backward.
 
     The detector of novelty has a pass of its own, which is not counted.
     """
     graph = onnx.load(path).graph
-    shapes = {each.name: sorted(each.dims) for each in graph.initializer}
-    trips = {each.name: int(onnx.numpy_helper.to_array(each)) for each in graph.initializer if not each.dims}
-
-    def uses(nodes):
-        own = [node for node in nodes if node.op_type in ("Gemm", "MatMul", "Conv", "ConvTranspose")]
-        own = [node for node in own if any(shapes.get(name) in SIZES for name in node.input)]
-        loops = [node for node in nodes if node.op_type == "Loop"]
-        inner = sum(trips[node.input[0]] * uses(node.attribute[0].g.node) for node in loops)
-        return inner + sum(not node.name.startswith("detector/") for node in own)
-
-    count, is_backward = uses(graph.node), engine == "linear" and shapes_are_of_a_table(shapes)
-    return 1 + BACKWARD_COST * (count - 1) if is_backward else count
-
-
-SIZES = ([8, 16], [3, 3, 3, 8])
-"""Shapes of the weights that are counted, in any order: those of `helpers.parity`."""
-
-
-def shapes_are_of_a_table(shapes):
-    return SIZES[0] in shapes.values()
+    held = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Loop":
+            return int(held[node.input[0]])
+    weight = parity.trained(task)[4].weight.detach().numpy()
+    own = {name for name, values in held.items() if np.array_equal(values, weight) or np.array_equal(values.T, weight)}
+    count = sum(not node.name.startswith("detector/") and bool(own & set(node.input)) for node in graph.node)
+    return count if task == "segmentation" else 1 + BACKWARD_COST * (count - 1)
 
 
 @pytest.mark.parametrize(("task", "winner", "engine"), [case_of(*each) for each in ALL])
@@ -150,16 +139,17 @@ def test_one_answer_everywhere(task, winner, engine, tmp_path):
             bb.export(found, tmp_path / "network.onnx", inputs[:50])
     assert found.recommended.name.startswith(WINNERS[winner]["recommend"])
     assert found.notes["engine"] == engine
-    price, told = passes_in(tmp_path / "network.onnx", engine), found.recommended
+    price, told = passes_in(tmp_path / "network.onnx", task), found.recommended
     assert price <= 1.25 * max(told.passes, told.file_passes)  # a file of last layers needs one pass for all draws
-    if winner not in ("laplace", "variational"):
+    if winner != "laplace":
         assert price == pytest.approx(told.file_passes, rel=0.25)
     rows = assess_cases.rows_in(tmp_path / "new.csv")
     units = {}
     if task in ("regression", "two_outputs"):
         for i, spread in enumerate(targets.std(0).tolist()):
             for name in ("mean", "std", "epistemic_std", "lower", "upper"):
-                units[f"{name}{('', '_2')[i]}"] = SHARE * spread
+                share = OF_LAPLACE if (winner, engine) == ("laplace", "sample") else SHARE
+                units[f"{name}{('', '_2')[i]}"] = share * spread
     table = assess_cases.rows_in(tmp_path / "report" / "predictions.csv")
     session = onnxruntime.InferenceSession(tmp_path / "network.onnx", providers=["CPUExecutionProvider"])
     outputs = session.run(None, {"input": inputs.numpy()})

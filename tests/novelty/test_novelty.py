@@ -13,7 +13,6 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.export.posteriors import Detector
-from batchbayes.novelty.detector import CLASS_WEIGHT
 from batchbayes.novelty.scores import surprise
 
 TRACKING = [name for name, case in NETWORKS.items() if case.tracks]
@@ -217,7 +216,7 @@ def test_log_probabilities_have_no_energy_and_their_rounding_errors_do_not_count
     with pytest.warns(bb.BatchbayesWarning, match="log-probabilities, it seems.*does without it"):
         detector = bb.novelty(network, [batch.to(dtype) for batch in batches])
     distance, _, evidence = surprise(detector.ordinary_parts, detector.parts(*detector.sight(x))[0]).T
-    torch.testing.assert_close(detector.score(x), distance + CLASS_WEIGHT * evidence / 2)
+    torch.testing.assert_close(detector.score(x), distance + evidence / 2)
     exported = Detector(detector, detector.sight.network)(x)
     torch.testing.assert_close(exported.double(), detector.p_value(x), **ROUNDING)
 

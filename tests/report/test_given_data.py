@@ -270,9 +270,7 @@ def test_dict_loaders_and_data_modules(tmp_path):
     module = DataModule()
     found = bb.assess(network, module, **where)
     loaders = module.train_dataloader(), module.test_dataloader()
-    again = bb.assess(
-        network, *loaders, calibration=module.val_dataloader(), output="logits", **where, draws=4, no_figures=True
-    )
+    again = bb.assess(network, *loaders, calibration=module.val_dataloader(), **where)
     assert found.metrics == again.metrics
     plain = [(torch.stack([each["pixel_values"] for each in data]), torch.stack([each["labels"] for each in data]))
              for data in (_dict_data(128, 0), _dict_data(120, 2), _dict_data(80, 1))]  # fmt: skip

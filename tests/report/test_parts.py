@@ -11,7 +11,6 @@ from helpers import assess_cases
 
 from batchbayes import __version__, cli
 from batchbayes._common.checks import install_command
-from batchbayes.report import parts
 from batchbayes.report.read.arrays import open_arrays
 from batchbayes.report.read.sources import example_shape, read_examples
 
@@ -27,6 +26,7 @@ def assessed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     assert cli.main(["assess", *arguments, "--out", str(folder / "report")]) == 0
     given = dict(zip(arguments[::2], arguments[1::2], strict=False))
     common = ["--model", given["--model"], "--weights", given["--weights"], "--draws", "3", "--threads", "1"]
+    common += ["--part-rows", "128"]
     return ["predict", *common, "--posterior", str(folder / "report" / "posterior.safetensors"), "--quiet"]
 
 
@@ -42,11 +42,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez_compressed(folder / "c.npz", X=x[2], features=FEATURES, other=np.zeros(ROWS))
     assess_cases.write_csv(folder / "d.csv", *assess_cases.wave(ROWS, 3))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "MOST_ROWS", 128)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -125,7 +125,7 @@ def test_networks_without_batch_norm_are_served(make):
     assert list(found.metrics) == [
         "deterministic", "temperature scaling", "4 views", "4 views + temperature", "16 views", "16 views + temperature"
     ]  # fmt: skip
-    assert found.novelty is None
+    assert found.novelty is None  # there are too few calibration examples
     assert set(found.rows["novelty"]) == {""}
 
 
@@ -274,3 +274,32 @@ def test_the_filters_of_the_caller_count(action):
         else:
             assert any("most test examples" in note for note in bb.assess(network(), x, (x, y), **FEW).caveats)
     assert not caught
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_what_changes_of_the_data_would_do(task, tmp_path):
+    torch.manual_seed(0)
+    if task == "classification":
+        model, (x, y), train = network(), assess_cases.blobs(240, 1), assess_cases.blobs(300, 0)[0]
+    else:
+        x, y, train = torch.randn(240, 3), torch.randn(240, 1), torch.randn(300, 3)
+        model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).eval()
+    found = bb.assess(model, train, (x, y), changes=True, out=tmp_path / "out", **FEW | {"no_figures": False})
+    each = found.facts["changes"]["each"]
+    assert {change["name"] for change in each} == {"as it is", "noise", "shift", "scale"}
+    if task == "classification":
+        first, shifted = each[0], next(c for c in each if (c["name"], c["strength"]) == ("shift", 1.0))
+        assert shifted["network"] > first["network"] + 0.1
+        assert shifted["adapted"] < shifted["network"] - 0.05
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "When your data changes" in page
+    assert "forward passes of single examples" in page
+    assert (tmp_path / "out" / "figures" / "changes.png").exists()
+
+
+def test_changes_need_batch_norm_and_are_off_by_default():
+    x, y = assess_cases.blobs(240, 1)
+    plain = nn.Sequential(nn.Linear(x.shape[1], 3)).eval()
+    found = bb.assess(plain, x[:100], (x[100:], y[100:]), changes=True, **FEW)
+    assert "expected a network with batch normalisation" in found.terms["When your data changes"]
+    assert "changes" not in bb.assess(network(), x[:100], (x[100:], y[100:]), **FEW).facts

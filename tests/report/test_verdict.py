@@ -15,6 +15,7 @@ from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.compare.honesty import Honesty, Trust, class_honesty, worst_group
 from batchbayes.report.compare.intervals import Intervals, Kind, Reach
+from batchbayes.report.compare.pixels import PixelSums
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.result import flag_threshold, scores_for_limit
 from batchbayes.report.words.classification import (
@@ -283,6 +284,39 @@ def test_intervals_that_miss_and_guesses_are_called_so():
     guess = values(1, scale=30.0)
     assert guess["headline"].startswith("It is no better than guessing")
     assert guess["What to do next"].startswith("Do not use it yet")
+
+
+def test_noise_that_depends_on_one_column_is_named_with_what_helps():
+    random = generator(0, "column")
+    targets, age = 10 * torch.randn(2000, 1, generator=random), torch.rand(2000, generator=random)
+    errors = (0.4 + 1.2 * (age > 0.8)[:, None]) * torch.randn(2000, 1, generator=random)
+    rows = {"source": ["test"] * 2000, "flag": [0] * 2000, "novelty": [0.5] * 2000}
+    middle, width = targets + errors, float(errors.abs().quantile(0.9))
+    ends, plain = (middle - width, middle + width), Intervals((Reach(Kind.PLAIN, (), (width,), (width,)),))
+    record = Findings(rows, [SimpleNamespace(metrics={})], NETWORK, targets, errors, plain, ends, ends, {"age": age},
+                      None, quantities("load", None, 1), None, 2000)  # fmt: skip
+    said = value_verdict(record).sentences["Can its intervals be believed?"]
+    assert "They are too narrow where age is " in said
+    assert "Mondrian" in said
+    assert "groups=" in said
+
+
+def test_a_class_of_pixels_that_is_too_sure_is_named():
+    """Class 1 says 90 % and is right in half of the pixels. Images are counted: pixels of one are all alike."""
+    sums, random = PixelSums(2, None), generator(0, "pixels")
+    for image in range(60):
+        log_probs = torch.tensor([[0.9, 0.1], [0.1, 0.9]]).log()[torch.randint(0, 2, (1, 8, 8), generator=random)]
+        best = log_probs.argmax(-1)
+        right = torch.where(best == 1, torch.tensor(image % 2 == 0), torch.rand(1, 8, 8, generator=random) < 0.9)
+        nothing = torch.zeros(1, 8, 8)
+        cells = {"log_probs": log_probs, "entropy": nothing, "mutual_information": nothing}
+        sums.add(SimpleNamespace(num_samples=1, drawn=None, **cells), torch.where(right, best, 1 - best))
+    sky, road = sums.class_groups(["sky", "road"])
+    assert abs(sky.gap) < 0.02
+    assert (road.said, road.held) == (pytest.approx(0.9), pytest.approx(0.5, abs=0.02))
+    assert road.error == pytest.approx(0.5 / 60**0.5, rel=0.1)
+    assert sky.error < road.error / 5
+    assert "where it says “road”" in told_group(worst_group([sky, road]))
 
 
 def test_units_come_from_the_name_or_the_option():

@@ -349,7 +349,8 @@ def test_a_stop_cuts_nobody_off_and_logs_are_json(process):
     [
         (["nowhere.onnx"], "nowhere.onnx"),
         ([__file__], "an .onnx file that bb.export wrote"),
-        (["{table}", "--port", "99999"], "an address that is free"),
+        (["{table}", "--port", "99999"], "a port from 0 to 65535"),
+        (["{table}", "--host", "192.0.2.1"], "an address that is free"),
         (["{table}", "--drift", "{table}"], "damaged"),
     ],
 )

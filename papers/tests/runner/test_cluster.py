@@ -106,7 +106,8 @@ def test_a_driver_whose_scheduler_is_gone_ends_in_words(tmp_path: Path) -> None:
         driver = cluster.driver(*arguments, "--data-dir", str(tmp_path), RECONNECT_SECONDS=1.0)
         wait_for_units(tmp_path, 3, driver)
         cluster.scheduler.kill()
-        assert driver.wait(30) == 2
+        until(lambda: len(cluster.driver_log.read_text().splitlines()) == 2, seconds=30)
+        assert driver.wait(120) == 2
     said = cluster.driver_log.read_text().splitlines()
     assert len(said) == 2
     assert said[0].startswith("The scheduler was lost. Waiting for it for at most 1 s: start `dask scheduler`")

@@ -41,7 +41,7 @@ TICK_SECONDS = 0.5
 RESTARTS = 2
 """How often killed workers are replaced."""
 ALLOWED_FAILURES = 10
-"""How many workers of a local cluster may die while they do the same piece of work."""
+"""How many workers of a local cluster may die while they do the same piece of work; or, anywhere, all workers."""
 LOOPBACK = "127.0.0.1"
 PACKAGES = ("batchbayes", "torch")
 """What workers must have in the version of the driver, besides Python."""
@@ -88,6 +88,10 @@ def find_cluster(cluster: str | None, scheduler_file: Path | None) -> Cluster | 
     return Cluster(None if local else cluster, scheduler_file, int(local[1]) if local else 0)
 
 
+class _NotGivenError(Exception):
+    """A worker has not yet got what it needs for its work."""
+
+
 @dataclass
 class _Task:
     """Work that is not done: the pickled call, the future of dask, and the workers that may do it."""
@@ -95,6 +99,8 @@ class _Task:
     call: bytes
     remote: Any = None
     workers: frozenset[str] = frozenset()
+    losses: int = 0
+    """How often all of these workers have ended. Dask counts anew whenever work is submitted."""
 
 
 class ClusterWorkers(Workers):
@@ -245,7 +251,14 @@ class ClusterWorkers(Workers):
         """Submit the work that no present worker may do."""
         for future, task in list(self._tasks.items()):
             if self._workers and (task.remote is None or not task.workers & self._workers.keys()):
-                task.workers, call = frozenset(self._workers), (_caller(), self._name, task.call)
+                task.losses += task.remote is not None
+                if task.losses > ALLOWED_FAILURES and self._tasks.pop(future, None):
+                    future.set_exception(BrokenExecutor(f"{task.losses} times all workers ended that could do it"))
+                    continue
+                task.workers, call = (
+                    frozenset(self._workers),
+                    (_caller(), self._name if self._given is not None else "", task.call),
+                )
                 task.remote = self._client.submit(*call, pure=False, workers=list(task.workers))
                 task.remote.add_done_callback(partial(self._ended, future))
 
@@ -259,8 +272,10 @@ class ClusterWorkers(Workers):
         try:
             result = remote.result(CONNECT_SECONDS)
         except Exception as error:
-            if remote.status != "error" and isinstance(error, OSError | CancelledError):
-                task.remote = None  # no scheduler, or no worker that has the result
+            # No scheduler, or no worker that has the result, or a worker that was started again at the same address.
+            lost = remote.status != "error" and isinstance(error, OSError | CancelledError)
+            if lost or isinstance(error, _NotGivenError):
+                task.remote = None
             elif self._tasks.pop(future, None):
                 future.set_exception(BrokenExecutor(str(error)) if isinstance(error, KilledWorker) else error)
         else:
@@ -326,12 +341,14 @@ def _caller() -> Callable[[str, bytes], Any]:
     def call(name: str, content: bytes) -> Any:
         from distributed.protocol.pickle import loads
 
-        from batchbayes._common.cluster import _GIVEN, _ONE_AT_A_TIME
+        from batchbayes._common.cluster import _GIVEN, _ONE_AT_A_TIME, _NotGivenError
         from batchbayes._common.machine import single_threaded
 
         with _ONE_AT_A_TIME, single_threaded():
+            if name and name not in _GIVEN:
+                raise _NotGivenError
             fn, args, kwargs = loads(content)
-            return fn(*args, **kwargs) if name not in _GIVEN else fn(_GIVEN[name], *args, **kwargs)
+            return fn(*([_GIVEN[name]] if name else []), *args, **kwargs)
 
     return call
 

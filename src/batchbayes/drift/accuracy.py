@@ -33,6 +33,7 @@ EXAMPLES = 128
 WINDOW = 64
 """The window size at which they are adapted to."""
 STRENGTHS = (1 / 3, 2 / 3, 1.0)
+BISECTIONS = 24
 ALIKE = 5
 """Purposeful drifts that set the threshold of sets together."""
 
@@ -62,28 +63,28 @@ class Confidence:
     scores: Tensor
     """1 - probability of the true class, for each drift, (J, m)."""
 
-    def temperature_of(self, logits: Tensor) -> float:
-        """Return the temperature at which adapted logits (n, K) of a window are as sure as they are right."""
+    def temperature_of(self, logits: Tensor) -> Tensor:
+        """Return the temperature at which adapted logits (n, K) of a window are as sure as they are right.
+
+        No step depends on a number in Python, so that an exported file has them too.
+        """
+        logits = logits.double()
         sure = _logit(_mean_confidence(logits, self.temperature))
-        expected = float(torch.sigmoid(self.intercept + self.slope * sure))
-        low, high = -5.0, 5.0
-        for _ in range(40):
-            middle = (low + high) / 2
-            is_too_sure = float(_mean_confidence(logits, math.exp(middle))) > expected
-            low, high = (middle, high) if is_too_sure else (low, middle)
-        return math.exp(low)
+        expected = torch.sigmoid(self.intercept + self.slope * sure)
+        low = torch.full_like(expected, -5.0)
+        for step in range(BISECTIONS):
+            middle = low + 5.0 / 2**step
+            low = torch.where(_mean_confidence(logits, middle.exp()) > expected, middle, low)
+        return low.exp()
 
     def probs(self, logits: Tensor) -> Tensor:
         """Return calibrated probabilities (n, K) of a window."""
-        return (logits / self.temperature_of(logits)).softmax(1)
+        return (logits / self.temperature_of(logits).to(logits)).softmax(1)
 
     def estimate(self, adapted: Tensor, answers: Tensor) -> Estimate:
         """Return how often the answers (n,) are right, by adapted logits (n, K)."""
-        return self.around(float(self.probs(adapted).gather(1, answers[:, None]).mean()), len(answers))
-
-    def around(self, value: float, count: int) -> Estimate:
-        """Return the estimate that a mean probability of `count` answers stands for."""
-        margin = 2 * math.sqrt(self.error**2 + (value * (1 - value) + 1 / count) / count)
+        value = float(self.probs(adapted).gather(1, answers[:, None]).mean())
+        margin = 2 * math.sqrt(self.error**2 + (value * (1 - value) + 1 / len(answers)) / len(answers))
         return Estimate(value, max(0.0, value - margin), min(1.0, value + margin))
 
     def sets(self, adapted: Tensor, coverage: float) -> Tensor:
@@ -95,12 +96,13 @@ class Confidence:
         return (1 - probs <= threshold) | (probs == probs.amax(1, keepdim=True))
 
 
-def _mean_confidence(logits: Tensor, temperature: float) -> Tensor:
-    return (logits.double() / temperature).softmax(-1).amax(-1).mean(-1)
+def _mean_confidence(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    return (logits / temperature).softmax(-1).amax(-1).mean(-1)
 
 
 def _logit(share: Tensor, least: float = 1e-6) -> Tensor:
-    return share.clamp(least, 1 - least).logit()
+    share = share.clamp(least, 1 - least)
+    return share.log() - (1 - share).log()
 
 
 def measure_confidence(

@@ -98,7 +98,7 @@ class Drift:
             adapted.trust,
             sure and sure.estimate(adapted.logits, adapted.logits.argmax(1)),
             sure and sure.estimate(adapted.logits, logits.argmax(1)),
-            sure and sure.temperature_of(adapted.logits),
+            sure and float(sure.temperature_of(adapted.logits)),
         )
 
     def adapt(self, window: Batches, *, inputs: Picker = None, gate: bool = True) -> BatchNormPosterior:
@@ -165,7 +165,7 @@ class Drift:
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         """Build it from what `state` returned and the user's network."""
 
-        def part(name: str) -> dict[str, Tensor]:
+        def part(name: str) -> dict[str, Any]:
             return {key.removeprefix(name): tensors[key] for key in tensors if key.startswith(name)}
 
         sight = Sight.restore(header, tensors["units"], model)

@@ -105,7 +105,7 @@ def export(
 
     With `drift=`: `drift_statistics` and `drift_class` of each input are what `Drift` and `Monitor` test (the service
     does). `adapted_probs` or `adapted_mean` is the prediction of the centre of `drift.adapt(inputs, gate=False)`, where
-    `inputs` are all of the call. The means of `expected_accuracy` and `network_accuracy` are those of `drift.report`.
+    `inputs` are all of the call. `drift.confidence` estimates the accuracy from `adapted_logits`.
 
     Args:
         posterior: any posterior whose draws are one network with other tensors, dropout masks or ready views. The

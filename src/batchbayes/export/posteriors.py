@@ -293,12 +293,12 @@ class Detector(Watched):
         super().__init__(detector.sight, network)
         self._parts = replace(detector, gaussian=_in_order(detector.gaussian)).parts
         self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
-        self._calibration, self._weight = detector.calibration_scores.double(), detector.weight  # (m,)
+        self._calibration = detector.calibration_scores.double()  # (m,)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the share of ordinary inputs that are at least as unusual, (N,)."""
         found = self._surprise(self._parts(*self._see(inputs))[0])
-        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + self._weight * found[:, 1:].mean(1)
+        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
         at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
         return ((1 + at_least) / (len(self._calibration) + 1)).float()
 
@@ -336,7 +336,7 @@ class Drifted(Watched):
         moments = {name: tensor.contiguous() for name, tensor in vars(drift.moments).items() if name[0] != "_"}
         self._moments, self._gaussian = ClassMoments(**moments), _in_order(drift.ordinary.gaussian)
         self._moments._unmixing  # noqa: B018  # computed here, because a file cannot invert a matrix
-        self._confidence, self._finish = drift.confidence, finish
+        self._is_labelled, self._finish = drift.confidence is not None, finish
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         """Return outputs of the file by name."""
@@ -345,10 +345,8 @@ class Drifted(Watched):
         outputs = adapt_to(self._traced, self._moments, inputs).logits
         found = self._finish(outputs.float())
         shown = {new: found[old] for old, new in ADAPTED.items() if old in found}
-        if self._confidence is not None:
-            probs, answers = self._confidence.probs(outputs), (outputs.argmax(1), logits.argmax(1))
-            right = (probs.gather(1, each[:, None])[:, 0].float() for each in answers)
-            shown |= dict(zip(("expected_accuracy", "network_accuracy"), right, strict=True))
+        if self._is_labelled:
+            shown["adapted_logits"] = outputs.float()
         return {"drift_statistics": rows, "drift_class": classes, **shown}
 
 

@@ -15,8 +15,8 @@ from batchbayes.posterior import Posterior
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """The network, the data and the options of an assessment."""
+class Request:
+    """What a method gets from an assessment: the network, the data and the options."""
 
     model: nn.Module
     train: Any
@@ -79,14 +79,14 @@ class Candidate:
     """How many views a draw averages; 0 without views. The assessment sets it."""
 
 
-def find_candidates(methods: Sequence[Method], setting: Setting) -> list[Candidate]:
+def find_candidates(methods: Sequence[Method], request: Request) -> list[Candidate]:
     """Fit every method, and return what is to be compared, the simplest first."""
     found: list[Candidate] = []
     for method in methods:
         if method.candidates:
-            found += resolve(method.candidates)(method, setting)
+            found += resolve(method.candidates)(method, request)
         else:
-            found.append(Candidate(method, method(setting.model, setting.train)))
+            found.append(Candidate(method, method(request.model, request.train)))
     return sorted(found, key=lambda candidate: candidate.rank)
 
 

@@ -31,7 +31,7 @@ from batchbayes.network.inputs import Whole
 from batchbayes.posterior import Header, Posterior
 
 if TYPE_CHECKING:
-    from batchbayes.methods.candidates import Candidate, Setting
+    from batchbayes.methods.candidates import Candidate, Request
     from batchbayes.methods.table import Method
 
 CHANNELWISE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout
@@ -204,11 +204,11 @@ def _hidden(module: nn.Module) -> list[str]:
     return [f"{name or 'the network'} ({type(layer).__name__}, p {layer.dropout:g})" for name, layer in each]
 
 
-def dropout_candidates(method: "Method", setting: "Setting") -> "list[Candidate]":
+def dropout_candidates(method: "Method", request: "Request") -> "list[Candidate]":
     """Return what an assessment compares: the network with its dropout on."""
     from batchbayes.methods.candidates import Candidate
 
-    return [Candidate(method, mc_dropout(setting.model), rank=1)]
+    return [Candidate(method, mc_dropout(request.model), rank=1)]
 
 
 def has_dropout(model: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from batchbayes.errors import BatchbayesError, unknown_name
 if TYPE_CHECKING:
     from torch import nn
 
-    from batchbayes.methods.candidates import Candidate, Setting
+    from batchbayes.methods.candidates import Candidate, Request
     from batchbayes.posterior import Posterior
 
 
@@ -36,7 +36,7 @@ class Method:
     """Kind of its posterior in files."""
     posterior: "str | type[Posterior]"
     """Class of its posterior."""
-    candidates: "str | Callable[[Method, Setting], list[Candidate]] | None" = None
+    candidates: "str | Callable[[Method, Request], list[Candidate]] | None" = None
     """Makes the variants that an assessment compares. By default there is one: `fit(model, batches)`."""
     applies: "str | Callable[[nn.Module], bool] | None" = None
     """Says of a network whether an assessment compares the method without being asked. None: only if it is named."""
@@ -109,7 +109,7 @@ def register(
     *,
     label: str,
     about: str,
-    candidates: "Callable[[Method, Setting], list[Candidate]] | None" = None,
+    candidates: "Callable[[Method, Request], list[Candidate]] | None" = None,
 ) -> Method:
     """Add a method of your own to the table, under the name of the function that fits it.
 

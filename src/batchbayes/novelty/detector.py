@@ -5,8 +5,8 @@ Mahalanobis distance of its statistics at all layers that are watched (see `stat
 examples of the class that the network predicts. *Does it look like any class?* There are two answers: the energy of the
 logits, $-\log \sum_k e^{f_k}$ (Liu et al., NeurIPS 2020), and how much more likely the known classes make its
 statistics. Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score is the
-surprise of the first question plus 1.4 times the mean surprise of the second, as in Fisher's combination of p-values.
-So one question cannot hide what the other one sees.
+surprise of the first question plus the mean surprise of the second, as in Fisher's combination of p-values. So one
+question cannot hide what the other one sees.
 
 **What the training examples can support.** With fewer than one example for five statistics, the distance is that of the
 means over the channels of each layer: three numbers a layer. With fewer than ten examples for a class, classes have no
@@ -59,8 +59,6 @@ FINE, LAYER_SHRINKAGE = 5, 0.01
 """Statistics for each example of the fit, at most, for a distance of single channels; shrinkage of that of layers."""
 FEWEST_OF_CLASS = 10
 """Examples of the fit for each class, on average, that centres of classes need."""
-CLASS_WEIGHT = 1.4
-"""What the surprise of the logits and classes counts, beside that of the distance."""
 
 _SCORES = ("ordinary_parts", "ordinary_sites", "calibration_scores")
 
@@ -97,8 +95,6 @@ class Novelty:
     """Scores of the examples that p-values are calibrated on, (m,)."""
     held_out: bool
     """Whether those are data that the network was not trained on."""
-    weight: float = 1.0
-    """What the other parts of the score count, beside the distance."""
     coarse: ClassGaussian | None = None
     """Describes the mean statistics of each layer, if examples were too few for a distance of all statistics."""
     whole: Whole | None = None
@@ -140,7 +136,7 @@ class Novelty:
             raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
         parts, sites = torch.cat([own[0] for own, _ in found]), torch.cat([own[1] for own, _ in found])
         looked = joined([own[2]._replace(names=names, inputs=looks) for own, (names, looks) in found])
-        score = _score(self.ordinary_parts, parts, self.weight)
+        score = _score(self.ordinary_parts, parts)
         at_site, site = surprise(self.ordinary_sites, sites).max(1)
         names = tuple(self.sight.places[index].name for index in site.tolist())
         return NoveltyReport(score, conformal_p_value(self.calibration_scores, score), names, (-at_site).exp()), looked
@@ -199,7 +195,7 @@ class Novelty:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a header of JSON values, and tensors, for `save`."""
-        header = self.sight.header() | {"rest": self.gaussian.rest, "held_out": self.held_out, "weight": self.weight}
+        header = self.sight.header() | {"rest": self.gaussian.rest, "held_out": self.held_out}
         tensors = {name: getattr(self, name) for name in _SCORES} | {"units": self.sight.units}
         tensors |= {name: getattr(self.gaussian, name) for name in GAUSSIAN}
         return header | {
@@ -215,7 +211,7 @@ class Novelty:
         if not gaussian.mean.shape == gaussian.std.shape == gaussian.centres[0].shape == (sight.size,):
             raise ValueError(f"a mean of shape {tuple(gaussian.mean.shape)} for {sight.size} statistics")
         scores = (tensors[name] for name in _SCORES)
-        found = cls(sight, gaussian, *scores, held_out=header["held_out"], weight=header.get("weight", 1.0))
+        found = cls(sight, gaussian, *scores, held_out=header["held_out"])
         if "whole.summary" not in tensors:
             return found
         whole = Whole.restore(tensors, header["seed"])
@@ -292,7 +288,7 @@ def novelty(
                 "may flag two or three times as many new inputs as the level says. Pass data that the network was not "
                 "trained on as calibration=; no targets are needed."
             )
-        scores = _score(parts, detector.parts(statistics[rest], logit_rows[rest])[0], CLASS_WEIGHT)
+        scores = _score(parts, detector.parts(statistics[rest], logit_rows[rest])[0])
         usual = looked(rest)
     else:
         report, usual = replace(detector, calibration_scores=torch.zeros(1))._report(calibration, inputs, None)
@@ -321,7 +317,7 @@ def _fitted(sight: Sight, statistics: Tensor, logits: Tensor, held_out: bool) ->
     layers = fit_gaussian(means, torch.zeros_like(classes), 1, LAYER_SHRINKAGE)
     nothing = torch.empty(0)
     coarse = layers if is_coarse else None
-    return Novelty(sight, gaussian, nothing, nothing, nothing, held_out, CLASS_WEIGHT, coarse), layers
+    return Novelty(sight, gaussian, nothing, nothing, nothing, held_out, coarse), layers
 
 
 def _collect(
@@ -373,7 +369,7 @@ def predicted_classes(logits: Tensor) -> Tensor:
     return logits.argmax(1) if logits.shape[1] else logits.new_zeros(logits.shape[0], dtype=torch.long)
 
 
-def _score(ordinary: Tensor, parts: Tensor, weight: float) -> Tensor:
-    """Return the surprise of the distance plus the weighted mean surprise of the other parts."""
+def _score(ordinary: Tensor, parts: Tensor) -> Tensor:
+    """Return the surprise of the distance plus the mean surprise of the other parts."""
     found = surprise(ordinary, parts)
-    return found[:, 0] if found.shape[1] == 1 else found[:, 0] + weight * found[:, 1:].mean(1)
+    return found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)

@@ -86,7 +86,7 @@ def fit_gaussian(
     left = float(z.double().square().sum() / len(z) - values.sum()) / max(1, size - len(values))
     rest = (1 - shrinkage) * max(0.0, left) + shrinkage
     scale = (1 / rest - 1 / ((1 - shrinkage) * values + shrinkage)).clamp_min(0).sqrt()
-    return ClassGaussian(mean, std, vectors * scale.float(), centres, rest)
+    return ClassGaussian(mean, std, (vectors * scale.float()).contiguous(), centres, rest)  # as files hold them
 
 
 def _leading(z: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -153,7 +153,8 @@ def boxes_figure(
                 panel.add_patch(Rectangle((x1, middle - reach), x2 - x1, 2 * reach, color=colour, alpha=0.35, lw=0))
             panel.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, lw=0.4 + 1.4 * share, color=colour))
             name = str(kind) if names is None else names[int(kind)].replace("$", r"\$")
-            panel.text(x1, y1, f"{name} {score:.2f}", color=colour, fontsize=7.5, va="bottom")
+            plate = {"facecolor": "white", "alpha": 0.75, "pad": 0.6, "lw": 0}
+            panel.text(x1, y1 - 0.8, f"{name} {score:.2f}", color=colour, fontsize=7.5, va="bottom", bbox=plate)
         panel.set_axis_off()
         return panel.figure
 

@@ -245,6 +245,7 @@ class PredictOptions(RunOptions):
         metavar="DIR",
     )
     parquet: bool = option("beside --parts: part-00000.parquet and so on (needs pyarrow)", default=False)
+    part_rows: int = option("most rows of a part (65536)", default=2**16, type=positive, metavar="N")
     cluster: str | None = option(
         "make --parts on a dask cluster: tcp://HOST:PORT of its scheduler, or local:N to start N workers here. "
         "The network and the posterior are sent once to each worker; --input and --model must be found there",

@@ -37,8 +37,8 @@ from batchbayes.report.write import NOVELTY, parquet_bytes, print_rows, write_js
 PLAN, POSTERIOR, WEIGHTS = "parts.json", "posterior.safetensors", "weights-"
 PARQUET_PLAN = f"_{PLAN}"
 """Programs that read a folder of Parquet files leave out what begins so."""
-PART_NUMBERS, MOST_ROWS = 2**22, 2**16
-"""Largest number of input numbers (16 MiB) and of rows of a part. It has at least the rows that are read together."""
+PART_NUMBERS = 2**22
+"""Largest number of input numbers of a part (16 MiB). It has at least the rows that are read together."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def predict_parts(options: PredictOptions, cluster: Cluster | None = None) -> li
     """Make all parts that are not in the folder yet. Return all parts."""
     assert options.parts is not None
     folder, predictor = options.parts, Predictor.load(options)
-    parts = cut_into_parts(find_sources(options.input), predictor, ".parquet" if options.parquet else ".csv")
+    suffix = ".parquet" if options.parquet else ".csv"
+    parts = cut_into_parts(find_sources(options.input), predictor, options.part_rows, suffix)
     _start(folder, parts, options, predictor.notes)
     missing = [part for part in parts if not (folder / part.file).exists()]
     warned: set[str] = set()
@@ -107,13 +108,13 @@ def find_sources(inputs: Sequence[str]) -> list[Path]:
     return found
 
 
-def cut_into_parts(sources: Sequence[Path], predictor: Predictor, suffix: str = ".csv") -> list[Part]:
+def cut_into_parts(sources: Sequence[Path], predictor: Predictor, most_rows: int, suffix: str) -> list[Part]:
     """Return the parts of all sources. The batches inside of them are those in which a whole file is read."""
     ranges: list[tuple[Path, range]] = []
     for source in sources:
         with noted_warnings(quiet=True):  # they come again when the parts are read
             size, *shape = example_shape(source, predictor.reading)
-        rows = min(MOST_ROWS, PART_NUMBERS // max(1, math.prod(shape)))
+        rows = min(most_rows, PART_NUMBERS // max(1, math.prod(shape)))
         rows = max(1, rows // READ_SIZE) * READ_SIZE
         ranges += [(source, range(start, min(start + rows, size))) for start in range(0, size, rows)]
     return [

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from batchbayes import __version__
 from batchbayes.errors import BatchbayesError
-from batchbayes.serve.model import ACCURACIES, ADAPTED, STATISTICS, Found, OnnxFile
+from batchbayes.serve.model import ADAPTED, LOGITS, STATISTICS, Found, OnnxFile
 
 if TYPE_CHECKING:
     from batchbayes.drift.accuracy import Estimate
@@ -26,8 +26,6 @@ AFRESH = 64
 POINTS = 400
 """Of a curve. If there are more, every other one is left out, so that a curve of any length has its whole past."""
 PAGE = Path(__file__).parent / "page.html"
-WHOSE = {"expected_accuracy": "adapted", "network_accuracy": "as it is"}
-"""Which network an output is about."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 P_VALUES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -119,17 +117,21 @@ class Watcher:
 
     def _look(self) -> None:
         """Test the latest window, and say how accurate the network is on it."""
-        drift, names = self.monitor.drift, [*STATISTICS, *(name for name in ACCURACIES if name in self._file.outputs)]
-        values = self.monitor.window.numpy()
-        found = self._file.run(values, names)
-        p_value, class_p_value, sites = drift.ordinary.evidence(_sample(values, found)[1], drift.widths)
-        sure, ordered = drift.confidence, [drift.sight.places[k].name for k in sites.argsort(descending=True).tolist()]
-        estimates = {n: sure.around(float(found[n].mean()), len(values)) for n in ACCURACIES if sure and n in found}
+        drift, values = self.monitor.drift, self.monitor.window.numpy()
+        found = self._file.run(values, [*STATISTICS, *([LOGITS] if drift.confidence else [])])
+        _, sample = _sample(values, found)
+        p_value, class_p_value, sites = drift.ordinary.evidence(sample, drift.widths)
+        ordered = [drift.sight.places[k].name for k in sites.argsort(descending=True).tolist()]
+        estimates = {}
+        if drift.confidence:
+            logits = _tensor(found[LOGITS]).double()
+            answers = {"adapted": logits.argmax(1), "as it is": sample.classes}
+            estimates = {whose: drift.confidence.estimate(logits, each) for whose, each in answers.items()}
         self.look = Look(p_value, class_p_value, ordered, estimates)
         for what, value in (("inputs", p_value), ("classes", class_p_value)):
             self._metrics.p_value.labels(what).set(value)
         for name, estimate in estimates.items():
-            self._metrics.accuracy.labels(WHOSE[name]).set(estimate.value)
+            self._metrics.accuracy.labels(name).set(estimate.value)
 
     def adapted(self, values: np.ndarray) -> tuple[Found, int]:
         """Return predictions that are adapted to these rows and the latest ones before them, and the number of both.
@@ -150,11 +152,15 @@ def adapted(file: OnnxFile, values: np.ndarray, window: np.ndarray) -> tuple[Fou
 
 def _sample(values: np.ndarray, found: Found) -> tuple[Any, Any]:
     """Return inputs and their statistics as a monitor takes them."""
-    import torch
-
     from batchbayes.drift.windows import Sample
 
-    return torch.tensor(values), Sample(*(torch.tensor(found[name]) for name in STATISTICS))
+    return _tensor(values), Sample(*(_tensor(found[name]) for name in STATISTICS))
+
+
+def _tensor(values: np.ndarray) -> Any:
+    import torch
+
+    return torch.tensor(values)
 
 
 def read_monitor(path: Path, false_alarms: float) -> "Monitor":
@@ -217,7 +223,7 @@ def _told(watcher: Watcher) -> dict[str, str]:
         facts["alarms after examples"] = ", ".join(f"{at:,}" for at in watch.alarms[-5:])
     if look:
         for name, estimate in look.accuracies.items():
-            facts[f"expected accuracy, network {WHOSE[name]}"] = str(estimate)
+            facts[f"expected accuracy, network {name}"] = str(estimate)
         facts["latest window: p-value of inputs, of classes"] = f"{look.p_value:.3f}, {look.class_p_value:.3f}"
         facts["layers where most is seen"] = ", ".join(look.sites[:3])
     return facts

@@ -23,9 +23,9 @@ DTYPES = {"tensor(float)": "f4", "tensor(double)": "f8", "tensor(float16)": "f2"
 TABLES = ("columns", "targets", "classes")
 """Notes of a file that are JSON."""
 STATISTICS = ("drift_statistics", "drift_class")
-ACCURACIES = ("expected_accuracy", "network_accuracy")
+LOGITS = "adapted_logits"
 ADAPTED = ("adapted_probs", "adapted_mean")
-"""Outputs that depend on all rows of a call, as accuracies do. Other outputs depend on their own row alone."""
+"""Outputs that depend on all rows of a call, as these logits do. Other outputs depend on their own row alone."""
 SHOWN = 10
 """Names in a sentence."""
 
@@ -58,7 +58,7 @@ class OnnxFile:
             raise BatchbayesError("an .onnx file that bb.export wrote", got, "export it again") from error
         self.digest = hashlib.sha256(content).hexdigest()
         self.outputs = [output.name for output in self._session.get_outputs()]
-        self.answers = [name for name in self.outputs if name not in (*STATISTICS, *ACCURACIES, *ADAPTED)]
+        self.answers = [name for name in self.outputs if name not in (*STATISTICS, LOGITS, *ADAPTED)]
         self._columns: list[dict[str, Any]] = self.notes.get("columns", [])
         self._path_only = onnxruntime.RunOptions()
         self._path_only.only_execute_path_to_fetches = True  # most calls need no adapted prediction

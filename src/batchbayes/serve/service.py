@@ -164,6 +164,9 @@ class Service:
         if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, f"expected Content-Type: application/json that is not compressed, got {kind}")
         parts, count, most = [], 0, self.limits.num_bytes
+        long = RequestError(413, f"expected at most {most} bytes, got more: send fewer rows in a request")
+        if int(request.headers.get("content-length", 0)) > FORGOTTEN * most:
+            raise long
         try:
             async with asyncio.timeout(self.limits.seconds):
                 async for part in request.stream():
@@ -175,7 +178,7 @@ class Service:
         except TimeoutError as error:
             raise RequestError(408, f"the request did not arrive within {self.limits.seconds:g} seconds") from error
         if count > most:
-            raise RequestError(413, f"expected at most {most} bytes, got more: send fewer rows in a request")
+            raise long
         return b"".join(parts)
 
     async def health(self, _: Request) -> Response:
@@ -290,10 +293,12 @@ def build_server(
 ) -> tuple[Server, str]:  # fmt: skip
     """Return a server for a file that listens already, and its address. Port 0 takes any that is free."""
     service = Service(OnnxFile(path, threads), path.name, limits or Limits(), drift, false_alarms)
+    if not 0 <= port < 2**16:
+        raise BatchbayesError("a port from 0 to 65535", f"{port}", "choose another --port")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise BatchbayesError("an address that is free", f"{host}:{port}: {error}", "choose another --port") from error
     shown = f"[{host}]" if ":" in host else host
     return Server(service, listening, drain), f"http://{shown}:{listening.getsockname()[1]}"

@@ -216,7 +216,7 @@ class Uncertain(BaseEstimator):
                 got="fewer",
                 fix="train on more rows, or lower num_folds",
             )
-        found = self.detector_.p_value(inputs).numpy()
+        found = self.detector_.p_value(inputs, whole=False).numpy()
         for rows in self.columns_.unknown(self._fitting(X)).values():
             found = np.where(rows, 0.0, found)
         return found

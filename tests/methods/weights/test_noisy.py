@@ -168,12 +168,12 @@ def test_training_follows_attributes_and_modes_and_keeps_no_activations():
 
 
 def test_an_assessment_can_compare_it():
-    from batchbayes.methods.candidates import Setting
+    from batchbayes.methods.candidates import Request
     from batchbayes.methods.table import find_method, resolve
 
     method = find_method("variational")
-    setting = Setting(network(), data(), data(2), bb.categorical(), num_samples=4, tuning_samples=4, seed=0)
-    (candidate,) = resolve(method.candidates)(method, setting)
+    request = Request(network(), data(), data(2), bb.categorical(), num_samples=4, tuning_samples=4, seed=0)
+    (candidate,) = resolve(method.candidates)(method, request)
     assert isinstance(candidate.posterior, bb.WeightsPosterior)
     assert candidate.method is method
 

@@ -138,7 +138,7 @@ def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: Colla
     as_trained, smallest = fitted(batch_size), min(config.batch_sizes)
     own = measure(bb.deterministic(network), 1, seed, data)
     detector = bb.novelty(network, data.train[0], num_examples=NOVELTY_EXAMPLES, seed=seed)
-    unusual = bb.metrics.ood_auroc(detector.score(data.test[0]), detector.score(data.strange))
+    unusual = bb.metrics.ood_auroc(detector.score(data.test[0]), detector.score(data.strange, whole=False))
     rows = [CollapseRow(seed, batch_size, loss, DETERMINISTIC, None, None, **own, auroc_novelty=unusual)]
     posteriors = {AS_TRAINED: as_trained, TUNED: tuned(as_trained)}
     if batch_size > smallest:

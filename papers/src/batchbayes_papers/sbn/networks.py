@@ -246,4 +246,4 @@ def variant_probabilities(
 def novelty_auroc(network: nn.Module, data: SbnData) -> float:
     """Return how well the novelty of one pass tells unknown from known images."""
     detector = bb.novelty(network, scaled(data.train[0][:NOVELTY_EXAMPLES]))
-    return bb.metrics.ood_auroc(detector.score(data.known[0]), detector.score(data.unknown))
+    return bb.metrics.ood_auroc(detector.score(data.known[0]), detector.score(data.unknown, whole=False))

@@ -12,7 +12,7 @@ from batchbayes.errors import BatchbayesWarning
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import all_sites
 from batchbayes.methods.batchnorm.tune_batch_size import TunedBatchSize, tune_batch_size
-from batchbayes.methods.candidates import Candidate, Setting, TuningCurve, cross_fitted_gain
+from batchbayes.methods.candidates import Candidate, Request, TuningCurve, cross_fitted_gain
 from batchbayes.methods.table import Method
 from batchbayes.network.batches import spread_evenly
 from batchbayes.network.function import as_network
@@ -23,14 +23,14 @@ def has_batch_norm(model: nn.Module) -> bool:
     return bool(all_sites(as_network(model).module))
 
 
-def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
+def batch_norm_candidates(method: Method, request: Request) -> list[Candidate]:
     """Fit the method, tune its batch size on calibration data, and return both posteriors."""
-    options: dict[str, Any] = {"num_samples": setting.num_samples, "seed": setting.seed, "center": setting.center}
-    if setting.batch_size is not None:
-        options["batch_size"] = setting.batch_size
-    trained = method(setting.model, setting.train, **options)
+    options: dict[str, Any] = {"num_samples": request.num_samples, "seed": request.seed, "center": request.center}
+    if request.batch_size is not None:
+        options["batch_size"] = request.batch_size
+    trained = method(request.model, request.train, **options)
     assert isinstance(trained, BatchNormPosterior)
-    tuned, linearity = _tune(trained, setting)
+    tuned, linearity = _tune(trained, request)
     curve = TuningCurve(tuned.curve.batch_sizes, -tuned.curve.values, tuned.batch_size, trained.batch_size)
     return [
         Candidate(
@@ -38,7 +38,7 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
             trained,
             rank=1,
             variant=f"M = {trained.batch_size:g}",
-            settings={"batch_size": trained.batch_size, "center": setting.center},
+            settings={"batch_size": trained.batch_size, "center": request.center},
         ),
         Candidate(
             method,
@@ -46,28 +46,28 @@ def batch_norm_candidates(method: Method, setting: Setting) -> list[Candidate]:
             rank=2,
             variant=f"M = {number(tuned.batch_size)}",
             tuned=True,
-            settings={"batch_size": tuned.batch_size, "center": setting.center},
+            settings={"batch_size": tuned.batch_size, "center": request.center},
             curve=curve,
             linearity=linearity,
-            tuning_gain=_gain(tuned, setting),
+            tuning_gain=_gain(tuned, request),
         ),
     ]
 
 
-def _gain(tuned: TunedBatchSize, setting: Setting) -> Tensor:
+def _gain(tuned: TunedBatchSize, request: Request) -> Tensor:
     """Return by how much the tuning favours each calibration example, measured in the linear family of the tuning."""
-    gain = cross_fitted_gain(tuned.curve.examples, setting.folds, setting.seed)
-    whole = torch.zeros(sum(len(inputs) for inputs, _ in setting.calibration), dtype=gain.dtype)
+    gain = cross_fitted_gain(tuned.curve.examples, request.folds, request.seed)
+    whole = torch.zeros(sum(len(inputs) for inputs, _ in request.calibration), dtype=gain.dtype)
     whole[spread_evenly(len(whole), len(gain))] = gain  # the tuning may have used a selection
     return whole
 
 
-def _tune(trained: BatchNormPosterior, setting: Setting) -> tuple[TunedBatchSize, Linearity]:
+def _tune(trained: BatchNormPosterior, request: Request) -> tuple[TunedBatchSize, Linearity]:
     """Tune the batch size. Also return how far the network is linear in its statistics, as tuning takes it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BatchbayesWarning)  # the report says it in its own words
         tuned = tune_batch_size(
-            trained, setting.calibration, setting.likelihood, num_samples=setting.tuning_samples, seed=setting.seed
+            trained, request.calibration, request.likelihood, num_samples=request.tuning_samples, seed=request.seed
         )
-    inputs = torch.cat([inputs for inputs, _ in setting.calibration])
+    inputs = torch.cat([inputs for inputs, _ in request.calibration])
     return tuned, measure_linearity(tuned.posterior, inputs, num_draws=8, max_examples=32, seed=0)

@@ -25,7 +25,7 @@ from batchbayes._common.progress import progress
 from batchbayes._common.rng import normals
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood, require_likelihood
-from batchbayes.methods.candidates import Candidate, Setting
+from batchbayes.methods.candidates import Candidate, Request
 from batchbayes.methods.laplace.curvature import (
     MATRICES,
     FullCurvature,
@@ -270,8 +270,8 @@ def _held_out_loss(
     return exact if isinstance(likelihood, Gaussian) else by_draws
 
 
-def laplace_candidates(method: Method, setting: Setting) -> list[Candidate]:
+def laplace_candidates(method: Method, request: Request) -> list[Candidate]:
     """Return what an assessment compares: the last layer with a prior that suits calibration data."""
-    posterior = method(setting.model, setting.train, setting.likelihood, held_out=setting.calibration)
+    posterior = method(request.model, request.train, request.likelihood, held_out=request.calibration)
     assert isinstance(posterior, LaplacePosterior)
     return [Candidate(method, posterior, rank=2, settings={"prior_precision": posterior.prior_precision})]

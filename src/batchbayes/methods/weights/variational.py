@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 from batchbayes._common.checks import whole_number
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical, TargetLikelihood, categorical, require_likelihood
-from batchbayes.methods.candidates import Candidate, Setting
+from batchbayes.methods.candidates import Candidate, Request
 from batchbayes.methods.table import Method
 from batchbayes.methods.weights.family import Family
 from batchbayes.methods.weights.mean_field import MeanField
@@ -264,9 +264,9 @@ def variational(
     return random.posterior()
 
 
-def variational_candidates(method: Method, setting: Setting) -> list[Candidate]:
+def variational_candidates(method: Method, request: Request) -> list[Candidate]:
     """Return what an assessment compares: the network after ten epochs with mean-field weights."""
-    size = getattr(setting.train, "size", None)  # data that an assessment has read tells it so
+    size = getattr(request.train, "size", None)  # data that an assessment has read tells it so
     options = {"num_examples": size} if isinstance(size, int) else {}
-    fitted = method(setting.model, setting.train, likelihood=setting.likelihood, seed=setting.seed, **options)
+    fitted = method(request.model, request.train, likelihood=request.likelihood, seed=request.seed, **options)
     return [Candidate(method, fitted)]

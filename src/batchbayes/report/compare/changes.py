@@ -89,14 +89,17 @@ def _written(case: Case, value: float) -> str:
 
 def _words(case: Case, changes: Sequence[Changed]) -> str:
     first, *others = changes
-    worst, count = max(others, key=lambda change: change.network), min(EXAMPLES, len(case.test.rows()))
+    worst, count = (
+        max(others, key=lambda change: (change.network, change.adapted)),
+        min(EXAMPLES, len(case.test.rows())),
+    )
     own, adapted = (sum(getattr(c, key) for c in others) / len(others) for key in ("network", "adapted"))
     what = "error" if case.task == "regression" else "share of wrong answers"
     return (
         f"{len(others)} changes were made to {count} test examples. The {what} of the network goes from "
         f"{_written(case, first.network)} to {_written(case, own)} on average, and to {_written(case, worst.network)} "
         f"at worst ({worst.name}). If the network is adapted to {WINDOW} changed examples at a time, without labels, "
-        f"these are {_written(case, adapted)} and {_written(case, worst.adapted)}. `bb.drift` notices such changes and "
+        f"these are {_written(case, adapted)} and {_written(case, worst.adapted)}. bb.drift notices such changes and "
         f"adapts to them. This took about {PASSES * len(changes) * count:,} forward passes of single examples."
     )
 
@@ -112,6 +115,7 @@ def _figure(case: Case, changes: Sequence[Changed]) -> Figures:
             panel.plot(ends[1], place, "D", color=BLUE, mfc="white", label="" if place else "adapted")
         panel.set_yticks(range(len(changes)), [f"{c.name} {c.strength:.1f}" if c.strength else c.name for c in changes])
         panel.invert_yaxis()
+        panel.set_xlim(left=0)
         panel.set_xlabel("root mean square error" if scale == 1 else "wrong answers, %")
         panel.legend(frameon=False, fontsize=8)
     caption = "What changes of the data do to the network, and to the network that is adapted to them without labels."

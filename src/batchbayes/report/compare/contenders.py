@@ -18,7 +18,7 @@ from batchbayes._common.rng import GlobalStream
 from batchbayes.engines.linear import Drawn
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import TargetLikelihood
-from batchbayes.methods.candidates import Candidate, Setting, find_candidates
+from batchbayes.methods.candidates import Candidate, Request, find_candidates
 from batchbayes.methods.deterministic import deterministic
 from batchbayes.methods.samples.weight_samples import weight_samples
 from batchbayes.methods.table import METHODS
@@ -173,7 +173,7 @@ def compared_candidates(
     rows = spread_evenly(total, tuning_examples)  # data is often in the order of classes, or of time
     some = case.calibration if len(rows) == total else case.calibration.some(rows.tolist())
     draws = settings.draws or DRAWS
-    setting = Setting(
+    request = Request(
         model=case.network,
         train=case.train.batches,
         calibration=[(inputs, targets) for inputs, targets in some if targets is not None],
@@ -185,7 +185,7 @@ def compared_candidates(
         center=settings.center,
         folds=FOLDS,
     )
-    tuned = [_with_gains_of_all(each, rows, total) for each in find_candidates(case.methods, setting)]
+    tuned = [_with_gains_of_all(each, rows, total) for each in find_candidates(case.methods, request)]
     network = Candidate(METHODS["deterministic"], deterministic(case.network), rank=0)
     alone = [network, *_ensemble(case), *tuned]
     alone = [replace(each, sizes=(num_draws(each.posterior, draws),)) for each in alone]

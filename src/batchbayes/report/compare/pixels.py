@@ -12,11 +12,14 @@ from batchbayes.engines.linear import Drawn
 from batchbayes.predict import predict_stream
 from batchbayes.predictive import CategoricalPredictive
 from batchbayes.report.compare.contenders import Contender, drawing
+from batchbayes.report.compare.honesty import By, Group
 from batchbayes.report.compare.rows import image_cells, single_images
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import Examples
 
 KEYS = ("loss", "brier", "wrong", "confidence", "entropy", "information")
+FEWEST_IMAGES = 10
+"""A class that was predicted in fewer images is not judged by itself."""
 
 
 class PixelSums:
@@ -36,6 +39,9 @@ class PixelSums:
         """How the draws were made."""
         self.num_samples = 0
         self._pixels: list[int] = []
+        self._by_class: list[Tensor] = []
+        """Of each image, the number of pixels that were predicted as each class, and the sums of their confidence and
+        of right ones, (3, K)."""
 
     def add(self, seen: CategoricalPredictive, labels: Tensor) -> None:
         """Add one image (1, H, W) with its labels. At least one of its pixels must count."""
@@ -53,6 +59,9 @@ class PixelSums:
         truth = log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         brier = probs.square().sum(-1) - 2 * truth.exp() + 1
         self._pixels.append(len(labels))
+        sums = torch.stack([torch.ones_like(wrong), probs.amax(-1), ~wrong]).double()  # (3, pixels)
+        none = torch.zeros(3, log_probs.shape[-1], dtype=torch.float64)
+        self._by_class.append(none.index_add_(1, log_probs.argmax(-1), sums))
         for key, values in zip(KEYS, (-truth, brier, wrong, probs.amax(-1), entropy, information), strict=True):
             self.images[key].append(float(values.double().mean()))
 
@@ -68,6 +77,21 @@ class PixelSums:
         """Return the mean of a quantity over the counted pixels of all images."""
         pixels = torch.tensor(self._pixels, dtype=torch.float64)
         return float((self.per_image(key) * pixels).sum() / pixels.sum())
+
+    def class_groups(self, names: Sequence[Any]) -> list[Group]:
+        """Return what was said about the pixels of each predicted class, and what was right.
+
+        Pixels of one image depend on each other, so images are what a standard error counts.
+        """
+        found, sums = [], torch.stack(self._by_class, 1)  # (3, N, K)
+        for name, (counts, said, right) in zip(names, sums.unbind(2), strict=False):
+            images, total = int((counts > 0).sum()), float(counts.sum())
+            if images >= FEWEST_IMAGES:
+                shares = float(said.sum()) / total, float(right.sum()) / total
+                residuals = said - right - (shares[0] - shares[1]) * counts
+                error = float(residuals.square().sum().sqrt()) / total
+                found.append(Group(By.CLASS, str(name), 0.0, 0.0, images, *shares, error))
+        return found
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the tables."""

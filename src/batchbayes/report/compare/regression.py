@@ -60,6 +60,8 @@ COLUMNS = (
     ),
     MetricColumn("conformal_width", "Width", "lower", 3, "mean width of conformal 90 % intervals", group=INTERVALS),
 )  # fmt: skip
+JOINT = MetricColumn("joint_nll", "Joint NLL", "lower", 3, "of all outputs of an example together, in nats")
+"""Shown for several outputs."""
 STRANGE_COLUMNS = (
     MetricColumn(
         "ood_auroc", "AUROC", "higher", 3, "how well the spread tells strange from test inputs", group=STRANGE
@@ -107,7 +109,7 @@ def assess_regression(case: Case) -> Assessment:
     verdict = value_verdict(findings)
     return Assessment(
         case=case,
-        columns=(*COLUMNS, *(STRANGE_COLUMNS if case.ood else ())),
+        columns=(*COLUMNS, *((JOINT,) if truth.shape[1] > 1 else ()), *(STRANGE_COLUMNS if case.ood else ())),
         contenders=contenders,
         choice=choice,
         verdict=verdict.sentences,
@@ -214,6 +216,8 @@ def _metrics(seen: Seen[GaussianPredictive], targets: Tensor, held_out: Tensor) 
         "sharpness": metrics.sharpness(test.std),
         **_normalised(seen, crps, -losses, targets, held_out),
     }
+    if targets[0].numel() > 1:
+        found["joint_nll"] = metrics.mean_score(-test.joint_log_prob(targets))
     for level in LEVELS:
         summary = metrics.interval_summary(*test.interval(level), targets)
         found[f"coverage_{level * 100:.0f}"] = summary.coverage

@@ -17,7 +17,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.metrics import rank_correlation
 from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
-from batchbayes.report.compare.honesty import LARGE, SMALL, Group, shared_groups, worst_group
+from batchbayes.report.compare.honesty import LARGE, SMALL, By, Group, shared_groups, worst_group
 from batchbayes.report.compare.intervals import LEVEL, Intervals, Kind, fifths_of
 from batchbayes.report.compare.rows import Rows
 from batchbayes.report.read.examples import Examples
@@ -92,6 +92,16 @@ def quantities(name: str | None, units: Sequence[str] | None, outputs: int) -> l
     if outputs == 1:
         return [Quantity(base or "target", each[0])]
     return [Quantity(f"{base or 'output'} {i}", unit) for i, unit in enumerate(each, start=1)]
+
+
+OFFERS = {
+    By.PREDICTION: ' Intervals by groups of the predictions, or scaled by their spread (intervals="groups" or '
+    '"spread", --intervals) follow this better if there is enough calibration data.',
+    By.COLUMN: " No interval that depends on the prediction alone can follow this. What helps is a network that "
+    "predicts its own spread (bb.heteroscedastic_gaussian), or intervals for each group of that column (Mondrian): "
+    "UncertainRegressor().fit(X, y, groups=...).",
+}
+"""What helps where intervals are too narrow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +276,7 @@ def _told_group(group: Group | None, quantity: Quantity) -> str:
         return ""
     return (
         f" They are too narrow {place(group, quantity.unit)}: of 100 true values {of_100(group.held)} fell into theirs "
-        f"there{give_or_take(group.error)}."
+        f"there{give_or_take(group.error)}.{OFFERS.get(group.by, '')}"
     )
 
 

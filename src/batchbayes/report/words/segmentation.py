@@ -8,7 +8,7 @@ from batchbayes._common.text import count, number, percent
 from batchbayes.metrics import RiskCoverage
 from batchbayes.report.compare.compare import Choice
 from batchbayes.report.compare.contenders import Contender
-from batchbayes.report.compare.honesty import VAGUE, Honesty, Trust, image_honesty
+from batchbayes.report.compare.honesty import VAGUE, Honesty, Trust, image_honesty, worst_group
 from batchbayes.report.compare.pixels import PixelSums
 from batchbayes.report.compare.rows import Rows
 from batchbayes.report.result import FEWEST
@@ -18,6 +18,7 @@ from batchbayes.report.words.classification import (
     guess_sentence,
     shared_terms,
     told_alone,
+    told_group,
 )
 from batchbayes.report.words.shared import ASIDE, DOUBT, Verdict, few_errors, honest_words, numbers, of_100, too_few
 
@@ -45,6 +46,7 @@ def image_verdict(
         return Verdict(too_few(len(wrong), "test image", 20), is_usable=False)
     totals = chosen.seen.confusion.counts.sum(1).tolist()
     names = class_names or range(len(totals))
+    text += told_group(worst_group(chosen.seen.class_groups(names)))
     counts = Counter({str(name): total for name, total in zip(names, totals, strict=False) if total})
     guess = guess_sentence(counts, accuracy, error, chosen.metrics["nll"], "pixel")
     sentences = {

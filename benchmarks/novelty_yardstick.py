@@ -1,0 +1,110 @@
+"""Novelty on far sets, on near sets, and on near images that took no part in any choice, beside its peers.
+
+    python benchmarks/novelty_yardstick.py DATA_FOLDER KEEP_FOLDER [--depth 20] [--depth 32]
+
+The unseen near set: images of the ImageNet sample at 32 pixels whose classes are not among those of CIFAR-10 (the rule
+is in `seen.unlike_cifar10`). Settings were chosen on ResNet-20; ResNet-32 reports. With pytorch-ood 0.4.0 installed,
+its detectors join, fitted to the same 8,000 training images. What one pass shows of the images
+is kept in KEEP_FOLDER.
+"""
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from batchbayes_papers.data.cifar10 import load_cifar10, standardise
+from batchbayes_papers.data.folder import data_file
+from batchbayes_papers.models.pretrained import cifar_resnet
+from seen import (
+    Score,
+    Seen,
+    aurocs,
+    baselines,
+    imagenet_sample,
+    kept,
+    novelty_score,
+    see,
+    table,
+    unlike_cifar10,
+    watched,
+)
+from torch import Tensor, nn
+from unseen import NEAR, unseen_sets
+
+from batchbayes.tools import generator
+
+IMAGENET = "ImageNet sample"
+
+
+def image_sets(folder: str) -> dict[str, Tensor]:
+    """Return training, test and unseen images as bytes, by name."""
+    images, others = load_cifar10("train", folder)[0], load_cifar10("test", folder)[0]
+    chosen = torch.randperm(len(images), generator=generator(0, "training images"))[:8000]
+    sample, names = imagenet_sample(folder)
+    small = F.interpolate(sample.float(), size=(32, 32), mode="bilinear", antialias=True, align_corners=False)
+    small = small.round().clamp(0, 255).byte()[unlike_cifar10(names)]
+    known = {"train": images[chosen], "test": others[7000:9000]}
+    return known | unseen_sets(folder, others[9000:10000]) | {IMAGENET: small}
+
+
+def peers(last: nn.Linear, train: Seen, labels: Tensor) -> dict[str, Score]:
+    """Return the detectors of pytorch-ood that work on last features or logits, if it is there."""
+    if importlib.util.find_spec("pytorch_ood") is None:
+        return {}
+    # Skips a part of torchvision that fails beside another build of torch. The detectors do not use it.
+    sys.modules["torchvision._meta_registrations"] = ModuleType("skipped")
+    from pytorch_ood.detector import ASH, KNN, MaxSoftmax, ReAct, ViM
+
+    head = nn.Sequential(nn.Flatten(), last)
+    kinds = {"KNN": KNN(None), "ViM": ViM(None, 32, last.weight, last.bias)}
+    for detector in kinds.values():
+        detector.to("cpu")
+        detector.fit_features(train.features, labels)
+    found: dict[str, Score] = {
+        name: lambda seen, detector=detector: detector.predict_features(seen.features)
+        for name, detector in kinds.items()
+    }
+    maps = lambda seen: seen.features[:, :, None, None]  # noqa: E731
+    threshold = float(train.features.flatten()[:: max(1, train.features.numel() // 10**6)].quantile(0.9))
+    react = ReAct(nn.Identity(), head, threshold=threshold)
+    ash = ASH(nn.Identity(), head, percentile=0.65)
+    found["ReAct"] = lambda seen: react.predict(maps(seen))
+    found["ASH"] = lambda seen: ash.predict(maps(seen))
+    found["MSP"] = lambda seen: MaxSoftmax.score(seen.logits)
+    return {f"pytorch-ood {name}": score for name, score in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("keep", type=Path)
+    parser.add_argument("--depth", type=int, action="append")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    images, labels = load_cifar10("train", options.folder)
+    labels = labels[torch.randperm(len(images), generator=generator(0, "training images"))[:8000]]
+    for depth in options.depth or (20, 32):
+        weights = data_file(f"weights/resnet{depth}_cifar10_akamaster.safetensors", options.folder)
+        network = cifar_resnet(depth, weights)
+        sight = watched(network, standardise(images[:2]))
+
+        def make(network: nn.Module = network, sight=sight) -> dict[str, Seen]:
+            sets = image_sets(options.folder)
+            return {name: see(sight, network.linear, map(standardise, each.split(85))) for name, each in sets.items()}
+
+        seen = kept(options.keep / f"resnet{depth}.pt", make)
+        train, known = seen.pop("train"), seen.pop("test")
+        scores = {"novelty": novelty_score(sight, train)} | baselines(train) | peers(network.linear, train, labels)
+        far = [name for name in seen if name not in (*NEAR, IMAGENET)]
+        print(f"\n## ResNet-{depth}\n")
+        groups = {"far": far, "near": [*NEAR, IMAGENET]}
+        table({name: aurocs(score, known, seen) for name, score in scores.items()}, groups)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Novelty on networks with norms of every kind or none, and of whole batches."""
+
+import importlib
+import math
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import batchbayes as bb
+from batchbayes.export.posteriors import Detector
+from batchbayes.network.function import as_network
+from batchbayes.novelty.detector import FEWEST_OF_CLASS, FINE
+from batchbayes.novelty.scores import generalised_entropy
+from batchbayes.novelty.statistics import FLOOR, layer_means, watch_any
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the p-values are calibrated on training examples", "ignore:novelty. the .* inputs together are unlike"
+)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Layer norm over the channels of images, as timm and ConvNeXt have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class OwnRMSNorm(nn.Module):
+    """A norm that is no module of torch, as in language models."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def images(norm: nn.Module | None) -> nn.Module:
+    layers = [nn.Conv2d(2, 4, 3, padding=1), *([norm] if norm else []), nn.ReLU(), nn.Conv2d(4, 6, 3)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+
+
+def tokens(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), norm, nn.GELU(), nn.Linear(8, 8), nn.Flatten(), nn.Linear(40, 3))
+
+
+IMAGE, SEQUENCE = (2, 8, 8), (5, 3)
+CASES = {
+    "GroupNorm": (lambda: images(nn.GroupNorm(2, 4)), IMAGE, {"1": 1}),
+    "InstanceNorm": (lambda: images(nn.InstanceNorm2d(4)), IMAGE, {"1": 1}),
+    "LayerNorm2d": (lambda: images(LayerNorm2d(4)), IMAGE, {"1": 1}),
+    "LayerNorm of maps": (lambda: images(nn.LayerNorm([4, 8, 8])), IMAGE, {"1": 1}),
+    "LayerNorm": (lambda: tokens(nn.LayerNorm(8)), SEQUENCE, {"1": 2}),
+    "RMSNorm": (lambda: tokens(nn.RMSNorm(8)), SEQUENCE, {"1": 2}),
+    "own RMSNorm": (lambda: tokens(OwnRMSNorm(8)), SEQUENCE, {"1": 2}),
+    "none": (lambda: images(None), IMAGE, {"0": 1, "2": 1, "6": 1}),
+    "none, table": (lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), (4,), {"0": 1, "2": 1}),
+}
+"""Networks, the shape of an input, and the layers that are watched with the axis of their channels."""
+
+
+def built(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    torch.manual_seed(0)
+    build, shape, _ = CASES[name]
+    return build().eval(), shape
+
+
+def inputs(count: int, shape: tuple[int, ...], seed: int = 1) -> Tensor:
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def naive_statistics(h: Tensor, axis: int, unit: Tensor) -> list[float]:
+    """The statistics of one example, in plain loops over its channels, in float64."""
+    channels = h.double().movedim(axis - 1, 0).reshape(h.shape[axis - 1], -1)
+    means, seconds, variances = [], [], []
+    for values, mean, std in zip(channels, *unit.double(), strict=True):
+        scaled = [(float(value) - float(mean)) / float(std) for value in values]
+        z = sum(scaled) / len(scaled)
+        means.append(z)
+        seconds.append(math.log(sum(v * v for v in scaled) / len(scaled) + FLOOR))
+        variances.append(math.log(sum((v - z) ** 2 for v in scaled) / len(scaled) + FLOOR))
+    return means + seconds + variances if h.ndim > 1 else means
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_statistics_equal_a_naive_version_at_the_layers_that_are_named(name):
+    network, shape = built(name)
+    reference, x = inputs(50, shape), inputs(4, shape, 2)
+    sight = watch_any(as_network(network), reference, None)
+    assert {place.name: place.axis for place in sight.places} == CASES[name][2]
+    seen: dict[str, list[Tensor]] = {place.name: [] for place in sight.places}
+    for place in sight.places:
+        network.get_submodule(place.name).register_forward_pre_hook(
+            lambda _, args, place=place: seen[place.name].append(args[0].detach())
+        )
+    with torch.no_grad():
+        network(reference), network(x)
+    found, start = sight(x)[0], 0
+    for place, unit in zip(sight.places, sight.units.split([p.channels for p in sight.places], 1), strict=True):
+        ordinary, h = seen[place.name][:2]  # the hooks run in our pass as well
+        values = ordinary.double().movedim(place.axis, 0).flatten(1)
+        torch.testing.assert_close(unit.double()[0], values.mean(1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(unit.double()[1], values.var(1, correction=0).sqrt(), rtol=1e-4, atol=1e-5)
+        expected = torch.tensor([naive_statistics(row, place.axis, unit) for row in h])
+        torch.testing.assert_close(found[:, start : start + place.size], expected, rtol=1e-3, atol=1e-3)
+        start += place.size
+    assert start == found.shape[1] == sight.size
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_strange_inputs_are_found_and_files_and_threads_agree(name, tmp_path):
+    network, shape = built(name)
+    detector = bb.novelty(network, inputs(400, shape), calibration=inputs(200, shape, 2))
+    ordinary, strange = inputs(200, shape, 3), inputs(20, shape, 4) * 6 + 9
+    assert detector.p_value(strange).max() <= 0.02
+    assert float(detector.flag(ordinary, 0.1).double().mean()) == pytest.approx(0.1, abs=0.1)
+    bb.save(detector, tmp_path / "novelty")
+    again = bb.load(tmp_path / "novelty", network)
+    first, second = detector.report(strange), again.report(strange)
+    assert torch.equal(first.score, second.score)
+    assert first.batch == second.batch
+    assert repr(again) == repr(detector)
+    scores: list[Tensor] = []
+    threads = [threading.Thread(target=lambda: scores.append(detector.score(ordinary, whole=False))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(score, detector.score(ordinary, whole=False)) for score in scores)
+    exported = Detector(detector, detector.sight.network)(ordinary)
+    torch.testing.assert_close(exported.double(), detector.p_value(ordinary), rtol=0, atol=0.02)
+
+
+def test_a_file_is_refused_by_a_network_with_other_layers(tmp_path):
+    network, shape = built("GroupNorm")
+    bb.save(bb.novelty(network, inputs(100, shape)), tmp_path / "novelty")
+    other = nn.Sequential(*network[:2], nn.ReLU(), nn.GroupNorm(2, 4), *network[3:])
+    with pytest.raises(bb.BatchbayesError, match=r"an unknown layer 3 of class GroupNorm"):
+        bb.load(tmp_path / "novelty", other)
+
+
+def test_layers_that_are_gone_are_refused_in_words():
+    network, shape = built("LayerNorm")
+    detector = bb.novelty(network, inputs(100, shape))
+    network[1] = nn.Identity()
+    with pytest.raises(bb.BatchbayesError, match="the norm layers that the detector was fitted to; got none at 1"):
+        detector.score(inputs(3, shape))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_units_do_not_need_a_large_first_batch(size):
+    network, shape = built("none, table")
+    data = inputs(128, shape)
+    whole, parts = (bb.novelty(network, each) for each in (data, list(data.split(size))))
+    torch.testing.assert_close(whole.sight.units, parts.sight.units, rtol=1e-4, atol=1e-5)
+
+
+def test_generalised_entropy_and_means_of_layers_by_definition():
+    logits = inputs(3, (130,)).double() * 3
+    for row, found in zip(logits, generalised_entropy(logits), strict=True):
+        p = sorted((math.exp(float(v)) / sum(math.exp(float(w)) for w in row) for v in row), reverse=True)
+        terms = sorted(((q * (1 - q)) ** 0.1 for q in p), reverse=True)
+        assert float(found) == pytest.approx(sum(terms[:100]))
+    network, shape = built("none")
+    sight = watch_any(as_network(network), inputs(50, shape), None)
+    z, start, expected = inputs(2, (sight.size,)), 0, []
+    for place in sight.places:
+        for _ in range(place.size // place.channels):
+            part = z[:, start : start + place.channels]
+            expected.append(part.mean(1))
+            start += place.channels
+        if not place.positions:
+            expected.append((part.square().mean(1) + FLOOR).log())
+    torch.testing.assert_close(layer_means(sight.places, z), torch.stack(expected, 1))
+
+
+def test_classes_and_statistics_that_the_reference_cannot_support():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(2, 60, 3), nn.GroupNorm(4, 60), nn.ReLU(), nn.Conv2d(60, 60, 1), nn.GroupNorm(4, 60)
+    )
+    network = nn.Sequential(*network, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(60, 30)).eval()
+    few, many = (bb.novelty(network, inputs(count, IMAGE), calibration=inputs(60, IMAGE, 2)) for count in (80, 600))
+    assert few.sight.size > FINE * 60
+    assert few.coarse is not None
+    assert many.coarse is None
+    assert 450 >= FEWEST_OF_CLASS * 30 > 60
+    assert (few.ordinary_parts.shape[1], many.ordinary_parts.shape[1]) == (2, 3)
+    assert (len(few.gaussian.centres), len(many.gaussian.centres)) == (1, 30)
+    x = inputs(5, IMAGE, 3)
+    statistics, logits = few.sight(x)
+    parts = few.parts(statistics, logits)[0]
+    y = few.coarse.standardise(layer_means(few.sight.places, few.gaussian.standardise(statistics))).double()
+    covariance = (
+        torch.eye(y.shape[1]).double() / few.coarse.rest
+        - few.coarse.directions.double() @ few.coarse.directions.double().T
+    )
+    torch.testing.assert_close(parts[:, 0], ((y @ covariance) * y).sum(1), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(parts[:, 1], generalised_entropy(logits))
+    assert "in means" in repr(few)
+    assert few.p_value(x * 8).max() < 0.05
+
+
+def test_a_reference_that_is_too_small_is_told():
+    layers = [layer for _ in range(12) for layer in (nn.Conv2d(8, 8, 1), nn.GroupNorm(1, 8))]
+    network = nn.Sequential(nn.Conv2d(2, 8, 1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1)).eval()
+    with pytest.warns(
+        bb.BatchbayesWarning, match=r"30 examples are few .* 12 layers .* at least 144 training examples"
+    ):
+        bb.novelty(network, inputs(40, IMAGE), calibration=inputs(40, IMAGE, 2))
+
+
+@pytest.mark.filterwarnings("error:novelty")
+def test_a_batch_that_was_prepared_in_another_way_is_told_in_words():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    network = nn.Sequential(*network, nn.Flatten(), nn.Linear(8, 3))
+    colours = torch.tensor([0.2, 0.0, -0.2]).view(3, 1, 1)
+
+    def photographs(count: int, seed: int) -> Tensor:
+        own = inputs(count, (3, 1, 1), seed)
+        return 0.5 * own + colours + 0.5 * inputs(count, (3, 10, 10), seed + 1000)
+
+    network(photographs(400, 1))
+    network.eval()
+    detector = bb.novelty(network, photographs(600, 2), calibration=photographs(300, 3))
+    told = [detector.report(photographs(32, seed)).batch for seed in range(10, 30)]
+    assert all("look like ordinary ones" in str(batch) for batch in told)
+    assert detector.report(photographs(15, 5)).batch is None
+    assert detector.report(photographs(32, 5), whole=False).batch is None
+    for strange, word in ((0.5 * photographs(32, 6) + 0.5, "contrast|spread"), (photographs(32, 7).flip(1), "channel")):
+        with pytest.warns(bb.BatchbayesWarning, match=f"32 inputs together are unlike .* ({word}).* order of channels"):
+            report = detector.report(strange)
+        assert report.batch is not None
+        assert report.batch.is_unusual
+
+
+def test_p_values_of_ordinary_batches_are_not_too_small():
+    """Over 40 fits, each with one new batch, at most 5 % + four standard errors have a p-value of 5 % or less."""
+    network, _ = built("none, table")
+    small = []
+    for seed in range(40):
+        detector = bb.novelty(network, inputs(120, (4,), 3 * seed), calibration=inputs(100, (4,), 3 * seed + 1))
+        small.append(detector.report(inputs(20, (4,), 3 * seed + 2)).batch.p_value <= 0.05)
+    assert sum(small) / 40 <= 0.05 + 4 * (0.05 * 0.95 / 40) ** 0.5
+
+
+def test_the_postprocessor_for_openood(monkeypatch):
+    """Beside a stand-in for OpenOOD's base class, with batches as its loaders have them."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    NoveltyPostprocessor = importlib.import_module("examples.openood_postprocessor").NoveltyPostprocessor  # noqa: N806
+
+    network, shape = built("GroupNorm")
+    loaders = {"train": [{"data": x, "label": 0} for x in inputs(200, shape).split(50)]}
+    loaders["val"] = [{"data": inputs(100, shape, 2), "label": 0}]
+    postprocessor, x = NoveltyPostprocessor(None), torch.cat([inputs(20, shape, 3), inputs(20, shape, 4) * 6 + 9])
+    with pytest.raises(bb.BatchbayesError, match="setup"):
+        postprocessor.postprocess(network, x)
+    postprocessor.setup(network, loaders, None)
+    classes, confidence = postprocessor.postprocess(network, x)
+    assert torch.equal(classes, network(x).argmax(1))
+    assert confidence[:20].min() > confidence[20:].max()
+    assert postprocessor.detector is not None
+    assert len(postprocessor.detector.calibration_scores) == 100
