@@ -52,8 +52,9 @@ QUICK = [
 ]  # fmt: skip
 
 
-SHARE = 1e-5
-"""How far answers may differ, in units of the spread of the targets."""
+SHARE, OF_LAPLACE = 1e-5, 2e-5
+"""How far answers may differ, in units of the spread of the targets; and for exact draws of last-layer Laplace, whose
+weights of up to 200 almost cancel, so that the last digits of float32 features count."""
 
 
 def case_of(task, winner, engine):
@@ -147,7 +148,8 @@ def test_one_answer_everywhere(task, winner, engine, tmp_path):
     if task in ("regression", "two_outputs"):
         for i, spread in enumerate(targets.std(0).tolist()):
             for name in ("mean", "std", "epistemic_std", "lower", "upper"):
-                units[f"{name}{('', '_2')[i]}"] = SHARE * spread
+                share = OF_LAPLACE if (winner, engine) == ("laplace", "sample") else SHARE
+                units[f"{name}{('', '_2')[i]}"] = share * spread
     table = assess_cases.rows_in(tmp_path / "report" / "predictions.csv")
     session = onnxruntime.InferenceSession(tmp_path / "network.onnx", providers=["CPUExecutionProvider"])
     outputs = session.run(None, {"input": inputs.numpy()})
