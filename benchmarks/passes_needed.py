@@ -1,6 +1,6 @@
 """How many passes of a network mutual information takes, at equal error: plain draws beside ways that need fewer.
 
-    python benchmarks/passes_needed.py run DATA_FOLDER OUT_FOLDER [NETWORK ...]      # a file of JSON lines for each network
+    python benchmarks/passes_needed.py run DATA_FOLDER OUT_FOLDER [NETWORK ...]      # JSON lines, a file each
     python benchmarks/passes_needed.py table OUT_FOLDER [NETWORK ...]                # tables for a page
 
 The truth is that of exact draws of all R rows of a fit, each once. The error is the root mean square over examples (or
@@ -18,8 +18,8 @@ linear                all rows by the linear engine, in one way each for classes
 linear, corrected     the same, times exact over linear of k rows (a control variate)
 linear, shifted       the same, plus exact less linear of k rows
 
-The leading axes are those that move the outputs of training examples most. A posterior measures them once, when they are
-first asked for, by a pass of a few examples for each row. No figure here has that in it.
+The leading axes are those that move the outputs of training examples most. A posterior measures them once, when they
+are first asked for, by a pass of a few examples for each row. No figure here has that in it.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -351,7 +352,7 @@ def reached(points: list[tuple[float, float]], target: float) -> float | None:
     points = sorted(points)
     if points[0][1] <= target:
         return points[0][0]
-    for (fewer, above), (more, below) in zip(points, points[1:], strict=False):
+    for (fewer, above), (more, below) in pairwise(points):
         if below <= target:
             share = math.log(above / target) / math.log(above / below)
             return round(math.exp(math.log(fewer) + share * math.log(more / fewer)), 6)
