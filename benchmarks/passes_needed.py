@@ -12,6 +12,7 @@ plain, times S/(S-1)  the same, without the bias of few draws
 antithetic            exact draws of S/2 rows and of their mirror images around the centre
 stratified rows       a row of each of S clusters, weighted by the size of the cluster
 weighted rows         S rows whose weights match mean and covariance of all rows along the leading axes
+chosen rows           S rows, without weights, chosen so that mean and covariance are near those of all rows
 balanced              S points whose mean and covariance are those of all rows along the S - 1 leading axes
 balanced, with rest   the same, and each point has what the other axes add to one row
 linear                all rows by the linear engine, in one way each for classes and maps
@@ -178,6 +179,24 @@ def spread(drawn: Tensor, weights: Tensor | None = None) -> Tensor:
     return (own - torch.special.xlogy(mean, mean).sum(-1)).clamp_min(0)
 
 
+def chosen_rows(influence: Tensor, size: int, first: int, sweeps: int = 3) -> list[int]:
+    """Choose rows whose mean and covariance, in what they do to outputs, are near those of all rows.
+
+    Rows are added one by one (kernel herding), then each is exchanged for the best one. The kernel of two rows with the
+    product g of what they do is g + g^2, so their features are what they do, and all products of two parts of it.
+    """
+    kernel = influence.double() / influence.double().diagonal().mean()
+    kernel = kernel + kernel.square()
+    wanted, rows = kernel.mean(1), [first]
+    for turn in range(size - 1 + sweeps * size):
+        if turn >= size - 1:
+            rows.pop(0)
+        away = (2 * kernel[rows].sum(0) + kernel.diagonal()) / (len(rows) + 1) - 2 * wanted
+        away[rows] = math.inf
+        rows.append(int(away.argmin()))
+    return rows
+
+
 class Run:
     """All methods on one network, with the exact draws of all rows at hand."""
 
@@ -243,6 +262,10 @@ class Run:
             used = weights > 0
             yield spread(self.pool[rows[used]], weights[used] / weights.sum())
 
+    def chosen(self, size: int) -> Iterator[Tensor]:
+        for _ in range(FROM_POOL // 2):
+            yield spread(self.pool[chosen_rows(self.posterior.influence, size, int(self.some(1)))])
+
     def balanced(self, size: int, *, with_rest: bool = False) -> Iterator[Tensor]:
         rank = size - 1
         axes, deviations = self.axes[:, :rank], self.posterior.deviations
@@ -299,6 +322,7 @@ METHODS: dict[str, Callable[[Run, int], Iterator[Tensor]]] = {
     "antithetic": Run.antithetic,
     "stratified rows": Run.stratified,
     "weighted rows": Run.weighted,
+    "chosen rows": Run.chosen,
     "balanced": Run.balanced,
     "balanced, with rest": lambda run, size: run.balanced(size, with_rest=True),
 }
