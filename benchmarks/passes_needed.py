@@ -51,8 +51,8 @@ from batchbayes.report.compare.compare import counted_passes
 
 SIZES, TARGETS, POSITIONS = (2, 4, 8, 16, 32, 64), (16, 64), 2**10
 FROM_POOL, MIRRORED, CLUSTER_AXES = 16, 32, 8
-"""Repeats of what costs no pass, rows whose mirror images are run (64 antithetic draws take all of them, so there is one
-set), and axes by which rows are put into clusters."""
+"""Repeats of what costs no pass, rows whose mirror images are run (64 antithetic draws take all of them, so there is
+one set), and axes by which rows are put into clusters."""
 MOST_POINTS, REPEATS = 32, 2
 """Points that are not rows are run anew, up to this number and this many times."""
 
