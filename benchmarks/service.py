@@ -116,8 +116,9 @@ class Load:
             while True:
                 try:
                     if connection is None or connection.sock is None:
-                        generation = self.service.number
                         connection = http.client.HTTPConnection("127.0.0.1", self.service.port, timeout=120)
+                        connection.connect()  # may wait until the next process listens
+                        generation = self.service.number
                     connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
                     response = connection.getresponse()
                     answer = json.loads(response.read())

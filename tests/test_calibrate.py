@@ -124,7 +124,7 @@ def test_reports_and_exported_files_hold_such_targets_too():
         targets = torch.randint(0, 100, (40, 1), generator=random) / 10
         intervals = compare.interval_fit(seen, targets, "auto", 0)
         assert compare._metrics(Seen(seen, seen, None, intervals), targets, targets)["conformal_coverage"] >= 0.9
-        rows = _value_columns(seen, {"intervals": intervals.to_json(), "threshold": [0.0]})
+        rows = _value_columns(seen, {"intervals": intervals.to_json(), "threshold": [0.0], "task": "regression"})
         ends = zip(rows["lower"], rounded(targets[:, 0]), rows["upper"], strict=True)
         assert sum(lower <= target <= upper for lower, target, upper in ends) >= 36
         summary = summary_of(gaussian(precision), intervals)

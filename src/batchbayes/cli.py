@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from batchbayes import __version__
+from batchbayes._common.checks import install_command
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.table import resolve
 from batchbayes.report.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions, positive, whole
@@ -222,7 +223,7 @@ def _serve(parsed: argparse.Namespace) -> None:
         run = resolve("batchbayes.serve.service:serve_command")
     except ModuleNotFoundError as error:
         packages = "onnxruntime, prometheus-client, starlette and uvicorn"
-        raise BatchbayesError(packages, f"no {error.name}", "pip install 'batchbayes[serve]'") from error
+        raise BatchbayesError(packages, f"no {error.name}", install_command("serve")) from error
     run(parsed)
 
 

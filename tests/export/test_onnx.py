@@ -78,7 +78,7 @@ def test_a_table_with_everything_inside(tmp_path):
     np.testing.assert_allclose(found["pred_mean"], predictive.mean, atol=1e-5)
     np.testing.assert_allclose(found["upper"], predictive.mean + 1.8 * predictive.std, atol=1e-5)
     np.testing.assert_allclose(found["lower"], predictive.mean - 1.8 * predictive.std, atol=1e-5)
-    p_value = detector.p_value(Standard()(new))
+    p_value = detector.p_value(Standard()(new), whole=False)
     np.testing.assert_allclose(found["novelty"], p_value, atol=1e-5)
     expected = (spread_of_draws[:, 0] > 0.1) | (p_value <= 0.02)
     assert found["flag"].tolist() == expected.tolist()

@@ -13,6 +13,7 @@ from batchbayes_papers.weights import (
     mean_propagation,
     random_labels,
     sparse_vd,
+    variance_claims,
     variance_networks,
 )
 from batchbayes_papers.weights.propagation import bits_needed
@@ -21,7 +22,7 @@ from torch import nn
 
 import batchbayes as bb
 
-MODULES = [gradient_variance, mean_propagation, mnf_uci, random_labels, sparse_vd, variance_networks]
+MODULES = [gradient_variance, mean_propagation, mnf_uci, random_labels, sparse_vd, variance_claims, variance_networks]
 
 
 @pytest.fixture(scope="module", params=MODULES, ids=lambda module: module.__name__.rpartition(".")[2])

@@ -66,3 +66,19 @@ def test_a_fit_takes_two_passes_more_than_it_has_rows_and_a_prediction_one_for_e
     assert torch.equal(answer.probs, again.probs)
     each = torch.stack([posterior.draw(0, index)(X[:5]).softmax(1) for index in range(64)])  # each row eight times
     torch.testing.assert_close(again.probs, each.mean(0))
+
+
+def test_draws_that_blur_the_answers_are_remarked():
+    """Many classes with small differences of their logits: draws that scatter little may still hide which is best."""
+    torch.manual_seed(0)
+    network = settled(nn.Sequential(nn.Linear(4, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 40)), X)
+    with torch.no_grad():
+        network[-1].weight *= 10
+        own = network(X[:64]).softmax(1)
+    with pytest.warns(bb.BatchbayesWarning, match="WARNING: on training data, the draws raise the entropy"):
+        posterior = bb.mcbn(network, X, batch_size=8)
+    drawn = bb.predict(posterior, X[:64], bb.categorical(), num_samples=64).entropy
+    assert drawn.mean() > 0.3 - torch.special.xlogy(own, own).sum(1).mean()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bb.mcbn(network, X, batch_size=100)

@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "batch-size-collapse": "batchbayes_papers.sbn.batch_size_collapse",
     "random-labels": "batchbayes_papers.weights.random_labels",
     "variance-networks": "batchbayes_papers.weights.variance_networks",
+    "variance-claims": "batchbayes_papers.weights.variance_claims",
     "mean-propagation": "batchbayes_papers.weights.mean_propagation",
     "mnf-uci": "batchbayes_papers.mcbn.mnf_uci",
     "gradient-variance": "batchbayes_papers.weights.gradient_variance",

@@ -8,14 +8,13 @@ sparse, and is trained further. A last network of each kind loses whole units in
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.methods.weights.structured import ScaledUnits
 from batchbayes.tools import Figure, GlobalStream, shuffled
 from batchbayes.training.loop import Step, supervised
 from batchbayes_papers.data.folder import DataFolder
@@ -92,7 +91,7 @@ def work(config: SparseConfig, unit: Unit, needed: Results, data_folder: DataFol
         return {**found, "sparsity": list(sparsity(posterior).values())}
     if unit.arguments["method"] == "structured":
         posterior, found = variational_result(config, name, data, bb.StructuredSparsity())
-        kept = [cast("ScaledUnits", each).is_kept for each in posterior.distributions.values()]
+        kept = [each.mean.transpose(0, 1).flatten(1).any(1) for each in posterior.distributions.values()]
         return {**found, "units": [len(each) for each in kept], "kept": [int(each.sum()) for each in kept]}
     return pruned_result(config, name, data, needed[f"{name}, sparse VD"]["sparsity"])
 

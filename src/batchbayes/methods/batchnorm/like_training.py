@@ -132,21 +132,36 @@ def drift_message(site: Site, rows: Tensor, center: str) -> str | None:
     return None
 
 
-MOST_MOVED, MOST_SPREAD = 0.3, 1.0
-"""The mean of the draws may lie this far from the network's own answer, and draws may differ this much from each other,
-in standard deviations of the network's answers over examples. A posterior beyond either has little to do with it."""
+class Moved(NamedTuple):
+    """How far draws are from the network's own answer. The unit of two is the spread of its answers over examples."""
+
+    mean: float
+    """The distance of the mean of the draws, in standard deviations."""
+    spread: float
+    """How much draws differ from each other, in standard deviations."""
+    blurred: float
+    """By how much draws raise the entropy of its answers, in nats, if these are logits."""
 
 
-def moved_message(moved: float, spread: float, center: str, batch_size: int, is_known: bool) -> str | None:
-    """Return a warning if draws lie beside the network's own answer, or scatter more than its answers do; else None.
+MOST = Moved(mean=0.3, spread=1.0, blurred=0.3)
+"""A posterior beyond any of these has little to do with the network. Measured: draws for batches of 32 raise the
+entropy of EfficientNet-lite0 by 0.51 nats, and its NLL by a tenth; those for 16 that of CIFAR ResNets by up to 0.18."""
+
+
+def moved_message(found: Moved, center: str, batch_size: int, is_known: bool) -> str | None:
+    """Return a warning if draws lie beside the network's own answer, scatter more than its answers do, or blur it.
 
     `is_known` says whether this is known to be the batch size of training.
     """
-    if moved <= MOST_MOVED and spread <= MOST_SPREAD:
+    apart = "as the network's answers lie from each other"
+    if found.mean > MOST.mean:
+        what = f"the mean of the draws lies {found.mean:.2g} times as far from the network's own answer {apart}"
+    elif found.spread > MOST.spread:
+        what = f"the draws scatter {found.spread:.2g} times as far around their mean {apart}"
+    elif found.blurred > MOST.blurred:
+        what = f"the draws raise the entropy of the network's answers by {found.blurred:.2g} nats"
+    else:
         return None
-    what = f"the draws scatter {spread:.2g} times as far around their mean"
-    if moved > MOST_MOVED:
-        what = f"the mean of the draws lies {moved:.2g} times as far from the network's own answer"
     fix = "Use batches as large as those of training, or at_batch_size."
     if center == "batches":
         fix = "Give the batches the transforms of training, or use center='running', which keeps its own answer."
@@ -154,8 +169,8 @@ def moved_message(moved: float, spread: float, center: str, batch_size: int, is_
         unknown = "The batch size of training is not known (training_batch_size=)."
         fix = f"{unknown} If it was above {batch_size}, the draws are too wide. {fix}"
     return (
-        f"WARNING: on training data, {what} as the network's answers lie from each other. Predictions by these draws "
-        f"are not those of the network, and may be much worse. {fix}"
+        f"WARNING: on training data, {what}. Predictions by these draws are not those of the network, and may be much "
+        f"worse. {fix}"
     )
 
 

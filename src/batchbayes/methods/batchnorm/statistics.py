@@ -15,6 +15,7 @@ from batchbayes.engines.linear import MOST_OUTPUTS
 from batchbayes.engines.sample import sampled_outputs
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.like_training import (
+    Moved,
     drift_message,
     is_settled,
     moved_message,
@@ -40,6 +41,8 @@ AXIS_EXAMPLES, AXIS_DRAWS = 128, 64
 """Largest numbers of examples of the first batch and of draws that show how many classes move together."""
 COMPARED = 8
 """Largest number of draws that are compared with the network's own answer."""
+FEWEST_COMPARED = 8
+"""They are compared on at least this number of examples, if a mini-batch has them."""
 
 
 class MiniBatchOptions(TypedDict, total=False):
@@ -184,7 +187,8 @@ def _posterior_from_rows(
         return plain
     moves = OutputMoves(fixed, prepared.idle, prepared.first, shape)
     posterior = plain.changed(influence=moves.influence, output_axes=moves.axes)
-    keep_examples(posterior, prepared.first, moves.kinds, are_maps=moves.are_maps)
+    if not isinstance(prepared.first, Whole):
+        keep_examples(posterior, prepared.first, moves.kinds, are_maps=moves.are_maps)
     return posterior
 
 
@@ -271,13 +275,22 @@ def _compare_with_network(prepared: Prepared, posterior: BatchNormPosterior) -> 
     if not (told_apart and all(is_settled(site) for site in prepared.sites)):
         return
     draws = min(COMPARED, len(posterior.deviations))
-    few = prepared.first[: min(32, max(2, prepared.batch_size // draws))]
-    drawn = _thinned(posterior.draw_together(0, range(draws))(few.to(posterior.device))).cpu().double()
+    few = prepared.first[: min(32, max(FEWEST_COMPARED, prepared.batch_size // draws))]
+    outputs = posterior.draw_together(0, range(draws))(few.to(posterior.device))
+    drawn, own = _thinned(outputs).cpu().double(), answers[: len(few)]
     spread = float(drawn.var(0, correction=draws > 1).mean())
-    moved = float((drawn.mean(0) - answers[: len(few)]).square().mean()) - spread / draws  # without their noise
-    found, is_known = (max(moved, 0.0) ** 0.5 / unit, spread**0.5 / unit), prepared.training_batch_size is not None
-    if message := moved_message(*found, posterior.centered_on, prepared.batch_size, is_known):
+    moved = float((drawn.mean(0) - own).square().mean()) - spread / draws  # without their noise
+    before, after = own.softmax(-1), drawn.softmax(-1).mean(0)  # if the outputs are logits
+    blurred = mean_entropy(after) - mean_entropy(before) if outputs.ndim == 3 and outputs.shape[2] > 2 else 0.0
+    found = Moved(max(moved, 0.0) ** 0.5 / unit, spread**0.5 / unit, blurred)
+    is_known = prepared.training_batch_size is not None
+    if message := moved_message(found, posterior.centered_on, prepared.batch_size, is_known):
         warn(message)
+
+
+def mean_entropy(probs: Tensor) -> float:
+    """Return the mean over examples of the entropy of probabilities (N, K), in nats."""
+    return -float(torch.special.xlogy(probs, probs).sum(-1).mean())
 
 
 def require_center(center: str | None) -> None:

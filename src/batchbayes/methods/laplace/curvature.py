@@ -169,12 +169,20 @@ class LastLayer:
         return joined(self.module).double().cpu()
 
     def with_weights(self, weights: Tensor) -> Function:
-        """Return the network with other weights (K, P) in this layer alone, also if an embedding shares its weights."""
+        """Return the network with other weights (K, P) in this layer alone, also if an embedding shares its weights.
+
+        The layer computes in float64 where the device has it: large weights may cancel.
+        """
         self.network.warn_if_changed()
-        weight, bias = weights.to(self.module.weight), None
+        own, bias = self.module.weight, None
+        weight = weights.to(own.device, own.dtype if own.device.type == "mps" else torch.float64)
         if self.module.bias is not None:
             weight, bias = weight[:, :-1].contiguous(), weight[:, -1].contiguous()
-        return partial(self.network, instead={self.name: lambda features: F.linear(features, weight, bias)})
+
+        def outputs(features: Tensor) -> Tensor:
+            return F.linear(features.to(weight.dtype), weight, bias).to(features.dtype)
+
+        return partial(self.network, instead={self.name: outputs})
 
     @torch.no_grad()
     def run(self, inputs: Any) -> tuple[Tensor, Tensor]:
