@@ -88,8 +88,12 @@ class Network:
     def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
         own = inputs.clone() if isinstance(inputs, Tensor) else inputs.map(torch.clone)  # it may be changed in place
         count = None if isinstance(own, Whole) else own.shape[0] if isinstance(own, Tensor) else len(own)
-        outputs = _checked_outputs(pick_output(call_module(module, own, tensors), self.output), count)
-        return outputs.clone()  # the next pass may overwrite them: a network may use its output tensor again
+        outputs = call_module(module, own, tensors)
+        if self.output is not None or not isinstance(outputs, Tensor):
+            outputs = pick_output(outputs, self.output)
+        return _checked_outputs(
+            outputs, count
+        ).clone()  # the next pass may overwrite them: a network may use its output tensor again
 
     @property
     def device(self) -> torch.device:
