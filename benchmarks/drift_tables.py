@@ -21,7 +21,7 @@ from torch import Tensor
 from batchbayes.drift.adapt import adapt_to
 from batchbayes.drift.detector import GATE_WINDOWS, LEVEL
 from batchbayes.drift.monitor import BINS, MOST, POWERS, bet_on, entering, rank
-from batchbayes.drift.windows import Sample
+from batchbayes.novelty.windows import Sample
 from batchbayes.tools import generator
 
 METHODS = ("network", "batch", "N = 16", "N = 64", "TENT", "drift", "drift, temperature")

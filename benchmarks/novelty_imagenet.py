@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from seen import Seen, aurocs, baselines, imagenet_sample, kept, novelty_score, see, table, watched
 from torch import Tensor, nn
 
-from batchbayes.drift.report import looks
 from batchbayes.novelty.detector import _fitted, _split
+from batchbayes.novelty.looks import looks
 from batchbayes.novelty.scores import conformal_p_value
 from batchbayes.novelty.whole import Looked, fit_whole
 from batchbayes.tools import generator

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from batchbayes import __version__
-from batchbayes._common.checks import install_command
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.table import resolve
 from batchbayes.report.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions, positive, whole
@@ -222,6 +221,8 @@ def _serve(parsed: argparse.Namespace) -> None:
     try:
         run = resolve("batchbayes.serve.service:serve_command")
     except ModuleNotFoundError as error:
+        from batchbayes._common.checks import install_command  # it brings torch
+
         packages = "onnxruntime, prometheus-client, starlette and uvicorn"
         raise BatchbayesError(packages, f"no {error.name}", install_command("serve")) from error
     run(parsed)

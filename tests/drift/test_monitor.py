@@ -10,7 +10,7 @@ import torch
 from helpers.drift_cases import blobs
 
 import batchbayes as bb
-from batchbayes.drift.windows import Sample
+from batchbayes.novelty.windows import Sample
 
 
 def test_unchanged_streams_raise_no_more_alarms_than_the_level(classifier):

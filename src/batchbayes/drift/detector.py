@@ -1,8 +1,8 @@
 """Drift: has the data changed, how accurate is the network now, and can it be helped without labels?
 
 `drift` is fitted once to ordinary data. Then `report` tests a window of live inputs and says in words what differs,
-`adapt` returns the network with statistics that follow the window, and `monitor` watches a stream. `windows.py` has the
-test, `adapt.py` the adaptation, `accuracy.py` the accuracy without labels.
+`adapt` returns the network with statistics that follow the window, and `monitor` watches a stream. `novelty/windows.py`
+has the test, `adapt.py` the adaptation, `accuracy.py` the accuracy without labels.
 """
 
 import hashlib
@@ -19,16 +19,17 @@ from batchbayes._common.checks import check_classes, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.drift.accuracy import Confidence, measure_confidence
 from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior, class_mix, fit_moments
-from batchbayes.drift.report import DriftReport, Kind, changes_of, looks, summary_of
-from batchbayes.drift.windows import Ordinary, Sample, keep_ordinary
+from batchbayes.drift.report import DriftReport, Kind
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.network.batches import Batches, batch_stream, cut, spread_evenly
 from batchbayes.network.function import Network, as_network
 from batchbayes.network.inputs import Picker, require_finite
 from batchbayes.novelty.detector import CHUNK, predicted_classes
+from batchbayes.novelty.looks import changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
 from batchbayes.novelty.statistics import Sight, watch
+from batchbayes.novelty.windows import Ordinary, Sample, keep_ordinary
 
 if TYPE_CHECKING:
     from batchbayes.drift.monitor import Monitor

@@ -11,7 +11,7 @@ $1/\log_2(t + 2)$ is still held back after t examples. Scores are counted in bin
 ranks are exact, and the memory does not grow. Randomness depends on the seed and on the number of the example alone.
 
 After an alarm the network is adapted to the latest inputs, kept in balance over predicted classes. Every 64 examples
-the test of `windows.py` is asked whether they are ordinary again. If they are, the monitor starts afresh.
+the test of `novelty/windows.py` is asked whether they are ordinary again. If they are, the monitor starts afresh.
 """
 
 import math
@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import stream_seed
 from batchbayes.drift.detector import GATE_WINDOWS, LEVEL, Drift
-from batchbayes.drift.windows import Sample
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.network.batches import Batches
 from batchbayes.network.function import Network
 from batchbayes.network.inputs import Picker
+from batchbayes.novelty.windows import Sample
 
 BINS, BLOCK = 64, 64
 """Bins of a score, and examples after which an alarm is looked at again."""

@@ -2,7 +2,7 @@
 
 Pixels that were not normalised, or channels in another order, move all inputs in the same direction. The mean of a
 batch tells that, and a single input cannot. Batches of ordinary inputs with the same number of examples and the same
-predicted classes say what is usual, as for the windows of `drift/windows.py`. There are two tests: one of the mean
+predicted classes say what is usual, as for the windows of `windows.py`. There are two tests: one of the mean
 statistics of each layer, and one of properties of the inputs that have a name, such as the mean of a channel. The
 p-value of the batch is twice the smaller one of the two (Bonferroni), and both are conformal.
 """
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from batchbayes._common import text
-from batchbayes.drift.report import Change, changes_of, looks, summary_of
-from batchbayes.drift.windows import Ordinary, Sample, keep_ordinary
 from batchbayes.network.batches import spread_evenly
+from batchbayes.novelty.looks import Change, changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
+from batchbayes.novelty.windows import Ordinary, Sample, keep_ordinary
 
 LEAST, MOST = 16, 1024
 """Batches with fewer inputs are not judged as a whole. Of larger ones an even selection is."""

@@ -152,7 +152,7 @@ def adapted(file: OnnxFile, values: np.ndarray, window: np.ndarray) -> tuple[Fou
 
 def _sample(values: np.ndarray, found: Found) -> tuple[Any, Any]:
     """Return inputs and their statistics as a monitor takes them."""
-    from batchbayes.drift.windows import Sample
+    from batchbayes.novelty.windows import Sample
 
     return _tensor(values), Sample(*(_tensor(found[name]) for name in STATISTICS))
 
