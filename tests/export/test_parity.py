@@ -52,7 +52,7 @@ QUICK = [
 ]  # fmt: skip
 
 
-SHARE, OF_LAPLACE = 1e-5, 5e-5
+SHARE, OF_LAPLACE = 1e-5, 5e-4
 """How far answers may differ, in units of the spread of the targets; and for exact draws of last-layer Laplace, whose
 weights of up to 200 almost cancel, so that the last digits of float32 features count."""
 
