@@ -22,20 +22,9 @@ import reference  # noqa: E402
 import site_check  # noqa: E402
 import versions  # noqa: E402
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 SITE = "https://batchbayes.github.io/batchbayes/"
 SOURCE = "https://github.com/batchbayes/batchbayes"
 LINK = re.compile(r"\]\(([^)]+)\)")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 def write(site, name, body):
@@ -85,7 +74,6 @@ BAD = {
 }
 
 
-@needs_browser
 @pytest.mark.parametrize("fault", BAD)
 def test_a_page_that_is_badly_shown_is_found(fault, browser, tmp_path):
     write(
@@ -94,7 +82,6 @@ def test_a_page_that_is_badly_shown_is_found(fault, browser, tmp_path):
     assert any(fault in said for said in site_check.badly_shown(tmp_path, browser, ("bad",)))
 
 
-@needs_browser
 def test_long_code_wide_tables_and_figures_are_well_shown(browser, tmp_path):
     from matplotlib.figure import Figure
 
@@ -129,7 +116,6 @@ def served(tmp_path):
         thread.join()
 
 
-@needs_browser
 def test_versions_are_shown_where_there_is_a_list(browser, served):
     site, address = served
     page = browser.new_page()

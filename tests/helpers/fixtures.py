@@ -1,5 +1,6 @@
 """Fixtures that the tests of both packages share. Each `conftest.py` imports them."""
 
+import shutil
 from importlib.util import find_spec
 
 import pytest
@@ -38,3 +39,18 @@ def torchvision_operators():
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     yield
     del library
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A browser without a window. Without one the test is skipped, and says so."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium (make test tries it where it may)")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()

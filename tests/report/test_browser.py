@@ -2,28 +2,12 @@
 
 import json
 import re
-import shutil
 
 import pytest
 import torch
 from helpers import assess_cases
 
 from batchbayes import cli
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium: apt-get install chromium (make test tries it where it may)"
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 def assess(task, folder, *more):

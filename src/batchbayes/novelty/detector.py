@@ -40,7 +40,16 @@ from batchbayes.network.function import Network, as_network
 from batchbayes.network.inputs import Picker, require_finite, tensors_of
 from batchbayes.novelty.scores import ClassGaussian, conformal_p_value, fit_gaussian, generalised_entropy, surprise
 from batchbayes.novelty.statistics import Sight, layer_means, watch_any
-from batchbayes.novelty.whole import GAUSSIAN, LEAST, BatchReport, Looked, Whole, fit_whole, joined, properties
+from batchbayes.novelty.whole import (
+    GAUSSIAN,
+    LEAST,
+    BatchReport,
+    Looked,
+    OrdinaryBatches,
+    fit_whole,
+    joined,
+    properties,
+)
 
 CHUNK = 2**18
 """Input numbers in one forward pass, so that activations stay in the caches of a CPU."""
@@ -97,7 +106,7 @@ class Novelty:
     """Whether those are data that the network was not trained on."""
     coarse: ClassGaussian | None = None
     """Describes the mean statistics of each layer, if examples were too few for a distance of all statistics."""
-    whole: Whole | None = None
+    whole: OrdinaryBatches | None = None
     """Ordinary examples to compare batches with. Files of older versions have none."""
 
     @property
@@ -214,7 +223,7 @@ class Novelty:
         found = cls(sight, gaussian, *scores, held_out=header["held_out"])
         if "whole.summary" not in tensors:
             return found
-        whole = Whole.restore(tensors, header["seed"])
+        whole = OrdinaryBatches.restore(tensors, header["seed"])
         return replace(found, coarse=whole.layers.gaussian if header["coarse"] else None, whole=whole)
 
     def __repr__(self) -> str:

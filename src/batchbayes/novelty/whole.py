@@ -94,7 +94,7 @@ def properties(inputs: Any) -> tuple[tuple[str, ...], Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class OrdinaryBatches:
     """Ordinary examples, for batches to be compared with."""
 
     layers: Ordinary
@@ -134,14 +134,14 @@ class Whole:
         return cls(part("whole.layers"), inputs, tensors["whole.summary"])
 
 
-def fit_whole(layers: ClassGaussian, fitted: Looked, ordinary: Looked, num_classes: int, seed: int) -> Whole:
+def fit_whole(layers: ClassGaussian, fitted: Looked, ordinary: Looked, num_classes: int, seed: int) -> OrdinaryBatches:
     """Keep ordinary examples. What is unusual is seen with `layers`, and with the inputs of the fit."""
     kept, inputs = ordinary.at_most(KEPT), None
     if kept.names:
         gaussian = fit_gaussian(fitted.inputs, torch.zeros_like(fitted.classes), 1)
         inputs = keep_ordinary(gaussian, _sample(gaussian, kept.inputs, kept), num_classes, seed)
     of_layers = keep_ordinary(layers, _sample(layers, kept.layers, kept), num_classes, seed)
-    return Whole(of_layers, inputs, summary_of(kept.inputs))
+    return OrdinaryBatches(of_layers, inputs, summary_of(kept.inputs))
 
 
 def _p_value(ordinary: Ordinary, rows: Tensor, seen: Looked) -> float:
