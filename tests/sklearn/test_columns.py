@@ -1,6 +1,7 @@
 """Frames as they are: words, categories, booleans, dates and missing values, of pandas, of polars and of neither."""
 
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -99,6 +100,53 @@ def test_frames_end_to_end(library, tmp_path):
     assert (UncertainRegressor.load(tmp_path / "model.safetensors").predict(frame) == model.predict(frame)).all()
     classes = UncertainClassifier(**QUICK).fit(frame, y > 3)
     assert classes.score(frame, y > 3) > 0.85
+
+
+class NAType:
+    """As NA of pandas: comparisons with it have no truth."""
+
+    def __ne__(self, other):
+        return self
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+
+def test_objects_are_read_by_what_they_are():
+    gone, days = NAType(), [date(2024, 1, 1) + timedelta(days=i) for i in range(3)]
+    read = read_frame(
+        Frame(
+            whole=Series([1, gone, 3]),
+            word=Series(["a", gone, "b"]),
+            day=Series([days[0], None, days[2]]),
+            price=Series([Decimal("1.5"), None, Decimal("2")]),
+        )
+    )
+    assert [kind for kind, _ in read.values()] == ["number", "words", "date", "number"]
+    np.testing.assert_array_equal(read["whole"][1], [1, np.nan, 3])
+    assert read["word"][1].tolist() == ["a", "", "b"]
+    np.testing.assert_array_equal(read["day"][1], np.array(["2024-01-01", "NaT", "2024-01-03"], "datetime64[ns]"))
+    np.testing.assert_array_equal(read["price"][1], [1.5, np.nan, 2])
+
+
+def test_types_of_pandas():
+    """Whole numbers and booleans with NA, categories that are numbers, and periods."""
+    pandas = pytest.importorskip("pandas", reason="needs pandas: run `make users`")
+    frame = pandas.DataFrame(
+        {
+            "whole": pandas.array([1, None, 3], dtype="Int64"),
+            "flag": pandas.array([True, None, False], dtype="boolean"),
+            "text": pandas.array(["a", None, "b"], dtype="string"),
+            "code": pandas.Categorical([10, 20, 10]),
+            "month": pandas.period_range("2024-01", periods=3, freq="M"),
+        }
+    )
+    read = read_frame(frame)
+    assert [kind for kind, _ in read.values()] == ["number", "number", "words", "words", "date"]
+    np.testing.assert_array_equal(read["whole"][1], [1, np.nan, 3])
+    np.testing.assert_array_equal(read["flag"][1], [1, np.nan, 0])
+    assert read["code"][1].tolist() == ["10", "20", "10"]
+    assert read["month"][1][2] == np.datetime64("2024-03-01")
 
 
 def test_unknown_categories_are_told():

@@ -2,16 +2,21 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
+import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.tree import DecisionTreeRegressor
 from torch import nn
 from torch.distributions import Normal, StudentT
 
+from batchbayes._common.rng import stream_seed
 from batchbayes.models import MLP
 from batchbayes.sklearn.crossfit import Candidate, Recipe, cross_fit
-from batchbayes.sklearn.linear import _logistic, logistic, ridge
+from batchbayes.sklearn.forest import LEAVES, RATE, ROWS_OF_A_LEAF, STEPS, boost
+from batchbayes.sklearn.linear import POOL_PENALTY, _logistic, logistic, pool_weights, pooled, ridge
 from batchbayes.sklearn.regressor import mean_score, spread_gradient
 from batchbayes.sklearn.rows import folds_of, ordered_rows
 from batchbayes.sklearn.spread import Outlook, fit_spread
@@ -175,12 +180,14 @@ def test_logistic_regression_is_that_of_scikit_learn():
     random = np.random.default_rng(0)
     x, folds = random.standard_normal((90, 2)), folds_of(np.arange(90), 3, 2, seed=0)
     labels = (x[:, 0] + random.standard_normal(90) > 0).astype(int) + (x[:, 1] > 1)
-    fits = _logistic(torch.from_numpy(x), torch.from_numpy(np.eye(3)[labels]), torch.from_numpy(folds), (5.0,))
+    unit = np.array([1.0, 0.25])
+    one_hot = torch.from_numpy(np.eye(3)[labels])
+    fits = _logistic(torch.from_numpy(x), one_hot, torch.from_numpy(folds), torch.from_numpy(unit), (5.0,))
     probs = fits[0](torch.from_numpy(x)).softmax(-1).numpy()
     for seed, fold in np.ndindex(2, 3):
         used = folds[seed] != fold
-        other = LogisticRegression(C=1 / 5, tol=1e-8, max_iter=1000).fit(x[used], labels[used])
-        np.testing.assert_allclose(probs[3 * seed + fold], other.predict_proba(x), atol=1e-3)
+        other = LogisticRegression(C=1 / 5, tol=1e-8, max_iter=1000).fit(x[used] * unit, labels[used])
+        np.testing.assert_allclose(probs[3 * seed + fold], other.predict_proba(x * unit), atol=1e-3)
 
 
 def test_logistic_regression_leaves_out_bins_that_do_not_help():
@@ -191,6 +198,54 @@ def test_logistic_regression_leaves_out_bins_that_do_not_help():
     fit = logistic(torch.cat([plain, noise], 1), torch.stack([1 - labels, labels], 1), folds, torch.arange(31) > 0)
     assert (fit.weight[:, 1:] == 0).all()
     assert (fit.weight[:, 0, 1] > 0.3).all()
+
+
+def test_weights_of_models_are_the_best_of_a_grid_and_few_rows_hardly_move_them():
+    random = np.random.default_rng(0)
+    logits = random.standard_normal((600, 3))
+    labels = np.array([random.choice(3, p=np.exp(each) / np.exp(each).sum()) for each in logits])
+    one_hot = torch.from_numpy(np.eye(3)[labels])
+    models = torch.from_numpy(np.stack([3 * logits, random.standard_normal((600, 3))])).log_softmax(-1)
+    found = pool_weights(models, one_hot)
+    grid = [torch.tensor(pair).double() for pair in product(np.linspace(0, 0.6, 31), repeat=2)]
+
+    def loss(weights):
+        return float(-(one_hot * pooled(models, weights)).sum() + POOL_PENALTY / 2 * (weights - 0.5).square().sum())
+
+    best = min(grid, key=loss)
+    assert loss(found) <= loss(best)
+    np.testing.assert_allclose(found, best, atol=0.02)
+    assert float(found[0]) == pytest.approx(1 / 3, abs=0.05)  # three times too confident; 3 standard errors
+    assert 0 <= float(found[1]) < 0.2  # noise; the penalty keeps a little of it
+    few = pool_weights(models[:, :3], one_hot[:3])
+    assert (few - 0.5).abs().max() < 0.2
+
+
+def test_boosting_is_a_plain_loop_over_leaves_and_has_not_seen_its_fold():
+    random = np.random.default_rng(0)
+    x, folds = random.standard_normal((90, 2)).astype(np.float32), torch.arange(90) % 3
+    labels = (x[:, 0] > 0).astype(int) + (x[:, 1] * x[:, 0] > 0.5)
+    one_hot = np.eye(4)[labels]  # the last class never occurs
+    inputs, classes = torch.from_numpy(x), torch.from_numpy(one_hot)
+    model = boost(inputs, classes, folds, seed=0)
+    for fold in range(3):
+        used = (folds != fold).numpy()
+        logits = np.tile(np.log((one_hot[used].sum(0) + 1) / 64), (90, 1))
+        for step in range(STEPS):
+            probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            state = stream_seed(stream_seed(0, "boosting", fold), "steps", step) % 2**32
+            tree = DecisionTreeRegressor(max_leaf_nodes=LEAVES, min_samples_leaf=ROWS_OF_A_LEAF, random_state=state)
+            leaves = tree.fit(x[used], (one_hot - probs)[used]).apply(x)
+            for leaf in np.unique(leaves):
+                rows = (leaves == leaf) & used
+                slope, curvature = (one_hot - probs)[rows].sum(0), (probs * (1 - probs))[rows].sum(0)
+                logits[leaves == leaf] += RATE * slope / (1 + curvature)
+        np.testing.assert_allclose(model(inputs)[fold], logits, atol=1e-9)
+    other = classes.clone()
+    other[folds == 1] = other[folds == 1].flip(1)
+    held_out = model.held_out(inputs, folds)
+    np.testing.assert_array_equal(boost(inputs, other, folds, seed=0).held_out(inputs, folds)[1::3], held_out[1::3])
+    assert (held_out.argmax(1).numpy() == labels).mean() > 0.8
 
 
 def test_the_spread_follows_the_inputs_and_rows_do_not_judge_themselves():

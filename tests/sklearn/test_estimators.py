@@ -129,7 +129,7 @@ def test_intervals_hold_the_values_whose_scores_are_small_enough():
 
 def test_intervals_are_quantiles_of_networks_and_trees(waves):
     model = fitted(UncertainRegressor, *waves, num_seeds=2)
-    model.share_ = 0.25
+    model.share_, model.scores_of_seeds_ = 0.25, np.empty((0, 400))
     model.forest_ = model.forest_ or grow(torch.zeros(6, 2), torch.zeros(6), torch.arange(6)[None] % 3, 0)[0]
     seen, reach = model._seen(waves[0]), np.sort(model.held_out_scores_)[int(np.ceil(401 * 0.8)) - 1]
     lower, upper = model.predict_interval(waves[0], 0.8)
@@ -139,6 +139,37 @@ def test_intervals_are_quantiles_of_networks_and_trees(waves):
         for end, level in ((lower[i], 0.5 - reach), (upper[i], 0.5 + reach)):
             below, up_to = (0.75 * np.mean(side(own, end)) + 0.25 * np.mean(side(trees, end)) for side in SIDES)
             assert below - 0.02 < level < up_to + 0.02  # the distribution is a few hundred atoms
+
+
+def test_reach_is_that_of_all_trees_by_the_trees_of_single_seeds(waves):
+    """A quantile of scores that falls as 1 / (number of trees) is told exactly, and never becomes larger."""
+    model = fitted(UncertainRegressor, *waves, num_seeds=2)  # three folds: six parts of the forest for a new row
+    ranks = np.linspace(0, 0.3, 400)
+    model.held_out_scores_ = ranks + 0.1 / 2
+    model.scores_of_seeds_ = np.stack([ranks + 0.1, ranks + 0.1])
+    place = int(np.ceil(401 * 0.8)) - 1
+    assert model._quantile(0.8, slice(None), "") == pytest.approx(ranks[place] + 0.1 / 6)
+    model.scores_of_seeds_ = model.scores_of_seeds_ - 0.2
+    assert model._quantile(0.8, slice(None), "") == pytest.approx(ranks[place] + 0.1 / 2)
+
+
+def test_scores_of_seeds_have_the_trees_of_one_seed():
+    x = np.random.default_rng(0).uniform(0, 1, (200, 2))
+    tiles = ((8 * x).astype(int) * [1, 8]).sum(1) * 7 % 11 + 0.5
+    model = UncertainRegressor(**{**QUICK, "num_seeds": 2}).fit(np.repeat(x, 2, 0), np.repeat(tiles, 2))
+    assert model.share_ > 0.3
+    assert model.scores_of_seeds_.shape == (2, 400)
+    few, all_trees = np.quantile(model.scores_of_seeds_, 0.9), np.quantile(model.held_out_scores_, 0.9)
+    assert few > all_trees  # with fewer trees more targets are far out
+
+
+def test_a_low_level_of_whole_targets_has_no_reversed_interval():
+    random = np.random.default_rng(0)
+    x = random.uniform(0, 1, (300, 1))
+    model = UncertainRegressor(**QUICK).fit(x, random.integers(0, 4, 300))
+    lower, upper = model.predict_interval(x, 0.05)
+    assert (lower <= upper).all()
+    assert (lower == model.predict_quantiles(x, 0.5)[:, 0]).all()
 
 
 def noisy_column(count, random):
@@ -212,7 +243,7 @@ def test_groups_have_intervals_of_their_own(waves):
         reach = np.sort(own)[int(np.ceil((len(own) + 1) * 0.8)) - 1]
         wanted = model.predict_quantiles(x, (0.5 - reach, 0.5 + reach + SLACK))
         np.testing.assert_allclose(ends[groups == name], wanted[groups == name])
-    with pytest.raises(BatchbayesError, match="in group middle"):
+    with pytest.raises(BatchbayesError, match=r"in group middle.*pass a group that fit had"):
         model.predict_interval(x[:1], groups=["middle"])
     with pytest.raises(BatchbayesError, match="a fit without groups"):
         fitted(UncertainRegressor, x, y).predict_interval(x, groups=groups)
@@ -530,6 +561,25 @@ def test_several_outputs_have_a_covariance(waves):
     assert np.corrcoef(samples.reshape(-1, 3).T)[0, 1] == pytest.approx(0.8, abs=0.1)
     lower, upper = model.predict_interval(x, 0.8)
     assert ((lower <= y) & (y <= upper)).mean() == pytest.approx(0.82, abs=0.06)
+    quantiles = model.predict_quantiles(x, (0.2, 0.7))
+    assert quantiles.shape == (400, 2, 3)
+    np.testing.assert_array_equal(quantiles[:, 1, 2], model.estimators_[2].predict_quantiles(x, 0.7)[:, 0])
+
+
+def test_several_outputs_have_intervals_of_groups(waves):
+    x, y = waves
+    groups = np.where(x[:, 0] > 0, "right", "left")
+    model = UncertainOutputs(UncertainRegressor(**QUICK)).fit(x, np.stack([y, -y], 1), groups=groups)
+    wanted = UncertainRegressor(**QUICK).fit(x, -y, groups=groups).predict_interval(x, 0.8, groups)
+    np.testing.assert_array_equal(np.stack(model.predict_interval(x, 0.8, groups))[..., 1], wanted)
+
+
+def test_targets_that_are_not_one_number_say_what_to_use(waves):
+    x, y = waves
+    with pytest.raises(ValueError, match=r"shape \(400, 2\).*UncertainOutputs"):
+        UncertainRegressor(**QUICK).fit(x, np.stack([y, y], 1))
+    with pytest.raises(BatchbayesError, match="days since a date"):
+        UncertainRegressor(**QUICK).fit(x, np.datetime64("2024-01-01") + np.arange(400))
 
 
 def test_pipelines_keep_what_the_last_step_can_do(waves):
@@ -574,6 +624,16 @@ def test_a_warm_start_goes_on_with_the_networks(kind, waves):
             x[:5], labels[[0, 1, 2, 3, 4]] if kind is UncertainRegressor else list("ababa")
         )
     assert model.set_params(hidden_widths=(8,)).fit(x, labels).networks_.stack.hidden_widths == (8,)
+
+
+def test_a_warm_start_keeps_its_classes(waves):
+    x, labels = waves[0], np.digitize(waves[1], [8, 12])
+    model = UncertainClassifier(**QUICK, warm_start=True).fit(x, labels)
+    assert model.fit(x[labels > 0], labels[labels > 0]).classes_.tolist() == [0, 1, 2]
+    assert model.predict_proba(x).shape == (400, 3)
+    assert model.score(x[labels > 0], labels[labels > 0]) > 0.7
+    with pytest.raises(BatchbayesError, match=r"classes of the fit before.*also \[3\].*warm_start=False"):
+        model.fit(x, np.where(labels == 2, 3, labels))
 
 
 @BOTH

@@ -1,5 +1,6 @@
 """Around the estimators: several outputs with their covariance, and pipelines that keep what Pipeline hides."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -34,11 +35,11 @@ class UncertainOutputs(RegressorMixin, BaseEstimator):
     def __init__(self, estimator: UncertainRegressor | None = None) -> None:
         self.estimator = estimator
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
-        """Train on inputs (N, Q) and targets (N, D)."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:  # noqa: N803
+        """Train on inputs (N, Q) and targets (N, D). `groups` are labels of rows (N,), for intervals of each group."""
         columns = np.asarray(check_array(y, dtype="numeric", input_name="y", estimator=self)).T
         copies: list[Any] = [clone(self.estimator or UncertainRegressor()) for _ in columns]
-        self.estimators_ = [each.fit(X, own, sample_weight) for each, own in zip(copies, columns, strict=True)]
+        self.estimators_ = [each.fit(X, own, sample_weight, groups) for each, own in zip(copies, columns, strict=True)]
         errors = np.full(columns.shape, np.nan)
         for output, each in zip(errors, self.estimators_, strict=True):
             output[each.rows_] = each.held_out_errors_
@@ -59,11 +60,16 @@ class UncertainOutputs(RegressorMixin, BaseEstimator):
         _, std = self.predict(X, return_std=True)
         return std[:, :, None] * self.correlation_ * std[:, None]
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
+    def predict_interval(self, X: Any, level: float = 0.9, groups: Any = None) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
         """Return the ends of an interval for each target, (N, D) each. The level holds for each target by itself."""
         check_is_fitted(self)
-        lower, upper = np.stack([each.predict_interval(X, level) for each in self.estimators_], -1)
+        lower, upper = np.stack([each.predict_interval(X, level, groups) for each in self.estimators_], -1)
         return lower, upper
+
+    def predict_quantiles(self, X: Any, levels: float | Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:  # noqa: N803
+        """Return quantiles of each target, (N, number of levels, D)."""
+        check_is_fitted(self)
+        return np.stack([each.predict_quantiles(X, levels) for each in self.estimators_], -1)
 
     def sample(self, X: Any, num_samples: int = 1, random_state: Any = None) -> np.ndarray:  # noqa: N803
         """Return random targets that depend on each other as held-out errors do, (N, num_samples, D)."""

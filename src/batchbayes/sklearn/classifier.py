@@ -17,8 +17,9 @@ from batchbayes.calibrate import conformal_quantile
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics import equal_mass_reliability
 from batchbayes.sklearn.crossfit import JUDGES
-from batchbayes.sklearn.estimator import FACTORS, MIXES, Uncertain
-from batchbayes.sklearn.linear import logistic
+from batchbayes.sklearn.estimator import FACTORS, Uncertain
+from batchbayes.sklearn.forest import boost
+from batchbayes.sklearn.linear import logistic, pool_weights, pooled
 
 COLDEST, HOTTEST = 0.5, 10.0
 """Temperatures that are tried."""
@@ -39,7 +40,8 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
     """Neural classification with probabilities that can be trusted.
 
     It works as `UncertainRegressor` does, and has the same parameters. The rows that a network has not seen choose a
-    temperature, and the share of a logistic regression, instead of the spread. Neither moves the shares of classes.
+    temperature, and the weights of the networks, of a logistic regression and of boosted trees, instead of the spread.
+    None of them moves the shares of classes. Bins are for the logistic regression alone.
 
     Args:
         class_weight: weights of classes by name, or "balanced" for weights such that all classes count the same.
@@ -62,7 +64,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
     def __init__(
         self,
         hidden_widths: tuple[int, ...] = (64, 64),
-        weight_decays: tuple[float, ...] = (1e-3, 1e-2, 5e-2),
+        weight_decays: tuple[float, ...] = (1e-2, 1e-1, 1.0),
         num_folds: int = 5,
         num_seeds: int = 3,
         num_steps: int = 4500,
@@ -87,34 +89,50 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
             own = compute_sample_weight(self.class_weight, targets)
             sample_weight = own if sample_weight is None else own * np.asarray(sample_weight)
         x, rows, copies = self._learn_columns(X, np.unique(targets, return_inverse=True)[1], sample_weight)
-        present = targets if self.class_weight is not None else targets[rows]
-        self.classes_, targets = np.unique(present), targets[rows]
-        if len(self.classes_) < 2:
-            raise BatchbayesError(
-                expected="two classes or more", got=f"{len(self.classes_)} class", fix="check the targets"
-            )
+        present = np.unique(targets if self.class_weight is not None else targets[rows])
+        if len(present) < 2:
+            raise BatchbayesError(expected="two classes or more", got=f"{len(present)} class", fix="check the targets")
+        if self._continues and len(new := np.setdiff1d(present, self.classes_)):
+            got = f"also {new.tolist()}"
+            raise BatchbayesError(f"the classes of the fit before, {self.classes_}", got, "pass warm_start=False")
+        self.classes_, targets = self.classes_ if self._continues else present, targets[rows]
         one_hot = torch.from_numpy((targets[:, None] == self.classes_).astype(np.float32))
         folds, seed = self._folds(copies, x, one_hot.argmax(1).numpy())
-        self._train(x, one_hot, folds, seed)
-        self._calibrate(x, one_hot.double(), folds)
+        self._train(self._for_networks(x), one_hot, folds, seed)
+        self._calibrate(x, one_hot.double(), folds, seed)
         return self
 
-    def _calibrate(self, x: Tensor, one_hot: Tensor, folds: Tensor) -> None:
-        """Choose the scale of the batch-norm noise, the temperature and the share of the linear part."""
-        some = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long()
+    def _for_networks(self, x: Tensor) -> Tensor:
+        return self._without_bins(x)  # networks learn noise from bins, and the other models learn steps
+
+    def _calibrate(self, x: Tensor, one_hot: Tensor, folds: Tensor, seed: int) -> None:
+        """Choose the scale of the batch-norm noise and the temperature, fit the other models, and weigh all of them."""
+        some, inputs = torch.linspace(0, len(x) - 1, min(JUDGES, len(x))).long(), self._for_networks(x)
         found = []
         for factor in FACTORS:
             fit = self.networks_.scaled(factor)
-            found.append((*_best_temperature(fit.held_out_draws(x[some], folds[:, some]), one_hot[some]), factor, fit))
+            draws = fit.held_out_draws(inputs[some], folds[:, some])
+            found.append((*_best_temperature(draws, one_hot[some]), factor, fit))
         _, self.temperature_, self.noise_factor_, self.networks_ = min(found, key=lambda each: (each[0], each[2]))
-        probs = self._tempered(self.networks_.held_out_draws(x, folds))
         self.linear_ = logistic(x, one_hot, folds, torch.from_numpy(self.columns_.is_bin))
-        other = self.linear_.held_out(x, folds).softmax(-1).mean(0)
-        self.mix_ = min(MIXES, key=lambda mix: _log_loss((1 - mix) * probs + mix * other, one_hot))
-        self.num_rows_ = len(x)
-        probs = self._humble((1 - self.mix_) * probs + self.mix_ * other)
+        self.boosting_, self.num_rows_ = boost(self._without_bins(x), one_hot, folds[0], seed), len(x)
+        models = self._models(
+            self.networks_.held_out_draws(inputs, folds),
+            self.linear_.held_out(x, folds),
+            self.boosting_.held_out(self._without_bins(x), folds[0])[None],
+        )
+        self.weights_ = pool_weights(models, one_hot)
         self.held_out_labels_ = one_hot.argmax(1).numpy()
-        self.held_out_scores_ = set_scores(probs.numpy())[np.arange(len(x)), self.held_out_labels_]
+        self.held_out_scores_ = set_scores(self._together(models))[np.arange(len(x)), self.held_out_labels_]
+
+    def _models(self, draws: Tensor, linear: Tensor, boosted: Tensor) -> Tensor:
+        """Return the log probabilities of networks, logistic regression and boosting, (3, N, K), from their logits."""
+        probs = self._tempered(draws), linear.softmax(-1).mean(0), boosted.softmax(-1).mean(0)
+        return torch.stack([self._humble(each).log() for each in probs])
+
+    def _together(self, models: Tensor) -> np.ndarray:
+        """Return the probabilities of all models together, (N, K)."""
+        return self._humble(pooled(models, self.weights_).exp()).numpy()
 
     def _tempered(self, draws: Tensor) -> Tensor:
         """Return mean probabilities (N, K) of draws of logits (G, S, N, K)."""
@@ -131,8 +149,8 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the probability of each class, (N, K), in the order of `classes_`."""
         inputs = self._inputs(X)
-        probs, other = self._tempered(self.networks_.draws(inputs)), self.linear_(inputs).softmax(-1).mean(0)
-        return self._humble((1 - self.mix_) * probs + self.mix_ * other).numpy()
+        plain = self._without_bins(inputs)
+        return self._together(self._models(self.networks_.draws(plain), self.linear_(inputs), self.boosting_(plain)))
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the most probable class, (N,)."""

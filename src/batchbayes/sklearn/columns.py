@@ -15,6 +15,8 @@ encoding of Gorishniy, Rubachev and Babenko, NeurIPS 2022, with quantiles as the
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -102,6 +104,8 @@ def read_frame(frame: Any) -> dict[str, tuple[Kind, np.ndarray]]:
 
 
 def _read(name: str, series: Any) -> tuple[Kind, np.ndarray]:
+    if str(series.dtype).startswith("period"):
+        series = series.dt.to_timestamp()
     kind = _type_of(series)
     if kind == "M":
         plain = series.dt.tz_localize(None) if getattr(series.dtype, "tz", None) else series
@@ -110,9 +114,14 @@ def _read(name: str, series: Any) -> tuple[Kind, np.ndarray]:
         found = np.asarray(series.to_numpy()).astype("timedelta64[ns]")
         return "number", np.where(np.isnat(found), np.nan, found / np.timedelta64(1, "D"))
     values = series.to_list()
-    is_missing = [value is None or value != value or type(value).__name__ == "NAType" for value in values]
+    # Comparisons with NA of pandas have no truth.
+    is_missing = [value is None or type(value).__name__ in ("NAType", "NaTType") or value != value for value in values]
     pairs = list(zip(values, is_missing, strict=True))
-    if kind in "iufb" or all(gone or isinstance(value, int | float | np.number | np.bool_) for value, gone in pairs):
+    seen = [value for value, gone in pairs if not gone]
+    if seen and all(isinstance(value, date) for value in seen):  # a column of objects
+        return "date", np.array(["NaT" if gone else value for value, gone in pairs], dtype="datetime64[ns]")
+    is_number = all(isinstance(value, int | float | Decimal | np.number | np.bool_) for value in seen)
+    if kind in "iufb" or (is_number and kind != "category"):
         found = np.array([np.nan if gone else float(value) for value, gone in pairs])
         if np.isinf(found).any():
             raise BatchbayesError(f"finite numbers in column {name}", "infinity", "replace it by a missing value")
@@ -121,7 +130,9 @@ def _read(name: str, series: Any) -> tuple[Kind, np.ndarray]:
 
 
 def _type_of(series: Any) -> str:
-    """Return a letter as numpy has: i, u, f and b for numbers, M and m for times, O for anything else."""
+    """Return a letter as numpy has: i, u, f and b for numbers, M and m for times, O for anything else; or category."""
+    if str(series.dtype) == "category":  # of pandas, and its values may be numbers
+        return "category"
     if isinstance(found := getattr(series.dtype, "kind", None), str):
         return found
     named = str(series.dtype)  # polars

@@ -128,6 +128,13 @@ class Uncertain(BaseEstimator):
             )
         return torch.from_numpy(self.columns_.standardised(*Columns.raw(self.columns_.plans, read)))
 
+    def _without_bins(self, x: Tensor) -> Tensor:
+        return x[:, torch.from_numpy(~self.columns_.is_bin)]
+
+    def _for_networks(self, x: Tensor) -> Tensor:
+        """Return the inputs that networks get."""
+        return x
+
     def _fitting(self, X: Any) -> Read:  # noqa: N803
         check_is_fitted(self)
         read = self._read(X, reset=False)
@@ -175,7 +182,7 @@ class Uncertain(BaseEstimator):
         folds = np.frombuffer(b"".join(digests), np.uint64).reshape(len(rows), -1).T % np.uint64(self.num_folds)
         if any(len(np.unique(own)) < self.num_folds for own in folds):
             raise BatchbayesError("more rows for warm_start=True", f"{len(rows)}", "pass warm_start=False")
-        return torch.from_numpy(folds.astype(np.int64)), seed
+        return torch.from_numpy(np.ascontiguousarray(folds, dtype=np.int64)), seed
 
     def _require_parameters(self) -> None:
         least = {"num_folds": 2, "num_seeds": 1, "num_steps": 1, "batch_size": 2, "num_draws": 2, "num_bins": 0}
@@ -191,9 +198,10 @@ class Uncertain(BaseEstimator):
 
     def _first_network(self) -> MLP:
         stack = self.networks_.stack
-        outputs = len(stack.tensors[f"{stack.layers[-1].linear}.weight"][0])
+        first, last = (stack.tensors[f"{stack.layers[place].linear}.weight"][0] for place in (0, -1))
+        inputs, outputs = first.shape[1], last.shape[0]
         with GlobalStream(0):  # the global generator is left as it was
-            network = MLP(len(self.columns_.mean), stack.hidden_widths, outputs).float()
+            network = MLP(inputs, stack.hidden_widths, outputs).float()
         unstack(stack.select([0]), [network])
         return network.eval()
 
@@ -216,7 +224,7 @@ class Uncertain(BaseEstimator):
                 got="fewer",
                 fix="train on more rows, or lower num_folds",
             )
-        found = self.detector_.p_value(inputs, whole=False).numpy()
+        found = self.detector_.p_value(self._for_networks(inputs), whole=False).numpy()
         for rows in self.columns_.unknown(self._fitting(X)).values():
             found = np.where(rows, 0.0, found)
         return found

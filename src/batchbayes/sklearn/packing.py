@@ -10,7 +10,7 @@ from torch import Tensor
 
 from batchbayes.sklearn.columns import Column, Columns
 from batchbayes.sklearn.crossfit import Candidate, CrossFit
-from batchbayes.sklearn.forest import Forest
+from batchbayes.sklearn.forest import Boosting, Forest
 from batchbayes.sklearn.linear import Linear
 from batchbayes.sklearn.spread import Spread
 from batchbayes.sklearn.targets import Targets
@@ -18,7 +18,7 @@ from batchbayes.training.stack.stack import Layer, Stack
 
 RECORDS = {
     kind.__name__: kind
-    for kind in (Candidate, Column, Columns, CrossFit, Forest, Layer, Linear, Spread, Stack, Targets)
+    for kind in (Boosting, Candidate, Column, Columns, CrossFit, Forest, Layer, Linear, Spread, Stack, Targets)
 }
 
 

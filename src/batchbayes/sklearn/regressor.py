@@ -16,7 +16,7 @@ from batchbayes.calibrate import conformal_quantile
 from batchbayes.errors import BatchbayesError
 from batchbayes.sklearn.crossfit import JUDGES, of_all
 from batchbayes.sklearn.estimator import FACTORS, MIXES, Uncertain
-from batchbayes.sklearn.forest import TREES, grow
+from batchbayes.sklearn.forest import grow
 from batchbayes.sklearn.linear import ridge
 from batchbayes.sklearn.spread import Outlook, fit_spread
 from batchbayes.sklearn.targets import (
@@ -198,24 +198,28 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         self, x: Tensor, z: Tensor, targets: np.ndarray, folds: Tensor, seed: int, middle: np.ndarray, std: np.ndarray
     ) -> None:
         """Grow trees, choose their share, and keep how far each held-out target is from the median of its row."""
-        errors, weights = (z.numpy() - middle) / std, partial(weights_of_atoms, num_trees=TREES * len(folds))
+        errors = (z.numpy() - middle) / std
         forest, trees = grow(self._without_bins(x), z, folds, seed)
 
-        def atoms(rows: np.ndarray) -> np.ndarray:
-            return self.targets_.atoms(middle[rows], std[rows], errors, trees[rows])
+        def atoms(rows: np.ndarray, used: np.ndarray) -> np.ndarray:
+            return self.targets_.atoms(middle[rows], std[rows], errors, used[rows])
 
         some = np.linspace(0, len(x) - 1, min(JUDGES, len(x))).astype(int)
-        judged = atoms(some)
+        judged, weights = atoms(some, trees), partial(weights_of_atoms, num_trees=trees.shape[1])
         self.share_ = min(MIXES, key=lambda share: atoms_crps(judged, weights(share), targets[some]))
-        self.forest_, own = forest if self.share_ else None, weights(self.share_)
+        self.forest_ = forest if self.share_ else None
         parts = np.array_split(np.arange(len(x)), -(-len(x) // CHUNK))
-        self.held_out_scores_ = np.concatenate([atoms_scores(atoms(rows), own, targets[rows]) for rows in parts])
+
+        def scores(used: np.ndarray) -> np.ndarray:
+            own = weights_of_atoms(self.share_, used.shape[1])
+            return np.concatenate([atoms_scores(atoms(rows, used), own, targets[rows]) for rows in parts])
+
+        self.held_out_scores_ = scores(trees)
+        each_seed = np.split(trees, len(folds), 1) if self.share_ else []
+        self.scores_of_seeds_ = np.array([scores(own) for own in each_seed]).reshape(-1, len(x))
 
     def _bounded(self, x: Tensor) -> Tensor:
         return x[:, torch.from_numpy(self.columns_.is_bounded)]
-
-    def _without_bins(self, x: Tensor) -> Tensor:
-        return x[:, torch.from_numpy(~self.columns_.is_bin)]
 
     def _seen(self, X: Any) -> Seen:  # noqa: N803
         """Return what networks and trees say about a table."""
@@ -276,10 +280,11 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         atoms = self.targets_.atoms(seen.middle, seen.spread, self.held_out_errors_, seen.trees)
         return atoms_quantiles(atoms, weights_of_atoms(self.share_, seen.trees.shape[1]), levels)
 
-    def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:  # noqa: N803
+    def predict_quantiles(self, X: Any, levels: float | Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:  # noqa: N803
         """Return quantiles of each target, (N, number of levels): of networks, with errors of held-out rows in spreads
         of the row, and of trees."""
-        checked = [finite_number("a level", each, above=0, below=1, fix="pass 0.9 for 90 %") for each in levels]
+        each_level = np.atleast_1d(levels).tolist()
+        checked = [finite_number("a level", each, above=0, below=1, fix="pass 0.9 for 90 %") for each in each_level]
         return self._quantiles(X, np.array(checked))
 
     def predict_interval(self, X: Any, level: float = 0.9, groups: Any = None) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
@@ -303,7 +308,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
     def _reach(self, level: float, groups: Any, rows: int) -> np.ndarray:
         """Return how far the interval of each row goes on both sides of its median, as a share of the distribution."""
         if groups is None:
-            return np.full(rows, self._quantile(level, self.held_out_scores_, ""))
+            return np.full(rows, self._quantile(level, slice(None), ""))
         labels, own = column_or_1d(groups), self.groups_
         if own is None or len(labels) != rows:
             raise BatchbayesError(
@@ -311,18 +316,23 @@ class UncertainRegressor(RegressorMixin, Uncertain):
                 got="a fit without groups" if own is None else f"{len(labels)} groups for {rows} rows",
                 fix="call fit(X, y, groups=...) and predict_interval(X, level, groups=...)",
             )
-        reach = {
-            label: self._quantile(level, self.held_out_scores_[own == label], f" in group {label}")
-            for label in np.unique(labels)
-        }
+        reach = {label: self._quantile(level, own == label, f" in group {label}") for label in np.unique(labels)}
         return np.array([reach[label] for label in labels])
 
-    def _quantile(self, level: float, scores: np.ndarray, where: str) -> float:
-        found = conformal_quantile(torch.from_numpy(scores), level) if len(scores) else float("inf")
+    def _quantile(self, level: float, chosen: Any, where: str) -> float:
+        """Return the quantile of the scores of some training rows, as if they had as many trees as new rows have.
+
+        With more trees fewer targets are beyond all of them. The trees of single seeds tell how much that matters.
+        """
+        together, *alone = torch.from_numpy(np.stack([self.held_out_scores_, *self.scores_of_seeds_])[:, chosen])
+        found = conformal_quantile(together, level) if len(together) else float("inf")
         if not np.isfinite(found):
-            got = f"{len(scores)}"
-            raise BatchbayesError(f"more training rows for a level of {level:g}{where}", got, "lower the level")
-        return found
+            fix = "lower the level" if len(together) else "pass a group that fit had"
+            raise BatchbayesError(f"more training rows for a level of {level:g}{where}", f"{len(together)}", fix)
+        if alone:
+            single = float(np.mean([conformal_quantile(each, level) for each in alone]))
+            found = min(found, of_all(single, found, len(alone), len(self.networks_.stack)))
+        return max(found, 0.0)  # whole targets: the median alone may hold more than a low level
 
     def plot(self, X: Any, y: Any, level: float = 0.9) -> Any:  # noqa: N803
         """Draw intervals of new rows by width, their coverage by fifths, and the PIT. Return the figure."""
@@ -356,6 +366,13 @@ def _checked_targets(y: Any, estimator: Any) -> np.ndarray:
     if y is None:
         raise ValueError("This UncertainRegressor estimator requires y to be passed, but the target y is None")
     found: Any = check_array(y, ensure_2d=False, dtype="numeric", input_name="y", estimator=estimator)
+    if found.dtype.kind in "mM":
+        raise BatchbayesError("targets that are numbers", "times", "pass numbers, for example days since a date")
+    if found.ndim == 2 and found.shape[1] > 1:
+        raise ValueError(
+            f"y should be a 1d array, got an array of shape {found.shape} instead. For several targets use "
+            "UncertainOutputs(UncertainRegressor())"
+        )
     return column_or_1d(found, warn=True).astype(np.float64)
 
 
