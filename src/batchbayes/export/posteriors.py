@@ -38,7 +38,7 @@ from batchbayes.methods.views.transforms import (
 from batchbayes.methods.views.with_views import ViewsPosterior
 from batchbayes.network.function import Network
 from batchbayes.novelty.detector import Novelty
-from batchbayes.novelty.scores import TAIL, TIE, ClassGaussian
+from batchbayes.novelty.scores import TAIL, TIE, ClassGaussian, LastFeatures
 from batchbayes.novelty.statistics import FLOOR, Place, Sight, kept_outputs
 from batchbayes.posterior import Posterior
 
@@ -279,7 +279,7 @@ class Watched(nn.Module):
         places = self._sight.places
 
         def see(place: Place, unit: Tensor, h: Tensor) -> None:
-            seen[place.name] = _statistics(h.movedim(place.axis, 1), unit, place.positions)
+            seen[place.name] = _statistics(self._sight.along_channels(place, h), unit, place.positions)
 
         before = {place.name: partial(see, place, unit) for place, unit in zip(places, self._units, strict=True)}
         logits = kept_outputs(self._run(inputs, before=before), self._sight.logits)
@@ -291,14 +291,17 @@ class Detector(Watched):
 
     def __init__(self, detector: Novelty, network: Network) -> None:
         super().__init__(detector.sight, network)
-        self._parts = replace(detector, gaussian=_in_order(detector.gaussian)).parts
+        features = detector.features
+        if features is not None:
+            features = LastFeatures(_in_order(features.within), _in_order(features.common))
+        ordered = replace(detector, gaussian=_in_order(detector.gaussian), features=features)
+        self._parts, self._sum_of = ordered.parts, ordered.sum_of
         self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
         self._calibration = detector.calibration_scores.double()  # (m,)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the share of ordinary inputs that are at least as unusual, (N,)."""
-        found = self._surprise(self._parts(*self._see(inputs))[0])
-        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
+        score = self._sum_of(self._surprise(self._parts(*self._see(inputs))[0]))
         at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
         return ((1 + at_least) / (len(self._calibration) + 1)).float()
 

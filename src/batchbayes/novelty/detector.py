@@ -2,15 +2,20 @@ r"""Novelty: has the network seen such an input?
 
 A forward pass answers two questions about each input. *Does it look like the training data?* The answer is the
 Mahalanobis distance of its statistics at all layers that are watched (see `statistics.py`) from those of training
-examples of the class that the network predicts. *Does it look like any class?* There are two answers: the energy of the
-logits, $-\log \sum_k e^{f_k}$ (Liu et al., NeurIPS 2020), and how much more likely the known classes make its
-statistics. Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score is the
-surprise of the first question plus the mean surprise of the second, as in Fisher's combination of p-values. So one
+examples of the class that the network predicts. *Does it look like any class?* The last features give two answers: how
+much more likely they are under the known classes than under one Gaussian, once as narrow as a class, and once as wide
+as all classes together (`LastFeatures` in `scores.py`).
+
+Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score adds the mean
+surprise of the second question to $\log(1 + 1 / (e p))$ of the first. That is Fisher's sum of surprises, except that an
+everyday distance says nothing: two inputs whose distances are both ordinary differ by their classes alone. So one
 question cannot hide what the other one sees.
 
 **What the training examples can support.** With fewer than one example for five statistics, the distance is that of the
 means over the channels of each layer: three numbers a layer. With fewer than ten examples for a class, classes have no
-centres, and the generalised entropy of the probabilities answers the second question.
+centres, and the generalised entropy of the probabilities answers the second question. A classifier that does not end in
+a linear layer has no last features. There the energy of the logits, $-\log \sum_k e^{f_k}$ (Liu et al., NeurIPS 2020),
+and the evidence for a class in all statistics answer it.
 
 The p-value of the score is conformal: at most a share a of ordinary inputs has a p-value of a or less, if ordinary
 inputs are like the examples that it is calibrated on. **A classifier knows its training examples better than new ones
@@ -38,7 +43,15 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.batches import Batches, chunks, cut, evenly, first_of, input_stream, known_length
 from batchbayes.network.function import Network, as_network
 from batchbayes.network.inputs import Picker, require_finite, tensors_of
-from batchbayes.novelty.scores import ClassGaussian, conformal_p_value, fit_gaussian, generalised_entropy, surprise
+from batchbayes.novelty.scores import (
+    ClassGaussian,
+    LastFeatures,
+    conformal_p_value,
+    fit_gaussian,
+    fit_last_features,
+    generalised_entropy,
+    surprise,
+)
 from batchbayes.novelty.statistics import Sight, layer_means, watch_any
 from batchbayes.novelty.whole import (
     GAUSSIAN,
@@ -68,6 +81,9 @@ FINE, LAYER_SHRINKAGE = 5, 0.01
 """Statistics for each example of the fit, at most, for a distance of single channels; shrinkage of that of layers."""
 FEWEST_OF_CLASS = 10
 """Examples of the fit for each class, on average, that centres of classes need."""
+
+EVERYDAY = 1.0
+"""A distance with a surprise below this, so with a p-value above 1/e, hardly counts."""
 
 _SCORES = ("ordinary_parts", "ordinary_sites", "calibration_scores")
 
@@ -108,6 +124,10 @@ class Novelty:
     """Describes the mean statistics of each layer, if examples were too few for a distance of all statistics."""
     whole: OrdinaryBatches | None = None
     """Ordinary examples to compare batches with. Files of older versions have none."""
+    features: LastFeatures | None = None
+    """Describes the last features by class, if there are any and examples are enough."""
+    everyday: float | None = EVERYDAY
+    """Files of older versions have None: their score is the plain sum."""
 
     @property
     def network(self) -> Network:
@@ -145,7 +165,7 @@ class Novelty:
             raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
         parts, sites = torch.cat([own[0] for own, _ in found]), torch.cat([own[1] for own, _ in found])
         looked = joined([own[2]._replace(names=names, inputs=looks) for own, (names, looks) in found])
-        score = _score(self.ordinary_parts, parts)
+        score = self.sum_of(surprise(self.ordinary_parts, parts))
         at_site, site = surprise(self.ordinary_sites, sites).max(1)
         names = tuple(self.sight.places[index].name for index in site.tolist())
         return NoveltyReport(score, conformal_p_value(self.calibration_scores, score), names, (-at_site).exp()), looked
@@ -153,7 +173,8 @@ class Novelty:
     def parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Looked]:
         """Return distance and class parts (N, 1 to 3), as far as there are logits, distances by site, and the layers.
 
-        The class parts are energy and evidence, or generalised entropy if classes have no centres.
+        The class parts are those of the last features, else energy and evidence, or generalised entropy if classes have
+        no centres.
         """
         z, known = self.gaussian.standardise(statistics), len(self.gaussian.centres)
         classes = predicted_classes(logits)
@@ -163,7 +184,9 @@ class Novelty:
             distance, _ = self.coarse.distances(self.coarse.standardise(means), torch.zeros_like(classes))
         energy = -logits.logsumexp(1).nan_to_num(nan=-torch.inf)
         of_classes = [energy, evidence][: logits.shape[1]]
-        if known < logits.shape[1]:
+        if self.features is not None:
+            of_classes = list(self.features.parts(statistics[:, -self.sight.num_features :], classes))
+        elif known < logits.shape[1]:
             of_classes = [generalised_entropy(logits).nan_to_num(nan=MOST)]
         by_site = z.split([place.size for place in self.sight.places], dim=1)
         sites = torch.stack([part.square().mean(1) for part in by_site], 1)
@@ -173,6 +196,15 @@ class Novelty:
             sites,
             Looked(means, energy, classes, means[:, :0]),
         )
+
+    def sum_of(self, surprises: Tensor) -> Tensor:
+        """Return the score (N,) from the surprises of the parts (N, 1 to 3): that of the distance, then of classes."""
+        distance = surprises[:, 0]
+        if surprises.shape[1] == 1:
+            return distance
+        if self.everyday is not None:
+            distance = torch.nn.functional.softplus(distance - self.everyday)
+        return distance + surprises[:, 1:].mean(1)
 
     def score(self, data: Batches, **options: Any) -> Tensor:
         """Return how unusual each input is, (N,). Higher is more unusual. The options are those of `report`."""
@@ -205,22 +237,28 @@ class Novelty:
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a header of JSON values, and tensors, for `save`."""
         header = self.sight.header() | {"rest": self.gaussian.rest, "held_out": self.held_out}
-        tensors = {name: getattr(self, name) for name in _SCORES} | {"units": self.sight.units}
+        tensors = {name: getattr(self, name) for name in _SCORES} | self.sight.state()
         tensors |= {name: getattr(self.gaussian, name) for name in GAUSSIAN}
+        for name, part in (vars(self.features) if self.features else {}).items():
+            header[f"features.{name}.rest"] = part.rest
+            tensors |= {f"features.{name}.{field}": getattr(part, field) for field in GAUSSIAN}
         return header | {
             "coarse": self.coarse is not None,
             "seed": self.whole.layers.seed if self.whole else 0,
+            "everyday": self.everyday,
         }, tensors | (self.whole.state() if self.whole else {})
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         """Build it from what `state` returned and the user's network."""
-        sight = Sight.restore(header, tensors["units"], model)
+        sight = Sight.restore(header, tensors, model)
         gaussian = ClassGaussian(**{name: tensors[name] for name in GAUSSIAN}, rest=header["rest"])
         if not gaussian.mean.shape == gaussian.std.shape == gaussian.centres[0].shape == (sight.size,):
             raise ValueError(f"a mean of shape {tuple(gaussian.mean.shape)} for {sight.size} statistics")
         scores = (tensors[name] for name in _SCORES)
-        found = cls(sight, gaussian, *scores, held_out=header["held_out"])
+        found = cls(sight, gaussian, *scores, held_out=header["held_out"], everyday=header.get("everyday"))
+        if "features.within.rest" in header:
+            found = replace(found, features=LastFeatures(*(_gaussian(header, tensors, n) for n in ("within", "common"))))
         if "whole.summary" not in tensors:
             return found
         whole = OrdinaryBatches.restore(tensors, header["seed"])
@@ -277,7 +315,7 @@ def novelty(
     fit, ordinary, rest = _split(len(statistics), calibration is not None, seed)
     detector, layers = _fitted(sight, statistics[fit], logit_rows[fit], calibration is not None)
     parts, sites, _ = detector.parts(statistics[ordinary], logit_rows[ordinary])
-    has_energy = len(detector.gaussian.centres) == logit_rows.shape[1]
+    has_energy = detector.features is None and len(detector.gaussian.centres) == logit_rows.shape[1]
     if has_energy and parts[:, 1].abs().max() < NO_ENERGY:
         warn(
             "the outputs of the network are log-probabilities, it seems. Their energy is 0 for all inputs, so the "
@@ -297,7 +335,7 @@ def novelty(
                 "may flag two or three times as many new inputs as the level says. Pass data that the network was not "
                 "trained on as calibration=; no targets are needed."
             )
-        scores = _score(parts, detector.parts(statistics[rest], logit_rows[rest])[0])
+        scores = detector.sum_of(surprise(parts, detector.parts(statistics[rest], logit_rows[rest])[0]))
         usual = looked(rest)
     else:
         report, usual = replace(detector, calibration_scores=torch.zeros(1))._report(calibration, inputs, None)
@@ -311,8 +349,11 @@ def novelty(
 def _fitted(sight: Sight, statistics: Tensor, logits: Tensor, held_out: bool) -> tuple[Novelty, ClassGaussian]:
     """Fit the distances to what the examples (n, ...) can support. Also return that of the means of layers."""
     count, classes, num_classes = len(statistics), predicted_classes(logits), max(1, logits.shape[1])
+    features = None
     if count < FEWEST_OF_CLASS * num_classes:
         classes, num_classes = torch.zeros_like(classes), 1
+    elif sight.last:
+        features = fit_last_features(statistics[:, -sight.num_features :], classes, num_classes)
     is_coarse = sight.size > FINE * count
     gaussian = fit_gaussian(
         statistics, classes, num_classes, most_directions=1 if is_coarse and num_classes == 1 else None
@@ -326,7 +367,7 @@ def _fitted(sight: Sight, statistics: Tensor, logits: Tensor, held_out: bool) ->
     layers = fit_gaussian(means, torch.zeros_like(classes), 1, LAYER_SHRINKAGE)
     nothing = torch.empty(0)
     coarse = layers if is_coarse else None
-    return Novelty(sight, gaussian, nothing, nothing, nothing, held_out, coarse), layers
+    return Novelty(sight, gaussian, nothing, nothing, nothing, held_out, coarse, features=features), layers
 
 
 def _collect(
@@ -378,7 +419,6 @@ def predicted_classes(logits: Tensor) -> Tensor:
     return logits.argmax(1) if logits.shape[1] else logits.new_zeros(logits.shape[0], dtype=torch.long)
 
 
-def _score(ordinary: Tensor, parts: Tensor) -> Tensor:
-    """Return the surprise of the distance plus the mean surprise of the other parts."""
-    found = surprise(ordinary, parts)
-    return found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
+def _gaussian(header: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> ClassGaussian:
+    fields = {field: tensors[f"features.{name}.{field}"] for field in GAUSSIAN}
+    return ClassGaussian(**fields, rest=header[f"features.{name}.rest"])
