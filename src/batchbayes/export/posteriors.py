@@ -294,14 +294,14 @@ class Detector(Watched):
         features = detector.features
         if features is not None:
             features = LastFeatures(_in_order(features.within), _in_order(features.common))
-        ordered = replace(detector, gaussian=_in_order(detector.gaussian), features=features)
-        self._parts, self._sum_of = ordered.parts, ordered.sum_of
+        self._parts = replace(detector, gaussian=_in_order(detector.gaussian), features=features).parts
         self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
         self._calibration = detector.calibration_scores.double()  # (m,)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the share of ordinary inputs that are at least as unusual, (N,)."""
-        score = self._sum_of(self._surprise(self._parts(*self._see(inputs))[0]))
+        found = self._surprise(self._parts(*self._see(inputs))[0])
+        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
         at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
         return ((1 + at_least) / (len(self._calibration) + 1)).float()
 
@@ -311,10 +311,10 @@ class Detector(Watched):
         tail = max(1, int(TAIL * count))
         start = self._ordinary[-tail - 1 :][:1]  # (1, parts)
         excess = (self._ordinary[-tail:] - start).mean(0).clamp_min(1e-9)
-        at_least = (self._ordinary[None] >= parts[:, None]).double().sum(1)  # (N, parts)
+        at_least = (self._ordinary[None] >= parts[:, None] - TIE).double().sum(1)  # (N, parts)
         ranks = -((1 + at_least) / (count + 1)).log()
         beyond = (parts - start) / excess - math.log((1 + tail) / (count + 1))
-        return torch.where(parts > start, beyond, ranks)
+        return torch.where(parts > start + TIE, beyond, ranks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,9 @@ examples of the class that the network predicts. *Does it look like any class?* 
 much more likely they are under the known classes than under one Gaussian, once as narrow as a class, and once as wide
 as all classes together (`LastFeatures` in `scores.py`).
 
-Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score adds the mean
-surprise of the second question to $\log(1 + 1 / (e p))$ of the first. That is Fisher's sum of surprises, except that an
-everyday distance says nothing: two inputs whose distances are both ordinary differ by their classes alone. So one
-question cannot hide what the other one sees.
+Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score is the surprise of
+the first question plus the mean surprise of the second, as in Fisher's combination of p-values. So one question cannot
+hide what the other one sees.
 
 **What the training examples can support.** With fewer than one example for five statistics, the distance is that of the
 means over the channels of each layer: three numbers a layer. With fewer than ten examples for a class, classes have no
@@ -82,9 +81,6 @@ FINE, LAYER_SHRINKAGE = 5, 0.01
 FEWEST_OF_CLASS = 10
 """Examples of the fit for each class, on average, that centres of classes need."""
 
-EVERYDAY = 1.0
-"""A distance with a surprise below this, so with a p-value above 1/e, hardly counts."""
-
 _SCORES = ("ordinary_parts", "ordinary_sites", "calibration_scores")
 
 
@@ -126,8 +122,6 @@ class Novelty:
     """Ordinary examples to compare batches with. Files of older versions have none."""
     features: LastFeatures | None = None
     """Describes the last features by class, if there are any and examples are enough."""
-    everyday: float | None = EVERYDAY
-    """Files of older versions have None: their score is the plain sum."""
 
     @property
     def network(self) -> Network:
@@ -165,7 +159,7 @@ class Novelty:
             raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
         parts, sites = torch.cat([own[0] for own, _ in found]), torch.cat([own[1] for own, _ in found])
         looked = joined([own[2]._replace(names=names, inputs=looks) for own, (names, looks) in found])
-        score = self.sum_of(surprise(self.ordinary_parts, parts))
+        score = _score(self.ordinary_parts, parts)
         at_site, site = surprise(self.ordinary_sites, sites).max(1)
         names = tuple(self.sight.places[index].name for index in site.tolist())
         return NoveltyReport(score, conformal_p_value(self.calibration_scores, score), names, (-at_site).exp()), looked
@@ -196,15 +190,6 @@ class Novelty:
             sites,
             Looked(means, energy, classes, means[:, :0]),
         )
-
-    def sum_of(self, surprises: Tensor) -> Tensor:
-        """Return the score (N,) from the surprises of the parts (N, 1 to 3): that of the distance, then of classes."""
-        distance = surprises[:, 0]
-        if surprises.shape[1] == 1:
-            return distance
-        if self.everyday is not None:
-            distance = torch.nn.functional.softplus(distance - self.everyday)
-        return distance + surprises[:, 1:].mean(1)
 
     def score(self, data: Batches, **options: Any) -> Tensor:
         """Return how unusual each input is, (N,). Higher is more unusual. The options are those of `report`."""
@@ -245,7 +230,6 @@ class Novelty:
         return header | {
             "coarse": self.coarse is not None,
             "seed": self.whole.layers.seed if self.whole else 0,
-            "everyday": self.everyday,
         }, tensors | (self.whole.state() if self.whole else {})
 
     @classmethod
@@ -256,9 +240,11 @@ class Novelty:
         if not gaussian.mean.shape == gaussian.std.shape == gaussian.centres[0].shape == (sight.size,):
             raise ValueError(f"a mean of shape {tuple(gaussian.mean.shape)} for {sight.size} statistics")
         scores = (tensors[name] for name in _SCORES)
-        found = cls(sight, gaussian, *scores, held_out=header["held_out"], everyday=header.get("everyday"))
+        found = cls(sight, gaussian, *scores, held_out=header["held_out"])
         if "features.within.rest" in header:
-            found = replace(found, features=LastFeatures(*(_gaussian(header, tensors, n) for n in ("within", "common"))))
+            found = replace(
+                found, features=LastFeatures(*(_gaussian(header, tensors, n) for n in ("within", "common")))
+            )
         if "whole.summary" not in tensors:
             return found
         whole = OrdinaryBatches.restore(tensors, header["seed"])
@@ -335,7 +321,7 @@ def novelty(
                 "may flag two or three times as many new inputs as the level says. Pass data that the network was not "
                 "trained on as calibration=; no targets are needed."
             )
-        scores = detector.sum_of(surprise(parts, detector.parts(statistics[rest], logit_rows[rest])[0]))
+        scores = _score(parts, detector.parts(statistics[rest], logit_rows[rest])[0])
         usual = looked(rest)
     else:
         report, usual = replace(detector, calibration_scores=torch.zeros(1))._report(calibration, inputs, None)
@@ -422,3 +408,9 @@ def predicted_classes(logits: Tensor) -> Tensor:
 def _gaussian(header: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> ClassGaussian:
     fields = {field: tensors[f"features.{name}.{field}"] for field in GAUSSIAN}
     return ClassGaussian(**fields, rest=header[f"features.{name}.rest"])
+
+
+def _score(ordinary: Tensor, parts: Tensor) -> Tensor:
+    """Return the surprise of the distance plus the mean surprise of the other parts."""
+    found = surprise(ordinary, parts)
+    return found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)

@@ -143,7 +143,7 @@ TAIL = 0.05
 
 TIE = 1e-9
 """Scores that differ by less are equal. They are sums of logarithms of ranks, so ties are common, and the last digit of
-a sum depends on its parts."""
+a sum depends on its parts. Parts of a score tie as well, as relative distances do in a network with one class."""
 
 
 def surprise(ordinary: Tensor, scores: Tensor) -> Tensor:
@@ -163,9 +163,9 @@ def surprise(ordinary: Tensor, scores: Tensor) -> Tensor:
     tail = max(1, int(TAIL * count))
     start = ordered[:, -tail - 1 :][:, :1]
     excess = (ordered[:, -tail:] - start).mean(1, keepdim=True).clamp_min(1e-9)
-    ranks = -torch.log((1 + count - torch.searchsorted(ordered, values)).double() / (count + 1))
+    ranks = -torch.log((1 + count - torch.searchsorted(ordered, values - TIE)).double() / (count + 1))
     beyond = -math.log((1 + tail) / (count + 1)) + (values - start) / excess
-    return torch.where(values > start, beyond, ranks).T
+    return torch.where(values > start + TIE, beyond, ranks).T
 
 
 def conformal_p_value(ordinary: Tensor, scores: Tensor) -> Tensor:

@@ -273,7 +273,7 @@ def _with_last_features(sight: Sight, examples: Tensor) -> Sight:
 
     with torch.no_grad():
         outputs = sight.network(examples, before={name: partial(note, name) for name in linear})
-    able = [name for name in found if outputs.ndim == 2 and linear[name].out_features == outputs.shape[1]]
+    able = [name for name in found if outputs.ndim == 2 and linear[name].out_features == outputs.shape[1] > 1]
     if not able or not sight.logits:
         return sight
     last = able[-1]
