@@ -109,12 +109,9 @@ def main() -> None:
     first = torch.randperm(700, generator=torch.Generator().manual_seed(0))
     parts = {"reference": images[first[:REFERENCE]], "calibration": images[first[REFERENCE:]], "fresh": images[700:]}
     parts |= dict.fromkeys(STRANGE, images[700:])
-    sight = watched(model, normalised(images[:2].float() / 255))
+    sight = watched(model, normalised(images[:64].float() / 255))
 
-    def make() -> dict[str, Seen]:
-        return {name: see(sight, model._fc, batches(each, name)) for name, each in parts.items()}
-
-    seen = kept(options.keep / "efficientnet.pt", make)
+    seen = kept(options.keep / "efficientnet", parts, lambda name: see(sight, batches(parts[name], name)))
     score = novelty_score(sight, seen["reference"])
     scores = {"novelty": score} | baselines(seen["reference"])
     table(

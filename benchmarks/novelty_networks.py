@@ -134,10 +134,9 @@ def main() -> None:
     for name in options.network or NETWORKS:
         network = trained(name, images, labels, options.weights).eval()
         sight = watched(network, standardise(images[:64]))
-        last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
 
-        def seen(part: Tensor, sight=sight, last=last):
-            return see(sight, last, map(standardise, part.split(100)))
+        def seen(part: Tensor, sight=sight):
+            return see(sight, map(standardise, part.split(100)))
 
         reference, usual = seen(images[:REFERENCE]), seen(fresh)
         right = (usual.logits.argmax(1) == truth[truth < KNOWN][:COUNT]).double().mean()

@@ -88,16 +88,16 @@ def main() -> None:
     torch.set_grad_enabled(False)
     images, labels = load_cifar10("train", options.folder)
     labels = labels[torch.randperm(len(images), generator=generator(0, "training images"))[:8000]]
+    sets = image_sets(options.folder)
     for depth in options.depth or (20, 32):
         weights = data_file(f"weights/resnet{depth}_cifar10_akamaster.safetensors", options.folder)
         network = cifar_resnet(depth, weights)
-        sight = watched(network, standardise(images[:2]))
+        sight = watched(network, standardise(images[:64]))
 
-        def make(network: nn.Module = network, sight=sight) -> dict[str, Seen]:
-            sets = image_sets(options.folder)
-            return {name: see(sight, network.linear, map(standardise, each.split(85))) for name, each in sets.items()}
+        def make(name: str, sight=sight) -> Seen:
+            return see(sight, map(standardise, sets[name].split(85)))
 
-        seen = kept(options.keep / f"resnet{depth}.pt", make)
+        seen = kept(options.keep / f"resnet{depth}", sets, make)
         train, known = seen.pop("train"), seen.pop("test")
         scores = {"novelty": novelty_score(sight, train)} | baselines(train) | peers(network.linear, train, labels)
         far = [name for name in seen if name not in (*NEAR, IMAGENET)]

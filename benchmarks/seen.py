@@ -1,6 +1,7 @@
 """What the benchmarks of novelty share: what one pass shows of images, scores from it, and the ImageNet sample.
 
-A pass over many images takes minutes, and every detector can be computed from what it shows. So it is kept in a file.
+A pass over many images takes minutes, and every detector can be computed from what it shows. So it is kept in files,
+and a run that was stopped goes on where it was.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,24 +41,25 @@ def watched(network: nn.Module, examples: Tensor) -> Sight:
 
 
 @torch.no_grad()
-def see(sight: Sight, last: nn.Linear, batches: Iterable[Tensor]) -> Seen:
-    """Run the network on inputs: once for the statistics, once for the features of its last layer."""
-    name = next(name for name, module in sight.network.module.named_modules() if module is last)
-    found = []
-    for inputs in batches:
-        statistics, logits = sight(inputs)
-        features: list[Tensor] = []
-        sight.network(inputs, before={name: features.append})
-        found.append((statistics, logits.float(), features[0].flatten(1).clone()))
-    return Seen(*(torch.cat(column) for column in zip(*found, strict=True)))
+def see(sight: Sight, batches: Iterable[Tensor]) -> Seen:
+    """Run the network once on inputs. Its last features are among the statistics, in units of their usual spread."""
+    found = [sight(inputs) for inputs in batches]
+    statistics, logits = (torch.cat(column) for column in zip(*found, strict=True))
+    mean, std = sight.units[:, -sight.num_features :]
+    return Seen(statistics, logits.float(), statistics[:, -sight.num_features :] * std + mean)
 
 
-def kept(path: Path, make: Callable[[], dict[str, Seen]]) -> dict[str, Seen]:
-    """Return what a file holds, or make it and write the file."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({name: tuple(seen) for name, seen in make().items()}, path)
-    return {name: Seen(*parts) for name, parts in torch.load(path, mmap=True).items()}
+def kept(folder: Path, sets: Iterable[str], make: Callable[[str], Seen]) -> dict[str, Seen]:
+    """Return what the files of a folder hold, one for each set. A file that is missing is made and written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for name in sets:
+        path = folder / f"{name}.pt"
+        if not path.exists():
+            torch.save(tuple(make(name)), folder / "unfinished")
+            (folder / "unfinished").rename(path)
+        found[name] = Seen(*torch.load(path, mmap=True))
+    return found
 
 
 def novelty_score(sight: Sight, train: Seen) -> Score:

@@ -3,6 +3,7 @@
 import importlib
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 import batchbayes as bb
 from batchbayes.export.posteriors import Detector
 from batchbayes.network.function import as_network
-from batchbayes.novelty.detector import FEWEST_OF_CLASS, FINE
-from batchbayes.novelty.scores import generalised_entropy
-from batchbayes.novelty.statistics import FLOOR, layer_means, watch_any
+from batchbayes.novelty.detector import FEWEST_OF_CLASS, FINE, _fitted, _score
+from batchbayes.novelty.scores import generalised_entropy, surprise
+from batchbayes.novelty.statistics import FLOOR, LEAST_STD, layer_means, watch_any
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the p-values are calibrated on training examples", "ignore:novelty. the .* inputs together are unlike"
@@ -50,17 +51,20 @@ def tokens(norm: nn.Module) -> nn.Module:
 
 IMAGE, SEQUENCE = (2, 8, 8), (5, 3)
 CASES = {
-    "GroupNorm": (lambda: images(nn.GroupNorm(2, 4)), IMAGE, {"1": 1}),
-    "InstanceNorm": (lambda: images(nn.InstanceNorm2d(4)), IMAGE, {"1": 1}),
-    "LayerNorm2d": (lambda: images(LayerNorm2d(4)), IMAGE, {"1": 1}),
-    "LayerNorm of maps": (lambda: images(nn.LayerNorm([4, 8, 8])), IMAGE, {"1": 1}),
-    "LayerNorm": (lambda: tokens(nn.LayerNorm(8)), SEQUENCE, {"1": 2}),
-    "RMSNorm": (lambda: tokens(nn.RMSNorm(8)), SEQUENCE, {"1": 2}),
-    "own RMSNorm": (lambda: tokens(OwnRMSNorm(8)), SEQUENCE, {"1": 2}),
+    "GroupNorm": (lambda: images(nn.GroupNorm(2, 4)), IMAGE, {"1": 1, "7": 1}),
+    "InstanceNorm": (lambda: images(nn.InstanceNorm2d(4)), IMAGE, {"1": 1, "7": 1}),
+    "LayerNorm2d": (lambda: images(LayerNorm2d(4)), IMAGE, {"1": 1, "7": 1}),
+    "LayerNorm of maps": (lambda: images(nn.LayerNorm([4, 8, 8])), IMAGE, {"1": 1, "7": 1}),
+    "LayerNorm": (lambda: tokens(nn.LayerNorm(8)), SEQUENCE, {"1": 2, "5": 1}),
+    "RMSNorm": (lambda: tokens(nn.RMSNorm(8)), SEQUENCE, {"1": 2, "5": 1}),
+    "own RMSNorm": (lambda: tokens(OwnRMSNorm(8)), SEQUENCE, {"1": 2, "5": 1}),
     "none": (lambda: images(None), IMAGE, {"0": 1, "2": 1, "6": 1}),
     "none, table": (lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), (4,), {"0": 1, "2": 1}),
 }
-"""Networks, the shape of an input, and the layers that are watched with the axis of their channels."""
+"""Networks, the shape of an input, and the layers that are watched with the axis of their channels. The last one is the
+last linear layer of a classifier."""
+MIXED = ("LayerNorm2d", "LayerNorm of maps", "LayerNorm", "RMSNorm", "own RMSNorm")
+"""Here statistics are those along principal directions of the channels."""
 
 
 def built(name: str) -> tuple[nn.Module, tuple[int, ...]]:
@@ -86,12 +90,48 @@ def naive_statistics(h: Tensor, axis: int, unit: Tensor) -> list[float]:
     return means + seconds + variances if h.ndim > 1 else means
 
 
+def rotated(h: Tensor, axis: int, directions: Tensor) -> Tensor:
+    """Project the channels of each position on each direction, in plain loops over channels."""
+    channels = h.double().movedim(axis, 0)
+    each = [sum(float(w) * channel for w, channel in zip(row, channels, strict=True)) for row in directions.T]
+    return torch.stack(each).movedim(0, axis)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_principal_directions_leave_channels_uncorrelated(name):
+    network, shape = built(name)
+    seen: list[Tensor] = []
+    network[1].register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().double()))
+    sight = watch_any(as_network(network), inputs(50, shape), None)
+    values = sight.along_channels(sight.places[0], seen[0]).movedim(1, 0).flatten(1)
+    covariance = torch.cov(values)
+    torch.testing.assert_close(covariance, covariance.diag().diag(), rtol=0, atol=1e-5)
+    spread = seen[0].movedim(sight.places[0].axis, 0).flatten(1).var(1)
+    assert float(covariance.trace()) == pytest.approx(float(spread.sum()), rel=1e-5)
+    assert float(covariance.diag().max() / covariance.diag().min()) > 2 * float(spread.max() / spread.min())
+
+
+def test_what_no_single_channel_shows_is_found_at_a_layer_norm():
+    """Channels that are nearly copies of each other, and inputs in which each is as usual, but they are not."""
+    network = nn.Sequential(nn.LayerNorm(2), nn.Flatten(), nn.Linear(40, 3)).eval()
+
+    def pairs(count: int, seed: int) -> Tensor:
+        first = inputs(count, (20, 1), seed)
+        return torch.cat([first, first + 0.01 * inputs(count, (20, 1), seed + 1)], 2)
+
+    detector = bb.novelty(network, pairs(400, 1), calibration=pairs(200, 3))
+    apart = torch.cat([pairs(50, 5)[..., :1], pairs(50, 6)[..., :1]], 2)
+    assert detector.p_value(apart).max() < 0.02
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_statistics_equal_a_naive_version_at_the_layers_that_are_named(name):
     network, shape = built(name)
     reference, x = inputs(50, shape), inputs(4, shape, 2)
     sight = watch_any(as_network(network), reference, None)
     assert {place.name: place.axis for place in sight.places} == CASES[name][2]
+    assert list(sight.directions) == (["1"] if name in MIXED else [])
+    assert sight.last == (None if name == "none, table" else sight.places[-1].name)
     seen: dict[str, list[Tensor]] = {place.name: [] for place in sight.places}
     for place in sight.places:
         network.get_submodule(place.name).register_forward_pre_hook(
@@ -102,9 +142,14 @@ def test_statistics_equal_a_naive_version_at_the_layers_that_are_named(name):
     found, start = sight(x)[0], 0
     for place, unit in zip(sight.places, sight.units.split([p.channels for p in sight.places], 1), strict=True):
         ordinary, h = seen[place.name][:2]  # the hooks run in our pass as well
+        if place.name in sight.directions:
+            ordinary, h = (rotated(each, place.axis, sight.directions[place.name]) for each in (ordinary, h))
         values = ordinary.double().movedim(place.axis, 0).flatten(1)
         torch.testing.assert_close(unit.double()[0], values.mean(1), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(unit.double()[1], values.var(1, correction=0).sqrt(), rtol=1e-4, atol=1e-5)
+        std = values.var(1, correction=0).sqrt()
+        if place.name in sight.directions:
+            std = std.clamp_min(LEAST_STD * std.max())  # the channels of a linear layer fill no more than its inputs
+        torch.testing.assert_close(unit.double()[1], std, rtol=1e-4, atol=1e-5)
         expected = torch.tensor([naive_statistics(row, place.axis, unit) for row in h])
         torch.testing.assert_close(found[:, start : start + place.size], expected, rtol=1e-3, atol=1e-3)
         start += place.size
@@ -176,6 +221,56 @@ def test_generalised_entropy_and_means_of_layers_by_definition():
         if not place.positions:
             expected.append((part.square().mean(1) + FLOOR).log())
     torch.testing.assert_close(layer_means(sight.places, z), torch.stack(expected, 1))
+
+
+def test_the_parts_of_last_features_by_definition():
+    network, shape = built("GroupNorm")
+    detector = bb.novelty(network, inputs(400, shape), calibration=inputs(100, shape, 2))
+    statistics, logits = detector.sight(inputs(6, shape, 3))
+    unit = detector.sight.units[:, -6:].double()
+    parts, features = detector.parts(statistics, logits)[0], statistics[:, -6:].double()
+    with torch.no_grad():
+        torch.testing.assert_close(features * unit[1] + unit[0], network[:7](inputs(6, shape, 3)).double())
+
+    def covariance(gaussian) -> Tensor:
+        narrow = gaussian.directions.double() @ gaussian.directions.double().T
+        return torch.linalg.inv(torch.eye(6).double() / gaussian.rest - narrow)
+
+    def log_density(z: Tensor, centre: Tensor, spread: Tensor) -> float:
+        return float(torch.distributions.MultivariateNormal(centre, spread).log_prob(z))
+
+    within, common = detector.features.within, detector.features.common
+    for row, f, logit in zip(parts, features, logits, strict=True):
+        z, spread = within.standardise(f).double(), covariance(within)
+        of_class = [log_density(z, centre, spread) for centre in within.centres.double()]
+        around = log_density(z, torch.zeros(6).double(), spread)
+        assert float(row[1]) == pytest.approx(-math.log(sum(math.exp(each - around) for each in of_class)), abs=1e-3)
+        own = -2 * (
+            of_class[int(logit.argmax())] - log_density(within.centres[0].double(), within.centres[0].double(), spread)
+        )
+        y, wide = common.standardise(f).double(), covariance(common)
+        usual = y @ torch.linalg.inv(wide) @ y
+        assert float(row[2]) == pytest.approx(own - float(usual), abs=1e-3)
+
+
+def test_files_of_before_last_features_keep_their_score(tmp_path):
+    """Their header has no word about last features or directions."""
+    network, shape = built("GroupNorm")
+    sight = watch_any(as_network(network), inputs(64, shape), None)
+    statistics, logits = sight(inputs(300, shape))
+    old = replace(sight, places=sight.places[:-1], units=sight.units[:, :-6], last=None)
+    detector, _ = _fitted(old, statistics[:200, :-6], logits[:200], True)
+    parts, sites, _ = detector.parts(statistics[200:, :-6], logits[200:])
+    detector = replace(detector, ordinary_parts=parts, ordinary_sites=sites)
+    detector = replace(detector, calibration_scores=_score(parts, parts))
+    header, tensors = detector.state()
+    for word in ("last", "directions"):
+        del header[word]
+    again = bb.Novelty.restore(header, tensors, network)
+    x = inputs(20, shape, 3)
+    assert torch.equal(again.score(x), detector.score(x))
+    found = surprise(parts, detector.parts(*old(x))[0])
+    torch.testing.assert_close(again.score(x), found[:, 0] + 0.5 * (found[:, 1] + found[:, 2]))
 
 
 def test_classes_and_statistics_that_the_reference_cannot_support():

@@ -207,14 +207,26 @@ def test_regression_and_maps_of_logits():
     assert detector.score(torch.randn(3, 2, 12, 12)).shape == (3,)
 
 
+def test_log_probabilities_change_nothing_where_last_features_answer():
+    case = NETWORKS["BatchNorm2d"]
+    plain, x = case.network(), torch.cat(case.batches(20, seed=5))
+    first, second = (bb.novelty(each, case.batches(50)) for each in (plain, nn.Sequential(plain, nn.LogSoftmax(1))))
+    assert (first.sight.last, second.sight.last) == ("10", "0.10")
+    assert torch.equal(first.score(x), second.score(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["BatchNorm1d (N, C)", "BatchNorm2d"])
-def test_log_probabilities_have_no_energy_and_their_rounding_errors_do_not_count(name, dtype):
-    case = NETWORKS[name]
-    network = nn.Sequential(case.network(), nn.LogSoftmax(1)).to(dtype)
-    batches, x = case.batches(50), torch.cat(case.batches(20, seed=5)).to(dtype)
+def test_log_probabilities_have_no_energy_and_their_rounding_errors_do_not_count(dtype):
+    """In a network without last features: its head is a convolution."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 1), nn.AdaptiveAvgPool2d(1)
+    )
+    network = nn.Sequential(*network, nn.Flatten(), nn.LogSoftmax(1)).eval().to(dtype)
+    batches, x = torch.randn(400, 3, 8, 8).to(dtype), torch.randn(160, 3, 8, 8).to(dtype)
     with pytest.warns(bb.BatchbayesWarning, match="log-probabilities, it seems.*does without it"):
-        detector = bb.novelty(network, [batch.to(dtype) for batch in batches])
+        detector = bb.novelty(network, batches)
+    assert detector.sight.last is None
     distance, _, evidence = surprise(detector.ordinary_parts, detector.parts(*detector.sight(x))[0]).T
     torch.testing.assert_close(detector.score(x), distance + evidence / 2)
     exported = Detector(detector, detector.sight.network)(x)

@@ -169,7 +169,7 @@ class Drift:
         def part(name: str) -> dict[str, Any]:
             return {key.removeprefix(name): tensors[key] for key in tensors if key.startswith(name)}
 
-        sight = Sight.restore(header, tensors["units"], model)
+        sight = Sight.restore(header, tensors, model)
         gaussian = ClassGaussian(**part("gaussian."), rest=header["rest"])
         ordinary = Ordinary(gaussian, **part("ordinary."), seed=header["seed"])
         moments, saved = ClassMoments(**part("moments.")), part("confidence.")

@@ -38,7 +38,7 @@ from batchbayes.methods.views.transforms import (
 from batchbayes.methods.views.with_views import ViewsPosterior
 from batchbayes.network.function import Network
 from batchbayes.novelty.detector import Novelty
-from batchbayes.novelty.scores import TAIL, TIE, ClassGaussian
+from batchbayes.novelty.scores import TAIL, TIE, ClassGaussian, LastFeatures
 from batchbayes.novelty.statistics import FLOOR, Place, Sight, kept_outputs
 from batchbayes.posterior import Posterior
 
@@ -279,7 +279,7 @@ class Watched(nn.Module):
         places = self._sight.places
 
         def see(place: Place, unit: Tensor, h: Tensor) -> None:
-            seen[place.name] = _statistics(h.movedim(place.axis, 1), unit, place.positions)
+            seen[place.name] = _statistics(self._sight.along_channels(place, h), unit, place.positions)
 
         before = {place.name: partial(see, place, unit) for place, unit in zip(places, self._units, strict=True)}
         logits = kept_outputs(self._run(inputs, before=before), self._sight.logits)
@@ -291,7 +291,10 @@ class Detector(Watched):
 
     def __init__(self, detector: Novelty, network: Network) -> None:
         super().__init__(detector.sight, network)
-        self._parts = replace(detector, gaussian=_in_order(detector.gaussian)).parts
+        features = detector.features
+        if features is not None:
+            features = LastFeatures(_in_order(features.within), _in_order(features.common))
+        self._parts = replace(detector, gaussian=_in_order(detector.gaussian), features=features).parts
         self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
         self._calibration = detector.calibration_scores.double()  # (m,)
 
@@ -308,10 +311,10 @@ class Detector(Watched):
         tail = max(1, int(TAIL * count))
         start = self._ordinary[-tail - 1 :][:1]  # (1, parts)
         excess = (self._ordinary[-tail:] - start).mean(0).clamp_min(1e-9)
-        at_least = (self._ordinary[None] >= parts[:, None]).double().sum(1)  # (N, parts)
+        at_least = (self._ordinary[None] >= parts[:, None] - TIE).double().sum(1)  # (N, parts)
         ranks = -((1 + at_least) / (count + 1)).log()
         beyond = (parts - start) / excess - math.log((1 + tail) / (count + 1))
-        return torch.where(parts > start, beyond, ranks)
+        return torch.where(parts > start + TIE, beyond, ranks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,15 +2,19 @@ r"""Novelty: has the network seen such an input?
 
 A forward pass answers two questions about each input. *Does it look like the training data?* The answer is the
 Mahalanobis distance of its statistics at all layers that are watched (see `statistics.py`) from those of training
-examples of the class that the network predicts. *Does it look like any class?* There are two answers: the energy of the
-logits, $-\log \sum_k e^{f_k}$ (Liu et al., NeurIPS 2020), and how much more likely the known classes make its
-statistics. Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score is the
-surprise of the first question plus the mean surprise of the second, as in Fisher's combination of p-values. So one
-question cannot hide what the other one sees.
+examples of the class that the network predicts. *Does it look like any class?* The last features give two answers: how
+much more likely they are under the known classes than under one Gaussian, once as narrow as a class, and once as wide
+as all classes together (`LastFeatures` in `scores.py`).
+
+Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score is the surprise of
+the first question plus the mean surprise of the second, as in Fisher's combination of p-values. So one question cannot
+hide what the other one sees.
 
 **What the training examples can support.** With fewer than one example for five statistics, the distance is that of the
 means over the channels of each layer: three numbers a layer. With fewer than ten examples for a class, classes have no
-centres, and the generalised entropy of the probabilities answers the second question.
+centres, and the generalised entropy of the probabilities answers the second question. A classifier that does not end in
+a linear layer has no last features. There the energy of the logits, $-\log \sum_k e^{f_k}$ (Liu et al., NeurIPS 2020),
+and the evidence for a class in all statistics answer it.
 
 The p-value of the score is conformal: at most a share a of ordinary inputs has a p-value of a or less, if ordinary
 inputs are like the examples that it is calibrated on. **A classifier knows its training examples better than new ones
@@ -38,7 +42,15 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.batches import Batches, chunks, cut, evenly, first_of, input_stream, known_length
 from batchbayes.network.function import Network, as_network
 from batchbayes.network.inputs import Picker, require_finite, tensors_of
-from batchbayes.novelty.scores import ClassGaussian, conformal_p_value, fit_gaussian, generalised_entropy, surprise
+from batchbayes.novelty.scores import (
+    ClassGaussian,
+    LastFeatures,
+    conformal_p_value,
+    fit_gaussian,
+    fit_last_features,
+    generalised_entropy,
+    surprise,
+)
 from batchbayes.novelty.statistics import Sight, layer_means, watch_any
 from batchbayes.novelty.whole import (
     GAUSSIAN,
@@ -108,6 +120,8 @@ class Novelty:
     """Describes the mean statistics of each layer, if examples were too few for a distance of all statistics."""
     whole: OrdinaryBatches | None = None
     """Ordinary examples to compare batches with. Files of older versions have none."""
+    features: LastFeatures | None = None
+    """Describes the last features by class, if there are any and examples are enough."""
 
     @property
     def network(self) -> Network:
@@ -153,7 +167,8 @@ class Novelty:
     def parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Looked]:
         """Return distance and class parts (N, 1 to 3), as far as there are logits, distances by site, and the layers.
 
-        The class parts are energy and evidence, or generalised entropy if classes have no centres.
+        The class parts are those of the last features, else energy and evidence, or generalised entropy if classes have
+        no centres.
         """
         z, known = self.gaussian.standardise(statistics), len(self.gaussian.centres)
         classes = predicted_classes(logits)
@@ -163,7 +178,9 @@ class Novelty:
             distance, _ = self.coarse.distances(self.coarse.standardise(means), torch.zeros_like(classes))
         energy = -logits.logsumexp(1).nan_to_num(nan=-torch.inf)
         of_classes = [energy, evidence][: logits.shape[1]]
-        if known < logits.shape[1]:
+        if self.features is not None:
+            of_classes = list(self.features.parts(statistics[:, -self.sight.num_features :], classes))
+        elif known < logits.shape[1]:
             of_classes = [generalised_entropy(logits).nan_to_num(nan=MOST)]
         by_site = z.split([place.size for place in self.sight.places], dim=1)
         sites = torch.stack([part.square().mean(1) for part in by_site], 1)
@@ -205,8 +222,11 @@ class Novelty:
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a header of JSON values, and tensors, for `save`."""
         header = self.sight.header() | {"rest": self.gaussian.rest, "held_out": self.held_out}
-        tensors = {name: getattr(self, name) for name in _SCORES} | {"units": self.sight.units}
+        tensors = {name: getattr(self, name) for name in _SCORES} | self.sight.state()
         tensors |= {name: getattr(self.gaussian, name) for name in GAUSSIAN}
+        for name, part in (vars(self.features) if self.features else {}).items():
+            header[f"features.{name}.rest"] = part.rest
+            tensors |= {f"features.{name}.{field}": getattr(part, field) for field in GAUSSIAN}
         return header | {
             "coarse": self.coarse is not None,
             "seed": self.whole.layers.seed if self.whole else 0,
@@ -215,12 +235,16 @@ class Novelty:
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
         """Build it from what `state` returned and the user's network."""
-        sight = Sight.restore(header, tensors["units"], model)
+        sight = Sight.restore(header, tensors, model)
         gaussian = ClassGaussian(**{name: tensors[name] for name in GAUSSIAN}, rest=header["rest"])
         if not gaussian.mean.shape == gaussian.std.shape == gaussian.centres[0].shape == (sight.size,):
             raise ValueError(f"a mean of shape {tuple(gaussian.mean.shape)} for {sight.size} statistics")
         scores = (tensors[name] for name in _SCORES)
         found = cls(sight, gaussian, *scores, held_out=header["held_out"])
+        if "features.within.rest" in header:
+            found = replace(
+                found, features=LastFeatures(*(_gaussian(header, tensors, n) for n in ("within", "common")))
+            )
         if "whole.summary" not in tensors:
             return found
         whole = OrdinaryBatches.restore(tensors, header["seed"])
@@ -277,7 +301,7 @@ def novelty(
     fit, ordinary, rest = _split(len(statistics), calibration is not None, seed)
     detector, layers = _fitted(sight, statistics[fit], logit_rows[fit], calibration is not None)
     parts, sites, _ = detector.parts(statistics[ordinary], logit_rows[ordinary])
-    has_energy = len(detector.gaussian.centres) == logit_rows.shape[1]
+    has_energy = detector.features is None and len(detector.gaussian.centres) == logit_rows.shape[1]
     if has_energy and parts[:, 1].abs().max() < NO_ENERGY:
         warn(
             "the outputs of the network are log-probabilities, it seems. Their energy is 0 for all inputs, so the "
@@ -311,8 +335,11 @@ def novelty(
 def _fitted(sight: Sight, statistics: Tensor, logits: Tensor, held_out: bool) -> tuple[Novelty, ClassGaussian]:
     """Fit the distances to what the examples (n, ...) can support. Also return that of the means of layers."""
     count, classes, num_classes = len(statistics), predicted_classes(logits), max(1, logits.shape[1])
+    features = None
     if count < FEWEST_OF_CLASS * num_classes:
         classes, num_classes = torch.zeros_like(classes), 1
+    elif sight.last:
+        features = fit_last_features(statistics[:, -sight.num_features :], classes, num_classes)
     is_coarse = sight.size > FINE * count
     gaussian = fit_gaussian(
         statistics, classes, num_classes, most_directions=1 if is_coarse and num_classes == 1 else None
@@ -326,7 +353,7 @@ def _fitted(sight: Sight, statistics: Tensor, logits: Tensor, held_out: bool) ->
     layers = fit_gaussian(means, torch.zeros_like(classes), 1, LAYER_SHRINKAGE)
     nothing = torch.empty(0)
     coarse = layers if is_coarse else None
-    return Novelty(sight, gaussian, nothing, nothing, nothing, held_out, coarse), layers
+    return Novelty(sight, gaussian, nothing, nothing, nothing, held_out, coarse, features=features), layers
 
 
 def _collect(
@@ -376,6 +403,11 @@ def _split(count: int, held_out: bool, seed: int) -> tuple[Tensor, Tensor, Tenso
 def predicted_classes(logits: Tensor) -> Tensor:
     """Return the predicted class of each example. Without logits all are of one class."""
     return logits.argmax(1) if logits.shape[1] else logits.new_zeros(logits.shape[0], dtype=torch.long)
+
+
+def _gaussian(header: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> ClassGaussian:
+    fields = {field: tensors[f"features.{name}.{field}"] for field in GAUSSIAN}
+    return ClassGaussian(**fields, rest=header[f"features.{name}.rest"])
 
 
 def _score(ordinary: Tensor, parts: Tensor) -> Tensor:

@@ -101,6 +101,34 @@ def _leading(z: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return values, z.T @ (vectors[:, -rank:] / (values * count).sqrt().clamp_min(1e-12)).float()
 
 
+@dataclass(frozen=True, eq=False)
+class LastFeatures:
+    """What the last features (N, F) of a classifier say about its classes."""
+
+    within: ClassGaussian
+    """One centre for each class."""
+    common: ClassGaussian
+    """One centre for all of them, so that its covariance is that of all examples."""
+
+    def parts(self, features: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return how little any class explains features, and how much further they are from their class than usual.
+
+        The first is the evidence of `ClassGaussian.distances`. It compares with a Gaussian around the common mean that
+        is as narrow as a class. The second is the relative Mahalanobis distance (Ren et al., arXiv:2106.09022): the
+        distance from the class (N,) that the network predicts, less the distance from all examples. It compares with a
+        Gaussian as wide as all classes together. Both are (N,) in float64, and higher is stranger.
+        """
+        own, evidence = self.within.distances(self.within.standardise(features), classes)
+        common, _ = self.common.distances(self.common.standardise(features), torch.zeros_like(classes))
+        return evidence, own - common
+
+
+def fit_last_features(features: Tensor, classes: Tensor, num_classes: int) -> LastFeatures:
+    """Fit to last features (n, F) and the classes (n,) that the network predicts."""
+    within, common = (fit_gaussian(features, each, k) for each, k in ((classes, num_classes), (0 * classes, 1)))
+    return LastFeatures(within, common)
+
+
 def generalised_entropy(logits: Tensor) -> Tensor:
     r"""Return $\sum_k (p_k (1 - p_k))^{0.1}$ over the 100 most likely classes of logits (N, K), (N,).
 
@@ -115,7 +143,7 @@ TAIL = 0.05
 
 TIE = 1e-9
 """Scores that differ by less are equal. They are sums of logarithms of ranks, so ties are common, and the last digit of
-a sum depends on its parts."""
+a sum depends on its parts. Parts of a score tie as well, as relative distances do in a network with one class."""
 
 
 def surprise(ordinary: Tensor, scores: Tensor) -> Tensor:
@@ -135,9 +163,9 @@ def surprise(ordinary: Tensor, scores: Tensor) -> Tensor:
     tail = max(1, int(TAIL * count))
     start = ordered[:, -tail - 1 :][:, :1]
     excess = (ordered[:, -tail:] - start).mean(1, keepdim=True).clamp_min(1e-9)
-    ranks = -torch.log((1 + count - torch.searchsorted(ordered, values)).double() / (count + 1))
+    ranks = -torch.log((1 + count - torch.searchsorted(ordered, values - TIE)).double() / (count + 1))
     beyond = -math.log((1 + tail) / (count + 1)) + (values - start) / excess
-    return torch.where(values > start, beyond, ranks).T
+    return torch.where(values > start + TIE, beyond, ranks).T
 
 
 def conformal_p_value(ordinary: Tensor, scores: Tensor) -> Tensor:

@@ -2,10 +2,15 @@
 
 The activations are the inputs of layers: of batch norms if the network has any, else of norms of other kinds, else of
 linear layers and convolutions. They are in units of running statistics, or of what the first inputs of the fit show.
+The input of a classifier's last linear layer, its *last features*, is watched in any case.
+
+A layer norm scales all channels of a position together, so a single channel of its input means little. There the
+statistics are those along the principal directions of the channels. What is unusual is often small: pixel noise hides
+in directions that ordinary inputs hardly use, and shows in no single channel.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self
 
@@ -44,6 +49,11 @@ their variance would be lost to rounding. Elsewhere this would only take time.""
 BATCH_NORM, NORM, PLAIN = "batch-norm", "norm", "linear or convolution"
 """The kinds of layers that are watched."""
 
+WIDEST = 512
+"""Layers with more channels keep them as they are: a square matrix for each layer would make files large."""
+LEAST_STD = 1e-3
+"""The smallest unit along a direction, as a share of the largest one of its layer."""
+
 NORM_NAMES = ("batchnorm", "layernorm", "groupnorm", "instancenorm", "rmsnorm")
 """A layer of another library is a norm if the name of its class has one of these in it."""
 
@@ -77,6 +87,10 @@ class Sight:
     """Whether the outputs are logits of classes."""
     kind: str = BATCH_NORM
     """Which layers are watched."""
+    last: str | None = None
+    """The last linear layer of a classifier. It is the last place."""
+    directions: Mapping[str, Tensor] = field(default_factory=dict)
+    """Principal directions of the channels, (C, C), by the name of a place. Elsewhere channels are as they are."""
 
     @property
     def size(self) -> int:
@@ -88,6 +102,17 @@ class Sight:
         """The units of each place, (2, C), and whether a mean is so far from zero that activations must be centred."""
         each = self.units.split([place.channels for place in self.places], dim=1)
         return [(unit, bool((unit[0].abs() > FAR * unit[1]).any())) for unit in each]
+
+    @property
+    def num_features(self) -> int:
+        """The number of last features. They are the last statistics."""
+        return self.places[-1].channels if self.last else 0
+
+    def along_channels(self, place: Place, h: Tensor) -> Tensor:
+        """Return the input of a layer with its channels, or their principal directions, along the second axis."""
+        if place.name not in self.directions:
+            return h.movedim(place.axis, 1)
+        return (h.float().movedim(place.axis, -1) @ self.directions[place.name].to(h.device)).movedim(-1, 1)
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +133,8 @@ class Sight:
                     got=f"an activation of shape {tuple(h.shape)}",
                     fix="let the layer take (N, channels, positions), and not all positions of all inputs as rows",
                 )
-            seen[place.name] = _statistics(h.movedim(place.axis, 1), unit.to(h.device), place.positions, is_far).cpu()
+            h = self.along_channels(place, h)
+            seen[place.name] = _statistics(h, unit.to(h.device), place.positions, is_far).cpu()
 
         watched = {p.name: partial(see, p, *units) for p, units in zip(self.places, self._units, strict=True)}
         outputs = self.network(inputs.to(self.network.device), before=watched)
@@ -123,33 +149,46 @@ class Sight:
 
     def warn_if_changed(self) -> None:
         """Warn if weights or running statistics are not those of the fit: the network uses the present ones."""
-        if lost := [place.name for place in self.places if place.name not in _layers(self.network.module, self.kind)]:
+        present = _layers(self.network.module, self.kind).keys() | _layers(self.network.module, PLAIN).keys()
+        if lost := [place.name for place in self.places if place.name not in present]:
             got, fix = f"none at {some(lost)}", "fit again after you change the network"
             raise BatchbayesError(f"the {self.kind} layers that the detector was fitted to", got, fix)
         self.network.warn_if_changed()
         if self.kind != BATCH_NORM:
             return
         by_name = {site.name: site for site in all_sites(self.network.module)}
-        present = _running_units([by_name[place.name] for place in self.places])
-        if present.shape != self.units.shape or bool(((present - self.units) / self.units[1]).abs().max() > MOVED):
+        present = _running_units([by_name[place.name] for place in self._norms])
+        fitted = self.units[:, : self.units.shape[1] - self.num_features]
+        if present.shape != fitted.shape or bool(((present - fitted) / fitted[1]).abs().max() > MOVED):
             warn(
                 f"the running statistics of {type(self.network.module).__name__} have changed since the fit, as by a "
                 "pass in training mode: the scores may be wrong. Fit again, or load the old weights."
             )
 
+    @property
+    def _norms(self) -> tuple[Place, ...]:
+        """The places without the last features."""
+        return self.places[:-1] if self.last else self.places
+
     def header(self) -> dict[str, object]:
         """Return what a file notes about it, as JSON values."""
         common = {"positions": [place.positions for place in self.places], "logits": self.logits}
+        common |= {"last": [self.last, self.num_features], "directions": list(self.directions)}
         if self.kind == BATCH_NORM:
             by_name = {site.name: site for site in all_sites(self.network.module)}
-            return site_header(self.network, [by_name[place.name] for place in self.places], ()) | common
+            return site_header(self.network, [by_name[place.name] for place in self._norms], ()) | common
         rows = [[place.name, place.channels, place.axis] for place in self.places]
         layout = _layout(self.network.module, self.kind)
         return {"output": self.network.output, "layers": self.kind, "places": rows, "layout": layout} | common
 
+    def state(self) -> dict[str, Tensor]:
+        """Return its tensors by name."""
+        return {"units": self.units} | {f"directions.{name}": each for name, each in self.directions.items()}
+
     @classmethod
-    def restore(cls, header: Mapping[str, Any], units: Tensor, model: nn.Module) -> Self:
-        """Build it from its header and its units. Refuse a network of another layout."""
+    def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
+        """Build it from its header and its tensors. Refuse a network of another layout."""
+        units, (last, features) = tensors["units"], header.get("last", (None, 0))
         network, kind = as_network(model, header["output"]), header.get("layers", BATCH_NORM)
         if kind == BATCH_NORM:
             rows = [(site.name, site.channels, 1) for site in sites_of_header(header, network.module)]
@@ -158,10 +197,13 @@ class Sight:
                 network.module, header["layout"], _layout(network.module, kind), kind, "layer {} of class {}"
             )
             rows = header["places"]
+        if kind == BATCH_NORM and last:
+            rows.append((last, features, 1))
         places = tuple(Place(n, c, p, a) for (n, c, a), p in zip(rows, header["positions"], strict=True))
         if units.shape != (2, sum(place.channels for place in places)):
             raise ValueError(f"units of shape {tuple(units.shape)}")
-        return cls(network, places, units, header["logits"], kind)
+        directions = {name: tensors[f"directions.{name}"] for name in header.get("directions", ())}
+        return cls(network, places, units, header["logits"], kind, last, directions)
 
 
 def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
@@ -181,13 +223,13 @@ def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
 def watch_any(network: Network, examples: Tensor, logits: bool | None) -> Sight:
     """Watch batch norms if there are any, else norms of other kinds, else linear layers and convolutions.
 
-    The first have units of their own. Those of the others are measured on `examples`.
+    The first have units of their own. Those of the others are measured on `examples`. Last features join them.
     """
     if all_sites(network.module):
-        return watch(network, examples[:2], logits)
+        return _with_last_features(watch(network, examples[:2], logits), examples)
     for kind in (NORM, PLAIN):
         if sight := _watch_kind(network, examples, logits, kind):
-            return sight
+            return _with_last_features(sight, examples)
     raise BatchbayesError(
         expected="a network with norm, linear or convolution layers that get one row for each input",
         got=f"{type(network.module).__name__} without any",
@@ -198,14 +240,17 @@ def watch_any(network: Network, examples: Tensor, logits: bool | None) -> Sight:
 
 def _watch_kind(network: Network, examples: Tensor, logits: bool | None, kind: str) -> Sight | None:
     """Watch the layers of one kind that get one row for each example, or return None if there are none."""
-    layers, found = _layers(network.module, kind), {}
+    layers, found, directions = _layers(network.module, kind), {}, {}
 
     def note(name: str, h: Tensor) -> None:
         if isinstance(h, Tensor) and h.is_floating_point() and h.ndim >= 2 and len(h) == len(examples):
             axis = _channel_axis(layers[name], h)
             values = h.movedim(axis, 0).flatten(1).double()
-            std = values.std(1, correction=0)
-            unit = torch.stack([values.mean(1), torch.where(std > 0, std, 1.0)]).float().cpu()
+            unit = _unit(values)
+            if _mixes_channels(layers[name]) and h.ndim > 2 and len(values) <= min(WIDEST, values.shape[1]):
+                directions[name] = _principal(values).float().contiguous()  # as files hold them
+                unit = _unit(directions[name].double().T @ values)
+                unit[1].clamp_(min=LEAST_STD * float(unit[1].max()))
             found[name] = Place(name, h.shape[axis], h.ndim > 2, axis), unit
 
     with torch.no_grad():
@@ -213,7 +258,48 @@ def _watch_kind(network: Network, examples: Tensor, logits: bool | None, kind: s
     if not found:
         return None
     places, units = zip(*found.values(), strict=True)
-    return Sight(network, places, torch.cat(units, 1), _are_logits(outputs, logits), kind)
+    kept = {name: each.cpu() for name, each in directions.items()}
+    return Sight(network, places, torch.cat(units, 1), _are_logits(outputs, logits), kind, directions=kept)
+
+
+def _with_last_features(sight: Sight, examples: Tensor) -> Sight:
+    """Also watch what the last linear layer of a classifier gets, if its outputs can be the logits."""
+    linear, found = modules_by_name(sight.network.module, nn.Linear), {}
+
+    def note(name: str, h: Tensor) -> None:
+        if h.ndim == 2 and len(h) == len(examples):
+            found.pop(name, None)
+            found[name] = h
+
+    with torch.no_grad():
+        outputs = sight.network(examples, before={name: partial(note, name) for name in linear})
+    able = [name for name in found if outputs.ndim == 2 and linear[name].out_features == outputs.shape[1] > 1]
+    if not able or not sight.logits:
+        return sight
+    last = able[-1]
+    units = zip(sight.places, sight.units.split([place.channels for place in sight.places], 1), strict=True)
+    others = [(place, unit) for place, unit in units if place.name != last]
+    place, unit = Place(last, found[last].shape[1], False), _unit(found[last].T.double())
+    every = torch.cat([*(unit for _, unit in others), unit], 1)
+    return replace(sight, places=(*(place for place, _ in others), place), units=every, last=last)
+
+
+def _unit(values: Tensor) -> Tensor:
+    """Return mean and standard deviation of channels (C, n), (2, C) in float32. What never varies has the unit 1."""
+    std = values.std(1, correction=0)
+    return torch.stack([values.mean(1), torch.where(std > 0, std, 1.0)]).float().cpu()
+
+
+def _principal(values: Tensor) -> Tensor:
+    """Return the principal directions of channels (C, n), (C, C)."""
+    centred = values - values.mean(1, keepdim=True)
+    return torch.linalg.eigh(centred @ centred.T)[1]
+
+
+def _mixes_channels(layer: nn.Module) -> bool:
+    """Whether a norm scales all channels of a position together."""
+    name = type(layer).__name__.lower()
+    return isinstance(layer, nn.LayerNorm | nn.RMSNorm) or "layernorm" in name or "rmsnorm" in name
 
 
 def _layers(module: nn.Module, kind: str) -> dict[str, nn.Module]:
