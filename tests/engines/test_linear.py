@@ -10,7 +10,7 @@ from helpers.references import left_alone
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.engines.check import check_linearity, exact_draws
+from batchbayes.engines.check import check_linearity
 from batchbayes.engines.linear import forward_plan, linear_draws, plan_linear, tangents_by_differences
 from batchbayes.methods.batchnorm.jacobian import affine_batch_norm
 
@@ -216,12 +216,10 @@ class PlusItsInput(nn.BatchNorm1d):
         return super().forward(input) + 3 * input
 
 
-def test_a_layer_that_uses_its_input_twice_is_drawn_exactly_all_the_same():
+def test_a_layer_that_uses_its_input_twice_has_other_derivatives_and_the_check_says_so():
     network = nn.Sequential(nn.Linear(3, 6), PlusItsInput(6), nn.Tanh(), nn.Linear(6, 1)).double()
     x = torch.randn(40, 3, dtype=torch.float64)
     posterior = bb.mcbn(network, torch.randn(500, 3, dtype=torch.float64), batch_size=50)
-    one_by_one = torch.stack([posterior.draw(0, s)(x) for s in range(8)])
-    torch.testing.assert_close(exact_draws(posterior, x, 8, seed=0), one_by_one)
     with pytest.warns(bb.BatchbayesWarning, match="do not trust"):
         assert not bb.check_linearity(posterior, x).trusted
 

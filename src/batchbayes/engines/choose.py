@@ -8,16 +8,11 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from batchbayes._common.checks import require_option
-from batchbayes.engines.check import (
-    MOST_CURVED,
-    Linearity,
-    is_known,
-    known_beyond,
-    known_curvature,
-    known_linearity,
-    warn_unless_trusted,
-)
+from batchbayes.engines.check import Linearity, known_beyond, known_linearity, warn_unless_trusted
 from batchbayes.engines.linear import (
+    BACKWARD_COST,
+    LEADING_PASSES,
+    MOST_OUTPUTS,
     Block,
     Drawn,
     LinearDraws,
@@ -86,40 +81,52 @@ def _linear_engine(
 
     If there is no fallback, warn where it is not to be trusted.
     """
-    if fallback and not is_known(posterior, contrasts=contrasts):
-        curved = known_curvature(posterior, inputs, contrasts=contrasts)
-        if not curved <= MOST_CURVED:
-            return replace(
-                fallback, name=f"sample: not linear enough ({curved:.0%} of the change is the same for opposite draws)"
-            )
-    plan, num_outputs = plan_for(posterior, inputs, num_samples, seed, contrasts)
-    if fallback and plan.cost(num_outputs) > num_samples:
-        return replace(fallback, name=f"sample: {num_samples} draws cost less than {plan}")
-    found = known_linearity(posterior, inputs, contrasts=plan.contrasts, until_sure=fallback is not None)
+    num_outputs = _num_outputs(posterior, inputs)
+    if fallback and num_outputs > MOST_OUTPUTS:
+        return replace(fallback, name="sample: of maps, as many exact draws as the linear engine costs are as near")
+    if fallback and BACKWARD_COST * min(num_outputs, LEADING_PASSES) > num_samples:
+        return replace(fallback, name=f"sample: {num_samples} draws cost less than the linear engine")
+    kind = contrasts and num_outputs <= MOST_OUTPUTS
+    found = known_linearity(posterior, inputs, contrasts=kind, for_choice=fallback is not None)
     if fallback and not found.is_sure:
         return replace(fallback, name=f"sample: not linear enough ({found})")
+    plan, _ = plan_for(posterior, inputs, num_samples, seed, contrasts)
+    if fallback and plan.cost(num_outputs) > min(num_samples, found.worth):
+        draws = min(num_samples, found.worth)
+        return replace(fallback, name=f"sample: {draws:.0f} draws cost less than {plan} and are as near")
     warn_unless_trusted(found)
     checked = _Checked(posterior, plan, found, fallback)
     checked.engine = Engine(f"{plan} ({found})", checked.blocks, shares_draws=False, drawn=Drawn.LINEAR)
     return checked.engine
 
 
-_PLANS: "weakref.WeakKeyDictionary[Linearisable, tuple[object, LinearPlan, int]]" = weakref.WeakKeyDictionary()
-"""The latest plan for each posterior: what it was made for, the plan, and the number of outputs. Small calls are often
-made again and again."""
+_PLANS: "weakref.WeakKeyDictionary[Linearisable, tuple[object, LinearPlan]]" = weakref.WeakKeyDictionary()
+"""The latest plan for each posterior, and what it was made for. Small calls are often made again and again."""
+_OUTPUTS: "weakref.WeakKeyDictionary[Linearisable, tuple[object, int]]" = weakref.WeakKeyDictionary()
+"""The same for the number of outputs."""
 
 
 def plan_for(
     posterior: Linearisable, inputs: Any, num_samples: int, seed: int, contrasts: bool
 ) -> tuple[LinearPlan, int]:
     """Return the plan for inputs of this shape, and how many outputs the network has for each example."""
-    wanted = ([tensor.shape[1:] for tensor in tensors_of(inputs)], num_samples, seed, contrasts)
-    made_for, plan, num_outputs = _PLANS.get(posterior, (None, None, 0))
+    num_outputs = _num_outputs(posterior, inputs)
+    wanted = (num_outputs, num_samples, seed, contrasts)
+    made_for, plan = _PLANS.get(posterior, (None, None))
     if plan is None or made_for != wanted:
-        num_outputs = posterior.function(posterior.center)(inputs[:1])[0].numel()
         plan = plan_linear(posterior, num_outputs, num_samples, seed, contrasts=contrasts)
-        _PLANS[posterior] = wanted, plan, num_outputs
+        _PLANS[posterior] = wanted, plan
     return plan, num_outputs
+
+
+def _num_outputs(posterior: Linearisable, inputs: Any) -> int:
+    """Return how many outputs the network has for each example, by a pass of one of them."""
+    wanted = [tensor.shape[1:] for tensor in tensors_of(inputs)]
+    made_for, found = _OUTPUTS.get(posterior, (None, 0))
+    if made_for != wanted:
+        found = posterior.function(posterior.center)(inputs[:1])[0].numel()
+        _OUTPUTS[posterior] = wanted, found
+    return found
 
 
 class _Checked:

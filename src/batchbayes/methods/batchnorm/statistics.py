@@ -217,7 +217,7 @@ class OutputMoves:
 
     def kinds(self) -> list[bool]:
         """Return for which kinds of outputs the linear engine is to be checked: without contrasts, and with them."""
-        is_few, by_classes = self._num_outputs <= FEW_OUTPUTS, self.axes() is not None
+        is_few, by_classes = self._num_outputs <= FEW_OUTPUTS, self._has_axes
         kinds = {False: is_few or not by_classes, True: self._num_outputs > 1 and (is_few or by_classes)}
         return [kind for kind, wanted in kinds.items() if wanted]
 
