@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.copies import is_wrapper, plain_name
-from batchbayes.network.inputs import Inputs, Picker, Whole, tensors_of
+from batchbayes.network.inputs import Inputs, Picker, Whole, as_it_is, tensors_of
 from batchbayes.network.shadow import first_time, why_in_place, workplace
 from batchbayes.network.staleness import WeightsThen
 from batchbayes.network.workplace import Changes, input_of
@@ -86,7 +86,7 @@ class Network:
             yield next_pass
 
     def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
-        own = inputs.clone() if isinstance(inputs, Tensor) else inputs.map(torch.clone)  # it may be changed in place
+        own = inputs.clone() if isinstance(inputs, Tensor) else as_it_is(inputs).map(torch.clone)  # it may be changed
         count = None if isinstance(own, Whole) else own.shape[0] if isinstance(own, Tensor) else len(own)
         outputs = call_module(module, own, tensors)
         if self.output is not None or not isinstance(outputs, Tensor):

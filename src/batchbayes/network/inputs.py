@@ -155,6 +155,11 @@ def is_whole(batch: object) -> bool:
     return not isinstance(batch, (*ROWS, type, nn.Module)) and callable(getattr(batch, "to", None))
 
 
+def as_it_is(batch: Any) -> Any:
+    """Return `Whole` around a batch that goes to the network as it is; other inputs unchanged."""
+    return Whole(batch) if is_whole(batch) and not isinstance(batch, Whole) else batch
+
+
 def tensors_of(inputs: Any) -> tuple[Tensor, ...]:
     """Return a tensor, or the tensors of several inputs, in a tuple."""
     return inputs.tensors() if isinstance(inputs, Inputs | Whole) else (inputs,)
@@ -180,6 +185,7 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Any:
     elif picker is not None:
         found = _at(batch, picker)
     elif isinstance(batch, list | tuple) and batch and not is_whole(batch):
+        _refuse_ragged(batch)
         found = batch[0]
     else:
         found = batch
@@ -194,14 +200,24 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Any:
     return inputs
 
 
+def _refuse_ragged(batch: Sequence[Any]) -> None:
+    """Raise an error if a batch is a list of sequences of different lengths: the first is not the inputs of all."""
+    if not isinstance(batch, list) or len(batch) < 2 or not are_arrays(batch):
+        return
+    if len({len(part) for part in batch}) > 1 and len({(part.shape[1:], part.dtype) for part in batch}) == 1:
+        raise BatchbayesError(
+            expected="a batch (x, y) whose parts have one row for each example",
+            got=f"a list of {len(batch)} sequences of different lengths",
+            fix="pass such batches as they are by inputs=bb.Whole, or pad the sequences",
+        )
+
+
 def _as_inputs(found: Any, *, named: bool) -> Any:
     """Return a tensor or several inputs; None for anything else. A dict counts only where it was picked."""
     if isinstance(found, Tensor | np.ndarray):
         return as_tensor(found, "the inputs")
-    if isinstance(found, Inputs | Whole):
-        return found
-    if is_whole(found):
-        return Whole(found)
+    if isinstance(found, Inputs) or is_whole(found):
+        return as_it_is(found)
     if isinstance(found, Mapping) and found and named and are_arrays(found.values()):
         return Inputs((), found)
     if isinstance(found, list | tuple) and len(found) and are_arrays(found):
