@@ -37,11 +37,11 @@ from batchbayes.metrics.detection import class_average_precision, matched_overla
 from batchbayes.tools import generator
 
 SIDE, STRIDE, CLASSES = 72, 4, 20
-TRAINING, CALIBRATION, TEST = 2000, 500, 1000
+TRAINING, CALIBRATION, TEST = 2000, 400, 800
 """Numbers of scenes, each set of 20,000 images of its own."""
 BATCH, EPOCHS, RATE, WIDTH = 8, 14, 2e-3, 40
 LEAST_SCORE, SUPPRESSED = 0.05, 0.5
-FITTED, ROWS, DRAWS, BATCH_SIZES = 400, 32, 32, (8.0, 3.0, 1.3)
+FITTED, ROWS, DRAWS, BATCH_SIZES = 400, 32, 16, (8.0, 3.0, 1.3)
 """The fit reads 32 batches of 400 training scenes. Draws at 8, the batch size of training, and below."""
 FOLDS, RESAMPLED, SHOWN = 5, 200, (0, 1, 2, 3)
 CLOTHES = ("shirt", "trousers", "pullover", "dress", "coat", "sandal", "blouse", "sneaker", "bag", "boot")
