@@ -14,7 +14,7 @@ from batchbayes._common.checks import as_tensor, finite_number, whole_number
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics.detection import box_overlaps
-from batchbayes.network.batches import Batches, batch_stream, cut
+from batchbayes.network.batches import Batches, batch_stream, cut, for_prediction
 from batchbayes.network.inputs import Picker
 from batchbayes.network.shadow import one_call
 from batchbayes.posterior import Posterior, num_draws
@@ -115,7 +115,7 @@ def detections(
     every: list[list[Any]] = []
     with torch.no_grad(), one_call():
         drawing = posterior.with_output(seen)
-        for _, images in batch_stream(data, inputs, usual):
+        for _, images in batch_stream(for_prediction(data), inputs, usual):
             for chunk in cut(images, chunk_size, CHUNK):
                 of_draws, chunk, seen.count = [], chunk.to(posterior.device), len(chunk)
                 for index in range(draws):

@@ -20,6 +20,7 @@ from batchbayes.network.batches import (
     Picker,
     batch_stream,
     cut,
+    for_prediction,
     is_examples,
     warn_if_dropping,
     warn_if_shuffled,
@@ -120,6 +121,7 @@ def predict(  # pyright: ignore[reportInconsistentOverload]
     """
     several = likelihood if isinstance(likelihood, Mapping) else (likelihood,)
     pass_over = _Pass(posterior, several, num_samples, seed, engine, chunk_size, keep_draws)
+    data = for_prediction(data)
     warn_if_shuffled(data)
     warn_if_dropping(data)
     pieces = [predicted.predictives for predicted in pass_over.run(data, inputs)]
@@ -214,7 +216,7 @@ class _Pass:
         keep_freed_memory()
         with Progress("predicting", _work(data, self._num_samples)) as shown:
             usual = getattr(getattr(self._posterior, "network", None), "inputs", None)
-            for batch, inputs in batch_stream(data, picker, usual):
+            for batch, inputs in batch_stream(for_prediction(data), picker, usual):
                 chunks = [chunk for chunk in cut(inputs, self._chunk_size, CHUNK) if len(chunk)]
                 each = self._predict_all(chunks, shown)
                 if is_examples(data):

@@ -180,3 +180,13 @@ def test_refusals_say_what_to_do():
         bb.mcbn(network, TRAINING, include_query=True)
     with pytest.raises(bb.BatchbayesError, match=r"bb\.Whole\(batch\[0\], batch\[1\]\)"):  # ragged, without a word
         bb.mcbn(SequenceNetwork(), [(sequences(4), torch.zeros(4))])
+    with pytest.raises(bb.BatchbayesError, match=r"sequences of different lengths.*inputs=bb\.Whole"):
+        bb.mcbn(SequenceNetwork(), [list(sequences(4)), list(sequences(4))])
+    with pytest.raises(bb.BatchbayesError, match="one tensor of real inputs"):
+        bb.drift(network, TRAINING)
+
+
+def test_a_draw_takes_a_batch_as_it_is():
+    """Without `Whole` around it, as `predict` does."""
+    posterior = bb.mcbn(GraphNetwork(), TRAINING, num_samples=3)
+    assert torch.equal(posterior.draw(0, 1)(TRAINING[0]), posterior.draw(0, 1)(Whole(TRAINING[0])))

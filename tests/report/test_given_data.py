@@ -26,7 +26,6 @@ FEW = {"batch_size": 16, "draws": 12, "method": "none", "no_figures": True}
     ("options", "message"),
     [
         ({"drws": 3}, "an option of assess.*did you mean draws"),
-        ({"likelihood": bb.categorical(-1)}, "along axis 1"),
         ({"likelihood": bb.categorical}, "bb.categorical"),
         ({"likelihood": bb.heteroscedastic_gaussian()}, "bb.gaussian"),
         ({"method": "magic"}, "a method, one of"),
@@ -47,7 +46,7 @@ def test_an_option_that_is_none_has_its_default():
 
 def unclear():
     x, y = assess_cases.blobs(240, 1)
-    steps = nn.Sequential(nn.Linear(2, 3), nn.Unflatten(1, (3, 1)), nn.Upsample(4))
+    steps = nn.Sequential(nn.Linear(2, 3), nn.Unflatten(1, (3, 1)), nn.Upsample(3))
     yes = (y > 0).float()
     return {
         "yes or no as floats": (assess_cases.one_logit(), (x, yes), r"y\.long\(\)"),
@@ -57,7 +56,7 @@ def unclear():
         "several labels": (network(), (x, torch.stack([y, y, y], 1)), "one output at a time"),
         "labels as floats": (network(), (x, y.float()), r"write classes as whole numbers \(y\.long\(\)\)"),
         "labels in a column": (network(), (x, y[:, None]), r"y\[:, 0\]"),
-        "a label for each time step": (steps, (x, y[:, None].expand(-1, 4)), r"\(N, classes, 1, steps\)"),
+        "as many steps as classes": (steps, (x, y[:, None].expand(-1, 3)), r"class_axis=-1"),
         "one test example": (network(), (x[:1], y[:1]), "a random third"),
     }
 
@@ -292,3 +291,26 @@ def test_fits_read_data_modules():
     assert posterior.batch_size == 32
     batches = [{"pixel_values": torch.randn(5, 4), "labels": torch.zeros(5)}]
     assert bb.predict(posterior, batches, bb.categorical()).probs.shape == (5, 2)  # the fit remembers where inputs are
+    with pytest.raises(bb.BatchbayesError, match=r"predict_dataloader\(\).*datamodule\.test_dataloader\(\)"):
+        bb.predict(posterior, module, bb.categorical())
+    module.predict_dataloader = lambda: DataLoader(_dict_data(30, 3), 20)  # type: ignore[attr-defined]
+    expected = bb.predict(posterior, module.predict_dataloader(), bb.categorical())
+    assert torch.equal(bb.predict(posterior, module, bb.categorical()).probs, expected.probs)
+    found = bb.drift(network, module, inputs="pixel_values")
+    assert found.report(module).p_value == found.report(batches_of(module), inputs="pixel_values").p_value
+
+
+def batches_of(module):
+    return list(module.predict_dataloader())
+
+
+@pytest.mark.parametrize("make", [bb.mc_dropout, bb.deterministic])
+def test_methods_without_a_fit_remember_where_inputs_are(make, tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)).eval()
+    posterior, batches = make(network, inputs="pixel_values"), list(DataLoader(_dict_data(20, 3), 20))
+    bb.save(posterior, tmp_path / "p")
+    for each in (posterior, bb.load(tmp_path / "p", network)):
+        found = bb.predict(each, batches, bb.categorical(), num_samples=3)
+        expected = bb.predict(each, batches[0]["pixel_values"], bb.categorical(), num_samples=3)
+        assert torch.equal(found.probs, expected.probs)

@@ -22,9 +22,9 @@ from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior
 from batchbayes.drift.report import DriftReport, Kind
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.network.batches import Batches, batch_stream, cut, spread_evenly
+from batchbayes.network.batches import Batches, batch_stream, cut, for_prediction, spread_evenly
 from batchbayes.network.function import Network, as_network
-from batchbayes.network.inputs import Picker, require_finite
+from batchbayes.network.inputs import Picker, Whole, require_finite
 from batchbayes.novelty.detector import CHUNK, predicted_classes
 from batchbayes.novelty.looks import changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
@@ -78,7 +78,7 @@ class Drift:
     def report(self, window: Batches, *, inputs: Picker = None) -> DriftReport:
         """Say whether a window of inputs differs from ordinary data, in what, and how accurate the network is on it.
 
-        It costs five passes. `inputs` says where the inputs are in a batch, if they are not first.
+        It costs five passes. `inputs` says where the inputs are in a batch, if they are not where they were in the fit.
         """
         examples, sample, logits = self.seen(window, inputs)
         evidence = self.ordinary.evidence(sample, self.widths)
@@ -144,7 +144,7 @@ class Drift:
     def seen(self, window: Batches, picker: Picker, largest: float = LARGEST) -> tuple[Tensor, Sample, Tensor]:
         """Return the inputs of a window, what is known of each, and the network's own logits, from one pass."""
         self.sight.warn_if_changed()
-        examples, _ = _read(window, picker, largest)
+        examples, _ = _read(for_prediction(window), picker, largest, self.network.inputs)
         statistics, logits = _in_chunks(self.sight, examples)
         return examples, sample_of(self.ordinary.gaussian, statistics, logits), logits
 
@@ -211,7 +211,7 @@ def drift(
     >>> found.report(window).kind, found.report(window + 2).kind
     ('nothing', 'inputs')
     """
-    seed, own = whole_number("seed", seed, least=None), as_network(network, output)
+    seed, own = whole_number("seed", seed, least=None), as_network(network, output, inputs)
     examples, labels = _read(reference, inputs, MOST)
     sight = watch(own, examples[:2].to(own.device), None)
     most = max(FEWEST, min(MOST, NUMBERS // sight.size))
@@ -274,10 +274,10 @@ def _in_chunks(sight: Sight, examples: Tensor) -> tuple[Tensor, Tensor]:
     return require_finite(statistics, "the statistics of the inputs"), require_finite(logits, "the outputs")
 
 
-def _read(data: Batches, picker: Picker, most: float) -> tuple[Tensor, Tensor | None]:
+def _read(data: Batches, picker: Picker, most: float, usual: Picker = None) -> tuple[Tensor, Tensor | None]:
     """Return about `most` inputs at most, and labels if each batch has class numbers last."""
     parts, labels, count = [], [], 0
-    for batch, inputs in batch_stream(data, picker):
+    for batch, inputs in batch_stream(data, picker, usual):
         last = batch[-1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
         given = torch.as_tensor(last) if isinstance(last, Tensor | np.ndarray) else torch.empty(0)
         labels += [given.long().cpu()] if given.shape == (len(inputs),) and not given.is_floating_point() else []
@@ -286,7 +286,7 @@ def _read(data: Batches, picker: Picker, most: float) -> tuple[Tensor, Tensor | 
             break
     if not count:
         raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
-    joined = torch.cat(parts)
+    joined = parts[0] if isinstance(parts[0], Whole) else torch.cat(parts)
     if not isinstance(joined, Tensor) or not joined.is_floating_point():
         got = f"{joined.dtype}" if isinstance(joined, Tensor) else type(joined).__name__
         raise BatchbayesError("one tensor of real inputs for each batch", got, "wrap the network so that it takes one")

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name
+from batchbayes.network.inputs import Picker
 from batchbayes.posterior import Header, Posterior
 
 
@@ -39,8 +40,13 @@ class PointPosterior(Posterior):
         return cls(as_network(model, header["output"]))
 
 
-def deterministic(model: nn.Module, *, output: Output = None) -> PointPosterior:
+def deterministic(model: nn.Module, *, inputs: Picker = None, output: Output = None) -> PointPosterior:
     """Return the network as it predicts by itself, with its running statistics. Any network will do.
+
+    Args:
+        model: any network.
+        inputs: where the inputs are in a batch, for predictions that do not say it.
+        output: which output counts, if the network returns a tuple or a dict.
 
     >>> import torch
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).eval()
@@ -48,7 +54,7 @@ def deterministic(model: nn.Module, *, output: Output = None) -> PointPosterior:
     >>> bool((deterministic(network).draw(seed=0, index=0)(x) == network(x)).all())
     True
     """
-    network = as_network(model, output)
+    network = as_network(model, output, inputs)
     layers = modules_by_name(network.module, _BatchNorm)
     blind = [name for name, layer in layers.items() if layer.running_mean is None or layer.running_var is None]
     if blind:

@@ -27,7 +27,7 @@ from batchbayes._common.rng import generator
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
-from batchbayes.network.inputs import Whole
+from batchbayes.network.inputs import Picker, Whole
 from batchbayes.posterior import Header, Posterior
 
 if TYPE_CHECKING:
@@ -165,19 +165,20 @@ class _FunctionalDropout(TorchFunctionMode):
             )
 
 
-def mc_dropout(model: nn.Module, *, output: Output = None) -> DropoutPosterior:
+def mc_dropout(model: nn.Module, *, inputs: Picker = None, output: Output = None) -> DropoutPosterior:
     """Keep the dropout of a trained network on, with one mask for all inputs of a draw.
 
     Args:
         model: any network with dropout modules. It is not changed. A warning names recurrent and attention layers of
             torch whose own dropout cannot be switched on. At the first draw another one tells of calls of F.dropout.
+        inputs: where the inputs are in a batch, for predictions that do not say it.
         output: which output counts, if the network returns a tuple or a dict.
 
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     >>> mc_dropout(network)
     DropoutPosterior(mc_dropout on Sequential: 1 site, p 0.2)
     """
-    network = as_network(model, output)
+    network = as_network(model, output, inputs)
     sites = _sites(network.module)
     if all(site.probability == 1 for site in sites):
         every = modules_by_name(network.module, _DropoutNd)

@@ -79,7 +79,12 @@ def box_average_precision(found: Sequence[Any], truths: Sequence[Any], overlap: 
     if not found:
         raise BatchbayesError("at least one image", "none", "pass what was found in each image")
     _, scores, classes = (torch.cat(each) for each in zip(*map(_parts, found), strict=True))
-    right, kinds = torch.cat(matched) > 0, torch.cat([as_tensor(truth[1]) for truth in truths])
+    kinds = torch.cat([as_tensor(truth[1]) for truth in truths])
+    return class_average_precision(scores, classes, torch.cat(matched) > 0, kinds)
+
+
+def class_average_precision(scores: Tensor, classes: Tensor, right: Tensor, kinds: Tensor) -> float:
+    """Return the same from all boxes, (B,) each, and the classes of all objects, (G,)."""
     each = []
     for kind in kinds.unique():
         own = classes == kind

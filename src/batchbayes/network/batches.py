@@ -59,6 +59,20 @@ def as_batches(data: Batches) -> Iterable[Any]:
     return data
 
 
+def for_prediction(data: Batches) -> Batches:
+    """Return what a LightningDataModule has for prediction, which is not its training data; other data as it is."""
+    if not callable(getattr(data, "train_dataloader", None)):
+        return data
+    try:
+        return data.predict_dataloader()
+    except Exception as error:
+        raise BatchbayesError(
+            expected="a data module with predict_dataloader(), for prediction",
+            got=f"{type(data).__name__}, and {type(error).__name__}: {error}"[:300],
+            fix="pass the loader itself, as in datamodule.test_dataloader()",
+        ) from error
+
+
 def ordered_loader(dataset: Any, batch_size: int | None, **options: Any) -> DataLoader[Any]:
     """Return a loader that keeps the order. Without its own generator each pass would draw from the global one."""
     return DataLoader(dataset, batch_size, generator=torch.Generator(), **options)
@@ -335,7 +349,8 @@ def _require_same_form(held: Sequence[Any]) -> None:
 
 def chunks(data: Batches, chunk_size: int | None, picker: Picker = None, *, numbers: int = 2**21) -> Iterator[Any]:
     """Read the data once, and cut the inputs of each batch into chunks."""
-    return (chunk for inputs in input_stream(data, picker) for chunk in cut(inputs, chunk_size, numbers))
+    stream = input_stream(for_prediction(data), picker)
+    return (chunk for inputs in stream for chunk in cut(inputs, chunk_size, numbers))
 
 
 def cut(inputs: Any, chunk_size: int | None, numbers: int) -> tuple[Any, ...]:

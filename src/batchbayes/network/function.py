@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.copies import is_wrapper, plain_name
-from batchbayes.network.inputs import Inputs, Picker, Whole, tensors_of
+from batchbayes.network.inputs import Inputs, Packing, Picker, Whole, as_it_is, tensors_of
 from batchbayes.network.shadow import first_time, why_in_place, workplace
 from batchbayes.network.staleness import WeightsThen
 from batchbayes.network.workplace import Changes, input_of
@@ -86,7 +86,7 @@ class Network:
             yield next_pass
 
     def _run(self, module: nn.Module, tensors: Mapping[str, Tensor | None], inputs: Tensor | Inputs) -> Tensor:
-        own = inputs.clone() if isinstance(inputs, Tensor) else inputs.map(torch.clone)  # it may be changed in place
+        own = inputs.clone() if isinstance(inputs, Tensor) else as_it_is(inputs).map(torch.clone)
         count = None if isinstance(own, Whole) else own.shape[0] if isinstance(own, Tensor) else len(own)
         outputs = call_module(module, own, tensors)
         if self.output is not None or not isinstance(outputs, Tensor):
@@ -105,7 +105,7 @@ class Network:
 
 
 def call_module(
-    module: nn.Module, inputs: Tensor | Inputs, tensors: Mapping[str, Tensor | None] = MappingProxyType({})
+    module: nn.Module, inputs: Tensor | Inputs | Whole, tensors: Mapping[str, Tensor | None] = MappingProxyType({})
 ) -> Any:
     """Return what a module returns for inputs. If it fails, raise an error that says for which inputs, and what to do.
 
@@ -137,7 +137,7 @@ def _checked_outputs(outputs: Tensor, count: int | None) -> Tensor:
 
 
 def _failed(
-    module: nn.Module, inputs: Tensor | Inputs, tensors: Mapping[str, Tensor | None], error: Exception
+    module: nn.Module, inputs: Tensor | Inputs | Whole, tensors: Mapping[str, Tensor | None], error: Exception
 ) -> BatchbayesError:
     """Return the error to raise when the network itself raises one."""
     forms = [(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors_of(inputs)]
@@ -301,14 +301,30 @@ def one_output(model: nn.Module, output: Output) -> nn.Module:
     >>> one_output(Two(3, 2), "logits")(torch.zeros(4, 3)).shape
     torch.Size([4, 2])
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise BatchbayesError("a network in Python", "a scripted one", "pass the network that was scripted")
+    kind: Any = type(model)
+    return _with_forward(model, lambda self, *args, **named: pick_output(kind.forward(self, *args, **named), output))
+
+
+def one_input(model: nn.Module, packing: Packing) -> nn.Module:
+    """Return the same network, which also takes several inputs that were packed into one tensor."""
     kind: Any = type(model)
 
-    def forward(self: nn.Module, *args: Any, **named: Any) -> Tensor:
-        return pick_output(kind.forward(self, *args, **named), output)
+    def forward(self: nn.Module, *args: Any, **named: Any) -> Any:
+        several = None if named or len(args) != 1 else packing.unpacked(args[0])
+        return (
+            kind.forward(self, *args, **named)
+            if several is None
+            else kind.forward(self, *several.args, **several.named)
+        )
 
-    found = copy.copy(model)  # it shares all layers, parameters and buffers
+    return _with_forward(model, forward)
+
+
+def _with_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+    """Return a network that shares all layers, parameters and buffers, with another forward pass."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BatchbayesError("a network in Python", "a scripted one", "pass the network that was scripted")
+    found, kind = copy.copy(model), type(model)
     found.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
     return found
 

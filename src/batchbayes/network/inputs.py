@@ -82,6 +82,45 @@ class Inputs:
         return cls(joined[:count], dict(zip(parts[0].named, joined[count:], strict=True)))
 
 
+class Packing:
+    """Several inputs of each example side by side in one tensor (N, 1, D) of float64, for what takes one tensor alone.
+
+    The first inputs tell the shapes and types.
+
+    >>> packing, both = Packing(), Inputs([torch.ones(5, 2)], {"mask": torch.ones(5, 3, dtype=torch.bool)})
+    >>> packing.packed(both).shape, packing.unpacked(packing.packed(both))
+    (torch.Size([5, 1, 5]), Inputs((5, 2), mask (5, 3)))
+    """
+
+    def __init__(self) -> None:
+        self._forms: list[tuple[torch.Size, torch.dtype]] = []
+        self._names: tuple[str | None, ...] = ()
+
+    def packed(self, inputs: Inputs) -> Tensor:
+        tensors, names = inputs.tensors(), (*[None] * len(inputs.args), *inputs.named)
+        forms = [(tensor.shape[1:], tensor.dtype) for tensor in tensors]
+        self._forms, self._names = self._forms or forms, self._names or names
+        if (forms, names) != (self._forms, self._names):
+            raise BatchbayesError(
+                expected=f"inputs of the same shapes and types in all batches, as {[tuple(s) for s, _ in self._forms]}",
+                got=f"{inputs}",
+                fix="pad sequences to one length; bb.predict takes batches of different lengths",
+            )
+        return torch.cat([tensor.flatten(1).double() for tensor in tensors], 1).unsqueeze(1)
+
+    def unpacked(self, rows: Tensor) -> "Inputs | None":
+        """Return the inputs; None if this is something else than inputs that were packed."""
+        sizes = [math.prod(shape) for shape, _ in self._forms]
+        if not sizes or not isinstance(rows, Tensor) or rows.shape[1:] != (1, sum(sizes)):
+            return None
+        parts = [
+            part.reshape(len(rows), *shape).to(dtype)
+            for part, (shape, dtype) in zip(rows[:, 0].split(sizes, 1), self._forms, strict=True)
+        ]
+        named = {name: part for name, part in zip(self._names, parts, strict=True) if name is not None}
+        return Inputs(parts[: len(parts) - len(named)], named)
+
+
 class Whole:
     """Inputs that are no rows of examples, such as a graph or a ragged sequence: never cut, joined or stacked.
 
@@ -155,6 +194,11 @@ def is_whole(batch: object) -> bool:
     return not isinstance(batch, (*ROWS, type, nn.Module)) and callable(getattr(batch, "to", None))
 
 
+def as_it_is(batch: Any) -> Any:
+    """Return `Whole` around a batch that goes to the network as it is; other inputs unchanged."""
+    return Whole(batch) if is_whole(batch) and not isinstance(batch, Whole) else batch
+
+
 def tensors_of(inputs: Any) -> tuple[Tensor, ...]:
     """Return a tensor, or the tensors of several inputs, in a tuple."""
     return inputs.tensors() if isinstance(inputs, Inputs | Whole) else (inputs,)
@@ -180,6 +224,7 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Any:
     elif picker is not None:
         found = _at(batch, picker)
     elif isinstance(batch, list | tuple) and batch and not is_whole(batch):
+        _refuse_ragged(batch)
         found = batch[0]
     else:
         found = batch
@@ -194,14 +239,24 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Any:
     return inputs
 
 
+def _refuse_ragged(batch: Sequence[Any]) -> None:
+    """Raise an error if a batch is a list of sequences of different lengths: the first is not the inputs of all."""
+    if not isinstance(batch, list) or len(batch) < 2 or not are_arrays(batch):
+        return
+    if len({len(part) for part in batch}) > 1 and len({(part.shape[1:], part.dtype) for part in batch}) == 1:
+        raise BatchbayesError(
+            expected="a batch (x, y) whose parts have one row for each example",
+            got=f"a list of {len(batch)} sequences of different lengths",
+            fix="pass such batches as they are by inputs=bb.Whole, or pad the sequences",
+        )
+
+
 def _as_inputs(found: Any, *, named: bool) -> Any:
     """Return a tensor or several inputs; None for anything else. A dict counts only where it was picked."""
     if isinstance(found, Tensor | np.ndarray):
         return as_tensor(found, "the inputs")
-    if isinstance(found, Inputs | Whole):
-        return found
-    if is_whole(found):
-        return Whole(found)
+    if isinstance(found, Inputs) or is_whole(found):
+        return as_it_is(found)
     if isinstance(found, Mapping) and found and named and are_arrays(found.values()):
         return Inputs((), found)
     if isinstance(found, list | tuple) and len(found) and are_arrays(found):

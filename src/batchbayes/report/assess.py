@@ -19,8 +19,8 @@ from batchbayes._common.progress import hidden_progress
 from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
 from batchbayes.methods.table import resolve
-from batchbayes.network.function import Output, as_network, one_output
-from batchbayes.network.inputs import Picker
+from batchbayes.network.function import Output, as_network, one_input, one_output
+from batchbayes.network.inputs import Packing, Picker
 from batchbayes.report.compare.rows import Show
 from batchbayes.report.options import AssessOptions, CommonOptions, Settings, names, positive, whole
 from batchbayes.report.read.case import Case, found_in, load_case, make_case
@@ -72,7 +72,8 @@ def assess(
         train: training data, with the training-time transforms. Targets are not needed. A `LightningDataModule` brings
             all loaders along.
         test: test data, with targets.
-        inputs: where the inputs are in a batch, as in `mcbn`: `inputs="pixel_values"` for loaders of dicts.
+        inputs: where the inputs are in a batch, as in `mcbn`: `inputs="pixel_values"` for loaders of dicts. Several, as
+            `inputs=("input_ids", "attention_mask")`, must have the same shapes in all batches.
         targets: where the targets are: `targets="labels"`. By default they are last in a tuple.
         output: which output counts, if the network returns several, as in `mcbn`. Load what was saved with
             `batchbayes.tools.one_output(model, output)`.
@@ -81,7 +82,8 @@ def assess(
         ood: inputs that the network should be unsure about.
         reference: training data without random transforms, to tell what is unlike it. By default that of `train`.
         likelihood: `bb.categorical()`, `bb.bernoulli()` for one logit, or `bb.gaussian(1.0)`, if it cannot be guessed
-            from outputs and targets. Temperature and precision are tuned.
+            from outputs and targets. Temperature and precision are tuned. For tokens (N, T, K), where padding does not
+            count: `bb.categorical(class_axis=-1, ignore_index=-100)`.
         out: a folder that does not exist yet, for report.html and all other files. `save` writes them later.
         overwrite: whether to replace the files of an earlier assessment in that folder.
         settings: `batch_size=` of the training, unless `train` is a loader; and `task`, `class_names`, `unit`,
@@ -103,9 +105,12 @@ def assess(
     networks: list[Any] = list(model) if isinstance(model, Sequence) and model else [model]
     if output is not None:
         networks = [one_output(as_network(network).module, output) for network in networks]
+    packing = Packing()
+    if callable(inputs) or (isinstance(inputs, list | tuple) and len(inputs) > 1):
+        networks = [one_input(as_network(network).module, packing) for network in networks]
     train, test, calibration = loaders_of(train, test, calibration)
     train, test, calibration, ood, reference = (
-        picked_pairs(data, inputs, targets) for data in (train, test, calibration, ood, reference)
+        picked_pairs(data, inputs, targets, packing) for data in (train, test, calibration, ood, reference)
     )
     wanted = None if likelihood is None else given_likelihood(likelihood)
     if isinstance(wanted, Categorical) and given.ignore_label is None:
@@ -173,7 +178,8 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     test = case.test.whole() if case.split_off else case.test
     if outside := outside_ranges(test, case.reading.schema):
         warn(outside)
-    reason = unfamiliar(case.network, test, classes=case.task != "regression")
+    classes = case.task != "regression" and case.classes_along in (None, 1)
+    reason = unfamiliar(case.network, test, classes=classes)
     if reason is None:
         return found
     warn(f"{UNFAMILIAR} {reason}")

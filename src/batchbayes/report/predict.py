@@ -183,7 +183,7 @@ def _require_intervals(notes: Mapping[str, Any]) -> None:
 
 def require_outputs(notes: Mapping[str, Any], outputs: Tensor) -> None:
     """Raise an error unless the notes are about as many outputs as the network has, (n, K, ...)."""
-    count = outputs.shape[1] if outputs.ndim > 1 else 1
+    count = outputs.shape[notes.get("class_axis") or 1] if outputs.ndim > 1 else 1
     if notes["task"] == "regression":
         count = outputs[0].numel()
         counts = [notes["threshold"], notes["precision"], list(Intervals.from_notes(notes).outputs)]

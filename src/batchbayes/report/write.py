@@ -286,6 +286,8 @@ def map_writer(folder: Path, task: str, num_classes: int) -> Show:
     def write(name: str, seen: CategoricalPredictive) -> None:
         from PIL import Image
 
+        if seen.entropy.ndim != 3:
+            raise BatchbayesError("images for --maps", "sequences of tokens", "leave out --maps")
         classes = Image.fromarray(seen.log_probs[0].argmax(-1).byte().numpy(), mode="P")
         classes.putpalette(palette)
         entropy = (seen.entropy[0] * (255 / math.log(max(2, num_classes)))).round().clamp(0, 255)

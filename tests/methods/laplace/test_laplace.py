@@ -123,6 +123,23 @@ def test_the_linear_engine_is_exact():
     torch.testing.assert_close(linear.probs, exact.probs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["full", "Kronecker"])
+def test_draws_that_are_not_formed_are_the_same(whole, monkeypatch):
+    """With many classes all draws at once would be large. They are made one after the other."""
+    monkeypatch.setattr(last_layer, "MOST_FULL", 10**6 if whole else 0)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    x = torch.randn(40, 2).double()
+    posterior = bb.last_layer_laplace(network, x, bb.categorical(), prior_precision=1.0)
+    naive = torch.stack([posterior.draw(3, s)(x) for s in range(9)])
+    monkeypatch.setattr(last_layer, "MATRICES", 0)
+    monkeypatch.setattr(last_layer.Unformed, "formed", None)  # nobody asks for all weights
+    found = bb.predict(posterior, x, bb.gaussian(1.0), num_samples=9, seed=3, engine="linear", keep_draws=True)
+    assert (found.draws - naive).abs().max() < 1e-12
+    found = bb.predict(posterior, x[:5], bb.categorical(), num_samples=9, seed=3, engine="linear")
+    assert (found.probs - naive[:, :5].softmax(-1).mean(0)).abs().max() < 1e-12
+
+
 def test_under_a_narrow_posterior_probit_is_near_the_mean_of_draws():
     posterior = bb.last_layer_laplace(network(3), X, bb.categorical(), prior_precision=5.0)
     drawn = posterior.draw_together(0, range(4000))(NEW).softmax(-1).mean(0)

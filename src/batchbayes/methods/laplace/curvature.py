@@ -6,7 +6,7 @@ Gaussian prior of precision $\delta$ the posterior precision is $H + \delta I$, 
 $\delta$.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,6 +37,10 @@ class FullCurvature:
         scaled = normals.flatten(1) * (self.eigenvalues + prior_precision).rsqrt()
         return (scaled @ self.vectors.T).view_as(normals)
 
+    def moves(self, features: Tensor, prior_precision: float) -> Callable[[Tensor], Tensor]:
+        """Return how outputs at features (n, P) move, (n, K), as a function of the normal numbers (K, P) of a draw."""
+        return lambda normals: features @ self.deviations(normals[None], prior_precision)[0].T
+
     def output_covariance(self, features: Tensor, prior_precision: float) -> Tensor:
         """Return the covariance of the outputs at features (n, P), (n, K, K)."""
         half = self.vectors * (self.eigenvalues + prior_precision).rsqrt()
@@ -65,6 +69,10 @@ class KroneckerCurvature:
     def deviations(self, normals: Tensor, prior_precision: float) -> Tensor:
         scaled = normals * (self.eigenvalues + prior_precision).rsqrt()
         return self.output_vectors @ scaled @ self.feature_vectors.T
+
+    def moves(self, features: Tensor, prior_precision: float) -> Callable[[Tensor], Tensor]:
+        scale, along = (self.eigenvalues + prior_precision).rsqrt(), features @ self.feature_vectors
+        return lambda normals: along @ (normals * scale).T @ self.output_vectors.T  # weights would cost much more
 
     def output_covariance(self, features: Tensor, prior_precision: float) -> Tensor:
         variances = self._along(features, prior_precision)

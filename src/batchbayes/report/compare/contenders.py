@@ -264,7 +264,7 @@ def fit_novelty(case: Case) -> tuple[Novelty | None, str]:
                 case.network,
                 case.train.plain,
                 calibration=case.calibration,
-                logits=False if case.task == "regression" else None,
+                logits=False if case.task == "regression" or case.classes_along not in (None, 1) else None,
                 seed=case.settings.seed,
             )
     except BatchbayesError as error:

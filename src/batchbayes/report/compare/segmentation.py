@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -72,20 +73,21 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
     wrong = chosen.seen.images["wrong"]
     truth = {"accuracy": [1 - share for share in wrong], "error_rate": wrong}
     rows = assessed_rows(chosen.posterior, case, notes, truth, novelty, show)
-    verdict = image_verdict(rows, contenders, choice, len(limiting), case.class_names)
+    columns = tuple(map(partial(_named, case.nouns[1]), COLUMNS))
+    verdict = image_verdict(rows, contenders, choice, len(limiting), case.class_names, case.nouns)
     return Assessment(
         case=case,
-        columns=COLUMNS,
+        columns=columns,
         contenders=contenders,
         choice=choice,
         verdict=verdict.sentences,
         is_usable=verdict.is_usable,
-        terms=image_terms(contenders, choice),
+        terms=image_terms(contenders, choice, case.nouns[1]),
         rows=rows,
         figures={}
         if case.settings.no_figures
-        else shared_figures(case, contenders, chosen, COLUMNS, rows, novelty) | image_figures(case, contenders, chosen),
-        explorer=image_explorer(chosen.seen.entropy.counts()),
+        else shared_figures(case, contenders, chosen, columns, rows, novelty) | image_figures(case, contenders, chosen),
+        explorer=image_explorer(chosen.seen.entropy.counts(), case.nouns),
         thumbnails=pick_thumbnails(case, rows, "entropy"),
         details={},
         notes=notes,
@@ -98,6 +100,14 @@ def assess_segmentation(case: Case, show: Show | None = None) -> Assessment:
             "no_novelty": why_not,
         },
     )
+
+
+def _named(noun: str, column: MetricColumn) -> MetricColumn:
+    """Return a column that says "token" where it says "pixel"."""
+    label, meaning = (
+        text.replace("Pixel", noun.title()).replace("pixel", noun) for text in (column.label, column.meaning)
+    )
+    return replace(column, label=label, meaning=meaning)
 
 
 def _fit(case: Case) -> list[Candidate]:

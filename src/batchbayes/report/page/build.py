@@ -221,7 +221,7 @@ def title(row: CsvRow, unit: str = "") -> str:
     elif "mean" in row:
         said = f"predicts {_short(row['mean'])}{after}, 90 % from {_short(row['lower'])} to {_short(row['upper'])}"
     else:
-        said = f"{100 * float(row['accuracy']):.1f} % of pixels right" if row["accuracy"] else "not labelled"
+        said = f"{100 * float(row['accuracy']):.1f} % right" if row["accuracy"] else "not labelled"
     return said + (f"; is {_short(row['target'])}{after}" if row.get("target") else "")
 
 

@@ -212,19 +212,19 @@ def image_figures(case: Case, contenders: Sequence[Contender[PixelSums]], chosen
     for contender in shown:
         curve = contender.seen.entropy.counts().risk_coverage()
         curves[contender.name] = curve.coverage, curve.risk
-    return {
-        "segmentation": (
-            _triptychs(case, chosen),
-            "The most certain test image, one in the middle and the least certain one, by their mean entropy "
-            f"({chosen.name}).",
-        ),
+    whole, part = case.nouns
+    maps: Figures = {}
+    if whole == "image":
+        caption = "The most certain test image, one in the middle and the least certain one, by their mean entropy "
+        maps = {"segmentation": (_triptychs(case, chosen), f"{caption}({chosen.name}).")}
+    return maps | {
         "reliability": (
             plots.reliability_figure({c.name: c.seen.reliability.reliability() for c in shown}),
-            "Accuracy of pixels against confidence. Below the diagonal a method is too sure of itself.",
+            f"Accuracy of {part}s against confidence. Below the diagonal a method is too sure of itself.",
         ),
         "risk-coverage": (
-            plots.risk_coverage_figure(curves, risk="error of the pixels kept"),
-            "Error rate of the pixels that are kept when the least certain ones (by entropy) are set aside.",
+            plots.risk_coverage_figure(curves, risk=f"error of the {part}s kept"),
+            f"Error rate of the {part}s that are kept when the least certain ones (by entropy) are set aside.",
         ),
     }
 

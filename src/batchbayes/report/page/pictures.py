@@ -148,11 +148,12 @@ def value_explorer(uncertainty: Tensor, error: Tensor, threshold: float, unit: s
     }
 
 
-def image_explorer(counts: ScoreCounts) -> dict[str, object]:
+def image_explorer(counts: ScoreCounts, nouns: tuple[str, str]) -> dict[str, object]:
     """Show the mean entropy of images against their share of wrong pixels, and the error rate of pixels that are kept.
 
-    The slider starts where about 90 % of the pixels are kept.
+    The slider starts where about 90 % of the pixels are kept. `nouns` are what images and pixels are called.
     """
+    whole, part = nouns
     curve = counts.risk_coverage()
     wanted = torch.linspace(0.02, 1, STEPS, dtype=torch.float64)
     positions = torch.searchsorted(curve.coverage, wanted).clamp(max=len(curve.coverage) - 1).unique()
@@ -160,12 +161,12 @@ def image_explorer(counts: ScoreCounts) -> dict[str, object]:
         "x": "entropy",
         "y": "error_rate",
         "x_label": "uncertainty (entropy)",
-        "y_label": "share of wrong pixels",
+        "y_label": f"share of wrong {part}s",
         "x_scale": "root",
         "y_scale": "root",
         "risk_label": "error rate",
-        "note": "The slider sets single pixels aside. The dots show the mean entropy of whole images.",
-        "kept_label": "of the pixels answered",
+        "note": f"The slider sets single {part}s aside. The dots show the mean entropy of whole {whole}s.",
+        "kept_label": f"of the {part}s answered",
         "percent": True,
         "threshold": float(curve.thresholds[int(torch.searchsorted(curve.coverage, 0.9))]),
         "thresholds": curve.thresholds[positions].tolist(),

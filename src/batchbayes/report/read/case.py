@@ -24,7 +24,14 @@ from batchbayes.report.read.factories import build_network, call_named, fitting_
 from batchbayes.report.read.preprocess import InTargetUnits
 from batchbayes.report.read.reading import INPUT_DTYPES, Reading
 from batchbayes.report.read.sources import Training, first_reading, is_function, read_source, read_training, training_of
-from batchbayes.report.read.task import OneLogit, class_likelihood, guess_task, require_class_names, require_fitting
+from batchbayes.report.read.task import (
+    OneLogit,
+    class_likelihood,
+    classes_first,
+    guess_task,
+    require_class_names,
+    require_fitting,
+)
 from batchbayes.report.read.views import named_views, some_inputs, words
 
 CALIBRATION_SHARE = 1 / 3
@@ -62,6 +69,13 @@ class Case:
     """Whether the calibration data is a part of the test data."""
     reading: Reading
     """How the data was read."""
+    nouns: tuple[str, str]
+    """What an example of a segmentation is called, and what it is made of."""
+
+    @property
+    def classes_along(self) -> int | None:
+        """The axis of the classes in the outputs; None if there are none, or one logit."""
+        return getattr(self.likelihood, "class_axis", None)
 
     def at(self, temperature: float) -> Any:
         """Return the likelihood of classes at a temperature, for all pixels: some are left out of sums later."""
@@ -132,11 +146,17 @@ def make_case(
     inputs = some_inputs(calibration)
     if likelihood is None:
         ignored = settings.ignore_label if task == "segmentation" else None
-        likelihood = class_likelihood(_outputs(network, inputs), ignored) if task != "regression" else Gaussian(1.0)
+        labels = next(iter(test))[1]
+        likelihood = (
+            Gaussian(1.0)
+            if task == "regression" or labels is None
+            else class_likelihood(_outputs(network, inputs), labels, ignored)
+        )
     require_fitting(task, likelihood, outputs, (calibration, test), settings.ignore_label)
     if task == "classification":
         _warn_of_missing_classes(calibration, test)
-    num_outputs = 2 if isinstance(likelihood, OneLogit) else outputs.shape[1] if outputs.ndim > 1 else 1
+    shape = classes_first(likelihood, outputs).shape
+    num_outputs = 2 if isinstance(likelihood, OneLogit) else shape[1] if len(shape) > 1 else 1
     class_names = settings.class_names or reading.class_names
     if class_names is not None and task != "regression":
         require_class_names(class_names, num_outputs, settings.ignore_label)
@@ -156,6 +176,7 @@ def make_case(
         members=members,
         split_off=split_off,
         reading=reading,
+        nouns=("sequence", "token") if outputs.ndim == 3 else ("image", "pixel"),
     )
 
 

@@ -29,7 +29,7 @@ from batchbayes._common.rng import generator
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.batches import num_sampled, ordered_loader, selected
-from batchbayes.network.inputs import Picker, pick_inputs
+from batchbayes.network.inputs import Inputs, Packing, Picker, pick_inputs
 from batchbayes.report.read.preprocess import Preprocessing
 from batchbayes.report.read.schema import Schema
 
@@ -298,11 +298,14 @@ def loaders_of(train: Any, test: Any, calibration: Any) -> tuple[Any, Any, Any]:
     return train, test, calibration
 
 
-def picked_pairs(data: Any, inputs: Picker, targets: Picker) -> Any:
-    """Return data with batches (inputs, targets), if it was said where these are in its batches."""
+def picked_pairs(data: Any, inputs: Picker, targets: Picker, packing: Packing) -> Any:
+    """Return data with batches (inputs, targets), if it was said where these are in its batches.
+
+    Several inputs become one tensor, by `packing`.
+    """
     if data is None or (inputs is None and targets is None):
         return data
-    split = partial(_pair, inputs=inputs, targets=targets)
+    split = partial(_pair, inputs=inputs, targets=targets, packing=packing)
     if isinstance(data, DataLoader):
         loader = copy.copy(data)
         loader.collate_fn = lambda items: split(data.collate_fn(items))
@@ -312,13 +315,14 @@ def picked_pairs(data: Any, inputs: Picker, targets: Picker) -> Any:
     return split(data) if isinstance(data, Mapping) else [split(batch) for batch in data]
 
 
-def _pair(batch: Any, inputs: Picker, targets: Picker) -> tuple[Tensor, ...]:
+def _pair(batch: Any, inputs: Picker, targets: Picker, packing: Packing) -> tuple[Tensor, ...]:
     found = pick_inputs(batch, inputs)
+    found = packing.packed(found) if isinstance(found, Inputs) else found
     if not isinstance(found, Tensor):
         raise BatchbayesError(
-            expected="a network with one input tensor, for an assessment",
+            expected="inputs that are rows of examples, for an assessment",
             got=f"{found}",
-            fix="put a module around it that takes one tensor; bb.predict takes several inputs",
+            fix="use bb.predict and bb.metrics, which take batches that go whole to the network",
         )
     last = None if isinstance(batch, Mapping) or len(batch) < 2 else -1
     where = last if targets is None else targets

@@ -26,8 +26,8 @@ SEVERAL_LABELS = (
 def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
     """Guess the task from the outputs for some examples, from the targets, and from the likelihood if it is given.
 
-    Whole-number targets are classes: of pixels if the outputs are maps. One output with other targets than 0 and 1, and
-    everything else, is a regression.
+    Whole-number targets are classes: of pixels or tokens if the outputs have more than two axes. One output with other
+    targets than 0 and 1, and everything else, is a regression.
     """
     _, targets = next(iter(test))
     if targets is None:
@@ -45,12 +45,12 @@ def guess_task(outputs: Tensor, test: Examples, likelihood: Any = None) -> Task:
             fix='pass y.long() for yes and no, or task="regression" (--task regression) for values'
             + (f". {_fix_for_labels(targets)}" if targets.ndim > 1 and targets.shape[1] > 1 else ""),
         )
-    one = outputs.ndim < 2 or outputs.shape[1] == 1
+    one = outputs.ndim < 2 or (outputs.ndim != 3 and outputs.shape[1] == 1)
     if likelihood is None and one and not targets.is_floating_point():
         _require_clear_numbers(test)
     if likelihood is None and (targets.is_floating_point() or (one and not _yes_or_no(test))):
         return "regression"
-    return "segmentation" if outputs.ndim == 4 else "classification"
+    return "segmentation" if outputs.ndim > 2 else "classification"
 
 
 def _fix_for_labels(targets: Tensor) -> str:
@@ -81,14 +81,14 @@ def require_fitting(
     task: Task, likelihood: Any, outputs: Tensor, parts: Sequence[Examples], ignored_label: int | None
 ) -> None:
     """Raise an error if the targets of some part of the data do not fit the outputs of the network."""
-    shape = outputs.shape
-    axes = {"segmentation": (4,), "classification": (1, 2)}.get(task, (outputs.ndim,))
+    shape = classes_first(likelihood, outputs).shape
+    axes = {"segmentation": (3, 4), "classification": (1, 2)}.get(task, (outputs.ndim,))
     if outputs.ndim not in axes:
-        steps = "let the network return (N, classes, 1, steps) for labels (N, 1, steps)"
         raise BatchbayesError(
-            expected="outputs (N, classes, height, width) of a segmentation, or (N, classes) of a classification",
+            expected="outputs (N, classes, height, width) of a segmentation, (N, steps, classes) of tokens, or "
+            "(N, classes) of a classification",
             got=f"{tuple(shape)} for a {task}",
-            fix=steps if outputs.ndim == 3 else "choose another --task, or leave it out",
+            fix="choose another --task, or leave it out",
         )
     if isinstance(likelihood, OneLogit):  # as many classes as yes and no
         shape = torch.Size([shape[0], 2, *shape[2:]])
@@ -106,8 +106,9 @@ def require_fitting(
             else:
                 found.update(_require_labels(part.name, targets, shape, ignored_label).unique().tolist())
         if task == "segmentation" and len(found) == 1:
+            noun = "tokens" if outputs.ndim == 3 else "pixels"
             warn(
-                f"all pixels of {part.name} that count are of class {found.pop()}, so that every answer of the network "
+                f"all {noun} of {part.name} that count are of class {found.pop()}, so that every answer of the network "
                 "can look right. Check the masks, and ignore_label= (--ignore-label)."
             )
 
@@ -153,7 +154,7 @@ def _require_labels(name: str, targets: Tensor, shape: torch.Size, ignored_label
         raise BatchbayesError(
             expected=f"whole-number labels of shape {('N', *shape[2:])} in {name}",
             got=f"{targets.dtype} of shape {('N', *targets.shape[1:])}",
-            fix="the network returns its classes last, it seems: let it return outputs.movedim(-1, 1)"
+            fix="the network returns its classes last, it seems: pass likelihood=bb.categorical(class_axis=-1)"
             if len(shape) > 2 and targets.shape[1:] == shape[1:-1]
             else "pass class numbers from 0, or choose another --task",
         )
@@ -198,13 +199,27 @@ def _flat(outputs: Tensor) -> Tensor:
     return outputs.squeeze(2) if outputs.ndim > 2 and outputs.shape[2] == 1 else outputs
 
 
-def class_likelihood(outputs: Tensor, ignore_label: int | None) -> Categorical | OneLogit:
-    """Return the likelihood of classes for a network with such outputs (n, K, ...), (n, 1, ...) or (n,).
+def classes_first(likelihood: Any, outputs: Tensor) -> Tensor:
+    """Return outputs with the classes along axis 1, wherever the likelihood says that they are."""
+    axis = getattr(likelihood, "class_axis", 1)
+    return outputs.movedim(axis, 1) if axis != 1 and -outputs.ndim < axis < outputs.ndim else outputs
 
-    If the outputs are probabilities, a warning says that they are taken so.
+
+def class_likelihood(outputs: Tensor, labels: Tensor, ignore_label: int | None) -> Categorical | OneLogit:
+    """Return the likelihood of classes for a network with such outputs (n, K, ...), (n, T, K), (n, 1, ...) or (n,).
+
+    Labels (n, T) tell where the classes of tokens are. If the outputs are probabilities, a warning says that they are
+    taken so.
     """
     one = outputs.ndim < 2 or outputs.shape[1] == 1
-    plain = OneLogit() if one else Categorical(ignore_index=ignore_label)
+    last = outputs.ndim == 3 and labels.shape[1:] == outputs.shape[1:2]
+    if last and outputs.shape[1] == outputs.shape[2]:
+        raise BatchbayesError(
+            expected="outputs of tokens that tell where their classes are",
+            got=f"{tuple(outputs.shape)}, with as many classes as steps",
+            fix="pass likelihood=bb.categorical(class_axis=-1) for classes last, or class_axis=1",
+        )
+    plain = OneLogit() if one and not last else Categorical(-1 if last else 1, ignore_index=ignore_label)
     try:
         plain.check_outputs(outputs)
     except BatchbayesError:
@@ -217,15 +232,14 @@ def given_likelihood(likelihood: Any) -> Categorical | OneLogit | Gaussian:
     """Return the likelihood that a user passed, in the form that an assessment needs: with nothing tuned."""
     if isinstance(likelihood, Bernoulli):
         return OneLogit(probabilities=likelihood.probabilities)
-    if isinstance(likelihood, Categorical) and likelihood.class_axis == 1:
+    if isinstance(likelihood, Categorical):
         return replace(likelihood, temperature=1.0)
     if isinstance(likelihood, Gaussian):
         return Gaussian(1.0)
     raise BatchbayesError(
-        expected="bb.categorical() with classes along axis 1, bb.bernoulli() for one logit, or bb.gaussian(1.0)",
+        expected="bb.categorical(), bb.bernoulli() for one logit, or bb.gaussian(1.0)",
         got=getattr(likelihood, "__name__", None) or repr(likelihood),
-        fix="call one of these, or leave likelihood= out; a network with classes last can return "
-        "outputs.movedim(-1, 1)",
+        fix="call one of these, or leave likelihood= out",
     )
 
 
