@@ -113,17 +113,25 @@ def augmented(images: Tensor, random: torch.Generator) -> Tensor:
     return standardise(crop_and_flip(images, random))
 
 
+def byte_batches(
+    images: Tensor, labels: Tensor, batch_size: int, prepare: Prepare, seed: int
+) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+    """Return batches of bytes for `bb.train`, prepared when they are read, in a new order in each epoch."""
+
+    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        random = generator(seed, "transforms", epoch)
+        for rows in shuffled_batches(len(images), batch_size, seed, epoch):
+            yield prepare(images[rows], random), labels[rows]
+
+    return batches
+
+
 def train_on_bytes(
     network: nn.Module, images: Tensor, labels: Tensor, recipe: Course, prepare: Prepare, seed: int
 ) -> float:
     """Train a network in place on images (N, C, H, W). Return its mean loss in the last epoch."""
     size = min(recipe.batch_size, len(images))
-
-    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        random = generator(seed, "transforms", epoch)
-        for rows in shuffled_batches(len(images), size, seed, epoch):
-            yield prepare(images[rows], random), labels[rows]
-
+    batches = byte_batches(images, labels, size, prepare, seed)
     optimiser = partial(torch.optim.Adam, fused=True) if recipe.optimiser == "adam" else recipe.optimiser
     config = bb.TrainingConfig(recipe.epochs, size, recipe.learning_rate, recipe.weight_decay, optimiser, seed)
     steps = recipe.epochs * (len(images) // size)

@@ -15,6 +15,7 @@ from batchbayes_papers.weights import (
     sparse_vd,
     variance_claims,
     variance_networks,
+    vgg_like,
 )
 from batchbayes_papers.weights.propagation import bits_needed
 from helpers.experiments import run_experiment
@@ -22,7 +23,16 @@ from torch import nn
 
 import batchbayes as bb
 
-MODULES = [gradient_variance, mean_propagation, mnf_uci, random_labels, sparse_vd, variance_claims, variance_networks]
+MODULES = [
+    gradient_variance,
+    mean_propagation,
+    mnf_uci,
+    random_labels,
+    sparse_vd,
+    variance_claims,
+    variance_networks,
+    vgg_like,
+]
 
 
 @pytest.fixture(scope="module", params=MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
