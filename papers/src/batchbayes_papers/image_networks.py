@@ -16,9 +16,10 @@ from batchbayes_papers.data.cifar10 import crop_and_flip, load_cifar10, standard
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import Examples, load_mnist
 from batchbayes_papers.models.lenet import LeNet5, LeNet300, init_for_sparsity
+from batchbayes_papers.models.row_lstm import RowLSTM
 from batchbayes_papers.models.small_vgg import SmallVGG
 
-NETWORKS = {"LeNet-300-100": LeNet300, "LeNet-5": LeNet5}
+NETWORKS = {"LeNet-300-100": LeNet300, "LeNet-5": LeNet5, "LSTM": RowLSTM}
 Source = Literal["cifar10", "synthetic"]
 Prepare = Callable[[Tensor, torch.Generator], Tensor]
 """From the bytes of a batch to the inputs of the network, with the random transforms of training."""
@@ -57,7 +58,7 @@ def patterns(count: int, part: str) -> tuple[Tensor, Tensor]:
 
 
 def new_network(name: str, seed: int) -> nn.Module:
-    """Return a LeNet with the initial weights of the sparse variational dropout paper's code."""
+    """Return a network with the initial weights of the sparse variational dropout paper's code; torch's for an LSTM."""
     with GlobalStream(seed):
         network = NETWORKS[name]()
         init_for_sparsity(network)
