@@ -3,11 +3,12 @@
 Molchanov, Ashukha and Vetrov, "Variational Dropout Sparsifies Deep Neural Networks" (ICML 2017): error and compression
 against the width of the network, and table 3. Neklyudov et al., "Variance Networks" (ICLR 2019): accuracies on
 CIFAR-10. As in the authors' code, sparse VD starts from a dense network that was trained with dropout, and sees images
-without crops and flips. Where we differ: inputs are standardised instead of whitened. The network with dropout in the
-table of accuracies is the dense network of the first table; the authors train another, which has no dropout between its
-last layers.
+without crops and flips. Where we differ: inputs are standardised instead of whitened. In the table of accuracies, the
+network with dropout is the dense network of the first table, and the ordinary layers of the variance network start at
+it; the authors train both from the start, without dropout between the last layers.
 """
 
+import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,7 +62,7 @@ class VGGConfig:
     half: bool = False
     """Whether training passes are computed in bfloat16."""
     dropout: tuple[float, float] = (1.0, 1.0)
-    """Of the dense network, as shares of the published rates: in convolutions, and before dense layers."""
+    """Of dense networks, as shares of the published rates: in convolutions, and before dense layers."""
     dense: Course = DENSE
     sparse: Course = SPARSE
     decay_from: int = 100
@@ -72,6 +73,8 @@ class VGGConfig:
     variance_width: float = 1.0
     variance: Course = VARIANCE
     num_samples: int = 100
+    draw_test: int = 10_000
+    """Test images for accuracies of draws."""
     labels_width: float = 1.0
     labels_train: int = 50_000
     """Images with random labels."""
@@ -83,14 +86,14 @@ FEW = Course(2, 20, 1e-3, "adam")
 PRESETS = {
     "smoke": VGGConfig(
         "synthetic", (0.0625,), 60, 20, dense=FEW, sparse=FEW, decay_from=0, kl_full=0, initial_log_var=-6.0,
-        variance_width=0.0625, variance=FEW, num_samples=2, labels_width=0.0625, labels_train=40, labels_dropout=FEW,
-        labels_sparse=FEW,
+        variance_width=0.0625, variance=FEW, num_samples=2, draw_test=20, labels_width=0.0625, labels_train=40,
+        labels_dropout=FEW, labels_sparse=FEW,
     ),
     "quick": VGGConfig(
         widths=(0.25,), half=True, dropout=(0.0, 0.5), dense=Course(8, 128, 0.1, "sgd", 5e-4),
-        sparse=Course(9, 100, 2e-3, "adam"), decay_from=3, kl_full=2, initial_log_var=-10.0, variance_width=0.25,
-        variance=Course(10, 128, 2e-3, "adam"), num_samples=10, labels_width=0.25, labels_train=3000,
-        labels_dropout=Course(40, 50, 2e-3, "adam"), labels_sparse=Course(40, 50, 4e-3, "adam"),
+        sparse=Course(8, 100, 2e-3, "adam"), decay_from=3, kl_full=1.0, initial_log_var=-9.0, variance_width=0.25,
+        variance=Course(4, 128, 2e-3, "adam"), num_samples=10, draw_test=2000, labels_width=0.25, labels_train=2000,
+        labels_dropout=Course(40, 50, 2e-3, "adam"), labels_sparse=Course(30, 50, 4e-3, "adam"),
     ),
     "paper": VGGConfig(),
 }  # fmt: skip
@@ -105,10 +108,9 @@ class Bytes:
 
 
 def units(config: VGGConfig) -> list[Unit]:
-    """Return a unit for each width, one for the variance network, and two for random labels."""
+    """Return a unit for each width, and two for random labels. One of the widths has the variance network, too."""
     widths = [Unit(f"width {width:g}", {"width": width}, effort=60 * width) for width in config.widths]
-    labels = [Unit(f"random labels, {method}", {"labels": method}, effort=4) for method in RANDOM_LABELS]
-    return [*widths, Unit("variance", {}, effort=12), *labels]
+    return [*widths, *(Unit(f"random labels, {method}", {"labels": method}, effort=4) for method in RANDOM_LABELS)]
 
 
 def work(config: VGGConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> dict[str, Any]:
@@ -116,12 +118,10 @@ def work(config: VGGConfig, unit: Unit, needed: Results, data_folder: DataFolder
     if "labels" in unit.arguments:
         data = load(config, config.labels_train, data_folder)
         return random_labels_result(config, data, unit.arguments["labels"])
-    data = load(config, config.num_train, data_folder)
-    if "width" not in unit.arguments:
-        return draw_accuracies(variance_network(config, data).posterior(), data.test, config.num_samples)
-    width = unit.arguments["width"]
+    data, width = load(config, config.num_train, data_folder), unit.arguments["width"]
     network = dense_network(config, width, data)
-    return {**dense_result(config, width, network, data), "sparse": sparse_result(config, network, data)}
+    found = {"dense_error": error_percent(network, data.test), "sparse": sparse_result(config, network, data)}
+    return found | (draws_result(config, network, data) if width == config.variance_width else {})
 
 
 def load(config: VGGConfig, num_train: int, data_folder: DataFolder) -> Bytes:
@@ -142,14 +142,6 @@ def dense_network(config: VGGConfig, width: float, data: Bytes) -> nn.Module:
     return network
 
 
-def dense_result(config: VGGConfig, width: float, network: nn.Module, data: Bytes) -> dict[str, Any]:
-    """Return the error of a network without its dropout; of that for the variance networks' table with dropout, too."""
-    draws = None
-    if width == config.variance_width:
-        draws = draw_accuracies(bb.mc_dropout(network), data.test, config.num_samples)
-    return {"dense_error": error_percent(network, data.test), "dropout": draws}
-
-
 def sparse_result(config: VGGConfig, dense: nn.Module, data: Bytes) -> dict[str, Any]:
     """Train sparse VD from a dense network, without dropout, and look at it after each epoch."""
     network = bb.noisy(without_dropout(dense), bb.SparseVD(config.initial_log_var))
@@ -164,7 +156,8 @@ def sparse_result(config: VGGConfig, dense: nn.Module, data: Bytes) -> dict[str,
 
 
 def without_dropout(network: nn.Module) -> nn.Module:
-    """Switch dropout off, in place."""
+    """Return a copy with dropout switched off."""
+    network = copy.deepcopy(network)
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -199,9 +192,16 @@ def seen(network: bb.Noisy, test: tuple[Tensor, Tensor]) -> dict[str, float]:
     return {"error": error_percent(point, test), "compression": compression(posterior)}
 
 
-def variance_network(config: VGGConfig, data: Bytes) -> bb.Noisy:
-    """Train a network whose last convolutions and hidden dense layer have no means."""
-    network = new_network(config, config.variance_width, (config.dropout[0], 0.0))
+def draws_result(config: VGGConfig, dense: nn.Module, data: Bytes) -> dict[str, Any]:
+    """Return accuracies of one draw, of the means and of the mean over draws: of dropout, and of a variance network."""
+    test = data.test[0][: config.draw_test], data.test[1][: config.draw_test]
+    posteriors = {"dropout": bb.mc_dropout(dense), "variance": variance_network(config, dense, data).posterior()}
+    return {name: draw_accuracies(posterior, test, config.num_samples) for name, posterior in posteriors.items()}
+
+
+def variance_network(config: VGGConfig, dense: nn.Module, data: Bytes) -> bb.Noisy:
+    """Train a network whose last convolutions and hidden dense layer have no means. The others start at a dense one."""
+    network = without_dropout(dense)
     layers = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     random = bb.noisy(network, bb.Variance(), layers=layers[VARIANCE_LAYERS])
     recipe, count = config.variance, len(data.train[0])
@@ -247,7 +247,7 @@ def notes(config: VGGConfig) -> list[str]:
     """Say how this differs from the papers."""
     found = [
         "Inputs are standardised; the authors whiten them (ZCA). The network with dropout is the dense one of the "
-        "first table; the authors train another, without dropout between its last layers.",
+        "first table, and the variance network starts at it; the authors train both from the start.",
     ]
     if config != VGGConfig():
         half = " Training passes are computed in bfloat16." if config.half else ""
@@ -256,7 +256,7 @@ def notes(config: VGGConfig) -> list[str]:
             f"{config.dropout[1]:g} before dense layers. Sparse VD: {said(config.sparse)}. Published: 200 epochs."
             f"{half}",
             f"The variance network: {said(config.variance)}; published 550 epochs. Means over "
-            f"{config.num_samples} draws.",
+            f"{config.num_samples} draws, on {config.draw_test:,} test images.",
             f"Random labels: {config.labels_train:,} images; dropout: {said(config.labels_dropout)}; sparse VD: "
             f"{said(config.labels_sparse)}.",
         ]

@@ -27,10 +27,10 @@ def widths_table(widths: Sequence[float], results: Results) -> ResultTable:
 
 def accuracies_table(width: float, results: Results) -> ResultTable:
     rows: list[tuple[CellValue, ...]] = []
-    dropout = results.get(f"width {width:g}", {}).get("dropout")
-    for noise, found in (("dropout", dropout or {}), ("variance", results.get("variance", {}))):
+    for noise, published in ACCURACIES.items():
+        found = results.get(f"width {width:g}", {}).get(noise, {})
         ours = [found.get(name) for name in ("stochastic", "deterministic", "ensemble")]
-        rows.append((noise, *interleaved(ours, ACCURACIES[noise])))
+        rows.append((noise, *interleaved(ours, published)))
     return ResultTable(
         f"Test accuracy at width {width:g}, per cent; published at width 1",
         ("noise", "one draw", "published", "means", "published ", "mean over draws", "published  "),
