@@ -40,19 +40,19 @@ def full_weight(left: Mapping[str, Any], shape: torch.Size) -> Tensor:
 
 
 def weights_figure(networks: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw the largest weight of each network, and the first layer as images: at the start and at the end."""
+    """Draw the first layer as an image and the largest weight of each network, both at the start and at the end."""
     with house_style():
-        figure, panels = new_figure(2 * len(networks), 2, (9.6, 5.0 * len(networks)), share=False)
-        for number, (name, left) in enumerate(networks.items()):
+        figure, panels = new_figure(len(networks), 4, (12.8, 3.3 * len(networks)), share=False)
+        for row, (name, left) in zip(panels, networks.items(), strict=True):
             start = new_network(name, seed=0).state_dict()
             ends = {key: full_weight(left[key], start[key].shape) for key in left}
-            for column, (when, weights) in enumerate((("start", start), ("end", ends))):
-                first = first_layer(weights)
-                _map(panels[2 * number, column], first, f"{name}, {first_title(weights)}, {when}")
+            title = "filters" if FILTERS in start else "sum of |w| by pixel"
+            for number, (when, weights) in enumerate((("start", start), ("end", ends))):
+                _image(row[number], first_layer(weights))
+                row[number].set_title(f"{name}, {title}: {when}")
                 largest = weights[DRAWN[name]]
-                shown = (largest != 0).float() if when == "end" else largest
-                kept = int(largest.count_nonzero())
-                _map(panels[2 * number + 1, column], shown, f"dense1, {when}: {kept:,} weights", when == "end")
+                row[number + 2].set_title(f"dense1, {when}: {int(largest.count_nonzero()):,} weights")
+                (_points if when == "end" else _image)(row[number + 2], largest)
     return figure
 
 
@@ -64,17 +64,15 @@ def first_layer(weights: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([torch.cat(list(row), 1) for row in filters.split(ACROSS)])
 
 
-def first_title(weights: Mapping[str, Tensor]) -> str:
-    return "filters" if FILTERS in weights else "sum of |w| by pixel"
+def _image(panel: Any, values: Tensor) -> None:
+    """Draw a matrix by colours. Zero is almost white."""
+    bound = max(float(values.abs().max()), 1e-9)
+    panel.imshow(values.numpy(), cmap="RdBu", vmin=-bound, vmax=bound, aspect="equal", interpolation="nearest")
+    panel.set(xticks=[], yticks=[])
 
 
-def _map(panel: Any, values: Tensor, title: str, is_mask: bool = False) -> None:
-    """Draw a matrix. Zero is white."""
-    if is_mask:  # single pixels would be lost
-        rows, columns = np.nonzero(values.numpy())
-        panel.plot(columns, rows, ls="none", marker=".", ms=1.5, color="black")
-        panel.set(xlim=(0, values.shape[1]), ylim=(values.shape[0], 0))
-    else:
-        bound = max(float(values.abs().max()), 1e-9)
-        panel.imshow(values.numpy(), cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto", interpolation="nearest")
-    panel.set(title=title, xticks=[], yticks=[])
+def _points(panel: Any, values: Tensor) -> None:
+    """Draw a point for each weight that is left, which as a pixel would be lost."""
+    rows, columns = np.nonzero(values.numpy())
+    panel.plot(columns, rows, ls="none", marker=".", ms=1.5, color="black")
+    panel.set(xlim=(0, values.shape[1]), ylim=(values.shape[0], 0), aspect="equal", xticks=[], yticks=[])
