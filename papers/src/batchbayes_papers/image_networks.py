@@ -16,9 +16,10 @@ from batchbayes_papers.data.cifar10 import crop_and_flip, load_cifar10, standard
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.data.mnist import Examples, load_mnist
 from batchbayes_papers.models.lenet import LeNet5, LeNet300, init_for_sparsity
+from batchbayes_papers.models.row_lstm import RowLSTM
 from batchbayes_papers.models.small_vgg import SmallVGG
 
-NETWORKS = {"LeNet-300-100": LeNet300, "LeNet-5": LeNet5}
+NETWORKS = {"LeNet-300-100": LeNet300, "LeNet-5": LeNet5, "LSTM": RowLSTM}
 Source = Literal["cifar10", "synthetic"]
 Prepare = Callable[[Tensor, torch.Generator], Tensor]
 """From the bytes of a batch to the inputs of the network, with the random transforms of training."""
@@ -57,7 +58,7 @@ def patterns(count: int, part: str) -> tuple[Tensor, Tensor]:
 
 
 def new_network(name: str, seed: int) -> nn.Module:
-    """Return a LeNet with the initial weights of the sparse variational dropout paper's code."""
+    """Return a network with the initial weights of the sparse variational dropout paper's code; torch's for an LSTM."""
     with GlobalStream(seed):
         network = NETWORKS[name]()
         init_for_sparsity(network)
@@ -113,17 +114,25 @@ def augmented(images: Tensor, random: torch.Generator) -> Tensor:
     return standardise(crop_and_flip(images, random))
 
 
+def byte_batches(
+    images: Tensor, labels: Tensor, batch_size: int, prepare: Prepare, seed: int
+) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+    """Return batches of bytes for `bb.train`, prepared when they are read, in a new order in each epoch."""
+
+    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        random = generator(seed, "transforms", epoch)
+        for rows in shuffled_batches(len(images), batch_size, seed, epoch):
+            yield prepare(images[rows], random), labels[rows]
+
+    return batches
+
+
 def train_on_bytes(
     network: nn.Module, images: Tensor, labels: Tensor, recipe: Course, prepare: Prepare, seed: int
 ) -> float:
     """Train a network in place on images (N, C, H, W). Return its mean loss in the last epoch."""
     size = min(recipe.batch_size, len(images))
-
-    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        random = generator(seed, "transforms", epoch)
-        for rows in shuffled_batches(len(images), size, seed, epoch):
-            yield prepare(images[rows], random), labels[rows]
-
+    batches = byte_batches(images, labels, size, prepare, seed)
     optimiser = partial(torch.optim.Adam, fused=True) if recipe.optimiser == "adam" else recipe.optimiser
     config = bb.TrainingConfig(recipe.epochs, size, recipe.learning_rate, recipe.weight_decay, optimiser, seed)
     steps = recipe.epochs * (len(images) // size)

@@ -3,7 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from batchbayes_papers.online import OnlineLastLayer, OnlineMeanField, StructuredLaplace, gaussian_kl, learn_parts
+from batchbayes_papers.online import (
+    ElasticWeights,
+    OnlineLastLayer,
+    OnlineMeanField,
+    StructuredLaplace,
+    gaussian_kl,
+    learn_parts,
+)
 from torch import nn
 
 import batchbayes as bb
@@ -103,6 +110,32 @@ def test_structured_laplace_stays_near_the_former_parts_by_their_curvature():
     expected = hidden.flatten() @ precision @ hidden.flatten() + last.flatten() @ state.last.precision @ last.flatten()
     torch.testing.assert_close(state._squared_distance(away), expected)
     assert state.num_examples == 24
+
+
+def test_elastic_weights_in_parts_are_exact_where_weights_are_independent():
+    config = TrainingConfig(epochs=200, batch_size=12, learning_rate=0.1)
+    state = learn_parts(ElasticWeights.start(linear(), bb.gaussian(TAU), prior_std=0.5), PARTS, config)
+    precision = TAU * X.T @ X + 4 * torch.eye(3)
+    torch.testing.assert_close(state.precision["weight"][0], precision.diagonal())
+    exact = torch.linalg.solve(precision, TAU * X.T @ Y)[:, 0]
+    torch.testing.assert_close(state.mean["weight"][0], exact, rtol=1e-4, atol=1e-4)
+    normal = torch.distributions.Normal(X[:4] @ exact[:, None], TAU**-0.5)
+    torch.testing.assert_close(state.log_prob(X[:4], Y[:4]), normal.log_prob(Y[:4]), rtol=1e-3, atol=1e-3)
+
+
+def test_springs_have_the_diagonal_of_the_fisher_matrix():
+    config = TrainingConfig(epochs=2, batch_size=4, learning_rate=0.1)
+    network, labels = perceptron(3), torch.tensor([2, 0, 1, 1])
+    state = ElasticWeights.start(network, bb.categorical(), prior_std=0.5).update((X[:4], labels), config)
+    network.load_state_dict(state.mean)
+    for name, parameter in network.named_parameters():
+        expected = torch.full_like(parameter, 4.0)
+        for one in X[:4]:
+            probs = network(one).softmax(0).detach()
+            for label in range(3):  # the expected square of the gradient over labels that the network draws
+                loss = F.cross_entropy(network(one), torch.tensor(label))
+                expected = expected + probs[label] * torch.autograd.grad(loss, parameter)[0].square()
+        torch.testing.assert_close(state.precision[name], expected.detach())
 
 
 class Twice(nn.Module):

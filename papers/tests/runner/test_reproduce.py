@@ -87,6 +87,8 @@ def test_the_page_holds_everything_and_escapes_it(out: Path) -> None:
         assert text not in page
     assert page.count("data:image/png;base64,") == 1
     assert "http" not in page.replace("http-equiv", "")
+    assert '<p class="headline">Preset warning. ' in page
+    assert "only tests the program" not in page
     assert "units: 1" in page
     assert "8 units" in page
     assert "python 3." in page
@@ -413,7 +415,9 @@ def test_a_gallery_of_all_experiments(tmp_path: Path, capsys: Printed, monkeypat
     page = (tmp_path / "all" / "index.html").read_text()
     assert '<a href="#own.tiny">own.tiny</a>' in page
     assert '<section id="own.tiny"' in page
-    assert (tmp_path / "all" / "own.tiny" / "index.html").exists()
+    single = (tmp_path / "all" / "own.tiny" / "index.html").read_text()
+    for each in (page, single):
+        assert each.index("only tests the program") < each.index("</header>")
     before = read_results(tmp_path / "all" / "own.tiny" / "results.sqlite")[1]
     assert cli.main(command) == 0
     assert read_results(tmp_path / "all" / "own.tiny" / "results.sqlite")[1] == before

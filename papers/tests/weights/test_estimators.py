@@ -7,6 +7,7 @@ import pytest
 import torch
 from batchbayes_papers.weights.gradient_variance import (
     gradient_moments,
+    in_form,
     log_density,
     random_parameters,
     score_function_loss,
@@ -129,3 +130,20 @@ def test_the_rate_of_binary_dropout_has_the_gradient_of_the_expected_loss(estima
         expected = expected + torch.where(mask > 0, 1 - rate, rate).prod() * (outputs - Y).square().sum()
     (exact,) = torch.autograd.grad(expected, logit)
     assert abs(float(mean) - float(exact)) < 4 * float(variance / 4000) ** 0.5 + 0.05 * abs(float(exact))
+
+
+@pytest.mark.parametrize(
+    ("form", "alpha"), [("additive", 0.0), ("multiplicative", 7.389), ("multiplicative, alpha at most 1", 1.0)]
+)
+def test_the_multiplicative_form_adds_noise_in_proportion_to_alpha(form, alpha):
+    """For a loss c w, the gradient by theta is c, or c (1 + sqrt(alpha) eps). All have the same weights at alpha."""
+    network = in_form(nn.Linear(3, 2, bias=False), form, log_alpha=2.0)
+    network.estimator = "weights"
+    (site,) = network.sites
+    expected = torch.full((2, 3), alpha if form != "additive" else 7.389) * site.weight.square()
+    torch.testing.assert_close(
+        network.posterior().distributions["weight"].variance, expected.detach(), rtol=1e-3, atol=0
+    )
+    torch.manual_seed(0)
+    _, variance = gradient_moments({"weight": site.weight}, lambda: network(X[:1]).sum(), 2000)["weight"]
+    torch.testing.assert_close(variance.float(), alpha * X[:1].square().expand(2, 3), rtol=0.2, atol=1e-9)

@@ -1,20 +1,26 @@
 """The experiments on random weights, in their smallest preset."""
 
 import math
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
 import torch
 from batchbayes_papers import image_networks
+from batchbayes_papers.image_networks import Course
 from batchbayes_papers.mcbn import mnf_uci
+from batchbayes_papers.models.row_lstm import RowLSTM
+from batchbayes_papers.models.vgg_like import VGGLike
 from batchbayes_papers.runner.tables import to_markdown
 from batchbayes_papers.weights import (
     gradient_variance,
+    left_weights,
     mean_propagation,
     random_labels,
     sparse_vd,
     variance_claims,
     variance_networks,
+    vgg_like,
 )
 from batchbayes_papers.weights.propagation import bits_needed
 from helpers.experiments import run_experiment
@@ -22,7 +28,16 @@ from torch import nn
 
 import batchbayes as bb
 
-MODULES = [gradient_variance, mean_propagation, mnf_uci, random_labels, sparse_vd, variance_claims, variance_networks]
+MODULES = [
+    gradient_variance,
+    mean_propagation,
+    mnf_uci,
+    random_labels,
+    sparse_vd,
+    variance_claims,
+    variance_networks,
+    vgg_like,
+]
 
 
 @pytest.fixture(scope="module", params=MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
@@ -77,3 +92,54 @@ def test_the_bits_are_those_of_the_weights_before_rounding():
     data = image_networks.load_images("synthetic", 10, 10)
     expected = bits_needed(random.posterior())
     assert mean_propagation.bits_result(random.posterior(), data)["bits"] == expected
+
+
+def test_the_vgg_like_network_is_the_published_one():
+    network = VGGLike(0.0625, (1.0, 1.0), half=True)
+    rates = [module.p for module in network.modules() if isinstance(module, nn.Dropout)]
+    assert rates == [0.3, *[0.4] * 7, 0.5, 0.5]
+    channels = [module.out_channels for module in network.modules() if isinstance(module, nn.Conv2d)]
+    assert channels == [4, 4, 8, 8, 16, 16, 16, 32, 32, 32, 32, 32, 32]
+    seen = []
+    network.features[0].register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.dtype))
+    assert network(torch.zeros(2, 3, 32, 32)).dtype == network.eval()(torch.zeros(2, 3, 32, 32)).dtype == torch.float32
+    assert seen == [torch.bfloat16, torch.float32]
+
+
+def test_variance_layers_are_the_last_convolutions_and_the_hidden_dense_layer():
+    config = replace(vgg_like.PRESETS["smoke"], dropout=(0.5, 0.5), variance=Course(0, 20, 1e-3))
+    dense = vgg_like.new_network(config, 0.0625, config.dropout)
+    random = vgg_like.variance_network(config, dense, vgg_like.load(config, 60, None))
+    means = {name: parameter.abs().sum() for name, parameter in random.module.named_parameters() if parameter.ndim > 1}
+    assert [name for name, total in means.items() if total == 0] == [site.name for site in random.sites]
+    assert list(means)[10:14] == [site.name for site in random.sites]
+    torch.testing.assert_close(random.module.features[0].weight, dense.features[0].weight)
+    assert {module.p for module in random.module.modules() if isinstance(module, nn.Dropout)} == {0.0}
+    assert dense.dropout1.p == 0.25  # the dense network keeps its dropout
+
+
+def test_a_vgg_like_network_memorises_random_labels():
+    recipe = Course(40, 20, 3e-3, "adam")
+    config = replace(vgg_like.PRESETS["smoke"], labels_dropout=recipe, dropout=(0.0, 0.2))
+    data = vgg_like.load(config, config.labels_train, None)
+    assert vgg_like.random_labels_result(config, data, "binary dropout")["train"] > 80
+
+
+def test_the_picture_has_the_weights_that_are_left():
+    posterior = bb.noisy(image_networks.new_network("LeNet-5", 0), bb.SparseVD(initial_log_var=-6.0)).posterior()
+    left = left_weights.left_weights(posterior)
+    for name, given in posterior.distributions.items():
+        assert 0 < len(left[name]["places"]) < given.mean.numel()
+        found = left_weights.full_weight(left[name], given.mean.shape)
+        torch.testing.assert_close(found, given.mean, atol=1e-5, rtol=0)
+    image = left_weights.first_layer({"conv1.weight": posterior.distributions["conv1.weight"].mean})
+    torch.testing.assert_close(image[6:11, 12:17], posterior.distributions["conv1.weight"].mean[7, 0])
+
+
+def test_an_lstm_reads_the_rows_of_an_image_from_top_to_bottom():
+    network = RowLSTM()
+    image = torch.randn(1, 1, 28, 28)
+    state = None
+    for row in image[0, 0]:
+        _, state = network.lstm(row[None, None], state)
+    torch.testing.assert_close(network(image), network.output(state[0][0]))

@@ -7,15 +7,17 @@ learn a linear layer on them:
 - `random_features` for tables, and `ConjugateRegression`: exact, with unknown noise;
 - `patch_features` for images, and `OnlineLastLayer`: a Gaussian with a full covariance over a linear layer.
 
-Two approximations learn all layers of a network:
+Three approximations learn all layers of a network:
 
 - `OnlineMeanField`: independent Gaussians over all weights;
-- `StructuredLaplace`: a last layer, on features that go on learning near what former parts taught them.
+- `StructuredLaplace`: a last layer, on features that go on learning near what former parts taught them;
+- `ElasticWeights`: the maximum alone, with a spring for each weight (EWC).
 
 `learn_parts` learns one part after the other, and can be killed and started again.
 """
 
 from batchbayes_papers.online.conjugate import ConjugateRegression as ConjugateRegression
+from batchbayes_papers.online.elastic import ElasticWeights as ElasticWeights
 from batchbayes_papers.online.last_layer import OnlineLastLayer as OnlineLastLayer
 from batchbayes_papers.online.mean_field import OnlineMeanField as OnlineMeanField, gaussian_kl as gaussian_kl
 from batchbayes_papers.online.parts import DataPart as DataPart, learn_parts as learn_parts

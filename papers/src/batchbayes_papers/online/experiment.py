@@ -5,14 +5,15 @@ Compared on the test set after each part:
 - a linear layer on wide features, which are fixed with the first part ("wide layer"): online, by joint training on all
   parts, and fine-tuned, which is to go on training on each part alone;
 - one small network, which all other methods share: mean field and structured Laplace, both online and by joint
-  training; online last layer on features of the first part; and fine-tuning. They also share the noise precision, which
-  is measured on a fifth of the first part.
+  training; elastic weight consolidation (EWC); online last layer on features of the first part; and fine-tuning. They
+  also share the noise precision, which is measured on a fifth of the first part.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ from batchbayes_papers.runner.figures import seeds_figure
 from batchbayes_papers.runner.tables import ResultTable, with_error
 
 DATASETS = (*SETS, "mnist", "synthetic")
-JOINT_WIDE, WIDE, TUNED_WIDE, JOINT, ONLINE, JOINT_LAPLACE, LAPLACE, LAST, TUNED = METHODS = (
+JOINT_WIDE, WIDE, TUNED_WIDE, JOINT, ONLINE, JOINT_LAPLACE, LAPLACE, ELASTIC, LAST, TUNED = METHODS = (
     "joint wide layer",
     "online wide layer",
     "fine-tuned wide layer",
@@ -40,6 +41,7 @@ JOINT_WIDE, WIDE, TUNED_WIDE, JOINT, ONLINE, JOINT_LAPLACE, LAPLACE, LAST, TUNED
     "online mean field",
     "joint Laplace",
     "online Laplace",
+    "EWC",
     "online last layer",
     "fine-tuning",
 )
@@ -47,7 +49,8 @@ SAME_FEATURES = "joint wide layer on the features of the first part"
 """For classes only: for real targets it is equal to the online wide layer."""
 COMPARED = (
     *((WIDE, other) for other in (JOINT_WIDE, SAME_FEATURES, JOINT_LAPLACE, JOINT, TUNED_WIDE, TUNED)),
-    *((LAPLACE, other) for other in (JOINT_LAPLACE, TUNED)),
+    *((LAPLACE, other) for other in (JOINT_LAPLACE, ELASTIC, TUNED)),
+    (ELASTIC, TUNED),
     *((method, JOINT) for method in (LAPLACE, ONLINE, LAST)),
 )
 """Online methods, and what the table compares them with."""
@@ -117,9 +120,9 @@ def _online(config: OnlineConfig, task: Task, seed: int) -> list[float]:
     return found
 
 
-def _laplace(config: OnlineConfig, task: Task, seed: int) -> list[float]:
-    state = online.StructuredLaplace.start(_network(config, task, seed), task.likelihood, config.prior_std)
-    found = []
+def _maximum(kind: Any, config: OnlineConfig, task: Task, seed: int) -> list[float]:
+    """Learn by a Gaussian around the maximum: with Kronecker factors and draws, or with a diagonal (EWC)."""
+    state, found = kind.start(_network(config, task, seed), task.likelihood, config.prior_std), []
     for part in task.parts:
         state = state.update(part, training_of(config, part, seed))
         found.append(-float(state.log_prob(*task.test).mean()))
@@ -166,8 +169,9 @@ LEARN: dict[str, Learn] = {
     SAME_FEATURES: wide.joint_on_first_features,
     JOINT: partial(_jointly, _online),
     ONLINE: _online,
-    JOINT_LAPLACE: partial(_jointly, _laplace),
-    LAPLACE: _laplace,
+    JOINT_LAPLACE: partial(_jointly, partial(_maximum, online.StructuredLaplace)),
+    LAPLACE: partial(_maximum, online.StructuredLaplace),
+    ELASTIC: partial(_maximum, online.ElasticWeights),
     LAST: _last_layer,
     TUNED: _fine_tuned,
 }

@@ -36,6 +36,7 @@ EXPERIMENTS = {
     "mnf-uci": "batchbayes_papers.mcbn.mnf_uci",
     "gradient-variance": "batchbayes_papers.weights.gradient_variance",
     "sparse-vd": "batchbayes_papers.weights.sparse_vd",
+    "vgg-like": "batchbayes_papers.weights.vgg_like",
     "ensembles": "batchbayes_papers.samples.ensembles",
     "distillation": "batchbayes_papers.samples.distillation",
     "active-learning": "batchbayes_papers.samples.active_learning",

@@ -47,6 +47,7 @@ def shown_run(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequen
     content = [count(len(tables), "table"), *([count(len(pictures), "figure")] if pictures else [])]
     return {
         "name": plan.settings.experiment,
+        "preset": plan.settings.preset,
         "about": plan.about,
         "content": ", ".join(content),
         "tables": tables,

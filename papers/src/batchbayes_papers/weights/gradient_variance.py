@@ -12,6 +12,10 @@ training, for the gradient with respect to the means and to the log standard dev
 - Score function: $L(W) \nabla \log q(W)$, which needs no gradient of the loss, here with the mean loss of the other
   draws as a baseline. It is the only one for discrete weights, and has by far the largest variance (Mohamed et al.,
   "Monte Carlo Gradient Estimation in Machine Learning", JMLR 2020).
+
+Molchanov, Ashukha and Vetrov (ICML 2017) train $w = \theta + \sigma\epsilon$ (additive) instead of
+$w = \theta(1 + \sqrt\alpha\epsilon)$ (multiplicative), whose gradient by theta is noisier the larger alpha is. Before
+them alpha was kept below 1. A second table compares the three at the same distribution of a trained network.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +23,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
 from batchbayes.methods.weights.family import GaussianWeights
 from batchbayes.tools import GlobalStream, count, shuffled
+from batchbayes.training.loop import supervised
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.image_networks import load_images
 from batchbayes_papers.models.lenet import LeNet300
@@ -33,6 +38,8 @@ from batchbayes_papers.runner.tables import CellValue, ResultTable
 
 ESTIMATORS = {"local": "local", "one weight draw": "weights", "score function": "score"}
 STAGES = ("start", "trained")
+FORMS = ("additive", "multiplicative", "multiplicative, alpha at most 1")
+LOG_ALPHAS = (-4.0, -2.0, 0.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -56,13 +63,15 @@ PRESETS = {
 
 
 def units(config: VarianceConfig) -> list[Unit]:
-    """Return one unit for each stage of the training."""
-    return [Unit(stage, {"stage": stage}) for stage in STAGES]
+    """Return one unit for each stage of the training, and one for the forms of sparse VD."""
+    return [*(Unit(stage, {"stage": stage}) for stage in STAGES), Unit("forms", {"stage": "forms"})]
 
 
 def work(config: VarianceConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> dict[str, Any]:
     """Return for each estimator and parameter the variance of its gradient, summed over the parameter."""
     data = load_images(config.data, config.num_train, 10, data_folder).train
+    if unit.arguments["stage"] == "forms":
+        return forms_result(config, data)
     with GlobalStream(0):
         network = bb.noisy(LeNet300(), bb.MeanField(initial_std=config.initial_std))
     if unit.arguments["stage"] == "trained":
@@ -80,6 +89,40 @@ def work(config: VarianceConfig, unit: Unit, needed: Results, data_folder: DataF
     return found
 
 
+def forms_result(config: VarianceConfig, data: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    """Return the variance of the gradient by the means of each layer, for each form, alpha and estimator."""
+    with GlobalStream(0):
+        dense = LeNet300()
+    batches, training = shuffled(*data, config.batch_size, seed=0), bb.TrainingConfig(config.epochs, config.batch_size)
+    bb.train(dense, batches, supervised(cross_entropy), training)
+    images, labels = data[0][: config.batch_size], data[1][: config.batch_size]
+    found = {}
+    for log_alpha in LOG_ALPHAS:
+        for form in FORMS:
+            network = in_form(dense, form, log_alpha)
+            means = {site.name: site.weight for site in network.sites}
+            for estimator in ("local", "weights"):
+                with GlobalStream(1):
+                    loss = estimate(network, estimator, images, labels)
+                    moments = gradient_moments(means, loss, config.num_draws)
+                found[f"{form}, {log_alpha:g}, {estimator}"] = {
+                    name: float(v.sum()) for name, (_, v) in moments.items()
+                }
+    return found
+
+
+def in_form(dense: nn.Module, form: str, log_alpha: float) -> bb.Noisy:
+    """Return random weights around those of a network, all with the same alpha, as one form has them as parameters."""
+    if form != "additive":
+        limit = 0.0 if form.endswith("1") else log_alpha
+        return bb.noisy(dense, bb.VariationalDropout("weight", initial_log_alpha=min(log_alpha, limit)))
+    network = bb.noisy(dense, bb.SparseVD())
+    with torch.no_grad():
+        for site in network.sites:
+            network.parameters_of(site)["log_var"].copy_(log_alpha + (site.weight.square() + 1e-16).log())
+    return network
+
+
 def estimate(network: bb.Noisy, estimator: str, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
     """Return a function that estimates the mean loss of a batch."""
     if estimator == "score":
@@ -94,7 +137,34 @@ def estimate(network: bb.Noisy, estimator: str, images: Tensor, labels: Tensor) 
 
 
 def tables(config: VarianceConfig, results: Results) -> list[ResultTable]:
-    """Return the variances of all estimators as multiples of that of the local reparametrisation."""
+    """Return the variances of all estimators as multiples of the local one, and those of forms of the additive one."""
+    return [estimators_table(config, results), forms_table(config, results.get("forms", {}))]
+
+
+def forms_table(config: VarianceConfig, found: Results) -> ResultTable:
+    """Return what the multiplicative form and a limit of alpha do to the noise of the gradient by the means."""
+    rows: list[tuple[CellValue, ...]] = []
+    additive, multiplicative, limited = FORMS
+    for log_alpha in LOG_ALPHAS if found else ():
+        for layer, variance in found[f"{additive}, {log_alpha:g}, local"].items():
+            each = {
+                (form, how): found[f"{form}, {log_alpha:g}, {how}"][layer]
+                for form in FORMS
+                for how in ("local", "weights")
+            }
+            local, drawn = variance, each[additive, "weights"]
+            ratios = (each[multiplicative, "local"] / local, each[limited, "local"] / local)
+            by_draw = (each[multiplicative, "weights"] / drawn, each[limited, "weights"] / drawn)
+            rows.append((f"{log_alpha:g}", layer, local, *ratios, drawn, *by_draw))
+    columns = (
+        "log alpha", "weight", "additive, local noise", "multiplicative / additive", "the same, alpha at most 1",
+        "additive, one weight draw", "multiplicative / additive ", "the same, alpha at most 1 ",
+    )  # fmt: skip
+    title = f"Variance of the gradient by the means of a trained network, batch {config.batch_size}"
+    return ResultTable(title, columns, tuple(rows), ("", "", ".1e", ".2f", ".2f", ".1e", ".2f", ".2f"))
+
+
+def estimators_table(config: VarianceConfig, results: Results) -> ResultTable:
     rows: list[tuple[CellValue, ...]] = []
     local, weights, score = ESTIMATORS
     for stage in STAGES:
@@ -113,18 +183,16 @@ def tables(config: VarianceConfig, results: Results) -> list[ResultTable]:
         "stage", "weight", "parameter", "local", "one weight draw / local",
         f"the same, batch {config.large_batch_size}", "correlation of two examples", "score function / local",
     )  # fmt: skip
-    return [
-        ResultTable(
-            f"Variance of the gradient of a batch of {config.batch_size}, layer by layer",
-            columns,
-            tuple(rows),
-            ("", "", "", ".2e", ".1f", ".1f", ".3f", ".1e"),
-            (f"Summed over each parameter, from {config.num_draws} draws at one fixed batch. The score function has "
-             "two draws, each with the loss of the other as its baseline. If the gradients of two examples at one draw "
-             "of the weights have the correlation r, the ratio is about 1 + (n - 1) r for a batch of n; r is found "
-             "from the first ratio. It exceeds one where the estimators differ in the variance of one example, too.",),
-        )
-    ]  # fmt: skip
+    return ResultTable(
+        f"Variance of the gradient of a batch of {config.batch_size}, layer by layer",
+        columns,
+        tuple(rows),
+        ("", "", "", ".2e", ".1f", ".1f", ".3f", ".1e"),
+        (f"Summed over each parameter, from {config.num_draws} draws at one fixed batch. The score function has "
+         "two draws, each with the loss of the other as its baseline. If the gradients of two examples at one draw "
+         "of the weights have the correlation r, the ratio is about 1 + (n - 1) r for a batch of n; r is found "
+         "from the first ratio. It exceeds one where the estimators differ in the variance of one example, too.",),
+    )  # fmt: skip
 
 
 def notes(config: VarianceConfig) -> list[str]:

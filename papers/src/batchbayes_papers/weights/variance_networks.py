@@ -148,19 +148,23 @@ def network_result(
     config: VarianceNetworksConfig, posterior: bb.Posterior, data: ImageData, data_folder: DataFolder
 ) -> dict[str, float]:
     """Return accuracies in per cent, and how well the entropy of the mean over draws tells other images from digits."""
-    images, labels = data.test
-    draws = bb.predict(posterior, images, bb.categorical(), num_samples=config.num_samples)
-    single = bb.predict(posterior, images, bb.categorical(), num_samples=5, seed=1, keep_draws=True)
+    images, _ = data.test
     strange = bb.predict(posterior, strange_images(config, images, data_folder), bb.categorical(), num_samples=10)
     few = bb.predict(posterior, images, bb.categorical(), num_samples=10)
+    found = draw_accuracies(posterior, data.test, config.num_samples)
+    return {**found, "auroc": bb.metrics.ood_auroc(few.entropy, strange.entropy)}
+
+
+def draw_accuracies(posterior: bb.Posterior, test: tuple[Tensor, Tensor], num_samples: int) -> dict[str, float]:
+    """Return accuracies in per cent: of one draw (the mean of five), of the means, and of the mean over draws."""
+    images, labels = test
+    draws = bb.predict(posterior, images, bb.categorical(), num_samples=num_samples)
+    single = bb.predict(posterior, images, bb.categorical(), num_samples=5, seed=1, keep_draws=True).draws
     means = bb.predict(bb.deterministic(at_means(posterior)), images, bb.categorical())
     return {
-        "stochastic": 100
-        * sum(bb.metrics.accuracy(one.softmax(-1), labels) for one in single.draws)
-        / len(single.draws),
+        "stochastic": 100 * sum(bb.metrics.accuracy(one.softmax(-1), labels) for one in single) / len(single),
         "deterministic": 100 * bb.metrics.accuracy(means.probs, labels),
         "ensemble": 100 * bb.metrics.accuracy(draws.probs, labels),
-        "auroc": bb.metrics.ood_auroc(few.entropy, strange.entropy),
     }
 
 
