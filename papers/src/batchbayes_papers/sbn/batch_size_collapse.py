@@ -56,7 +56,7 @@ PUBLISHED = {
 """Table 1 of the paper: the accuracy of MCBN by the batch size of the training."""
 ALL_SIZES = (32, 64, 128, 256, 512, 1024, 2048)
 FINE_TUNED: dict[str, Any] = {
-    "seeds": (0,), "num_held_out": 1000, "num_test": 1000, "epochs": 1, "learning_rate": 1e-2, "num_samples": 20,
+    "seeds": (0,), "num_held_out": 500, "num_test": 1000, "epochs": 1, "learning_rate": 1e-2, "num_samples": 20,
     "bfloat16": True, "refit": False,
 }  # fmt: skip
 TRAINED: dict[str, Any] = {"seeds": (0,), "num_test": 5000, "num_samples": 20, "learning_rate": 0.1, "refit": False}
@@ -75,7 +75,7 @@ PRESETS = {
     "quick": CollapseConfig(
         DATASETS,
         changes={
-            "fashion-resnet": {**FINE_TUNED, "num_train": 59_000, "start": "common"},
+            "fashion-resnet": {**FINE_TUNED, "num_train": 59_500, "start": "common"},
             "cifar10": {**FINE_TUNED, "batch_sizes": ALL_SIZES[:5], "num_train": 50_000, "start": "public"},
         },
     ),
