@@ -84,6 +84,8 @@ def test_gauss_newton_is_the_hessian_of_a_network_with_relus():
     posterior, (x, y) = bb.noisy(relus, bb.MeanField()).posterior(), data()
     exact = curvatures(posterior, [(x, y)], bb.categorical(), method="exact")
     halves = [(x[:6], y[:6]), (x[6:], y[6:])]
+    all_classes = curvatures(posterior, halves, bb.categorical(), method="gauss-newton", num_probes=0)
+    torch.testing.assert_close(all_classes, exact)
     for name, expected in exact.items():
         probes = [
             curvatures(posterior, halves, bb.categorical(), method="gauss-newton", num_probes=50, seed=s)[name]
@@ -93,7 +95,7 @@ def test_gauss_newton_is_the_hessian_of_a_network_with_relus():
         assert ((samples.mean(0) - expected).abs() < 4.5 * samples.std(0) / 20**0.5 + 1e-5).all()
 
 
-@pytest.mark.parametrize(("method", "num_probes"), [("exact", 10), ("gauss-newton", 4000)])
+@pytest.mark.parametrize(("method", "num_probes"), [("exact", 10), ("gauss-newton", 0)])
 def test_the_curvature_over_draws_is_the_mean_of_those_at_each_draw(method, num_probes):
     torch.manual_seed(0)
     relus = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
@@ -112,10 +114,9 @@ def test_the_curvature_over_draws_is_the_mean_of_those_at_each_draw(method, num_
             lambda w, drawn=drawn: loss(w, drawn["2.weight"]), drawn["0.weight"]
         )
         expected += hessian.reshape(12, 12).diagonal().view(4, 3) / 3
-    tolerance = 1e-5 if method == "exact" else 0.05 * float(expected.max())
-    torch.testing.assert_close(found["0.weight"], expected, atol=tolerance, rtol=0)
+    torch.testing.assert_close(found["0.weight"], expected)
     at_means = curvatures(posterior, [(x, y)], bb.categorical(), **options)["0.weight"]
-    assert (found["0.weight"] - at_means).abs().max() > 5 * tolerance
+    assert (found["0.weight"] - at_means).abs().max() > 0.01
 
 
 def test_gauss_newton_refuses_convolutions():

@@ -9,6 +9,7 @@ variances and with a random order. The last table has the bits that the spread o
 for mean-field weights, and the accuracy with weights rounded to them.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +31,6 @@ from batchbayes_papers.weights.variance_networks import DropoutCourse, new_lenet
 PUBLISHED = {1.0: (98.3, 98.3, 37), 1.5: (98.2, 98.2, 70), 2.0: (97.95, 97.9, 155), 2.5: (97.35, 97.25, 450),
              3.0: (92.0, 91.1, 2200)}  # fmt: skip
 """By log10 of the threshold: accuracy with means, with zeros, and weights for each noisy one (read off a figure)."""
-THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 LAYER = "dense1"
 OVER_DRAWS, AT_MEANS, VARIANCE, RANDOM = "kappa over draws", "kappa at the means", "variance", "at random"
 ORDERS = OVER_DRAWS, AT_MEANS, VARIANCE, RANDOM
@@ -53,8 +53,7 @@ class PropagationConfig:
     learning_rate: float = 5e-3
     num_curved: int = 2000
     """Training images for the curvature, which is then scaled to all of them."""
-    num_probes: int = 10
-    kappa_draws: int = 10
+    kappa_draws: int = 20
     """Draws of the weights over which kappa is averaged. They are not the draws of the accuracies."""
     num_draws: int = 3
     bits_epochs: int = 30
@@ -68,7 +67,6 @@ PRESETS = {
         epochs=2,
         decay_from=1,
         num_curved=100,
-        num_probes=2,
         kappa_draws=2,
         num_draws=2,
         bits_epochs=2,
@@ -154,20 +152,15 @@ def propagation_result(config: PropagationConfig, posterior: bb.WeightsPosterior
         "log_alpha": float(posterior.own[name]["log_alpha"]),
         "dead": dead_units(posterior, seen),
         "zero": {order: float((orders[order] == 0).double().mean()) for order in (AT_MEANS, OVER_DRAWS)},
-        "thresholds": [],
-        "ratios": [],
+        "rows": [],
     }
-    for order in (OVER_DRAWS, AT_MEANS):
-        for threshold in THRESHOLDS:
-            noisy = orders[order] > 10**threshold
-            own = accuracies(config, posterior, head, noisy)
-            ratio = noisy.numel() / max(1, int(noisy.sum()))
-            found["thresholds"].append({"order": order, "threshold": threshold, "ratio": ratio, **own})
     for order in ORDERS:
         ranks = orders[order].flatten().argsort(descending=True).argsort().view_as(every)
         for _, _, ratio in PUBLISHED.values():
-            own = accuracies(config, posterior, head, ranks < round(every.numel() / ratio))
-            found["ratios"].append({"order": order, "ratio": ratio, **own})
+            noisy = ranks < round(every.numel() / ratio)
+            least = float(orders[order][noisy].min())
+            own = accuracies(config, posterior, head, noisy)
+            found["rows"].append({"order": order, "ratio": ratio, "least": least, **own})
     return found
 
 
@@ -184,7 +177,7 @@ def orders_of(
             [examples],
             bb.categorical(),
             method="gauss-newton",
-            num_probes=config.num_probes,
+            num_probes=0,
             num_draws=num_draws,
             seed=1,
         )
@@ -231,10 +224,9 @@ def bits_result(posterior: bb.WeightsPosterior, data: ImageData) -> dict[str, An
 
 
 def tables(config: PropagationConfig, results: Results) -> list[ResultTable]:
-    """Return accuracy by threshold and by number of noisy weights beside the published one, and bits by layer."""
+    """Return accuracy by number of noisy weights beside the published one, and bits by layer."""
     found, bits = results.get("mean propagation", {}), results.get("few bits", {})
     return [
-        thresholds_table(found),
         orders_table(found),
         ResultTable(
             "Bits of each weight that the posterior spread allows",
@@ -248,25 +240,8 @@ def tables(config: PropagationConfig, results: Results) -> list[ResultTable]:
     ]
 
 
-def thresholds_table(found: Results) -> ResultTable:
-    """Return the accuracy by threshold of kappa over draws."""
-    by_threshold = {row["threshold"]: row for row in found.get("thresholds", []) if row["order"] == OVER_DRAWS}
-    rows = []
-    for threshold in THRESHOLDS:
-        own, published = by_threshold.get(threshold), PUBLISHED.get(threshold, (None,) * 3)
-        cells = _cells(own, published[:2])
-        rows.append((threshold, *cells, own["ratio"] if own else None, published[2]))
-    return ResultTable(
-        "Accuracy of one draw with noise only in weights whose kappa, averaged over draws, is above a threshold",
-        ("log10 kappa", *_WAY_COLUMNS, "weights for each noisy one", "published  "),
-        tuple(rows),
-        (".1f", *[".2f"] * 6, ".0f", ".0f"),
-        tuple(facts(found)) if found else (),
-    )
-
-
-_WAY_COLUMNS = ("means, running", "means, of the batch", "published", "zeros, running", "zeros, of the batch",
-                "published ")  # fmt: skip
+_WAY_COLUMNS = ("means, running", "means, of the batch", "published ", "zeros, running", "zeros, of the batch",
+                "published  ")  # fmt: skip
 
 
 def _cells(row: Any, published: Any) -> list[CellValue]:
@@ -280,17 +255,20 @@ def _cells(row: Any, published: Any) -> list[CellValue]:
 
 def orders_table(found: Results) -> ResultTable:
     """Return the accuracy for as many noisy weights as in the paper, chosen in four ways."""
-    by_order = {(row["order"], row["ratio"]): row for row in found.get("ratios", [])}
-    rows = [
-        (ratio, order, *_cells(by_order.get((order, ratio)), paper))
-        for *paper, ratio in PUBLISHED.values()
-        for order in ORDERS
-    ]
+    by_order = {(row["order"], row["ratio"]): row for row in found.get("rows", [])}
+    rows: list[tuple[CellValue, ...]] = []
+    for threshold, (*paper, ratio) in PUBLISHED.items():
+        for order in ORDERS:
+            own = by_order.get((order, ratio))
+            is_kappa = order in (OVER_DRAWS, AT_MEANS)
+            least = math.log10(own["least"]) if own and is_kappa and own["least"] > 0 else None
+            rows.append((ratio, order, least, threshold if is_kappa else None, *_cells(own, paper)))
     return ResultTable(
         "Accuracy of one draw with as many noisy weights as in the paper, by how they are chosen",
-        ("weights for each noisy one", "chosen by", *_WAY_COLUMNS),
+        ("weights for each noisy one", "chosen by", "log10 threshold", "published", *_WAY_COLUMNS),
         tuple(rows),
-        (".0f", "", *[".2f"] * 6),
+        (".0f", "", ".1f", ".1f", *[".2f"] * 6),
+        tuple(facts(found)) if found else (),
     )
 
 
@@ -308,25 +286,18 @@ def facts(found: Results) -> list[str]:
 
 
 def figures(config: PropagationConfig, results: Results) -> dict[str, Figure]:
-    """Show accuracy against the threshold, and against the number of noisy weights by how they are chosen."""
-    found = results["mean propagation"]
-    rows = {order: [row for row in found["thresholds"] if row["order"] == order] for order in (OVER_DRAWS, AT_MEANS)}
-    by_threshold = [
-        Line(order, [10 ** row["threshold"] for row in own], [row["means"]["of the batch"] for row in own])
-        for order, own in rows.items()
-    ]
-    paper = list(PUBLISHED.values())
-    by_threshold.append(Line("published", [10**at for at in PUBLISHED], [values[0] for values in paper], "points"))
-    by_ratio = []
-    for order in ORDERS:
-        own = [row for row in found["ratios"] if row["order"] == order]
-        by_ratio.append(Line(order, [row["ratio"] for row in own], [row["means"]["of the batch"] for row in own]))
-    by_ratio.append(Line("published", [values[2] for values in paper], [values[0] for values in paper], "points"))
+    """Show accuracy against the number of noisy weights, by how they are chosen."""
+    rows, panels, paper = results["mean propagation"]["rows"], {}, list(PUBLISHED.values())
+    for number, (fill, statistics) in enumerate([WAYS[0], WAYS[-1]]):
+        lines = []
+        for order in ORDERS:
+            own = [row for row in rows if row["order"] == order]
+            lines.append(Line(order, [row["ratio"] for row in own], [row[fill][statistics] for row in own]))
+        lines.append(Line("published", [values[2] for values in paper], [values[number] for values in paper], "points"))
+        panels[f"accuracy, % ({fill}, {statistics})"] = lines
     return {
-        "accuracy-against-the-threshold": lines_figure(
-            {"test accuracy, % (means)": by_threshold, "test accuracy, %": by_ratio},
-            ["threshold of kappa", "weights for each noisy one"],
-            log_positions=True,
+        "accuracy-against-the-number-of-noisy-weights": lines_figure(
+            panels, "weights for each noisy one", log_positions=True
         )
     }
 
@@ -338,8 +309,8 @@ def notes(config: PropagationConfig) -> list[str]:
         f"learning rate of {config.learning_rate:g}. The published values are read off a figure; the recipe of the "
         "paper for it is not known. The paper takes kappa at the means.",
         "The curvature is that of the loss summed over the training set: the diagonal of the Gauss-Newton matrix. It "
-        f"is exact for this network, with {config.num_probes} drawn labels for each of {config.num_curved:,} images, "
-        f"at the means or at each of {config.kappa_draws} draws. Accuracies are means over {config.num_draws} others.",
+        f"is exact for this network, with all classes of each of {config.num_curved:,} images, at the means or averaged"
+        f" over {config.kappa_draws} draws. Accuracies are means over {config.num_draws} others.",
         "Statistics of the batch are those of the test images in the batch norm after the layer with noise, as in the "
         "figure of `variance-networks`: other weights move its inputs away from the running statistics.",
         f"The bits are those of a LeNet-300-100 after {config.bits_epochs} epochs.",

@@ -19,7 +19,7 @@ Ullrich, Welling, "Bayesian Compression for Deep Learning", NIPS 2017.
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -57,16 +57,18 @@ def curvatures(
         likelihood: p(y | f).
         method: "exact" for layers of at most 5,000 weights. "gauss-newton" for linear layers of a network whose other
             layers are piecewise linear (ReLU, max-pooling): there it is the Hessian's diagonal. It costs `num_probes`
-            backward passes for each batch, and is the one to use for large layers. "hutchinson" for all others:
-            $E[v \circ Hv]$ with random signs v costs `num_probes` double backward passes and is unbiased. But with few
-            probes its noise hides small curvatures.
-        num_probes: drawn targets of the Gauss-Newton matrix, or probes of Hutchinson's estimate.
+            backward passes for each batch, or one for each class, and is the one to use for large layers.
+            "hutchinson" for all others: $E[v \circ Hv]$ with random signs v costs `num_probes` double backward passes
+            and is unbiased. But with few probes its noise hides small curvatures.
+        num_probes: drawn targets of the Gauss-Newton matrix, or probes of Hutchinson's estimate. With 0 the former is
+            exact: the sum over all classes. A network that is sure of its answers rarely draws another class, so few
+            drawn targets miss what matters most.
         num_draws: draws of the weights, over which the diagonal is averaged. Without them it is that at the means.
         seed: sets the draws or signs.
     """
     if method not in get_args(Method):
         raise unknown_name("a method", method, get_args(Method))
-    whole_number("num_probes", num_probes)
+    whole_number("num_probes", num_probes, 0 if method == "gauss-newton" else 1)
     whole_number("num_draws", num_draws, 0)
     means = {name: given.mean for name, given in posterior.distributions.items()}
     large = [name for name, mean in means.items() if mean.numel() > LARGEST_EXACT]
@@ -133,7 +135,7 @@ def _gauss_newton(
     seed: int,
 ) -> dict[str, Tensor]:
     """Return the diagonal of the Fisher matrix: for each example the expected square of x_i times the gradient of the
-    output j of the layer, over targets that the network itself draws."""
+    output j of the layer, over targets that the network itself draws, or over all classes."""
     if odd := [site.name for site in posterior.sites if site.is_convolution or not site.is_plain]:
         raise _not_linear(odd[0])
     found = {name: torch.zeros_like(given.mean) for name, given in posterior.distributions.items()}
@@ -154,12 +156,22 @@ def _gauss_newton(
             seen.clear()
             outputs = posterior.network(pick_inputs(batch).to(posterior.device), instead=instead)
             targets = likelihood(outputs[None])
-            for _ in range(num_targets):
-                loss = -targets.log_prob(targets.sample().detach()).sum()
+            for drawn, share in _weighted_targets(targets, num_targets):
+                loss = -(share.sqrt() * targets.log_prob(drawn)).sum()
                 gradients = torch.autograd.grad(loss, [own for _, own in seen.values()], retain_graph=True)
                 for (name, (inputs, _)), gradient in zip(seen.items(), gradients, strict=True):
-                    found[name].addmm_(gradient.square().T, inputs.square(), alpha=1 / num_targets)
+                    found[name].addmm_(gradient.square().T, inputs.square())
     return found
+
+
+def _weighted_targets(targets: Any, num_targets: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield targets of all examples with their weights in an expectation: draws, or all classes."""
+    for _ in range(num_targets):
+        drawn = targets.sample().detach()
+        yield drawn, torch.full((), 1 / num_targets)
+    if not num_targets:
+        for label in targets.enumerate_support():
+            yield label, targets.log_prob(label).exp().detach()
 
 
 def _not_linear(got: str) -> BatchbayesError:
