@@ -50,7 +50,7 @@ PAPERS = (
         "Normalization](https://arxiv.org/abs/1802.04893). Mukhoti, Dokania, Torr and Gal: [On Batch Normalisation for "
         "Approximate Bayesian Inference](https://arxiv.org/abs/2012.13220). A Gaussian in the place of the batches; "
         "and what large batches do to the uncertainty.",
-        ("sbn", "batch-size-collapse"),
+        ("sbn", "batch-size-collapse", "elbo-batch-size"),
     ),
     Paper(
         "Random weights (Molchanov et al., 2017; Neklyudov et al., 2019)",

@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from batchbayes_papers.runner.experiment import EXPERIMENTS
+from batchbayes_papers.runner.experiment import EXPERIMENTS, load_experiment
 from helpers.source import ROOT
 
 VERDICTS = {"agrees", "partly", "reduced", "contradicts", "left out"}
@@ -25,6 +25,22 @@ def test_rows_are_whole(rows):
         assert row["remark"] or row["verdict"] == "agrees", row["item"]
         assert row["ours"] or row["verdict"] == "left out", row["item"]
         assert not row["page"] or (ROOT / f"docs/results/{row['page']}.md").is_file(), row["item"]
+
+
+FOLLOWED = {"mcbn-uci", "mcbn-batch-size", "mcbn-passes", "sbn", "sparse-vd", "random-labels", "variance-networks"}
+
+
+def test_reproduce_says_where_the_preset_paper_is_not_the_full_protocol():
+    """Every experiment is in the sentence of those that follow their paper, or in the table of the others."""
+    text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+    section = text.partition("## Where `paper` is not the full protocol")[2].partition("\n## ")[0]
+    sentence, _, table = section.partition("| experiment |")
+    listed = {line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")}
+    assert {name for name in EXPERIMENTS if name in sentence} == FOLLOWED
+    assert listed == EXPERIMENTS.keys() - FOLLOWED
+    without = {name for name in EXPERIMENTS if "paper" not in load_experiment(name).PRESETS}
+    said = {line.split("|")[1].strip() for line in table.splitlines() if "There is no preset `paper`" in line}
+    assert said == without
 
 
 @pytest.mark.shared

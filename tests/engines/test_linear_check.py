@@ -32,7 +32,9 @@ def test_inputs_that_are_all_the_same_have_no_ranking():
     network = settled(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
     posterior = bb.mcbn(network, X, batch_size=200)
     same = X[:1].expand(5, 3)
-    assert math.isnan(bb.check_linearity(posterior, same).rank_correlation)
+    found = bb.check_linearity(posterior, same)
+    assert math.isnan(found.rank_correlation)
+    assert str(found).startswith("rank correlation of the variance not known, its mean 1.0")
     assert bb.predict(posterior, same, bb.categorical(), engine="auto").engine.startswith("linear")  # as the fit found
 
 

@@ -52,6 +52,16 @@ def test_a_known_predictor_gets_the_scores_of_its_closed_form() -> None:
     assert row.rmse_inside == pytest.approx(0.1, abs=noise_error)
     assert row.rmse_outside == pytest.approx(0.1, abs=noise_error)
     assert set(row.std) == {0.3}
+    assert row.constant_std == pytest.approx(0.1, abs=4 * 0.1 / math.sqrt(2 * toy.NUM_POINTS))
+
+
+def test_dashed_lines_of_constant_uncertainty_are_two_deviations_from_the_mean(results: dict[str, Any]) -> None:
+    figure, rows = toy.figures(SMOKE, results)["predictive-bands"], toy.toy_rows(SMOKE, results)
+    for panel, row in zip(figure.axes, rows, strict=True):
+        low, high = (np.asarray(line.get_ydata()) for line in panel.get_lines()[-2:])
+        assert row.constant_std is not None
+        assert np.allclose(high - low, 4 * row.constant_std)
+        assert np.allclose((high + low) / 2, row.mean, atol=1e-6)
 
 
 def test_the_setting_with_the_highest_likelihood_is_chosen() -> None:

@@ -285,11 +285,30 @@ def test_results_without_a_test_are_counted_separately():
     values = {"boston": [8.0, 9.0, 8.5], "energy": [5.0], "wine": [3.0, 3.0], "power": [1.0, -1.0, 0.1]}
     runs = {dataset: {"MCBN": [{"crps_norm": v} for v in found]} for dataset, found in values.items()}
     table = tables.normalised_table("T", list(runs), runs, 4, "crps_norm")
-    said = {row[0]: row[8] for row in table.rows if row[1] == "MCBN"}
+    said = {row[0]: row[9] for row in table.rows if row[1] == "MCBN"}
     assert said == {
         "boston": "agree", "energy": "too few runs", "wine": "too few runs", "power": "ours not significant",
     }  # fmt: skip
     assert table.notes[1].startswith("1 of 4 agree with the paper in sign and significance (p < 0.05); in 2 more there")
+
+
+def test_normalised_scores_have_p_values_and_differences_in_standard_errors():
+    """Published for MCBN on boston, normalised CRPS: 8.50 ± 0.86, p = 4.6e-10 or so."""
+    values = [8.0, 10.0, 12.0]  # 10 ± 1.155: t = 8.66 with two degrees of freedom
+    table = tables.normalised_table(
+        "T", ["boston"], {"boston": {"MCBN": [{"crps_norm": v} for v in values]}}, 4, "crps_norm"
+    )
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["our p"] == "0.013 *"
+    paper = published_value(4, "boston", "MCBN", "crps_norm")
+    assert row["paper's p"] == f"{paper.p_value:.2g} ****"
+    expected = (10 - 8.5) / math.sqrt(4 / 3 + 0.86**2)
+    assert row["difference / s.e."] == pytest.approx(expected)
+    assert table.notes[2] == "1 of 1 are within two standard errors of the paper."
+    far = tables.normalised_table(
+        "T", ["boston"], {"boston": {"MCBN": [{"crps_norm": v + 9} for v in values]}}, 4, "crps_norm"
+    )
+    assert far.notes[2] == "0 of 1 are within two standard errors of the paper."
 
 
 def test_means_over_fewer_runs_say_so():

@@ -94,6 +94,26 @@ def test_the_page_holds_everything_and_escapes_it(out: Path) -> None:
     assert "python 3." in page
 
 
+@pytest.mark.parametrize(
+    ("name", "preset", "words"),
+    [
+        ("sg-mcmc", "quick", "Preset quick."),
+        ("sg-mcmc", "smoke", "Preset smoke, which only tests the program. Networks are hardly trained: its numbers"),
+        ("sparse-vd", "smoke", "Preset smoke, which only tests the program. The data is made up, and networks are"),
+    ],
+)
+def test_the_first_line_says_the_preset_and_whether_the_data_is_made_up(name: str, preset: str, words: str) -> None:
+    assert make_plan(name, preset).preset_words.startswith(words)
+
+
+@pytest.mark.parametrize(("preset", "line"), [("smoke", '<p class="caveat">Preset smoke, '), ("warning", "<p>Preset ")])
+def test_the_page_and_the_tables_begin_with_the_preset(preset: str, line: str, out: Path) -> None:
+    assert reproduce(out, preset=preset) == 0
+    page = (out / "index.html").read_text()
+    assert page.index("<h1>") < page.index(line) < page.index("<main>")
+    assert (out / "table.md").read_text().startswith(f"Preset {preset}")
+
+
 def test_a_second_run_does_nothing_again_and_writes_the_same(out: Path, tmp_path: Path, capsys: Printed) -> None:
     assert reproduce(out, "--data-dir", str(tmp_path)) == 0
     first = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

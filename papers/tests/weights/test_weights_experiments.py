@@ -1,5 +1,6 @@
 """The experiments on random weights, in their smallest preset."""
 
+import copy
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -143,3 +144,53 @@ def test_an_lstm_reads_the_rows_of_an_image_from_top_to_bottom():
     for row in image[0, 0]:
         _, state = network.lstm(row[None, None], state)
     torch.testing.assert_close(network(image), network.output(state[0][0]))
+
+
+@pytest.fixture(scope="module")
+def head():
+    """Return a trained LeNet-5 with noise in its hidden dense layer, and its layers from there on."""
+    config, data = mean_propagation.PRESETS["smoke"], image_networks.load_images("synthetic", 200, 60)
+    network = bb.noisy(variance_networks.new_lenet(), bb.VariationalDropout("layer"), layers=["dense1"])
+    variance_networks.DropoutCourse(200, 1, 50, 5e-3).fit(network, data)
+    posterior = network.posterior()
+    return config, posterior, data, mean_propagation.Head.of(posterior, data.test)
+
+
+def test_layers_after_the_noise_give_what_the_whole_network_gives(head):
+    _, posterior, data, own = head
+    weight = posterior.weights(0, 3)["dense1.weight"]
+    of_batch = {"norm3.running_mean": None, "norm3.running_var": None}
+    for statistics, others in (("running", {}), ("of the batch", of_batch)):
+        outputs = posterior.network(data.test[0], tensors={"dense1.weight": weight, **others})
+        torch.testing.assert_close(own.network.dense2(own.hidden(weight, statistics)), outputs)
+        right = 100 * float((outputs.argmax(1) == data.test[1]).double().mean())
+        assert own.accuracy(weight, statistics) == pytest.approx(right)
+
+
+def test_accuracies_are_those_of_draws_with_means_or_zeros_where_there_is_no_noise(head):
+    config, posterior, _, own = head
+    noisy = torch.rand(500, 800) < 0.3
+    mean, expected = posterior.distributions["dense1.weight"].mean, {"means": 0.0, "zeros": 0.0}
+    for index in range(config.num_draws):
+        drawn = posterior.weights(0, index)["dense1.weight"]
+        expected["means"] += own.accuracy(torch.where(noisy, drawn, mean), "running") / config.num_draws
+        expected["zeros"] += own.accuracy(drawn * noisy, "running") / config.num_draws
+    found = mean_propagation.accuracies(config, posterior, own, noisy)
+    assert {fill: found[fill]["running"] for fill in expected} == pytest.approx(expected)
+
+
+def test_kappa_is_zero_behind_units_that_are_off_at_the_means_and_not_over_draws(head):
+    """A unit whose inputs are always negative at the means has no gradient. With much noise, draws switch it on."""
+    config, posterior, data, _ = head
+    off = bb.noisy(copy.deepcopy(posterior.network.module), bb.VariationalDropout("layer"), layers=["dense1"])
+    with torch.no_grad():
+        off.module.dense1.weight[:50].abs_().neg_()
+        off.module.norm3.bias[:50] = -1.0
+        off.module.norm3.running_mean[:50] = 0.0
+        off.parameters_of(off.sites[0])["log_alpha"].fill_(7.0)
+    own = off.posterior()
+    dead = mean_propagation.dead_units(own, data.train)
+    assert dead["at the means"] >= 0.1 > dead["in a draw"]
+    orders = mean_propagation.orders_of(config, own, data.train)
+    assert (orders[mean_propagation.AT_MEANS][:50] == 0).all()
+    assert (orders[mean_propagation.OVER_DRAWS][:50] > 0).double().mean() > 0.5

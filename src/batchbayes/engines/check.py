@@ -79,8 +79,9 @@ class Linearity:
 
     def __str__(self) -> str:
         what = "mutual information" if self.of_information else "variance"
+        rank = "not known" if math.isnan(self.rank_correlation) else f"{self.rank_correlation:.3f}"
         return (
-            f"rank correlation of the {what} {self.rank_correlation:.3f}, its mean {self.scale_ratio:.2f} times the "
+            f"rank correlation of the {what} {rank}, its mean {self.scale_ratio:.2f} times the "
             f"exact one, unexplained {self.unexplained:.0%}"
         )
 

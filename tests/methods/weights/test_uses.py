@@ -84,6 +84,8 @@ def test_gauss_newton_is_the_hessian_of_a_network_with_relus():
     posterior, (x, y) = bb.noisy(relus, bb.MeanField()).posterior(), data()
     exact = curvatures(posterior, [(x, y)], bb.categorical(), method="exact")
     halves = [(x[:6], y[:6]), (x[6:], y[6:])]
+    all_classes = curvatures(posterior, halves, bb.categorical(), method="gauss-newton", num_probes=0)
+    torch.testing.assert_close(all_classes, exact)
     for name, expected in exact.items():
         probes = [
             curvatures(posterior, halves, bb.categorical(), method="gauss-newton", num_probes=50, seed=s)[name]
@@ -91,6 +93,30 @@ def test_gauss_newton_is_the_hessian_of_a_network_with_relus():
         ]
         samples = torch.stack(probes)
         assert ((samples.mean(0) - expected).abs() < 4.5 * samples.std(0) / 20**0.5 + 1e-5).all()
+
+
+@pytest.mark.parametrize(("method", "num_probes"), [("exact", 10), ("gauss-newton", 0)])
+def test_the_curvature_over_draws_is_the_mean_of_those_at_each_draw(method, num_probes):
+    torch.manual_seed(0)
+    relus = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+    posterior, (x, y) = bb.noisy(relus, bb.MeanField(initial_std=0.8)).posterior(), data()
+    options = {"method": method, "num_probes": num_probes}
+    found = curvatures(posterior, [(x, y)], bb.categorical(), num_draws=3, seed=5, **options)
+
+    def loss(weight, other):
+        hidden = F.linear(x, weight, relus[0].bias).relu()
+        return F.cross_entropy(F.linear(hidden, other, relus[2].bias), y, reduction="sum")
+
+    expected = torch.zeros(4, 3)
+    for index in range(3):
+        drawn = posterior.weights(5, index)
+        hessian = torch.autograd.functional.hessian(
+            lambda w, drawn=drawn: loss(w, drawn["2.weight"]), drawn["0.weight"]
+        )
+        expected += hessian.reshape(12, 12).diagonal().view(4, 3) / 3
+    torch.testing.assert_close(found["0.weight"], expected)
+    at_means = curvatures(posterior, [(x, y)], bb.categorical(), **options)["0.weight"]
+    assert (found["0.weight"] - at_means).abs().max() > 0.01
 
 
 def test_gauss_newton_refuses_convolutions():

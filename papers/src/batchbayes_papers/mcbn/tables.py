@@ -73,35 +73,64 @@ def _paper_cells(paper: PublishedValue | None) -> tuple[float | None, float | No
 
 
 def normalised_table(title: str, datasets: Sequence[str], runs: Runs, table: int, metric: str) -> ResultTable:
-    """Return normalised scores, and whether their signs and significances agree with the paper."""
+    """Return normalised scores, how far they are from the paper's, and whether signs and significances agree."""
     rows: TableRows = []
     verdicts: list[str] = []
+    gaps: list[float] = []
     for dataset, method in product(datasets, ("MCBN", "MCDO")):
         values = values_of(runs, dataset, method, metric)
         mean, error, count = summary(values)
-        our_stars = one_sample_t_test(values).stars if has_test(values) else ""
+        p_value = one_sample_t_test(values).p_value if has_test(values) else None
         paper = published_value(table, dataset, method, metric)
-        paper_stars = None
         agreement: CellValue = None
-        if paper is not None:
-            paper_stars = "" if paper.p_value is None else stars(paper.p_value)
-            if mean is not None:
-                agreement = verdict(paper.value, bool(paper_stars), mean, bool(our_stars) if has_test(values) else None)
-                verdicts.append(agreement)
-        cells = (*_paper_cells(paper), paper_stars, mean, error, our_stars, agreement, count)
-        rows.append((dataset, method, *cells))
-    headings = "paper", "± paper", "paper's *", "ours", "± ours", "our *", "sign and significance", "runs"
+        gap = _gap(paper, mean, error)
+        if gap is not None:
+            gaps.append(gap)
+        if paper is not None and mean is not None:
+            significant = p_value < SIGNIFICANT if p_value is not None else None
+            paper_significant = paper.p_value is not None and paper.p_value < SIGNIFICANT
+            agreement = verdict(paper.value, paper_significant, mean, significant)
+            verdicts.append(agreement)
+        cells = (*_paper_cells(paper), _p_cell(paper and paper.p_value), mean, error, _p_cell(p_value))
+        rows.append((dataset, method, *cells, gap, agreement, count))
+    headings = "paper", "± paper", "paper's p", "ours", "± ours", "our p", "difference / s.e.", "sign and significance"
     return ResultTable(
         title,
-        ("data set", "method", *headings),
+        ("data set", "method", *headings, "runs"),
         tuple(rows),
-        ("", "", ".2f", ".2f", "", ".2f", ".2f", "", "", ""),
+        ("", "", ".2f", ".2f", "", ".2f", ".2f", "", "+.1f", "", ""),
         (
-            "0 means constant uncertainty, and 100 means the best possible uncertainty at every point. Stars show a "
-            "two-sided t-test against 0, from * (p < 0.05) to **** (p < 1e-4).",
+            "0 means constant uncertainty, and 100 means the best possible uncertainty at every point. p is that of a "
+            "two-sided t-test against 0, with stars from * (p < 0.05) to **** (p < 1e-4). The difference is ours less "
+            "the paper's, in standard errors of the difference.",
             *([in_a_sentence(verdicts)] if verdicts else []),
+            *([within_two(gaps)] if gaps else []),
         ),
     )
+
+
+SIGNIFICANT = 0.05
+
+
+def _gap(paper: PublishedValue | None, mean: float | None, error: float | None) -> float | None:
+    """Return the difference from the paper in standard errors, if both have one."""
+    if paper is None or paper.standard_error is None or mean is None or error is None:
+        return None
+    spread = math.hypot(error, paper.standard_error)
+    return (mean - paper.value) / spread if spread else None
+
+
+def _p_cell(p_value: float | None) -> str | None:
+    return None if p_value is None else f"{p_value:.2g} {stars(p_value)}".strip()
+
+
+def within_two(gaps: Sequence[float]) -> str:
+    """Return a sentence that counts small differences.
+
+    >>> within_two([0.5, -1.9, 2.1])
+    '2 of 3 are within two standard errors of the paper.'
+    """
+    return f"{sum(abs(gap) <= 2 for gap in gaps)} of {len(gaps)} are within two standard errors of the paper."
 
 
 NEITHER, TOO_FEW, NO_NUMBER = "neither significant", "too few runs", "no number"

@@ -36,6 +36,7 @@ NUM_POINTS, NUM_TEST = 100, 500
 GRID = torch.linspace(toy.BEYOND[0][0], toy.BEYOND[-1][1], 241)[:, None]
 """The inputs of the curves in the figure."""
 LEVELS = (1, 2, 3)
+CONSTANT = "± 2 std, constant"
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class ToyRow:
     mean: tuple[float, ...] = ()
     """The mean along the grid, for the figure."""
     std: tuple[float, ...] = ()
+    constant_std: float | None = None
+    """The constant uncertainty around that mean (CUBN for MCBN) under which the held-out points are likeliest."""
 
 
 Predictor = Callable[[Tensor, Tensor], DrawnPredictions]
@@ -203,8 +206,9 @@ def toy_row(seed: int, method: str, setting: str, predict: Predictor, *, with_cu
     )
     if not with_curves:
         return row
-    along = predict(GRID, toy.true_function(GRID))
-    return replace(row, mean=rounded(along.mean), std=rounded(along.variance.sqrt()))
+    along, held_out = predict(GRID, toy.true_function(GRID)), predict(*toy.noisy_points(NUM_POINTS, seed, "held out"))
+    constant = bb.metrics.root_mean_squared_error(held_out.mean, held_out.truth)
+    return replace(row, mean=rounded(along.mean), std=rounded(along.variance.sqrt()), constant_std=constant)
 
 
 COLUMNS = {
@@ -249,7 +253,7 @@ def tables(config: ToyConfig, results: Results) -> list[ResultTable]:
 
 
 def figures(config: ToyConfig, results: Results) -> dict[str, Figure]:
-    """Show the bands of all methods on the first data set."""
+    """Show the bands of all methods on the first data set, and two constant standard deviations as dashed lines."""
     shown = [row for row in toy_rows(config, results) if row.seed == config.seeds[0]]
     figure = bb.plots.band_figure(
         GRID[:, 0],
@@ -260,6 +264,15 @@ def figures(config: ToyConfig, results: Results) -> dict[str, Figure]:
         levels=LEVELS,
         columns=2,
     )
+    for panel, row in zip(figure.axes, shown, strict=True):
+        limits = panel.get_ylim()
+        for sign, label in ((-2, CONSTANT), (2, None)):
+            edge = torch.tensor(row.mean) + sign * (row.constant_std or 0.0)
+            panel.plot(GRID[:, 0], edge, color="black", ls="--", lw=0.8, label=label)
+        panel.set_ylim(limits)
+    figure.legends[0].remove()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, columnspacing=1.2)
     return {"predictive-bands": figure}
 
 
@@ -269,7 +282,10 @@ def notes(config: ToyConfig) -> list[str]:
         "The paper does not give its data. Ours is 0.3 x + 0.5 sin 2x with noise of "
         f"{toy.NOISE_STD:g}, {NUM_POINTS} points in [-5, -1] and [1, 5]. {config.epochs} epochs of Adam at batch size "
         f"{BATCH_SIZE} are our choice.",
-        "The paper shows only MCBN. The batch size, the dropout rate and the observation noise are those with the "
+        "The paper shows MCBN, and constant uncertainty (CUBN) as dashed lines. Here they are two standard deviations "
+        "from the mean of each method, with the deviation under which the held-out points are likeliest: bands are of "
+        "the drawn functions alone, dashed lines have the noise of the data in them.",
+        "The batch size, the dropout rate and the observation noise are those with the "
         f"highest likelihood of {NUM_POINTS} held-out points, all inside the range of the data.",
         "There is dropout before every layer except the first, which has a single input.",
         *([f"{config.num_samples} draws instead of 500."] if config.num_samples != 500 else []),

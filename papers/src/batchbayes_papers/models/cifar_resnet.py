@@ -32,13 +32,14 @@ class ResidualBlock(nn.Module):
 class CifarResNet(nn.Module):
     """A network of 6 n + 2 layers: three stages of n blocks with 16, 32 and 64 channels. It returns logits.
 
-    With another `width` the stages have that many channels, twice and four times as many.
+    With another `width` the stages have that many channels, twice and four times as many. `channels` are those of the
+    images.
     """
 
-    def __init__(self, depth: int = 20, classes: int = 10, width: int = 16) -> None:
+    def __init__(self, depth: int = 20, classes: int = 10, width: int = 16, channels: int = 3) -> None:
         super().__init__()
         blocks = (depth - 2) // 6
-        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.layer1 = self._stage(width, width, blocks)
         self.layer2 = self._stage(width, 2 * width, blocks)

@@ -29,6 +29,7 @@ EXPERIMENTS = {
     "mcbn-camvid": "batchbayes_papers.mcbn.camvid",
     "sbn": "batchbayes_papers.sbn.sbn",
     "batch-size-collapse": "batchbayes_papers.sbn.batch_size_collapse",
+    "elbo-batch-size": "batchbayes_papers.sbn.elbo_batch_size",
     "random-labels": "batchbayes_papers.weights.random_labels",
     "variance-networks": "batchbayes_papers.weights.variance_networks",
     "variance-claims": "batchbayes_papers.weights.variance_claims",

@@ -29,7 +29,7 @@ def write_outputs(plan: Plan, finished: Mapping[str, FinishedUnit], out: Path) -
     with explained_write_errors(out):
         (out / "tables").mkdir(exist_ok=True)
         (out / "figures").mkdir(exist_ok=True)
-        _write(out / "table.md", "\n\n".join(map(to_markdown, tables)) + "\n")
+        _write(out / "table.md", "\n\n".join([plan.preset_words, *map(to_markdown, tables)]) + "\n")
         for stem, table in zip(file_stems([table.title for table in tables]), tables, strict=True):
             _write(out / "tables" / f"{stem}.csv", to_csv(table))
         draw = getattr(plan.experiment, "figures", lambda *_: {})  # an experiment may have none
@@ -47,8 +47,9 @@ def shown_run(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequen
     content = [count(len(tables), "table"), *([count(len(pictures), "figure")] if pictures else [])]
     return {
         "name": plan.settings.experiment,
-        "preset": plan.settings.preset,
         "about": plan.about,
+        "preset": plan.preset_words,
+        "is_smoke": plan.settings.preset == "smoke",
         "content": ", ".join(content),
         "tables": tables,
         "pictures": [(caption(path.stem), data_address(path)) for path in pictures],

@@ -27,10 +27,22 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What the experiment says about its preset, and whether the data is made up."""
-        named = [getattr(self.config, field, ()) for field in ("data", "dataset", "datasets")]
-        is_made_up = any("synthetic" in source for source in named)
-        note = ["The data is made up, only to test the program."] if is_made_up else []
+        note = ["The data is made up, only to test the program."] if self.is_made_up else []
         return [*self.experiment.notes(self.config), *note]
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether the data stands in for data that the experiment would read from a folder."""
+        named = [getattr(self.config, field, ()) for field in ("data", "dataset", "datasets")]
+        return any("synthetic" in source for source in named)
+
+    @property
+    def preset_words(self) -> str:
+        """One line that says what the preset is good for. It stands first on the page."""
+        if self.settings.preset != "smoke":
+            return f"Preset {self.settings.preset}."
+        data = "The data is made up, and n" if self.is_made_up else "N"
+        return f"Preset smoke, which only tests the program. {data}etworks are hardly trained: its numbers say nothing."
 
 
 def make_plan(name: str, preset: str, datasets: Sequence[str] | None = None) -> Plan:

@@ -25,28 +25,41 @@ from batchbayes_papers.runner.figures import BatchSizeSweep, collapse_figure
 from batchbayes_papers.runner.tables import CellValue, ResultTable, mean_of
 from batchbayes_papers.sbn.collapse_networks import (
     AS_TRAINED,
-    DEPTH,
     DETERMINISTIC,
-    METHODS,
     REFITTED,
     TUNED,
-    WIDTH,
     CollapseConfig,
     CollapseRow,
+    common_start,
+    is_residual,
     load_images,
     network_rows,
+    new_network,
 )
 
-DATASETS = ("fashion", "cifar10")
-TITLES = {"fashion": "Fashion-MNIST, MNIST unseen", "cifar10": "CIFAR-10, SVHN unseen", "synthetic": "patterns"}
+DATASETS = ("fashion", "fashion-resnet", "cifar10")
+TITLES = {
+    "fashion": "Fashion-MNIST, MNIST unseen",
+    "fashion-resnet": "Fashion-MNIST by a ResNet, MNIST unseen",
+    "cifar10": "CIFAR-10, SVHN unseen",
+    "synthetic": "patterns",
+}
+FASHION_ACCURACY = {
+    "ResNet-50": {32: 0.9343, 64: 0.9377, 128: 0.9386, 256: 0.9396, 512: 0.9359, 1024: 0.9365, 2048: 0.9387},
+    "VGG-16": {32: 0.9429, 64: 0.9436, 128: 0.9437, 256: 0.9427, 512: 0.9438, 1024: 0.9450, 2048: 0.9486},
+}
 PUBLISHED = {
-    "fashion": {
-        "ResNet-50": {32: 0.9343, 64: 0.9377, 128: 0.9386, 256: 0.9396, 512: 0.9359, 1024: 0.9365, 2048: 0.9387},
-        "VGG-16": {32: 0.9429, 64: 0.9436, 128: 0.9437, 256: 0.9427, 512: 0.9438, 1024: 0.9450, 2048: 0.9486},
-    },
+    "fashion": FASHION_ACCURACY,
+    "fashion-resnet": FASHION_ACCURACY,
     "cifar10": {"ResNet-50": {32: 0.9366, 64: 0.9459, 128: 0.9517, 256: 0.9547, 512: 0.9545}},
 }
 """Table 1 of the paper: the accuracy of MCBN by the batch size of the training."""
+ALL_SIZES = (32, 64, 128, 256, 512, 1024, 2048)
+FINE_TUNED: dict[str, Any] = {
+    "seeds": (0,), "num_held_out": 500, "num_test": 1000, "epochs": 1, "learning_rate": 1e-2, "num_samples": 20,
+    "bfloat16": True, "refit": False,
+}  # fmt: skip
+TRAINED: dict[str, Any] = {"seeds": (0,), "num_test": 5000, "num_samples": 20, "learning_rate": 0.1, "refit": False}
 PRESETS = {
     "smoke": CollapseConfig(
         ("synthetic",),
@@ -62,56 +75,58 @@ PRESETS = {
     "quick": CollapseConfig(
         DATASETS,
         changes={
-            "cifar10": {
-                "batch_sizes": (32, 128, 512, 1024),
-                "seeds": (0,),
-                "num_held_out": 1000,
-                "num_test": 1000,
-                "epochs": 15,
-                "learning_rate": 5e-3,
-                "num_samples": 24,
-            }
+            "fashion-resnet": {**FINE_TUNED, "num_train": 59_500, "start": "common"},
+            "cifar10": {**FINE_TUNED, "batch_sizes": ALL_SIZES[:5], "num_train": 50_000, "start": "public"},
         },
     ),
     "paper": CollapseConfig(
-        DATASETS,
-        batch_sizes=(32, 64, 128, 256, 512, 1024, 2048),
-        num_train=55_000,
-        num_held_out=5000,
-        num_test=10_000,
-        epochs=100,
-        num_samples=20,
-        changes={"cifar10": {"batch_sizes": (32, 64, 128, 256, 512, 1024), "num_train": 45_000, "epochs": 350,
-                             "num_test": 5000}},
+        DATASETS[1:],
+        changes={
+            "fashion-resnet": {**TRAINED, "batch_sizes": ALL_SIZES, "num_train": 55_000, "num_held_out": 5000,
+                               "epochs": 100},
+            "cifar10": {**TRAINED, "batch_sizes": ALL_SIZES[:5], "num_train": 50_000, "num_held_out": 5000,
+                        "epochs": 350},
+        },
     ),
 }  # fmt: skip
 
 
 def units(config: CollapseConfig) -> list[Unit]:
-    """Return one unit for each data set, seed and batch size: a network, used by four methods."""
-    return [
-        Unit(
-            f"{dataset}, seed {seed}, M = {size}",
-            {"dataset": dataset, "seed": seed, "batch_size": size},
-            effort=config.of(dataset).epochs,
-        )
-        for dataset in config.datasets
-        for seed in config.of(dataset).seeds
-        for size in config.of(dataset).batch_sizes
-    ]
+    """Return one unit for each data set, seed and batch size: a network, used by four methods.
+
+    Before them stands the network that all of them begin with, if there is one.
+    """
+    made = []
+    for dataset in config.datasets:
+        own = config.of(dataset)
+        for seed in own.seeds:
+            start = f"{dataset}, seed {seed}, start"
+            needs = (start,) if own.start == "common" else ()
+            if needs:
+                effort = own.num_train * own.start_recipe.epochs
+                made.append(Unit(start, {"dataset": dataset, "seed": seed, "batch_size": None}, effort=effort))
+            for size in own.batch_sizes:
+                arguments = {"dataset": dataset, "seed": seed, "batch_size": size}
+                made.append(Unit(f"{dataset}, seed {seed}, M = {size}", arguments, needs, own.num_train * own.epochs))
+    return made
 
 
-def work(config: CollapseConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
-    """Return the rows of one network."""
-    own, seed = config.of(unit.arguments["dataset"]), unit.arguments["seed"]
+def work(config: CollapseConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> Any:
+    """Return the rows of one network, or the network that others begin with."""
+    dataset, seed, size = (unit.arguments[name] for name in ("dataset", "seed", "batch_size"))
+    own = config.of(dataset)
     data = load_images(own, seed, data_folder)
+    if size is None:
+        return common_start(own, seed, data)
+    start = needed[unit.needs[0]]["weights"] if unit.needs else None
     with warnings_ignored():
-        return [asdict(row) for row in network_rows(own, seed, unit.arguments["batch_size"], data)]
+        network = new_network(own, seed, start, data_folder)
+        return [asdict(row) for row in network_rows(own, seed, size, data, network)]
 
 
 def collapse_rows(config: CollapseConfig, results: Results, dataset: str) -> list[CollapseRow]:
     """Return the rows of all finished units of a data set, by seed and batch size."""
-    own = [unit for unit in units(config) if unit.arguments["dataset"] == dataset]
+    own = [unit for unit in units(config) if unit.arguments["dataset"] == dataset and unit.arguments["batch_size"]]
     return [CollapseRow(**record) for unit in own for record in results.get(unit.name, [])]
 
 
@@ -141,7 +156,7 @@ def tables(config: CollapseConfig, results: Results) -> list[ResultTable]:
 def _scores_table(config: CollapseConfig, rows: Sequence[CollapseRow], title: str) -> ResultTable:
     """Return means over seeds, and notes that compare the ends of the range."""
     lines = []
-    for size, method in product(config.batch_sizes, METHODS):
+    for size, method in product(config.batch_sizes, config.methods):
         group = [row for row in rows if (row.batch_size, row.method) == (size, method)]
         cells: list[CellValue] = [size, method, " ".join(dict.fromkeys(_each(group, "noise_batch_size", ".4g")))]
         cells += [mean_of(group, name) for name, _ in COLUMNS.values()]
@@ -179,7 +194,8 @@ def comparison(config: CollapseConfig, rows: Sequence[CollapseRow]) -> list[str]
     auroc = {(row.seed, row.batch_size, row.method): row.auroc_information or 0.0 for row in rows}
     seeds = [s for s in config.seeds if (s, small, TUNED) in auroc and (s, large, TUNED) in auroc]
     lines = []
-    for method, other in product((TUNED, REFITTED), (AS_TRAINED, TUNED)) if seeds else ():
+    tuned = [method for method in config.methods if method in (TUNED, REFITTED)]
+    for method, other in product(tuned, (AS_TRAINED, TUNED)) if seeds else ():
         gaps = [auroc[seed, large, method] - auroc[seed, small, other] for seed in seeds]
         each = " ".join(f"{gap:+.3f}" for gap in gaps)
         mean = sum(gaps) / len(gaps)
@@ -189,17 +205,33 @@ def comparison(config: CollapseConfig, rows: Sequence[CollapseRow]) -> list[str]
 
 def notes(config: CollapseConfig) -> list[str]:
     """Say how this differs from the paper, for each data set."""
-    lines = []
-    for dataset in config.datasets:
-        own = config.of(dataset)
-        kind = f"a ResNet-{DEPTH} of width {WIDTH}" if dataset == "cifar10" else "a network of four batch-norm layers"
-        rate = "that falls to zero from" if dataset == "cifar10" else "of"
-        lines.append(
-            f"{TITLES[dataset]}: {kind} and {own.num_train:,} training images, instead of VGG-16, ResNet-50 and all "
-            f"images; {own.epochs} epochs of Adam with a learning rate {rate} {own.learning_rate:g}, instead of SGD "
-            f"with drops; {own.num_samples} draws, shared by all test inputs and centred on the running statistics."
+    return [_note(config.of(dataset), TITLES[dataset]) for dataset in config.datasets]
+
+
+def _note(own: CollapseConfig, title: str) -> str:
+    """Say how one data set differs."""
+    images = f"{own.num_train:,} training images"
+    draws = f"{own.num_samples} draws, shared by all test inputs and centred on the running statistics."
+    if not is_residual(own):
+        return (
+            f"{title}: a network of four batch-norm layers and {images}, instead of VGG-16, ResNet-50 and all images; "
+            f"{own.epochs} epochs of Adam with a learning rate of {own.learning_rate:g}, instead of SGD with drops; "
+            f"{draws}"
         )
-    return lines
+    first = own.start_recipe
+    before = {
+        "fresh": "trained from new weights",
+        "common": f"trained once for {first.epochs} epochs in batches of {first.batch_size}, then fine-tuned",
+        "public": "with public weights, fine-tuned",
+    }[own.start]
+    epochs = "one epoch" if own.epochs == 1 else f"{own.epochs} epochs"
+    half = "; trained in bfloat16" if own.bfloat16 else ""
+    held_out = "test images that follow those of the test" if own.datasets[0] == "cifar10" else "other training images"
+    return (
+        f"{title}: a ResNet-{own.depth} {before} at each M for {epochs} of SGD on {images}, with a learning rate that "
+        f"falls to zero from {own.learning_rate:g}{half}, instead of a ResNet-50 or VGG-16 trained at each M; M is "
+        f"tuned on {own.num_held_out:,} {held_out}; {draws}"
+    )
 
 
 def _each(rows: Sequence[CollapseRow], name: str, form: str) -> list[str]:
@@ -229,5 +261,9 @@ def _figure(config: CollapseConfig, rows: Sequence[CollapseRow]) -> Figure:
         TUNED: "M tuned afterwards",
         REFITTED: f"batches of {sizes[0]}, M tuned",
     }
-    sweeps = [BatchSizeSweep(title, *(column(method, name) for name in names)) for method, title in titles.items()]
+    sweeps = [
+        BatchSizeSweep(title, *(column(method, name) for name in names))
+        for method, title in titles.items()
+        if method in config.methods
+    ]
     return collapse_figure(sizes, sweeps, novelty=column(DETERMINISTIC, "auroc_novelty"))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +14,19 @@ from batchbayes.engines.check import measure_linearity
 from batchbayes.tools import GlobalStream, shuffled
 from batchbayes.training.loop import supervised
 from batchbayes_papers.data.cifar10 import augmented_batches, load_cifar10, load_svhn, standardise
-from batchbayes_papers.data.folder import DataFolder
-from batchbayes_papers.data.mnist import load_grey_images, load_mnist, scale_pixels, split_rows
+from batchbayes_papers.data.folder import DataFolder, data_file
+from batchbayes_papers.data.mnist import load_grey_images, load_mnist, scale_pixels
 from batchbayes_papers.image_networks import Course, augmented, fast, train_on_bytes
 from batchbayes_papers.models.cifar_resnet import CifarResNet
+from batchbayes_papers.models.pretrained import cifar_resnet
 from batchbayes_papers.models.small_vgg import SmallVGG
+from batchbayes_papers.runner.records import pack_weights, unpack_weights
 
 DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
 METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED
-DEPTH, WIDTH = 8, 8
-"""The ResNet for CIFAR-10: the smallest of its kind, with half of the usual channels."""
+START_RECIPE = Course(epochs=3, batch_size=128, learning_rate=0.1, weight_decay=5e-4, bfloat16=True)
+"""How the network is trained that a fine-tuning at each batch size begins with."""
+PUBLIC_WEIGHTS = "weights/resnet{}_cifar10_akamaster.safetensors"
 NOVELTY_EXAMPLES = 4000
 
 
@@ -32,8 +35,8 @@ class CollapseConfig:
     """A configuration. The defaults are those of the preset `quick`."""
 
     datasets: tuple[str, ...] = ("fashion",)
-    """Fashion-MNIST with MNIST unseen, CIFAR-10 with SVHN unseen, or noisy patterns and the same patterns with shuffled
-    pixels ("synthetic")."""
+    """Fashion-MNIST with MNIST unseen, by a small network or by a ResNet; CIFAR-10 with SVHN unseen; or noisy patterns
+    and the same patterns with shuffled pixels ("synthetic")."""
     batch_sizes: tuple[int, ...] = (32, 128, 512, 2048)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     num_train: int = 10_000
@@ -46,8 +49,24 @@ class CollapseConfig:
     learning_rate: float = 2e-3
     """Not scaled with M, as in the paper."""
     num_samples: int = 64
+    depth: int = 20
+    """Of the ResNet."""
+    start: Literal["fresh", "common", "public"] = "fresh"
+    """What the training of a ResNet at each M begins with: new weights, one network that was trained at M = 128 before,
+    or the public weights for CIFAR-10."""
+    start_recipe: Course = START_RECIPE
+    weight_decay: float = 5e-4
+    """Of a ResNet."""
+    bfloat16: bool = False
+    """Whether a ResNet is trained in half precision. It is never used in predictions."""
+    refit: bool = True
+    """Whether noise of small batches is tuned, too."""
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What is different for a data set: names of fields and their values."""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return METHODS if self.refit else METHODS[:-1]
 
     def of(self, dataset: str) -> "CollapseConfig":
         """Return the configuration of one data set."""
@@ -97,7 +116,7 @@ class CollapseData:
 def load_images(config: CollapseConfig, seed: int, data_folder: DataFolder = None) -> CollapseData:
     """Load the images for one seed. The seed chooses the images to train on and the images to hold out."""
     if config.datasets[0] == "cifar10":
-        return _colour_images(config, seed, data_folder)
+        return _colour_images(config, data_folder)
     is_made_up = config.datasets[0] == "synthetic"
     counts = config.num_train, config.num_held_out, config.num_test
     known = load_grey_images("synthetic" if is_made_up else "fashion_mnist", counts, seed, data_folder)
@@ -108,23 +127,28 @@ def load_images(config: CollapseConfig, seed: int, data_folder: DataFolder = Non
     return CollapseData(known.train, known.held_out, known.test, strange)
 
 
-def _colour_images(config: CollapseConfig, seed: int, folder: DataFolder) -> CollapseData:
-    """Load CIFAR-10, and SVHN as what the network has never seen."""
-    pool, labels = load_cifar10("train", folder)
-    test, test_labels = load_cifar10("test", folder, config.num_test)
-    own, held_out = split_rows(len(pool), config.num_train, config.num_held_out, seed)
+def _colour_images(config: CollapseConfig, folder: DataFolder) -> CollapseData:
+    """Load CIFAR-10, and SVHN as what the network has never seen.
+
+    Images are held out from the test set, after those of the test: the public networks know all training images.
+    """
+    pixels, labels = load_cifar10("train", folder, config.num_train)
+    images, targets = load_cifar10("test", folder, config.num_test + config.num_held_out)
+    inputs, end = standardise(images), config.num_test
     return CollapseData(
-        (standardise(pool[own]), labels[own]),
-        (standardise(pool[held_out]), labels[held_out]),
-        (standardise(test), test_labels),
+        (standardise(pixels), labels),
+        (inputs[end:], targets[end:]),
+        (inputs[:end], targets[:end]),
         standardise(load_svhn(folder, config.num_test)),
-        pool[own],
+        pixels,
     )
 
 
-def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> list[CollapseRow]:
+def network_rows(
+    config: CollapseConfig, seed: int, batch_size: int, data: CollapseData, network: nn.Module
+) -> list[CollapseRow]:
     """Train a network at one batch size, and score it without noise, by MCBN, and by MCBN tuned in two ways."""
-    network, loss = trained_network(config, seed, batch_size, data)
+    loss = train_network(config, seed, batch_size, data, network)
 
     def fitted(size: int) -> bb.BatchNormPosterior:
         images, count = data.train[0], config.num_samples
@@ -141,26 +165,59 @@ def network_rows(config: CollapseConfig, seed: int, batch_size: int, data: Colla
     unusual = bb.metrics.ood_auroc(detector.score(data.test[0]), detector.score(data.strange, whole=False))
     rows = [CollapseRow(seed, batch_size, loss, DETERMINISTIC, None, None, **own, auroc_novelty=unusual)]
     posteriors = {AS_TRAINED: as_trained, TUNED: tuned(as_trained)}
-    if batch_size > smallest:
+    if config.refit and batch_size > smallest:
         posteriors[REFITTED] = tuned(fitted(smallest))
     for method, posterior in posteriors.items():
         seen = measure(posterior, config.num_samples, seed, data)
         both = torch.cat([data.test[0][:32], data.strange[:32]])
         linearity = measure_linearity(posterior, both, num_draws=16, max_examples=len(both), seed=seed)
         rows.append(CollapseRow(seed, batch_size, loss, method, posterior.batch_size, linearity.unexplained, **seen))
-    return rows if batch_size > smallest else [*rows, replace(rows[-1], method=REFITTED)]
+    return [*rows, replace(rows[-1], method=REFITTED)] if config.refit and batch_size == smallest else rows
 
 
-def trained_network(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData) -> tuple[nn.Module, float]:
-    """Return a network and its mean training loss in the last epoch. The seed alone sets the initial weights."""
+def is_residual(config: CollapseConfig) -> bool:
+    """Return whether the network of a data set is a ResNet."""
+    return config.datasets[0] in ("cifar10", "fashion-resnet")
+
+
+def new_network(config: CollapseConfig, seed: int, start: str | None = None, folder: DataFolder = None) -> nn.Module:
+    """Return the network that training at some batch size begins with. The seed alone sets new weights.
+
+    `start` has the weights of one that was trained before, packed.
+    """
+    if config.start == "public":
+        return cifar_resnet(config.depth, data_file(PUBLIC_WEIGHTS.format(config.depth), folder))
+    channels = 3 if config.datasets[0] == "cifar10" else 1
     with GlobalStream(seed):
-        network = fast(SmallVGG() if data.pixels is None else CifarResNet(DEPTH, width=WIDTH))
-    if data.pixels is not None:
-        recipe = Course(config.epochs, batch_size, config.learning_rate, "adam")
-        return network, train_on_bytes(network, data.pixels, data.train[1], recipe, augmented, seed)
+        network = fast(CifarResNet(config.depth, channels=channels) if is_residual(config) else SmallVGG())
+    return network if start is None else unpack_weights(network, start)
+
+
+def common_start(config: CollapseConfig, seed: int, data: CollapseData) -> dict[str, Any]:
+    """Train the network that fine-tuning begins with. Return its weights, packed, and its training loss."""
+    network = new_network(config, seed)
+    return {
+        "training_loss": _train_residual(network, config.start_recipe, data, seed),
+        "weights": pack_weights(network),
+    }
+
+
+def train_network(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData, network: nn.Module) -> float:
+    """Train a network in place, and return its mean training loss in the last epoch."""
+    if is_residual(config):
+        rate, decay = config.learning_rate, config.weight_decay
+        recipe = Course(config.epochs, batch_size, rate, weight_decay=decay, bfloat16=config.bfloat16)
+        return _train_residual(network, recipe, data, seed)
     training = bb.TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)
     batches = shuffled(*data.train, batch_size, seed)
-    return network, bb.train(network, batches, supervised(cross_entropy), training)[-1]
+    return bb.train(network, batches, supervised(cross_entropy), training)[-1]
+
+
+def _train_residual(network: nn.Module, recipe: Course, data: CollapseData, seed: int) -> float:
+    """Train a ResNet, with random crops and flips of colour images."""
+    if data.pixels is not None:
+        return train_on_bytes(network, data.pixels, data.train[1], recipe, augmented, seed)
+    return train_on_bytes(network, *data.train, recipe, lambda images, _: images, seed)
 
 
 def measure(posterior: bb.Posterior, num_samples: int, seed: int, data: CollapseData) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Mean propagation: the loss at a draw $w = \mu + \sigma\epsilon$ is, to second or
 mean by $\kappa/2 \cdot \epsilon^2$, with $\kappa = \sigma^2 |d^2 NLL / dw^2|$ at the means, summed over the training
 set. Where kappa is small, noise or no noise is nearly the same, as far as the expansion holds. It does not hold behind
 a ReLU that is off at the means: all derivatives are zero there, and kappa with them, although a draw may switch the
-unit on. Where kappa is large, the network is far from linear within the spread of this weight, and needs its noise.
+unit on. So the curvature can also be averaged over draws of the weights. Where kappa is large, the network is far from
+linear within the spread of this weight, and needs its noise.
 
 Few bits: weights whose mean is zero can be left out. For the others, rounding to a grid of step $\Delta$ adds an error
 of variance $\Delta^2/12$. As long as it is below the variance of the posterior, rounding is noise that the network was
@@ -18,7 +19,7 @@ Ullrich, Welling, "Bayesian Compression for Deep Learning", NIPS 2017.
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -45,9 +46,10 @@ def curvatures(
     *,
     method: Method = "hutchinson",
     num_probes: int = 10,
+    num_draws: int = 0,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    r"""Return the diagonal of the Hessian of the NLL at the means, summed over all batches, by name of the weight.
+    r"""Return the diagonal of the Hessian of the NLL, summed over all batches, by name of the weight.
 
     Args:
         posterior: the random weights.
@@ -55,16 +57,20 @@ def curvatures(
         likelihood: p(y | f).
         method: "exact" for layers of at most 5,000 weights. "gauss-newton" for linear layers of a network whose other
             layers are piecewise linear (ReLU, max-pooling): there it is the Hessian's diagonal. It costs `num_probes`
-            backward passes for each batch, and is the one to use for large layers. "hutchinson" for all others:
-            $E[v \circ Hv]$ with random signs v costs `num_probes` double backward passes and is unbiased. But with few
-            probes its noise hides small curvatures.
-        num_probes: drawn targets of the Gauss-Newton matrix, or probes of Hutchinson's estimate.
+            backward passes for each batch, or one for each class, and is the one to use for large layers.
+            "hutchinson" for all others: $E[v \circ Hv]$ with random signs v costs `num_probes` double backward passes
+            and is unbiased. But with few probes its noise hides small curvatures.
+        num_probes: drawn targets of the Gauss-Newton matrix, or probes of Hutchinson's estimate. With 0 the former is
+            exact: the sum over all classes. A network that is sure of its answers rarely draws another class, so few
+            drawn targets miss what matters most.
+        num_draws: draws of the weights, over which the diagonal is averaged. Without them it is that at the means.
         seed: sets the draws or signs.
     """
     if method not in get_args(Method):
         raise unknown_name("a method", method, get_args(Method))
-    whole_number("num_probes", num_probes)
-    means = {name: given.mean.clone().requires_grad_() for name, given in posterior.distributions.items()}
+    whole_number("num_probes", num_probes, 0 if method == "gauss-newton" else 1)
+    whole_number("num_draws", num_draws, 0)
+    means = {name: given.mean for name, given in posterior.distributions.items()}
     large = [name for name, mean in means.items() if mean.numel() > LARGEST_EXACT]
     if method == "exact" and large:
         raise BatchbayesError(
@@ -72,20 +78,39 @@ def curvatures(
             got=f"{means[large[0]].numel()} in {large[0]}",
             fix='use method="hutchinson"',
         )
-    if method == "gauss-newton":
-        return _gauss_newton(posterior, batches, likelihood, num_probes, seed)
-    found = {name: torch.zeros_like(mean) for name, mean in means.items()}
+    batches, total = list(batches), {name: torch.zeros_like(mean) for name, mean in means.items()}
+    for weights in [posterior.weights(seed, index) for index in range(num_draws)] or [means]:
+        if method == "gauss-newton":
+            found = _gauss_newton(posterior, weights, batches, likelihood, num_probes, seed)
+        else:
+            found = _hessian(posterior, weights, batches, likelihood, num_probes if method == "hutchinson" else 0, seed)
+        for name, values in found.items():
+            total[name] += values / max(1, num_draws)
+    return total
+
+
+def _hessian(
+    posterior: WeightsPosterior,
+    weights: Mapping[str, Tensor],
+    batches: Iterable[Any],
+    likelihood: TargetLikelihood[Any],
+    num_probes: int,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Return the diagonal of the Hessian at some weights by double backward passes: exact without probes."""
+    own = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+    found = {name: torch.zeros_like(weight) for name, weight in own.items()}
     source = generator(seed, "probes")
     for batch in batches:
-        outputs = posterior.network(pick_inputs(batch).to(posterior.device), tensors=means)
+        outputs = posterior.network(pick_inputs(batch).to(posterior.device), tensors=own)
         loss = negative_log_probability(likelihood, outputs, targets_of(batch))
-        gradients = torch.autograd.grad(loss, list(means.values()), create_graph=True)
-        for (name, mean), gradient in zip(means.items(), gradients, strict=True):
-            if method == "exact":
-                found[name] += _exact_diagonal(mean, gradient)
+        gradients = torch.autograd.grad(loss, list(own.values()), create_graph=True)
+        for (name, weight), gradient in zip(own.items(), gradients, strict=True):
+            if num_probes:
+                found[name] += _hutchinson(weight, gradient, num_probes, source)
             else:
-                found[name] += _hutchinson(mean, gradient, num_probes, source)
-    return found
+                found[name] += _exact_diagonal(weight, gradient)
+    return {name: values.detach() for name, values in found.items()}
 
 
 def _exact_diagonal(mean: Tensor, gradient: Tensor) -> Tensor:
@@ -102,10 +127,15 @@ def _hutchinson(mean: Tensor, gradient: Tensor, num_probes: int, source: torch.G
 
 
 def _gauss_newton(
-    posterior: WeightsPosterior, batches: Iterable[Any], likelihood: TargetLikelihood[Any], num_draws: int, seed: int
+    posterior: WeightsPosterior,
+    weights: Mapping[str, Tensor],
+    batches: Iterable[Any],
+    likelihood: TargetLikelihood[Any],
+    num_targets: int,
+    seed: int,
 ) -> dict[str, Tensor]:
     """Return the diagonal of the Fisher matrix: for each example the expected square of x_i times the gradient of the
-    output j of the layer, over targets that the network itself draws."""
+    output j of the layer, over targets that the network itself draws, or over all classes."""
     if odd := [site.name for site in posterior.sites if site.is_convolution or not site.is_plain]:
         raise _not_linear(odd[0])
     found = {name: torch.zeros_like(given.mean) for name, given in posterior.distributions.items()}
@@ -116,7 +146,7 @@ def _gauss_newton(
             raise _not_linear(f"{site.name} with inputs of shape {tuple(inputs.shape)}")
         if site.name in seen:
             raise _not_linear(f"{site.name}, which is used twice")
-        outputs = site.product(inputs, posterior.distributions[site.name].mean, site.bias).requires_grad_()
+        outputs = site.product(inputs, weights[site.name], site.bias).requires_grad_()
         seen[site.name] = inputs.detach(), outputs
         return outputs
 
@@ -126,12 +156,22 @@ def _gauss_newton(
             seen.clear()
             outputs = posterior.network(pick_inputs(batch).to(posterior.device), instead=instead)
             targets = likelihood(outputs[None])
-            for _ in range(num_draws):
-                loss = -targets.log_prob(targets.sample().detach()).sum()
+            for drawn, share in _weighted_targets(targets, num_targets):
+                loss = -(share.sqrt() * targets.log_prob(drawn)).sum()
                 gradients = torch.autograd.grad(loss, [own for _, own in seen.values()], retain_graph=True)
                 for (name, (inputs, _)), gradient in zip(seen.items(), gradients, strict=True):
-                    found[name].addmm_(gradient.square().T, inputs.square(), alpha=1 / num_draws)
+                    found[name].addmm_(gradient.square().T, inputs.square())
     return found
+
+
+def _weighted_targets(targets: Any, num_targets: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield targets of all examples with their weights in an expectation: draws, or all classes."""
+    for _ in range(num_targets):
+        drawn = targets.sample().detach()
+        yield drawn, torch.full((), 1 / num_targets)
+    if not num_targets:
+        for label in targets.enumerate_support():
+            yield label, targets.log_prob(label).exp().detach()
 
 
 def _not_linear(got: str) -> BatchbayesError:
