@@ -263,3 +263,12 @@ def test_known_and_unknown_classes_differ(data_folder):
     letters = sbn_networks.load_sbn("LeNet-5", "real", setting, data_folder)
     assert letters.unknown.shape == (10, 1, 28, 28)
     assert 0 <= float(letters.unknown.min()) <= float(letters.unknown.max()) <= 1
+
+
+def test_the_public_network_is_also_judged_after_fine_tuning_at_the_batch_size_of_the_paper():
+    config = cifar.PRESETS["quick"]
+    made = {unit.name: unit for unit in cifar.units(config)}
+    assert made[f"{cifar.FINE_TUNED}, MCBN"].needs == (f"training, {cifar.FINE_TUNED}",)
+    assert made[f"{cifar.PUBLIC}, MCBN"].needs == ()
+    assert cifar.BATCH_SIZES[cifar.FINE_TUNED] == config.fine_tuning.batch_size == 32
+    assert [table.title for table in cifar.tables(config, {})][1].endswith("fine-tuned at M = 32")
