@@ -312,6 +312,6 @@ def notes(config: PropagationConfig) -> list[str]:
         f"is exact for this network, with all classes of each of {config.num_curved:,} images, at the means or averaged"
         f" over {config.kappa_draws} draws. Accuracies are means over {config.num_draws} others.",
         "Statistics of the batch are those of the test images in the batch norm after the layer with noise, as in the "
-        "figure of `variance-networks`: other weights move its inputs away from the running statistics.",
+        "figure of variance networks: other weights move its inputs away from the running statistics.",
         f"The bits are those of a LeNet-300-100 after {config.bits_epochs} epochs.",
     ]
