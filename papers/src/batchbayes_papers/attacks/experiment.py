@@ -160,8 +160,8 @@ def _table(config: AttackConfig, results: Results, along: attacks.Along) -> Resu
         ("method", *map(str, config.updates), "accuracy", "AUROC by entropy", "AUROC by MI"),
         tuple(lines),
         ("", *[""] * len(config.updates), ".3f", ".2f", ".2f"),
-        ("Columns: the number of updates. Behind ±: two standard errors over seeds. Empty: no attacked image had been right "
-         "before.",
+        ("Columns: the number of updates. Behind ±: two standard errors over seeds. Empty: no attacked image had been "
+         "right before.",
          "AUROC: how well a score separates clean images from those after all updates."),
     )  # fmt: skip
 
