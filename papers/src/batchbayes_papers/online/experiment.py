@@ -230,7 +230,8 @@ def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
             seeds_figure(lines, xlabel="parts", ylabel="NLL", ax=panel)
             panel.set(title=name, xticks=parts)
             panel.get_legend().remove()
-        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        columns = 3 if len(grid.flat) > 1 else 2  # three are wider than one panel
+        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
     return {"NLL-after-each-part": figure}
 
 
