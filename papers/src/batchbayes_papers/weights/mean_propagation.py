@@ -279,7 +279,7 @@ def facts(found: Results) -> list[str]:
     return [
         f"With all noise: {both['all']}; with all means: {both['means']} (running statistics / those of the batch). "
         f"Log alpha is {found['log_alpha']:.1f}.",
-        f"Units of the layer that are zero for all training images: {dead['at the means']:.1%} at the means, "
+        f"Units of the layer that are zero for all images of the curvature: {dead['at the means']:.1%} at the means, "
         f"{dead['in a draw']:.1%} in a draw. Weights whose kappa is exactly zero: {zero[AT_MEANS]:.1%} at the means, "
         f"{zero[OVER_DRAWS]:.1%} over draws.",
     ]
