@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from batchbayes_papers.attacks import experiment
 from batchbayes_papers.attacks.attacks import attack_steps, fast_gradient_sign, input_gradient, projected_gradient
 from helpers.cases import CASES, moved
 from helpers.references import left_alone
@@ -144,3 +145,13 @@ def test_gradients_are_taken_whatever_the_caller_has_set(mode, x):
     expected = input_gradient(posterior, x, LABELS, bb.categorical())
     with mode():
         assert torch.equal(input_gradient(posterior, x.clone(), LABELS.clone(), bb.categorical()), expected)
+
+
+def test_a_share_of_no_attacked_image_is_an_empty_cell():
+    config = experiment.PRESETS["smoke"]
+    scores = {"accuracy": 0.0, "detection_by_entropy": 0.5, "detection_by_information": 0.5}
+    along = {"success": [float("nan")] * len(config.updates), **scores}
+    unit = experiment.units(config)[0]
+    results = {unit.name: dict.fromkeys(experiment.UPDATES, along)}
+    for table in experiment.tables(config, results):
+        assert table.rows[0][1 : 1 + len(config.updates)] == ("",) * len(config.updates)

@@ -1,5 +1,6 @@
 """The experiments on images: their smallest presets, and each measure against something simpler."""
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +13,8 @@ from batchbayes_papers.mcbn import camvid, cifar, frame_sums
 from batchbayes_papers.mcbn.novelty_map import fit_novelty_map
 from batchbayes_papers.mcbn.query import FRESH, INSIDE, SHARED, fresh_logits, same_marginals
 from batchbayes_papers.models.atanov import AtanovLeNet5, ResNet18
-from batchbayes_papers.runner.records import pack_tensors, unpack_tensors
+from batchbayes_papers.models.pretrained import cifar_resnet
+from batchbayes_papers.runner.records import pack_tensors, pack_weights, unpack_tensors
 from batchbayes_papers.runner.tables import to_markdown
 from batchbayes_papers.sbn import networks as sbn_networks
 from batchbayes_papers.sbn import sbn
@@ -263,3 +265,27 @@ def test_known_and_unknown_classes_differ(data_folder):
     letters = sbn_networks.load_sbn("LeNet-5", "real", setting, data_folder)
     assert letters.unknown.shape == (10, 1, 28, 28)
     assert 0 <= float(letters.unknown.min()) <= float(letters.unknown.max()) <= 1
+
+
+def test_the_public_network_is_also_judged_after_fine_tuning_at_the_batch_size_of_the_paper():
+    config = cifar.PRESETS["paper"]
+    made = {unit.name: unit for unit in cifar.units(config)}
+    assert made[f"{cifar.FINE_TUNED}, MCBN"].needs == (f"training, {cifar.FINE_TUNED}",)
+    assert made[f"{cifar.PUBLIC}, MCBN"].needs == ()
+    assert cifar.BATCH_SIZES[cifar.FINE_TUNED] == config.fine_tuning.batch_size == 32
+    assert [table.title for table in cifar.tables(config, {})][1].endswith("fine-tuned at M = 32")
+    assert not any(cifar.FINE_TUNED in unit.name for unit in cifar.units(cifar.PRESETS["quick"]))
+
+
+@pytest.mark.shared
+def test_a_fine_tuned_network_has_a_curve(data_folder):
+    """The weights here are those of the public network itself."""
+    changes = {"num_test": 16, "num_held_out": 4, "passes": (1, 2, 4), "num_population": 64, "num_train": 500}
+    config = replace(cifar.PRESETS["paper"], networks=(cifar.FINE_TUNED,), **changes)
+    training, unit = cifar.units(config)
+    network = cifar_resnet(32, data_folder / "weights/resnet32_cifar10_akamaster.safetensors")
+    curves = cifar.work(config, unit, {training.name: {"weights": pack_weights(network)}}, data_folder)
+    assert {curve["network"] for curve in curves} == {cifar.FINE_TUNED}
+    by_method = {curve["method"]: curve for curve in curves}
+    assert by_method["MCBN"]["passes"] == (1, 2, 4)
+    assert by_method["running statistics"]["accuracy"] > 0.8

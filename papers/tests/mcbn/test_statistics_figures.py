@@ -13,7 +13,13 @@ from batchbayes_papers.mcbn.statistics_figures import (
     normality_figure,
     normality_sweep_figure,
 )
-from batchbayes_papers.runner.figures import BatchSizeSweep, collapse_figure, uncertainty_error_grid
+from batchbayes_papers.runner.figures import (
+    BatchSizeSweep,
+    Line,
+    collapse_figure,
+    lines_figure,
+    uncertainty_error_grid,
+)
 from matplotlib.figure import Figure
 from torch.distributions import LogNormal, Normal
 
@@ -144,3 +150,11 @@ def test_several_panels_take_the_place_of_given_axes(draw) -> None:
     assert given not in figure.axes
     assert any(panel.has_data() for panel in figure.axes if panel is not other)
     assert not other.has_data()
+
+
+@pytest.mark.parametrize("label", ["short", "moving average, decay 0."])
+def test_a_legend_of_many_lines_is_not_wider_than_its_figure(label):
+    figure = lines_figure({"measure": [Line(f"{label} {i}", [1, 2], [1, 2]) for i in range(9)]}, "passes")
+    figure.canvas.draw()
+    box, width = figure.axes[0].get_legend().get_window_extent(), figure.bbox.width
+    assert 0 <= box.x0 < box.x1 <= width

@@ -4,12 +4,13 @@ from typing import Any
 import pytest
 import torch
 from batchbayes_papers.data import mnist
-from batchbayes_papers.image_networks import Course
 from batchbayes_papers.runner.tables import to_markdown
 from batchbayes_papers.sbn import batch_size_collapse as collapse
 from batchbayes_papers.sbn import collapse_networks as networks
 from batchbayes_papers.sbn.collapse_networks import AS_TRAINED, DETERMINISTIC, REFITTED, TUNED, CollapseRow
 from helpers.experiments import run_experiment
+
+import batchbayes as bb
 
 SMOKE = collapse.PRESETS["smoke"]
 
@@ -158,28 +159,15 @@ def test_each_data_set_has_settings_and_published_values_of_its_own() -> None:
     assert config.of("fashion").seeds == (0, 1, 2, 3, 4)
     assert config.of("cifar10").batch_sizes == (32, 64, 128, 256, 512)
     titles = [table.title for table in collapse.tables(config, {})]
-    assert sum("Table 1" in title for title in titles) == 3
+    assert sum("Table 1" in title for title in titles) == 2
     accuracy = collapse.tables(config, {})[-1]
     assert (512, None, 0.9545, None) in accuracy.rows
-    assert len(collapse.units(config)) == 20 + (1 + 4) + 5
+    assert len(collapse.units(config)) == 20 + 5
 
 
 def residual(**changes: Any) -> networks.CollapseConfig:
     """Return the settings of a small ResNet for made-up grey images."""
-    recipe = Course(epochs=1, batch_size=32, learning_rate=0.05)
-    return replace(SMOKE, datasets=("fashion-resnet",), depth=8, epochs=1, start_recipe=recipe, **changes)
-
-
-def test_fine_tuning_begins_with_the_common_network_and_changes_it() -> None:
-    data, config = networks.load_images(SMOKE, seed=0), residual(start="common")
-    begun = networks.common_start(config, 0, data)
-    first, second = (networks.new_network(config, 0, begun["weights"]) for _ in range(2))
-    fresh = networks.new_network(config, 0)
-    inputs = data.test[0]
-    assert torch.equal(first(inputs), second(inputs))
-    assert not torch.allclose(first(inputs), fresh.eval()(inputs))
-    assert networks.train_network(config, 0, 64, data, first) < 3.0
-    assert not torch.allclose(first(inputs), second(inputs))
+    return replace(SMOKE, datasets=("fashion-resnet",), depth=8, epochs=1, **changes)
 
 
 def test_half_precision_trains_to_about_the_same_loss() -> None:
@@ -191,8 +179,22 @@ def test_half_precision_trains_to_about_the_same_loss() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
-def test_units_of_a_fine_tuning_wait_for_the_network_that_they_begin_with() -> None:
-    made = collapse.units(residual(start="common"))
-    assert [unit.name.rpartition(", ")[2] for unit in made] == ["start", "M = 16", "M = 256"]
-    assert [unit.needs for unit in made] == [(), (made[0].name,), (made[0].name,)]
-    assert collapse.units(residual())[0].needs == ()
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
+def test_a_residual_network_is_trained_in_place_and_scored() -> None:
+    config = residual(refit=False)
+    data = networks.load_images(SMOKE, seed=0)
+    network, untouched = (networks.new_network(config, 0) for _ in range(2))
+    rows = networks.network_rows(config, 0, 16, data, network)
+    assert [row.method for row in rows] == [DETERMINISTIC, AS_TRAINED, TUNED]
+    inputs = data.test[0]
+    assert not torch.allclose(network.eval()(inputs), untouched.eval()(inputs))
+    assert rows[1].information_out is not None
+
+
+@pytest.mark.shared
+def test_fine_tuning_begins_with_the_public_network(data_folder) -> None:
+    config = replace(collapse.PRESETS["quick"].of("cifar10"), num_train=64, num_held_out=20, num_test=200)
+    data = networks.load_images(config, 0, data_folder)
+    network = networks.new_network(config, 0, data_folder)
+    assert networks.measure(bb.deterministic(network), 1, 0, data)["accuracy"] > 0.88
+    assert networks.train_network(config, 0, 32, data, network) < 1.0

@@ -25,7 +25,7 @@ def test_tables_and_figures_show_the_optima(results: dict[str, Any]) -> None:
     assert [row[1] for row in table.rows] == pytest.approx(best)
     assert table.rows[1][3] == pytest.approx(best[1] / best[0])
     assert best[1] > 2 * best[0]
-    curves, optima = elbo.figures(SMOKE, results)["elbo-over-batch-size"].axes
+    curves, optima = elbo.figures(SMOKE, results)["ELBO-over-batch-size"].axes
     assert [max(line.get_ydata()) for line in curves.get_lines()] == [0, 0]
     assert list(optima.get_lines()[0].get_ydata()) == best
     assert elbo.tables(SMOKE, {})[0].rows[0] == (128, None, "", None, None, None)

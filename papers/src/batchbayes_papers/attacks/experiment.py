@@ -8,6 +8,7 @@ are chosen so that half of the attacks on the deterministic network succeed afte
 attack succeeds when the averaged prediction changes from right to wrong.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -137,11 +138,17 @@ def tables(config: AttackConfig, results: Results) -> list[ResultTable]:
     return [_table(config, results, along) for along in UPDATES]
 
 
+def _share(successes: list[float]) -> str:
+    """Return the mean share of successful attacks in per cent. It is not known if no prediction was right before."""
+    known = [100 * share for share in successes if not math.isnan(share)]
+    return with_error(known, ".0f") if known else ""
+
+
 def _table(config: AttackConfig, results: Results, along: attacks.Along) -> ResultTable:
     lines: list[tuple[Any, ...]] = []
     for method in METHODS:
         if own := _results(config, results, method, along):
-            shares = [with_error([100 * each["success"][i] for each in own], ".0f") for i in range(len(config.updates))]
+            shares = [_share([each["success"][i] for each in own]) for i in range(len(config.updates))]
             names = ("accuracy", "detection_by_entropy", "detection_by_information")
             lines.append((method, *shares, *(fmean(each[name] for each in own) for name in names)))
         if method in PUBLISHED:
@@ -153,7 +160,8 @@ def _table(config: AttackConfig, results: Results, along: attacks.Along) -> Resu
         ("method", *map(str, config.updates), "accuracy", "AUROC by entropy", "AUROC by MI"),
         tuple(lines),
         ("", *[""] * len(config.updates), ".3f", ".2f", ".2f"),
-        ("Columns: the number of updates. Behind ±: two standard errors over seeds.",
+        ("Columns: the number of updates. Behind ±: two standard errors over seeds. Empty: no attacked image had been "
+         "right before.",
          "AUROC: how well a score separates clean images from those after all updates."),
     )  # fmt: skip
 

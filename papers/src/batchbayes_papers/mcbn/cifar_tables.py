@@ -14,7 +14,8 @@ PUBLISHED = {1: -0.36, 2: -0.32, 4: -0.30, 8: -0.29, 16: -0.29, 32: -0.28, 64: -
 PUBLISHED_BASELINE = -0.32
 """The network with moving averages, from the text of the paper."""
 PUBLIC, OWN = "public ResNet-32, M = 128", "trained here, M = 32"
-BATCH_SIZES = {PUBLIC: 128, OWN: 32}
+FINE_TUNED = "public ResNet-32, fine-tuned at M = 32"
+BATCH_SIZES = {PUBLIC: 128, FINE_TUNED: 32, OWN: 32}
 MCBN, LINEAR, VIEWS, BOTH, TUNED = "MCBN", "MCBN, linear", "views", "MCBN with views", "MCBN, tuned M"
 RUNNING, MOVING, POPULATION = "running statistics", "moving average, decay 0.9", "population statistics"
 BASELINES = RUNNING, MOVING, POPULATION

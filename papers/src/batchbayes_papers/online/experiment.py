@@ -234,7 +234,9 @@ def figures(config: OnlineConfig, results: Results) -> dict[str, Figure]:
             seeds_figure(lines, xlabel="parts", ylabel="NLL", ax=panel)
             panel.set(title=name, xticks=parts)
             panel.get_legend().remove()
-        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        handles, labels = grid.flat[0].get_legend_handles_labels()
+        wide = 3 if columns > 1 else 2  # three are wider than one panel
+        figure.legend(handles, labels, loc="outside lower center", ncols=wide, frameon=False)
     return {"NLL-after-each-part": figure}
 
 

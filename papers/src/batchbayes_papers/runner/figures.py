@@ -28,6 +28,8 @@ from batchbayes.tools import (
 
 MOST_INSIDE = 4
 """Legends of more lines stand above the panel, because they would hide the lines."""
+LONG_LABEL = 20
+"""Letters of a label with which three columns of a legend would be wider than the panel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,8 @@ def lines_figure(
                 panel.plot(line.positions, line.values, label=line.label, **look)
             panel.set(xlabel=over, ylabel=measure, xscale="log" if log_positions else "linear")
             if len(lines) > MOST_INSIDE:
-                panel.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+                columns = 2 if max(len(line.label) for line in lines) > LONG_LABEL else 3
+                panel.legend(frameon=False, fontsize=8, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0))
             elif lines:
                 panel.legend(frameon=False)
     return figure

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,9 @@ from batchbayes_papers.image_networks import Course, augmented, fast, train_on_b
 from batchbayes_papers.models.cifar_resnet import CifarResNet
 from batchbayes_papers.models.pretrained import cifar_resnet
 from batchbayes_papers.models.small_vgg import SmallVGG
-from batchbayes_papers.runner.records import pack_weights, unpack_weights
 
 DETERMINISTIC, AS_TRAINED, TUNED, REFITTED = "deterministic", "MCBN", "tuned MCBN", "tuned MCBN, small batches"
 METHODS = DETERMINISTIC, AS_TRAINED, TUNED, REFITTED
-START_RECIPE = Course(epochs=3, batch_size=128, learning_rate=0.1, weight_decay=5e-4, bfloat16=True)
-"""How the network is trained that a fine-tuning at each batch size begins with."""
 PUBLIC_WEIGHTS = "weights/resnet{}_cifar10_akamaster.safetensors"
 NOVELTY_EXAMPLES = 4000
 
@@ -51,10 +48,8 @@ class CollapseConfig:
     num_samples: int = 64
     depth: int = 20
     """Of the ResNet."""
-    start: Literal["fresh", "common", "public"] = "fresh"
-    """What the training of a ResNet at each M begins with: new weights, one network that was trained at M = 128 before,
-    or the public weights for CIFAR-10."""
-    start_recipe: Course = START_RECIPE
+    public: bool = False
+    """Whether training at each M begins with the public weights of the ResNet for CIFAR-10, or with new ones."""
     weight_decay: float = 5e-4
     """Of a ResNet."""
     bfloat16: bool = False
@@ -180,41 +175,22 @@ def is_residual(config: CollapseConfig) -> bool:
     return config.datasets[0] in ("cifar10", "fashion-resnet")
 
 
-def new_network(config: CollapseConfig, seed: int, start: str | None = None, folder: DataFolder = None) -> nn.Module:
-    """Return the network that training at some batch size begins with. The seed alone sets new weights.
-
-    `start` has the weights of one that was trained before, packed.
-    """
-    if config.start == "public":
+def new_network(config: CollapseConfig, seed: int, folder: DataFolder = None) -> nn.Module:
+    """Return the network that training at some batch size begins with. The seed alone sets new weights."""
+    if config.public:
         return cifar_resnet(config.depth, data_file(PUBLIC_WEIGHTS.format(config.depth), folder))
     channels = 3 if config.datasets[0] == "cifar10" else 1
     with GlobalStream(seed):
-        network = fast(CifarResNet(config.depth, channels=channels) if is_residual(config) else SmallVGG())
-    return network if start is None else unpack_weights(network, start)
-
-
-def common_start(config: CollapseConfig, seed: int, data: CollapseData) -> dict[str, Any]:
-    """Train the network that fine-tuning begins with. Return its weights, packed, and its training loss."""
-    network = new_network(config, seed)
-    return {
-        "training_loss": _train_residual(network, config.start_recipe, data, seed),
-        "weights": pack_weights(network),
-    }
+        return fast(CifarResNet(config.depth, channels=channels) if is_residual(config) else SmallVGG())
 
 
 def train_network(config: CollapseConfig, seed: int, batch_size: int, data: CollapseData, network: nn.Module) -> float:
     """Train a network in place, and return its mean training loss in the last epoch."""
-    if is_residual(config):
-        rate, decay = config.learning_rate, config.weight_decay
-        recipe = Course(config.epochs, batch_size, rate, weight_decay=decay, bfloat16=config.bfloat16)
-        return _train_residual(network, recipe, data, seed)
-    training = bb.TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)
-    batches = shuffled(*data.train, batch_size, seed)
-    return bb.train(network, batches, supervised(cross_entropy), training)[-1]
-
-
-def _train_residual(network: nn.Module, recipe: Course, data: CollapseData, seed: int) -> float:
-    """Train a ResNet, with random crops and flips of colour images."""
+    if not is_residual(config):
+        training = bb.TrainingConfig(config.epochs, batch_size, config.learning_rate, seed=seed)
+        return bb.train(network, shuffled(*data.train, batch_size, seed), supervised(cross_entropy), training)[-1]
+    rate, decay = config.learning_rate, config.weight_decay
+    recipe = Course(config.epochs, batch_size, rate, weight_decay=decay, bfloat16=config.bfloat16)
     if data.pixels is not None:
         return train_on_bytes(network, data.pixels, data.train[1], recipe, augmented, seed)
     return train_on_bytes(network, *data.train, recipe, lambda images, _: images, seed)

@@ -153,7 +153,7 @@ def figures(config: ElboConfig, results: Results) -> dict[str, Figure]:
         log_positions=True,
     )
     figure.axes[1].set_yscale("log")
-    return {"elbo-over-batch-size": figure}
+    return {"ELBO-over-batch-size": figure}
 
 
 def notes(config: ElboConfig) -> list[str]:

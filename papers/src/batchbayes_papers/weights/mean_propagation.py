@@ -279,7 +279,7 @@ def facts(found: Results) -> list[str]:
     return [
         f"With all noise: {both['all']}; with all means: {both['means']} (running statistics / those of the batch). "
         f"Log alpha is {found['log_alpha']:.1f}.",
-        f"Units of the layer that are zero for all training images: {dead['at the means']:.1%} at the means, "
+        f"Units of the layer that are zero for all images of the curvature: {dead['at the means']:.1%} at the means, "
         f"{dead['in a draw']:.1%} in a draw. Weights whose kappa is exactly zero: {zero[AT_MEANS]:.1%} at the means, "
         f"{zero[OVER_DRAWS]:.1%} over draws.",
     ]
@@ -312,6 +312,6 @@ def notes(config: PropagationConfig) -> list[str]:
         f"is exact for this network, with all classes of each of {config.num_curved:,} images, at the means or averaged"
         f" over {config.kappa_draws} draws. Accuracies are means over {config.num_draws} others.",
         "Statistics of the batch are those of the test images in the batch norm after the layer with noise, as in the "
-        "figure of `variance-networks`: other weights move its inputs away from the running statistics.",
+        "figure of variance networks: other weights move its inputs away from the running statistics.",
         f"The bits are those of a LeNet-300-100 after {config.bits_epochs} epochs.",
     ]
