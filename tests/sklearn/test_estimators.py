@@ -166,7 +166,9 @@ def test_scores_of_seeds_have_the_trees_of_one_seed():
 def test_a_low_level_of_whole_targets_has_no_reversed_interval():
     random = np.random.default_rng(0)
     x = random.uniform(0, 1, (300, 1))
-    model = UncertainRegressor(**QUICK).fit(x, random.integers(0, 4, 300))
+    y = np.where(random.uniform(0, 1, 300) < 0.2 + 0.3 * x[:, 0], random.integers(1, 9, 300), 0)
+    model = UncertainRegressor(**QUICK).fit(x, y)
+    assert np.quantile(model.held_out_scores_, 0.05) < -0.1  # zero alone holds far more than 5 %
     lower, upper = model.predict_interval(x, 0.05)
     assert (lower <= upper).all()
     assert (lower == model.predict_quantiles(x, 0.5)[:, 0]).all()
