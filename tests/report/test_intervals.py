@@ -251,3 +251,13 @@ def counted(network, work):
     found = work()
     handle.remove()
     return found, sum(rows) / 1000
+
+
+def test_ends_do_not_cross():
+    """Quantiles of errors may cross where few errors are known. Such an interval is a point, and not upside down."""
+    middle, spread = torch.tensor([0.0, 5.0]), torch.tensor([1.0, 2.0])
+    reach = Reach(Kind.QUANTILES, ((1.0, 2.0),), (-1.0, 1.0), (0.5, 1.0))
+    lower, upper = Intervals((reach,)).ends(middle, spread)
+    assert lower.tolist() == pytest.approx([0.75, 3.0], rel=1e-5)
+    assert upper.tolist() == pytest.approx([0.75, 7.0], rel=1e-5)
+    assert bool((lower <= upper).all())

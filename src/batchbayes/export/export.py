@@ -266,7 +266,8 @@ def _examples(inputs: Tensor) -> Tensor:
         raise BatchbayesError(
             expected="example inputs as one tensor (N, ...)",
             got=f"{type(inputs).__name__} {tuple(getattr(inputs, 'shape', ()))}",
-            fix="pass a few inputs; wrap a network that takes several tensors, so that it takes one",
+            fix="pass a few inputs; wrap a network that takes several tensors, or graphs and sequences of any size, in "
+            "a module that takes one tensor, padded to one size",
         )
     examples = inputs.detach().cpu()
     return torch.cat([examples] * -(-EXAMPLES // len(examples)))

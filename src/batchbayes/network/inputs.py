@@ -175,6 +175,14 @@ class Whole:
     def split(self, size: int) -> tuple[Self, ...]:
         return (self,)
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise BatchbayesError(
+            expected="inputs that are rows of examples here",
+            got="batches that go whole to the network, as graphs do",
+            fix="use mcbn, predict, detections and save, which take them; for all else pad them to rows of one size",
+        )
+
     def __repr__(self) -> str:
         parts = [*self.args, *self.named.values()]
         return f"Whole({', '.join(describe_batch(part) for part in parts)})"

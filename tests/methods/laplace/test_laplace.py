@@ -134,6 +134,7 @@ def test_draws_that_are_not_formed_are_the_same(whole, monkeypatch):
     naive = torch.stack([posterior.draw(3, s)(x) for s in range(9)])
     monkeypatch.setattr(last_layer, "MATRICES", 0)
     monkeypatch.setattr(last_layer.Unformed, "formed", None)  # nobody asks for all weights
+    assert (posterior.draw(3, 4)(x) - naive[4]).abs().max() < 1e-12
     found = bb.predict(posterior, x, bb.gaussian(1.0), num_samples=9, seed=3, engine="linear", keep_draws=True)
     assert (found.draws - naive).abs().max() < 1e-12
     found = bb.predict(posterior, x[:5], bb.categorical(), num_samples=9, seed=3, engine="linear")

@@ -93,7 +93,17 @@ class LaplacePosterior(Posterior):
 
     def draw(self, seed: int, index: int) -> Function:
         """Return the network with the last layer of draw `index`."""
-        return self.function((self.layer.mean + self.deviations(seed, [index])[0]).flatten())
+        shape = self.layer.mean.shape
+        if shape.numel() <= MATRICES // 8:
+            return self.function((self.layer.mean + self.deviations(seed, [index])[0]).flatten())
+        drawn = normals(seed, [index], shape.numel()).view(shape)
+
+        def function(inputs: Any) -> Tensor:  # the weights of many classes would cost more than what they do to inputs
+            features, outputs = self.layer.run(inputs)
+            move = self.curvature.moves(features, self.prior_precision)(drawn).view_as(outputs)
+            return (outputs.double() + move.to(outputs.device)).to(outputs)
+
+        return function
 
     @torch.no_grad()
     def outputs(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

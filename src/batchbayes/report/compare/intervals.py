@@ -66,7 +66,8 @@ class Reach:
         """Return both ends, from predictions and their standard deviations, (N,) each."""
         lower, _ = interval_ends(middle, spread * self._at(middle, self.below))
         _, upper = interval_ends(middle, spread * self._at(middle, self.above))
-        return lower, upper
+        crossed, between = lower > upper, (lower + upper) / 2  # an empty interval: a point holds no less
+        return torch.where(crossed, between, lower), torch.where(crossed, between, upper)
 
     def _at(self, middle: Tensor, values: Sequence[float]) -> Tensor:
         at, found = middle.double(), torch.full_like(middle, values[0], dtype=torch.float64)

@@ -181,7 +181,8 @@ def as_batch(batch: Any, name: str) -> Batch:
         raise BatchbayesError(
             expected=f"batches of {name} as (inputs, targets) tensors",
             got=f"a {type(batch).__name__}{_contents(batch)}",
-            fix="give batches as tuples of two tensors, for example by collate_fn= of a DataLoader",
+            fix="give batches as tuples of two tensors, for example by collate_fn= of a DataLoader; for graphs, which "
+            "go whole to the network, use bb.predict and bb.metrics",
         )
     if any(part.is_complex() for part in parts[:2]):
         raise BatchbayesError(
