@@ -253,7 +253,7 @@ def notes(config: VGGConfig) -> list[str]:
         half = " Training passes are computed in bfloat16." if config.half else ""
         found += [
             f"Dense: {said(config.dense)}; rates of dropout times {config.dropout[0]:g} in convolutions and "
-            f"{config.dropout[1]:g} before dense layers. Sparse VD: {said(config.sparse)}. Published: 200 epochs."
+            f"{config.dropout[1]:g} before dense layers. Sparse VD: {said(config.sparse)}; published 200 epochs."
             f"{half}",
             f"The variance network: {said(config.variance)}; published 550 epochs. Means over "
             f"{config.num_samples} draws, on {config.draw_test:,} test images.",
