@@ -59,7 +59,7 @@ PAPERS = (
         "Networks](https://arxiv.org/abs/1803.03764), ICLR 2019. Weights with noise that training may turn up until "
         "only the noise, or nothing, is left.",
         (
-            "sparse-vd", "random-labels", "variance-networks", "variance-claims", "mean-propagation",
+            "sparse-vd", "vgg-like", "random-labels", "variance-networks", "variance-claims", "mean-propagation",
             "gradient-variance", "attack", "rl",
         ),
     ),

@@ -18,11 +18,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import jacrev, vmap
 
 from batchbayes import TrainingConfig
 from batchbayes.methods.laplace.curvature import output_hessians
-from batchbayes.tools import TargetLikelihood, finite_number
+from batchbayes.tools import Network, TargetLikelihood, as_network, finite_number
 from batchbayes_papers.online.parts import DataPart, require_finite_weights, require_plain, training_steps
 
 CHUNK = 100
@@ -33,7 +33,7 @@ CHUNK = 100
 class ElasticWeights:
     """The maximum after the parts so far, and the precision of each weight around it."""
 
-    module: nn.Module
+    network: Network
     likelihood: TargetLikelihood[Any]
     mean: Mapping[str, Tensor]
     precision: Mapping[str, Tensor]
@@ -43,8 +43,9 @@ class ElasticWeights:
     def start(cls, model: nn.Module, likelihood: TargetLikelihood[Any], prior_std: float = 1.0) -> Self:
         """Return what is known before the first part. Learning starts at the present weights of the network."""
         finite_number("prior_std", prior_std, above=0, fix="pass 1, for example")
-        mean = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        return cls(model, likelihood, mean, {name: torch.full_like(m, prior_std**-2) for name, m in mean.items()})
+        network = as_network(model)
+        mean = {name: parameter.detach().clone() for name, parameter in network.module.named_parameters()}
+        return cls(network, likelihood, mean, {name: torch.full_like(m, prior_std**-2) for name, m in mean.items()})
 
     def update(self, part: DataPart, config: TrainingConfig) -> Self:
         """Return the state after one more part.
@@ -56,7 +57,7 @@ class ElasticWeights:
         optimiser = torch.optim.Adam(weights.values(), lr=config.learning_rate)
         with torch.enable_grad():
             for rows in training_steps(optimiser, len(inputs), config):
-                outputs = functional_call(self.module, weights, (inputs[rows],))
+                outputs = self.network(inputs[rows], tensors=weights)
                 fit = -self.likelihood(outputs[None]).log_prob(self._fitting(outputs, targets[rows])).sum() / len(rows)
                 loss = fit + 0.5 * self.squared_distance(weights) / len(inputs)
                 optimiser.zero_grad()
@@ -81,10 +82,10 @@ class ElasticWeights:
         total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
 
         def outputs(own: dict[str, Tensor], one: Tensor) -> Tensor:
-            return functional_call(self.module, own, (one[None],))[0]
+            return self.network(one[None], tensors=own)[0]
 
         for some in inputs.split(CHUNK):
-            curvature = output_hessians(self.likelihood, functional_call(self.module, dict(weights), (some,)))
+            curvature = output_hessians(self.likelihood, self.network(some, tensors=dict(weights)))
             jacobians = vmap(jacrev(outputs), (None, 0))(dict(weights), some)  # (n, K, ...) by name
             for name, jacobian in jacobians.items():
                 flat = jacobian.flatten(2)  # (n, K, weights)
@@ -94,5 +95,5 @@ class ElasticWeights:
     @torch.no_grad()
     def log_prob(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return log p(y | f) at the maximum, (N, ...)."""
-        outputs = functional_call(self.module, dict(self.mean), (inputs,))
+        outputs = self.network(inputs, tensors=dict(self.mean))
         return self.likelihood(outputs[None]).log_prob(self._fitting(outputs, targets))[0]

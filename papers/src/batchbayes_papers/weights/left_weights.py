@@ -42,7 +42,7 @@ def full_weight(left: Mapping[str, Any], shape: torch.Size) -> Tensor:
 def weights_figure(networks: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draw the first layer as an image and the largest weight of each network, both at the start and at the end."""
     with house_style():
-        figure, panels = new_figure(len(networks), 4, (12.8, 3.3 * len(networks)), share=False)
+        figure, panels = new_figure(len(networks), 4, (12.8, 3.6 * len(networks)), share=False)
         for row, (name, left) in zip(panels, networks.items(), strict=True):
             start = new_network(name, seed=0).state_dict()
             ends = {key: full_weight(left[key], start[key].shape) for key in left}
@@ -74,5 +74,5 @@ def _image(panel: Any, values: Tensor) -> None:
 def _points(panel: Any, values: Tensor) -> None:
     """Draw a point for each weight that is left, which as a pixel would be lost."""
     rows, columns = np.nonzero(values.numpy())
-    panel.plot(columns, rows, ls="none", marker=".", ms=1.5, color="black")
+    panel.plot(columns, rows, ls="none", marker=".", ms=0.8, color="black")
     panel.set(xlim=(0, values.shape[1]), ylim=(values.shape[0], 0), aspect="equal", xticks=[], yticks=[])

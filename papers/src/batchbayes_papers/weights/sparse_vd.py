@@ -73,7 +73,7 @@ PRESETS = {
         learning_rate=(1e-2, 1e-2, 1e-2), batch_size=50, num_train=200, num_test=100, looks=2,
     ),
     "quick": SparseConfig(
-        epochs=(40, 60, 20), decay_from=(20, 0, 8), kl_from=(1, 2, 1), kl_full=(4, 8, 5),
+        epochs=(40, 60, 10), decay_from=(20, 0, 4), kl_from=(1, 2, 1), kl_full=(4, 8, 3),
         learning_rate=(3e-3, 5e-3, 3e-3), batch_size=200, dense_epochs=5,
     ),
     "paper": SparseConfig(),

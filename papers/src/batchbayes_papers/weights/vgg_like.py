@@ -92,8 +92,8 @@ PRESETS = {
     "quick": VGGConfig(
         widths=(0.25,), half=True, dropout=(0.0, 0.5), dense=Course(14, 64, 2e-3, "adam", 1e-5),
         sparse=Course(7, 64, 3e-3, "adam"), decay_from=2, kl_full=1.0, initial_log_var=-8.0, variance_width=0.25,
-        variance=Course(4, 64, 2e-3, "adam"), num_samples=10, draw_test=2000, labels_width=0.25, labels_train=2000,
-        labels_dropout=Course(40, 50, 2e-3, "adam"), labels_sparse=Course(30, 50, 4e-3, "adam"),
+        variance=Course(4, 64, 2e-3, "adam"), num_samples=10, draw_test=2000, labels_width=0.25, labels_train=500,
+        labels_dropout=Course(120, 50, 1e-3, "adam"), labels_sparse=Course(30, 50, 4e-3, "adam"),
     ),
     "paper": VGGConfig(),
 }  # fmt: skip
@@ -253,7 +253,7 @@ def notes(config: VGGConfig) -> list[str]:
         half = " Training passes are computed in bfloat16." if config.half else ""
         found += [
             f"Dense: {said(config.dense)}; rates of dropout times {config.dropout[0]:g} in convolutions and "
-            f"{config.dropout[1]:g} before dense layers. Sparse VD: {said(config.sparse)}. Published: 200 epochs."
+            f"{config.dropout[1]:g} before dense layers. Sparse VD: {said(config.sparse)}; published 200 epochs."
             f"{half}",
             f"The variance network: {said(config.variance)}; published 550 epochs. Means over "
             f"{config.num_samples} draws, on {config.draw_test:,} test images.",
