@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from batchbayes.metrics import ood_auroc
 from batchbayes.network.function import as_network
-from batchbayes.novelty.detector import _fitted, _score, _split
-from batchbayes.novelty.scores import generalised_entropy
+from batchbayes.novelty.detector import _fitted, _split
+from batchbayes.novelty.scores import generalised_entropy, surprise
 from batchbayes.novelty.statistics import Sight, watch_any
 
 Score = Callable[["Seen"], Tensor]
@@ -71,7 +71,7 @@ def novelty_score(sight: Sight, train: Seen) -> Score:
         return detector.parts(seen.statistics, seen.logits.double())[0]
 
     usual = parts(train.rows(ordinary))
-    return lambda seen: _score(usual, parts(seen))
+    return lambda seen: detector.sum_of(surprise(usual, parts(seen)))
 
 
 def baselines(train: Seen) -> dict[str, Score]:
