@@ -9,10 +9,7 @@ is kept in KEEP_FOLDER.
 """
 
 import argparse
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -20,19 +17,19 @@ from batchbayes_papers.data.cifar10 import load_cifar10, standardise
 from batchbayes_papers.data.folder import data_file
 from batchbayes_papers.models.pretrained import cifar_resnet
 from seen import (
-    Score,
     Seen,
     aurocs,
     baselines,
     imagenet_sample,
     kept,
     novelty_score,
+    peers,
     see,
     table,
     unlike_cifar10,
     watched,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from unseen import NEAR, unseen_sets
 
 from batchbayes.tools import generator
@@ -49,33 +46,6 @@ def image_sets(folder: str) -> dict[str, Tensor]:
     small = small.round().clamp(0, 255).byte()[unlike_cifar10(names)]
     known = {"train": images[chosen], "test": others[7000:9000]}
     return known | unseen_sets(folder, others[9000:10000]) | {IMAGENET: small}
-
-
-def peers(last: nn.Linear, train: Seen, labels: Tensor) -> dict[str, Score]:
-    """Return the detectors of pytorch-ood that work on last features or logits, if it is there."""
-    if importlib.util.find_spec("pytorch_ood") is None:
-        return {}
-    # Skips a part of torchvision that fails beside another build of torch. The detectors do not use it.
-    sys.modules["torchvision._meta_registrations"] = ModuleType("skipped")
-    from pytorch_ood.detector import ASH, KNN, MaxSoftmax, ReAct, ViM
-
-    head = nn.Sequential(nn.Flatten(), last)
-    kinds = {"KNN": KNN(None), "ViM": ViM(None, 32, last.weight, last.bias)}
-    for detector in kinds.values():
-        detector.to("cpu")
-        detector.fit_features(train.features, labels)
-    found: dict[str, Score] = {
-        name: lambda seen, detector=detector: detector.predict_features(seen.features)
-        for name, detector in kinds.items()
-    }
-    maps = lambda seen: seen.features[:, :, None, None]  # noqa: E731
-    threshold = float(train.features.flatten()[:: max(1, train.features.numel() // 10**6)].quantile(0.9))
-    react = ReAct(nn.Identity(), head, threshold=threshold)
-    ash = ASH(nn.Identity(), head, percentile=0.65)
-    found["ReAct"] = lambda seen: react.predict(maps(seen))
-    found["ASH"] = lambda seen: ash.predict(maps(seen))
-    found["MSP"] = lambda seen: MaxSoftmax.score(seen.logits)
-    return {f"pytorch-ood {name}": score for name, score in found.items()}
 
 
 def main() -> None:
