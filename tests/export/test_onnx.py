@@ -102,7 +102,7 @@ def test_novelty_of_a_classifier_with_layer_norm(tmp_path):
     new = new * torch.linspace(0.5, 3, 60).view(60, 1, 1)
     p_value = detector.p_value(new, whole=False)
     np.testing.assert_allclose(run(made.path, new)["novelty"], p_value, atol=1e-5)
-    assert p_value.unique().numel() > 30
+    assert p_value.unique().numel() > 15
 
 
 def test_the_file_holds_the_weights_once(tmp_path):

@@ -203,7 +203,8 @@ class Novelty:
         if surprises.shape[1] == 1:
             return distance
         if self.everyday is not None:
-            distance = torch.nn.functional.softplus(distance - self.everyday)
+            beyond = distance - self.everyday  # onnxruntime has no softplus in float64
+            distance = beyond.clamp_min(0) + (1 + (-beyond.abs()).exp()).log()
         return distance + surprises[:, 1:].mean(1)
 
     def score(self, data: Batches, **options: Any) -> Tensor:
