@@ -2,11 +2,11 @@
 
     python benchmarks/novelty_map.py DATA_FOLDER
 
-The public ESPNet at 120 x 160. A patch of 32 x 32 pixels of each test scene of CamVid is replaced by a CIFAR-10 image or by
-noise, or by the same place of another scene, which is no strange thing to see. A map is the Mahalanobis distance of the
-activations at each position from those of the training scenes, at every batch norm; the maps are enlarged to one size,
-put in units of their usual mean, and the mean of their logarithms is taken. AUROC of positions inside the patches against
-the same positions of the scenes as they were, beside energy and maximum probability of the same positions.
+The public ESPNet at 120 x 160. A patch of 32 x 32 pixels of each test scene of CamVid is replaced by a CIFAR-10 image,
+by noise, or by the same place of another scene, which is nothing strange. The map is made of the Mahalanobis distances
+of the activations at each position from those of the training scenes, at every batch norm: their logarithms are
+enlarged to one size, and their mean is taken. AUROC of positions inside the patches, first against the same positions
+of the scenes as they were, then against the rest of the scene, beside maps of energy and of maximum probability.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Novelty on networks without batch norm: layer norm, group norm, and no norm at all.
+"""Novelty on networks without batch norm: layer norm, group norm, and no norm at all. And on digits that meet letters.
 
     python benchmarks/novelty_networks.py DATA_FOLDER WEIGHTS_FOLDER
 
 Three small networks learn the first eight classes of Fashion-MNIST (a few minutes each on one core; their weights are
-kept in WEIGHTS_FOLDER, and read from there). They meet ten far sets, and as near sets the two classes that were left
-out. Beside novelty stand maximum probability, energy, nearest neighbours and Mahalanobis distance of the last features.
+kept in WEIGHTS_FOLDER, and read from there). They meet ten far sets, and as near set the two classes that were left
+out. A network with batch norm learns the digits of MNIST, and the letters of notMNIST are near to it. Beside novelty
+stand scores of our own making and, with pytorch-ood 0.4.0 installed, its detectors.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from batchbayes_papers.data.cifar10 import load_cifar10, load_svhn
 from batchbayes_papers.data.mnist import PIXEL_MEAN, PIXEL_STD, load_mnist
 from batchbayes_papers.models.pretrained import load_weights
 from safetensors.torch import save_file
-from seen import aurocs, baselines, novelty_score, see, table, watched
+from seen import aurocs, baselines, novelty_score, peers, see, table, watched
 from torch import Tensor, nn
 
 from batchbayes import TrainingConfig, train
@@ -61,8 +62,17 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "group norm": (lambda: convolutions(KNOWN, lambda channels: nn.GroupNorm(4, channels)), 2),
     "no norm": (lambda: convolutions(KNOWN, None), 2),
     "layer norm": (lambda: Transformer(KNOWN), 4),
+    "digits": (lambda: convolutions(10, nn.BatchNorm2d), 1),
 }
-"""How to build each, and the number of epochs."""
+"""How to build each, and the number of epochs. The last one learns MNIST, the others eight classes of Fashion-MNIST."""
+
+
+def data(name: str, split: str, folder: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images and labels that a network knows, and images of its near set."""
+    if name == "digits":
+        return *load_mnist("mnist", split, folder), load_mnist("notmnist", "test", folder)[0]
+    images, labels = load_mnist("fashion_mnist", split, folder)
+    return images[labels < KNOWN], labels[labels < KNOWN], images[labels >= KNOWN]
 
 
 def standardise(images: Tensor) -> Tensor:
@@ -94,7 +104,7 @@ def trained(name: str, images: Tensor, labels: Tensor, folder: Path) -> nn.Modul
     return load_weights(build(), path)
 
 
-def unseen(folder: str, images: Tensor, left_out: Tensor) -> dict[str, Tensor]:
+def unseen(folder: str, name: str, images: Tensor, near: Tensor) -> dict[str, Tensor]:
     """Return strange images (N, 1, 28, 28) as numbers from 0 to 255. Corrupted ones are made from `images`."""
     random, values = generator(0, "grey"), images.float()
     grey = [
@@ -103,9 +113,9 @@ def unseen(folder: str, images: Tensor, left_out: Tensor) -> dict[str, Tensor]:
     ]
     cifar, svhn = (F.interpolate(part, size=28, mode="bilinear", antialias=True) for part in grey)
     uniform, middle = torch.rand(values.shape, generator=random), values.mean((1, 2, 3), keepdim=True)
+    of_others = {"Fashion-MNIST": "fashion_mnist"} if name == "digits" else {"MNIST": "mnist", "notMNIST": "notmnist"}
     return {
-        "MNIST": load_mnist("mnist", "test", folder, COUNT)[0].float(),
-        "notMNIST": load_mnist("notmnist", "test", folder, COUNT)[0].float(),
+        **{key: load_mnist(each, "test", folder, COUNT)[0].float() for key, each in of_others.items()},
         "CIFAR-10": cifar,
         "SVHN": svhn,
         "noise": (values + 40 * torch.randn(values.shape, generator=random)).clamp(0, 255),
@@ -114,7 +124,7 @@ def unseen(folder: str, images: Tensor, left_out: Tensor) -> dict[str, Tensor]:
         "low contrast": middle + 0.3 * (values - middle),
         "inverted": 255 - values,
         "constant": 255 * torch.rand(len(values), 1, 1, 1, generator=random).expand_as(values),
-        "classes left out": left_out.float(),
+        "letters" if name == "digits" else "classes left out": near.float(),
     }
 
 
@@ -125,13 +135,11 @@ def main() -> None:
     parser.add_argument("--network", choices=list(NETWORKS), action="append")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    images, labels = load_mnist("fashion_mnist", "train", options.folder)
-    images, labels = images[labels < KNOWN], labels[labels < KNOWN]
-    others, truth = load_mnist("fashion_mnist", "test", options.folder)
-    known, left_out = others[truth < KNOWN], others[truth >= KNOWN][:COUNT]
-    fresh, calibration = known[:COUNT], known[-CALIBRATION:]
-    strange = unseen(options.folder, known[COUNT : 2 * COUNT], left_out)
     for name in options.network or NETWORKS:
+        images, labels, _ = data(name, "train", options.folder)
+        known, truth, near = data(name, "test", options.folder)
+        fresh, calibration = known[:COUNT], known[-CALIBRATION:]
+        strange = unseen(options.folder, name, known[COUNT : 2 * COUNT], near[:COUNT])
         network = trained(name, images, labels, options.weights).eval()
         sight = watched(network, standardise(images[:64]))
 
@@ -139,10 +147,12 @@ def main() -> None:
             return see(sight, map(standardise, part.split(100)))
 
         reference, usual = seen(images[:REFERENCE]), seen(fresh)
-        right = (usual.logits.argmax(1) == truth[truth < KNOWN][:COUNT]).double().mean()
+        right = (usual.logits.argmax(1) == truth[:COUNT]).double().mean()
+        last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
         scores = {"novelty": novelty_score(sight, reference)} | baselines(reference)
+        scores |= peers(last.requires_grad_(False), reference, labels[:REFERENCE])
         sets = {key: seen(part) for key, part in strange.items()}
-        far = [key for key in sets if key != "classes left out"]
+        far = list(sets)[:-1]
         print(f"\n## {name}\n\n{sight.kind} layers, {sight.size} statistics; accuracy {right:.3f}.\n")
         table({key: aurocs(score, usual, sets) for key, score in scores.items()}, {"far": far})
         p_values = conformal_p_value(scores["novelty"](seen(calibration)), scores["novelty"](usual))

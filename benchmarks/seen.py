@@ -4,9 +4,12 @@ A pass over many images takes minutes, and every detector can be computed from w
 and a run that was stopped goes on where it was.
 """
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -15,8 +18,8 @@ from torch import Tensor, nn
 
 from batchbayes.metrics import ood_auroc
 from batchbayes.network.function import as_network
-from batchbayes.novelty.detector import _fitted, _score, _split
-from batchbayes.novelty.scores import generalised_entropy
+from batchbayes.novelty.detector import _fitted, _split
+from batchbayes.novelty.scores import generalised_entropy, surprise
 from batchbayes.novelty.statistics import Sight, watch_any
 
 Score = Callable[["Seen"], Tensor]
@@ -71,7 +74,7 @@ def novelty_score(sight: Sight, train: Seen) -> Score:
         return detector.parts(seen.statistics, seen.logits.double())[0]
 
     usual = parts(train.rows(ordinary))
-    return lambda seen: _score(usual, parts(seen))
+    return lambda seen: detector.sum_of(surprise(usual, parts(seen)))
 
 
 def baselines(train: Seen) -> dict[str, Score]:
@@ -98,6 +101,34 @@ def baselines(train: Seen) -> dict[str, Score]:
         "nearest neighbours": lambda seen: -(unit(seen.features) @ bank.T).topk(k, 1).values[:, -1],
         "Mahalanobis, last features": mahalanobis,
     }
+
+
+def peers(last: nn.Linear, train: Seen, labels: Tensor) -> dict[str, Score]:
+    """Return the detectors of pytorch-ood that work on last features or logits, if it is there."""
+    if importlib.util.find_spec("pytorch_ood") is None:
+        return {}
+    # Skips a part of torchvision that fails beside another build of torch. The detectors do not use it.
+    sys.modules["torchvision._meta_registrations"] = ModuleType("skipped")
+    from pytorch_ood.detector import ASH, GEN, KNN, EnergyBased, MaxSoftmax, ReAct, ViM
+
+    head = nn.Sequential(nn.Flatten(), last)
+    kinds = {"KNN": KNN(None), "ViM": ViM(None, 32, last.weight, last.bias)}
+    for detector in kinds.values():
+        detector.to("cpu")
+        detector.fit_features(train.features, labels)
+    found: dict[str, Score] = {
+        name: lambda seen, detector=detector: detector.predict_features(seen.features)
+        for name, detector in kinds.items()
+    }
+    maps = lambda seen: seen.features[:, :, None, None]  # noqa: E731
+    threshold = float(train.features.flatten()[:: max(1, train.features.numel() // 10**6)].quantile(0.9))
+    react = ReAct(nn.Identity(), head, threshold=threshold)
+    ash = ASH(nn.Identity(), head, percentile=0.65)
+    found["ReAct"] = lambda seen: react.predict(maps(seen))
+    found["ASH"] = lambda seen: ash.predict(maps(seen))
+    for name, kind in (("MSP", MaxSoftmax), ("energy", EnergyBased), ("GEN", GEN)):
+        found[name] = lambda seen, kind=kind: kind.score(seen.logits)
+    return {f"pytorch-ood {name}": score for name, score in found.items()}
 
 
 def aurocs(score: Score, known: Seen, unseen: dict[str, Seen]) -> dict[str, float]:

@@ -85,6 +85,26 @@ def test_a_table_with_everything_inside(tmp_path):
     assert 0 < expected.sum() < 40
 
 
+def test_novelty_of_a_classifier_with_layer_norm(tmp_path):
+    """Principal directions of its channels and its last features are in the file."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Flatten(), nn.Linear(40, 3)
+    )
+    random = torch.Generator().manual_seed(1)
+    train, calibration, new = (torch.randn(count, 5, 3, generator=random) for count in (300, 150, 60))
+    detector = bb.novelty(network.eval(), train, calibration=calibration)
+    assert list(detector.sight.directions) == ["3"]
+    assert detector.ordinary_parts.shape[1] == 4
+    made = bb.export(
+        bb.deterministic(network), tmp_path / "a.onnx", new[:5], bb.categorical(), novelty=detector, novelty_level=0.05
+    )
+    new = new * torch.linspace(0.5, 3, 60).view(60, 1, 1)
+    p_value = detector.p_value(new, whole=False)
+    np.testing.assert_allclose(run(made.path, new)["novelty"], p_value, atol=1e-5)
+    assert p_value.unique().numel() > 15
+
+
 def test_the_file_holds_the_weights_once(tmp_path):
     network = nn.Sequential(nn.Linear(50, 400), nn.BatchNorm1d(400), nn.ReLU(), nn.Linear(400, 3)).eval()
     posterior = bb.mcbn(network, torch.randn(64, 50), batch_size=8, num_samples=6)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import batchbayes as bb
 from batchbayes.export.posteriors import Detector
 from batchbayes.network.function import as_network
-from batchbayes.novelty.detector import FEWEST_OF_CLASS, FINE, _fitted, _score
+from batchbayes.novelty.detector import FEWEST_OF_CLASS, FINE, _fitted
 from batchbayes.novelty.scores import generalised_entropy, surprise
 from batchbayes.novelty.statistics import FLOOR, LEAST_STD, layer_means, watch_any
 
@@ -223,7 +223,7 @@ def test_generalised_entropy_and_means_of_layers_by_definition():
     torch.testing.assert_close(layer_means(sight.places, z), torch.stack(expected, 1))
 
 
-def test_the_parts_of_last_features_by_definition():
+def test_the_parts_of_last_features_and_their_sum_by_definition():
     network, shape = built("GroupNorm")
     detector = bb.novelty(network, inputs(400, shape), calibration=inputs(100, shape, 2))
     statistics, logits = detector.sight(inputs(6, shape, 3))
@@ -244,27 +244,31 @@ def test_the_parts_of_last_features_by_definition():
         z, spread = within.standardise(f).double(), covariance(within)
         of_class = [log_density(z, centre, spread) for centre in within.centres.double()]
         around = log_density(z, torch.zeros(6).double(), spread)
-        assert float(row[1]) == pytest.approx(-math.log(sum(math.exp(each - around) for each in of_class)), abs=1e-3)
+        assert float(row[2]) == pytest.approx(-math.log(sum(math.exp(each - around) for each in of_class)), abs=1e-3)
         own = -2 * (
             of_class[int(logit.argmax())] - log_density(within.centres[0].double(), within.centres[0].double(), spread)
         )
         y, wide = common.standardise(f).double(), covariance(common)
         usual = y @ torch.linalg.inv(wide) @ y
-        assert float(row[2]) == pytest.approx(own - float(usual), abs=1e-3)
+        assert float(row[3]) == pytest.approx(own - float(usual), abs=1e-3)
+    surprises = torch.tensor([[0.1, 1.0, 3.0], [40.0, 2.0, 2.0]]).double()
+    expected = [math.log(1 + math.exp(0.1 - 1)) + 2.0, math.log(1 + math.exp(39.0)) + 2.0]
+    torch.testing.assert_close(detector.sum_of(surprises), torch.tensor(expected).double())
+    torch.testing.assert_close(detector.sum_of(surprises[:, :1]), surprises[:, 0])
 
 
 def test_files_of_before_last_features_keep_their_score(tmp_path):
-    """Their header has no word about last features or directions."""
+    """Their header has no word about last features, directions or everyday distances."""
     network, shape = built("GroupNorm")
     sight = watch_any(as_network(network), inputs(64, shape), None)
     statistics, logits = sight(inputs(300, shape))
     old = replace(sight, places=sight.places[:-1], units=sight.units[:, :-6], last=None)
     detector, _ = _fitted(old, statistics[:200, :-6], logits[:200], True)
     parts, sites, _ = detector.parts(statistics[200:, :-6], logits[200:])
-    detector = replace(detector, ordinary_parts=parts, ordinary_sites=sites)
-    detector = replace(detector, calibration_scores=_score(parts, parts))
+    detector = replace(detector, ordinary_parts=parts, ordinary_sites=sites, everyday=None)
+    detector = replace(detector, calibration_scores=detector.sum_of(surprise(parts, parts)))
     header, tensors = detector.state()
-    for word in ("last", "directions"):
+    for word in ("last", "directions", "everyday"):
         del header[word]
     again = bb.Novelty.restore(header, tensors, network)
     x = inputs(20, shape, 3)
@@ -284,7 +288,7 @@ def test_classes_and_statistics_that_the_reference_cannot_support():
     assert few.coarse is not None
     assert many.coarse is None
     assert 450 >= FEWEST_OF_CLASS * 30 > 60
-    assert (few.ordinary_parts.shape[1], many.ordinary_parts.shape[1]) == (2, 3)
+    assert (few.ordinary_parts.shape[1], many.ordinary_parts.shape[1]) == (2, 4)
     assert (len(few.gaussian.centres), len(many.gaussian.centres)) == (1, 30)
     x = inputs(5, IMAGE, 3)
     statistics, logits = few.sight(x)

@@ -294,14 +294,14 @@ class Detector(Watched):
         features = detector.features
         if features is not None:
             features = LastFeatures(_in_order(features.within), _in_order(features.common))
-        self._parts = replace(detector, gaussian=_in_order(detector.gaussian), features=features).parts
+        ordered = replace(detector, gaussian=_in_order(detector.gaussian), features=features)
+        self._parts, self._sum_of = ordered.parts, ordered.sum_of
         self._ordinary = detector.ordinary_parts.double().sort(0).values  # (n, parts)
         self._calibration = detector.calibration_scores.double()  # (m,)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the share of ordinary inputs that are at least as unusual, (N,)."""
-        found = self._surprise(self._parts(*self._see(inputs))[0])
-        score = found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
+        score = self._sum_of(self._surprise(self._parts(*self._see(inputs))[0]))
         at_least = (self._calibration >= score[:, None] - TIE).double().sum(1)
         return ((1 + at_least) / (len(self._calibration) + 1)).float()
 

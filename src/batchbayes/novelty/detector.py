@@ -2,19 +2,20 @@ r"""Novelty: has the network seen such an input?
 
 A forward pass answers two questions about each input. *Does it look like the training data?* The answer is the
 Mahalanobis distance of its statistics at all layers that are watched (see `statistics.py`) from those of training
-examples of the class that the network predicts. *Does it look like any class?* The last features give two answers: how
-much more likely they are under the known classes than under one Gaussian, once as narrow as a class, and once as wide
-as all classes together (`LastFeatures` in `scores.py`).
+examples of the class that the network predicts. *Does it look like any class?* There are three
+answers: how much more likely the known classes make its statistics than one common class does, the same for its last
+features, and the same again if the common class is as wide as all of them together (`LastFeatures` in `scores.py`).
 
-Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score is the surprise of
-the first question plus the mean surprise of the second, as in Fisher's combination of p-values. So one question cannot
-hide what the other one sees.
+Each answer becomes a surprise, $-\log p$ among examples that were not used for the fit. The score is the mean surprise
+of the second question, plus $\log(1 + 1 / (e p))$ for the first one. That is Fisher's sum of surprises, except that an
+everyday distance says nothing: of two inputs with ordinary distances, the one that looks less like a class is the
+stranger one. So one question cannot hide what the other one sees.
 
 **What the training examples can support.** With fewer than one example for five statistics, the distance is that of the
 means over the channels of each layer: three numbers a layer. With fewer than ten examples for a class, classes have no
 centres, and the generalised entropy of the probabilities answers the second question. A classifier that does not end in
 a linear layer has no last features. There the energy of the logits, $-\log \sum_k e^{f_k}$ (Liu et al., NeurIPS 2020),
-and the evidence for a class in all statistics answer it.
+and the first of the three answers have to do.
 
 The p-value of the score is conformal: at most a share a of ordinary inputs has a p-value of a or less, if ordinary
 inputs are like the examples that it is calibrated on. **A classifier knows its training examples better than new ones
@@ -81,6 +82,9 @@ FINE, LAYER_SHRINKAGE = 5, 0.01
 FEWEST_OF_CLASS = 10
 """Examples of the fit for each class, on average, that centres of classes need."""
 
+EVERYDAY = 1.0
+"""A distance with a surprise below this, so with a p-value above 1/e, hardly counts."""
+
 _SCORES = ("ordinary_parts", "ordinary_sites", "calibration_scores")
 
 
@@ -109,7 +113,7 @@ class Novelty:
     sight: Sight
     gaussian: ClassGaussian
     ordinary_parts: Tensor
-    """The parts of the score for training examples that were not used for the fit, (n, 1 to 3)."""
+    """The parts of the score for training examples that were not used for the fit, (n, 1 to 4)."""
     ordinary_sites: Tensor
     """Distances at each site for the same examples, (n, sites)."""
     calibration_scores: Tensor
@@ -122,6 +126,8 @@ class Novelty:
     """Ordinary examples to compare batches with. Files of older versions have none."""
     features: LastFeatures | None = None
     """Describes the last features by class, if there are any and examples are enough."""
+    everyday: float | None = EVERYDAY
+    """Files of older versions have None: their score is the plain sum of surprises."""
 
     @property
     def network(self) -> Network:
@@ -159,16 +165,16 @@ class Novelty:
             raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
         parts, sites = torch.cat([own[0] for own, _ in found]), torch.cat([own[1] for own, _ in found])
         looked = joined([own[2]._replace(names=names, inputs=looks) for own, (names, looks) in found])
-        score = _score(self.ordinary_parts, parts)
+        score = self.sum_of(surprise(self.ordinary_parts, parts))
         at_site, site = surprise(self.ordinary_sites, sites).max(1)
         names = tuple(self.sight.places[index].name for index in site.tolist())
         return NoveltyReport(score, conformal_p_value(self.calibration_scores, score), names, (-at_site).exp()), looked
 
     def parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Looked]:
-        """Return distance and class parts (N, 1 to 3), as far as there are logits, distances by site, and the layers.
+        """Return distance and class parts (N, 1 to 4), as far as there are logits, distances by site, and the layers.
 
-        The class parts are those of the last features, else energy and evidence, or generalised entropy if classes have
-        no centres.
+        The class parts are the evidence of all statistics and the parts of the last features, else energy and that
+        evidence, or generalised entropy if classes have no centres.
         """
         z, known = self.gaussian.standardise(statistics), len(self.gaussian.centres)
         classes = predicted_classes(logits)
@@ -179,7 +185,7 @@ class Novelty:
         energy = -logits.logsumexp(1).nan_to_num(nan=-torch.inf)
         of_classes = [energy, evidence][: logits.shape[1]]
         if self.features is not None:
-            of_classes = list(self.features.parts(statistics[:, -self.sight.num_features :], classes))
+            of_classes = [evidence, *self.features.parts(statistics[:, -self.sight.num_features :], classes)]
         elif known < logits.shape[1]:
             of_classes = [generalised_entropy(logits).nan_to_num(nan=MOST)]
         by_site = z.split([place.size for place in self.sight.places], dim=1)
@@ -190,6 +196,16 @@ class Novelty:
             sites,
             Looked(means, energy, classes, means[:, :0]),
         )
+
+    def sum_of(self, surprises: Tensor) -> Tensor:
+        """Return the score (N,) from the surprises of the parts (N, 1 to 4): that of the distance, then of classes."""
+        distance = surprises[:, 0]
+        if surprises.shape[1] == 1:
+            return distance
+        if self.everyday is not None:
+            beyond = distance - self.everyday  # onnxruntime has no softplus in float64
+            distance = beyond.clamp_min(0) + (1 + (-beyond.abs()).exp()).log()
+        return distance + surprises[:, 1:].mean(1)
 
     def score(self, data: Batches, **options: Any) -> Tensor:
         """Return how unusual each input is, (N,). Higher is more unusual. The options are those of `report`."""
@@ -230,6 +246,7 @@ class Novelty:
         return header | {
             "coarse": self.coarse is not None,
             "seed": self.whole.layers.seed if self.whole else 0,
+            "everyday": self.everyday,
         }, tensors | (self.whole.state() if self.whole else {})
 
     @classmethod
@@ -240,7 +257,7 @@ class Novelty:
         if not gaussian.mean.shape == gaussian.std.shape == gaussian.centres[0].shape == (sight.size,):
             raise ValueError(f"a mean of shape {tuple(gaussian.mean.shape)} for {sight.size} statistics")
         scores = (tensors[name] for name in _SCORES)
-        found = cls(sight, gaussian, *scores, held_out=header["held_out"])
+        found = cls(sight, gaussian, *scores, held_out=header["held_out"], everyday=header.get("everyday"))
         if "features.within.rest" in header:
             found = replace(
                 found, features=LastFeatures(*(_gaussian(header, tensors, n) for n in ("within", "common")))
@@ -321,7 +338,7 @@ def novelty(
                 "may flag two or three times as many new inputs as the level says. Pass data that the network was not "
                 "trained on as calibration=; no targets are needed."
             )
-        scores = _score(parts, detector.parts(statistics[rest], logit_rows[rest])[0])
+        scores = detector.sum_of(surprise(parts, detector.parts(statistics[rest], logit_rows[rest])[0]))
         usual = looked(rest)
     else:
         report, usual = replace(detector, calibration_scores=torch.zeros(1))._report(calibration, inputs, None)
@@ -408,9 +425,3 @@ def predicted_classes(logits: Tensor) -> Tensor:
 def _gaussian(header: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> ClassGaussian:
     fields = {field: tensors[f"features.{name}.{field}"] for field in GAUSSIAN}
     return ClassGaussian(**fields, rest=header[f"features.{name}.rest"])
-
-
-def _score(ordinary: Tensor, parts: Tensor) -> Tensor:
-    """Return the surprise of the distance plus the mean surprise of the other parts."""
-    found = surprise(ordinary, parts)
-    return found[:, 0] if found.shape[1] == 1 else found[:, 0] + found[:, 1:].mean(1)
