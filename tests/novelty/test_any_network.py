@@ -225,6 +225,8 @@ def test_generalised_entropy_and_means_of_layers_by_definition():
 
 def test_the_parts_of_last_features_and_their_sum_by_definition():
     network, shape = built("GroupNorm")
+    with torch.no_grad():
+        network[7].bias -= network(inputs(400, shape)).mean(0)  # so that it predicts every class
     detector = bb.novelty(network, inputs(400, shape), calibration=inputs(100, shape, 2))
     statistics, logits = detector.sight(inputs(6, shape, 3))
     unit = detector.sight.units[:, -6:].double()
@@ -239,6 +241,7 @@ def test_the_parts_of_last_features_and_their_sum_by_definition():
     def log_density(z: Tensor, centre: Tensor, spread: Tensor) -> float:
         return float(torch.distributions.MultivariateNormal(centre, spread).log_prob(z))
 
+    assert logits.argmax(1).unique().numel() > 1
     within, common = detector.features.within, detector.features.common
     for row, f, logit in zip(parts, features, logits, strict=True):
         z, spread = within.standardise(f).double(), covariance(within)
