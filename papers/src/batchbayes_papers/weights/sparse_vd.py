@@ -251,6 +251,7 @@ def notes(config: SparseConfig) -> list[str]:
     found = [
         "The noise of pruned weights stays in all layers; in the authors' code it stays in dense layers alone.",
         f"The dense networks are trained for {config.dense_epochs} epochs and half as many after pruning.",
+        "The LSTM is not in the paper; what it has of a recipe here is that of LeNet-300-100 in the preset paper.",
     ]
     paper = SparseConfig()
     for number, name in enumerate(config.networks):
