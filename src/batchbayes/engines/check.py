@@ -26,6 +26,9 @@ SURE_UNEXPLAINED = 0.08
 CHECK_DRAWS, STEP, HALF_STEP = 3, 0.125, 0.5
 """Draws that are made exactly, and the part of a deviation that shows the slope along it (for a network in half
 precision, the second one). With the centre, that takes seven passes."""
+WRONG = 0.3
+"""If the engine misses more of these slopes than this, its derivatives are wrong (as for a layer that does more than
+normalise its input). Single examples that are sure may be off by half as much."""
 GROUPS = 4
 """Groups of examples, each with draws of its own: for the same number of passes, more draws are tried."""
 CHECK_EXAMPLES, CHECK_NUMBERS, OF_ENGINE = (16, 64), 2**16, 16
@@ -125,30 +128,32 @@ def measure_linearity(
     """
     sample = _sample(inputs, CHECK_EXAMPLES[0], max_examples).to(posterior.device)
     groups = max(1, min(GROUPS, len(sample) // GROUPS))
+    middle, exact, linear = _ends(posterior, sample, num_draws, groups, seed)
+    found = compare_with_exact(_rows(middle), _rows(linear), _rows(exact), len(sample), contrasts=contrasts)
+    num_outputs = middle[0, 0].numel()
+    if found.unexplained >= MOST_UNEXPLAINED and num_outputs * BACKWARD_COST > AFFORDABLE:
+        return found  # before it is measured along which axes outputs move
+    few = slice(0, groups * max(1, len(sample) // OF_ENGINE), groups)  # of the first group
+    plan = plan_linear(posterior, num_outputs, num_draws, seed, contrasts=contrasts)
+    draws = linear_draws(posterior, sample[few], plan)
+    rows = _rows(middle[:, few]), _rows(draws.outputs()), _rows(linear[:, few])
+    missed = _missed(*rows, contrasts=contrasts) - draws.left_out
+    return replace(found, unexplained=found.unexplained + missed) if missed > WRONG else found
+
+
+def _ends(
+    posterior: Linearisable, sample: Tensor, num_draws: int, groups: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs at the centre (1, n, ...), draws of each group of examples (S, n, ...), and the same by slopes."""
     middle = posterior.function(posterior.center)(sample).cpu()
     step = STEP if middle.dtype in (torch.float32, torch.float64) else HALF_STEP
-    exact, linear = (middle.new_empty(num_draws, *middle.shape) for _ in range(2))
-    for number, move in enumerate(_first_moves(posterior, groups * num_draws, seed)):
+    exact, near = (middle.new_empty(num_draws, *middle.shape) for _ in range(2))
+    directions, weights, index = posterior.combinations(groups * num_draws, seed)
+    for number, move in enumerate(weights[index] @ directions):
         own, draw = slice(number // num_draws, None, groups), number % num_draws
-        ends = (posterior.function(posterior.center + part * move)(sample[own]).cpu() for part in (1, step))
-        exact[draw, own], linear[draw, own] = ends
-    linear = middle + (linear - middle) / step
-    rows = (_rows(part) for part in (middle[None], linear, exact))
-    found = compare_with_exact(*rows, len(sample), contrasts=contrasts)
-    if found.unexplained >= MOST_UNEXPLAINED and middle[0].numel() * BACKWARD_COST > AFFORDABLE:
-        return found  # before it is measured along which axes outputs move
-    few = slice(0, groups * max(1, len(sample) // OF_ENGINE), groups)
-    plan = plan_linear(posterior, middle[0].numel(), num_draws, seed, contrasts=contrasts)
-    draws = linear_draws(posterior, sample[few], plan)
-    rows = (_rows(part) for part in (middle[None, few], draws.outputs(), linear[:, few]))
-    missed = _missed(*rows, contrasts=contrasts)
-    return replace(found, unexplained=found.unexplained + max(0.0, missed - draws.left_out))
-
-
-def _first_moves(posterior: Linearisable, num_draws: int, seed: int) -> Tensor:
-    """Return the deviations of the first draws, (s, D)."""
-    directions, weights, index = posterior.combinations(num_draws, seed)
-    return weights[index] @ directions
+        for part, found in ((1.0, exact), (step, near)):
+            found[draw, own] = posterior.function(posterior.center + part * move)(sample[own]).cpu()
+    return middle[None], exact, middle + (near - middle) / step
 
 
 def _missed(middle: Tensor, drawn: Tensor, slopes: Tensor, *, contrasts: bool) -> float:
@@ -159,18 +164,11 @@ def _missed(middle: Tensor, drawn: Tensor, slopes: Tensor, *, contrasts: bool) -
     drawn, slopes = drawn - middle, slopes - middle
     if contrasts:
         best = middle.argmax(-1, keepdim=True)  # (1, rows, 1)
-        counts = middle.softmax(-1).sqrt() * drawn.any(0).scatter(
-            -1, middle[0].topk(min(2, middle.shape[-1])).indices, True
-        )
+        two = middle[0].topk(min(2, middle.shape[-1])).indices
+        counts = middle.softmax(-1).sqrt() * drawn.any(0).scatter(-1, two, True)
         drawn, slopes = ((part - part.gather(-1, best.expand(len(part), -1, -1))) * counts for part in (drawn, slopes))
     total = float(slopes.square().sum())
     return float((slopes - drawn).square().sum()) / total if total > 0 else 0.0
-
-
-def first_moves(posterior: Linearisable, num_draws: int, seed: int) -> Tensor:
-    """Return the deviations of the first draws, (s, D)."""
-    directions, weights, index = posterior.combinations(num_draws, seed)
-    return weights[index] @ directions
 
 
 def _rows(outputs: Tensor) -> Tensor:
