@@ -51,10 +51,11 @@ from batchbayes.engines.choose import choose_engine, plan_for
 from batchbayes.engines.linear import linear_draws
 from batchbayes.methods.batchnorm.leading import find_output_axes
 from batchbayes.methods.batchnorm.statistics import FEW_OUTPUTS
+from batchbayes.methods.batchnorm.thinning import chosen_rows
 from batchbayes.report.compare.compare import counted_passes
 
 SIZES, TARGETS, POSITIONS = (2, 4, 8, 16, 32, 64), (16, 64), 2**10
-ROWS, PIECES = 1000, 4
+PIECES = 4
 BATCH_SIZES = (8, 32, 128, 512)
 FROM_POOL, MIRRORED, CLUSTER_AXES = 16, 32, 8
 """Repeats of what costs no pass, rows whose mirror images are run (64 antithetic draws take all of them, so there is
@@ -74,6 +75,7 @@ class Case:
     examples: Tensor
     """Inputs of training, by which ways that choose rows learn what rows do to outputs."""
     likelihood: Any
+    rows: int = 1000
     more: Tensor | None = None
     """As many inputs as a choice of the engine takes, if these are fewer."""
     taken_to: float | None = None
@@ -145,7 +147,7 @@ def efficientnet(folder: Path) -> Case:
         size = 8 if rows <= 64 else 4
         return bb.mcbn(network, ready[16:], batch_size=size, num_samples=rows, **options)
 
-    return Case(network, fit, ready[:4], ready[16:18], bb.categorical(), more=ready[:16], taken_to=8)
+    return Case(network, fit, ready[:4], ready[16:18], bb.categorical(), 400, more=ready[:16], taken_to=8)
 
 
 def denoiser(folder: Path) -> Case:
@@ -162,7 +164,7 @@ def denoiser(folder: Path) -> Case:
         optimizer.step()
     network.eval()
     fit = lambda rows, **options: bb.mcbn(network, noisy[:2000], batch_size=16, num_samples=rows, **options)  # noqa: E731
-    return Case(network, fit, noisy[2000:2008], noisy[:8], bb.gaussian(100.0))
+    return Case(network, fit, noisy[2000:2008], noisy[:8], bb.gaussian(100.0), 500)
 
 
 NETWORKS: dict[str, tuple[str, Callable[[Path], Case]]] = {
@@ -202,24 +204,6 @@ def spread(drawn: Tensor, weights: Tensor | None = None) -> Tensor:
     return (own - torch.special.xlogy(mean, mean).sum(-1)).clamp_min(0)
 
 
-def chosen_rows(influence: Tensor, size: int, first: int, sweeps: int = 3) -> list[int]:
-    """Choose rows whose mean and covariance, in what they do to outputs, are near those of all rows.
-
-    Rows are added one by one (kernel herding), then each is exchanged for the best one. The kernel of two rows with the
-    product g of what they do is g + g^2, so their features are what they do, and all products of two parts of it.
-    """
-    kernel = influence.double() / influence.double().diagonal().mean()
-    kernel = kernel + kernel.square()
-    wanted, rows = kernel.mean(1), [first]
-    for turn in range(size - 1 + sweeps * size):
-        if turn >= size - 1:
-            rows.pop(0)
-        away = (2 * kernel[rows].sum(0) + kernel.diagonal()) / (len(rows) + 1) - 2 * wanted
-        away[rows] = math.inf
-        rows.append(int(away.argmin()))
-    return rows
-
-
 def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of a file, which is made if it does not exist."""
     if not path.exists():
@@ -230,11 +214,11 @@ def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]
 
 
 def fitted(case: Case, out: Path, name: str) -> Any:
-    """Return a posterior of ROWS rows, which are read in pieces that are kept."""
+    """Return a posterior of many rows, which are read in pieces that are kept."""
     few = case.fit(2)
 
     def rows(seed: int) -> dict[str, Tensor]:
-        own = case.fit(ROWS // PIECES, seed=seed, center="batches")
+        own = case.fit(case.rows // PIECES, seed=seed, center="batches")
         return {"omega": own.center + own.deviations, "batch_size": torch.tensor(own.batch_size)}
 
     read = [kept(out / f"{name}-rows-{piece}.safetensors", lambda piece=piece: rows(piece)) for piece in range(PIECES)]
@@ -269,7 +253,7 @@ class Run:
     """All methods on one network, with the exact draws of all rows at hand."""
 
     def __init__(self, case: Case, out: Path, name: str) -> None:
-        self.case, self.rows, self.random = case, ROWS, torch.Generator().manual_seed(0)
+        self.case, self.rows, self.random = case, case.rows, torch.Generator().manual_seed(0)
         posterior = fitted(case, out, name)
         found = drawn(case, posterior, out, name)
         self.pool, self.training = found["pool"], found["training"]
