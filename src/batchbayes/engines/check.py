@@ -21,16 +21,18 @@ MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT = 0.15, (0.8, 1.25), 0.9, 0.0
 """The linear engine is trusted if it misses less than MOST_UNEXPLAINED of the deviations, if the ratio of linear to
 exact variance is within SCALES, and if their rank correlation is at least LEAST_CORRELATION. If it misses less than
 EXACT, the rank correlation does not count: the order of variances that are almost equal means nothing."""
-SURE_UNEXPLAINED = 0.08
-"""What it may miss if `engine="auto"` is to take it. Chosen on small networks (benchmarks/auto_engine.py)."""
+SURE_UNEXPLAINED, SURE_SCALES, SURE_CORRELATION, SURE_EXACT = 0.08, (0.85, 1.18), 0.95, 0.015
+"""The same, if `engine="auto"` is to take it. Chosen on small networks, and tried on others
+(benchmarks/auto_engine.py)."""
 CHECK_DRAWS, STEP, HALF_STEP = 3, 0.125, 0.5
 """Draws that are made exactly, and the part of a deviation that shows the slope along it (for a network in half
 precision, the second one). With the centre, that takes seven passes."""
 WRONG = 0.3
 """If the engine misses more of these slopes than this, its derivatives are wrong (as for a layer that does more than
 normalise its input). Single examples that are sure may be off by half as much."""
-GROUPS = 4
-"""Groups of examples, each with draws of its own: for the same number of passes, more draws are tried."""
+GROUPS, OF_GROUP = 8, 4
+"""Groups of examples, each with draws of its own: for the same number of passes, more draws are tried. A group has at
+least OF_GROUP examples."""
 CHECK_EXAMPLES, CHECK_NUMBERS, OF_ENGINE = (16, 64), 2**16, 16
 """The check takes 16 to 64 examples that hold about 65,000 numbers. On one in OF_ENGINE of them the engine itself is
 compared with the slopes."""
@@ -63,8 +65,7 @@ class Linearity:
     @property
     def trusted(self) -> bool:
         """Whether the linear answer can stand for the exact one. What could not be measured is not trusted."""
-        (low, high), ranked = SCALES, self.rank_correlation >= LEAST_CORRELATION or self.unexplained < EXACT
-        return self.unexplained < MOST_UNEXPLAINED and low < self.scale_ratio < high and ranked
+        return self._is_within(MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT)
 
     @property
     def is_sure(self) -> bool:
@@ -73,7 +74,11 @@ class Linearity:
         The promise: in at most 1 of 100 such cases the mean variance (or information) is more than 20 % off, or its
         rank correlation with the exact one below 0.9.
         """
-        return self.trusted and self.unexplained <= SURE_UNEXPLAINED
+        return self._is_within(SURE_UNEXPLAINED, SURE_SCALES, SURE_CORRELATION, SURE_EXACT)
+
+    def _is_within(self, most: float, scales: tuple[float, float], least: float, exact: float) -> bool:
+        ranked = self.rank_correlation >= least or self.unexplained < exact
+        return self.unexplained < most and scales[0] < self.scale_ratio < scales[1] and ranked
 
     @property
     def worth(self) -> float:
@@ -127,7 +132,7 @@ def measure_linearity(
     too, on a few of the examples.
     """
     sample = _sample(inputs, CHECK_EXAMPLES[0], max_examples).to(posterior.device)
-    groups = max(1, min(GROUPS, len(sample) // GROUPS))
+    groups = max(1, min(GROUPS, len(sample) // OF_GROUP))
     middle, exact, linear = _ends(posterior, sample, num_draws, groups, seed)
     found = compare_with_exact(_rows(middle), _rows(linear), _rows(exact), len(sample), contrasts=contrasts)
     num_outputs = middle[0, 0].numel()
