@@ -21,7 +21,7 @@ MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT = 0.15, (0.8, 1.25), 0.9, 0.0
 """The linear engine is trusted if it misses less than MOST_UNEXPLAINED of the deviations, if the ratio of linear to
 exact variance is within SCALES, and if their rank correlation is at least LEAST_CORRELATION. If it misses less than
 EXACT, the rank correlation does not count: the order of variances that are almost equal means nothing."""
-SURE_UNEXPLAINED, SURE_SCALES, SURE_CORRELATION, SURE_EXACT = 0.08, (0.85, 1.18), 0.95, 0.015
+SURE_UNEXPLAINED, SURE_SCALES, SURE_CORRELATION, SURE_EXACT = 0.055, (0.85, 1.18), 0.95, 0.015
 """The same, if `engine="auto"` is to take it. Chosen on small networks, and tried on others
 (benchmarks/auto_engine.py)."""
 CHECK_DRAWS, STEP, HALF_STEP = 3, 0.125, 0.5
