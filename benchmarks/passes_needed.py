@@ -39,19 +39,24 @@ import torch
 from batchbayes_papers.data import camvid, cifar10
 from batchbayes_papers.data.folder import data_file
 from batchbayes_papers.models.pretrained import cifar_resnet, espnet_camvid
-from scipy.cluster.vq import kmeans2
 from safetensors.torch import load_file, save_file
+from scipy.cluster.vq import kmeans2
 from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import batchbayes as bb
+from batchbayes.engines.check import _EXAMPLES, measure_linearity
 from batchbayes.engines.choose import choose_engine, plan_for
 from batchbayes.engines.linear import linear_draws
+from batchbayes.methods.batchnorm.leading import find_output_axes
+from batchbayes.methods.batchnorm.statistics import FEW_OUTPUTS
+from batchbayes.methods.batchnorm.thinning import chosen_rows
 from batchbayes.report.compare.compare import counted_passes
 
 SIZES, TARGETS, POSITIONS = (2, 4, 8, 16, 32, 64), (16, 64), 2**10
-ROWS, PIECES = 1000, 4
+PIECES = 4
+BATCH_SIZES = (8, 32, 128, 512)
 FROM_POOL, MIRRORED, CLUSTER_AXES = 16, 32, 8
 """Repeats of what costs no pass, rows whose mirror images are run (64 antithetic draws take all of them, so there is
 one set), and axes by which rows are put into clusters."""
@@ -70,6 +75,9 @@ class Case:
     examples: Tensor
     """Inputs of training, by which ways that choose rows learn what rows do to outputs."""
     likelihood: Any
+    rows: int = 1000
+    more: Tensor | None = None
+    """As many inputs as a choice of the engine takes, if these are fewer."""
     taken_to: float | None = None
     """The batch size that many rows are taken to, if they come from smaller batches to save time."""
 
@@ -139,7 +147,7 @@ def efficientnet(folder: Path) -> Case:
         size = 8 if rows <= 64 else 4
         return bb.mcbn(network, ready[16:], batch_size=size, num_samples=rows, **options)
 
-    return Case(network, fit, ready[:4], ready[16:18], bb.categorical(), taken_to=8)
+    return Case(network, fit, ready[:4], ready[16:18], bb.categorical(), 400, more=ready[:16], taken_to=8)
 
 
 def denoiser(folder: Path) -> Case:
@@ -156,7 +164,7 @@ def denoiser(folder: Path) -> Case:
         optimizer.step()
     network.eval()
     fit = lambda rows, **options: bb.mcbn(network, noisy[:2000], batch_size=16, num_samples=rows, **options)  # noqa: E731
-    return Case(network, fit, noisy[2000:2008], noisy[:8], bb.gaussian(100.0))
+    return Case(network, fit, noisy[2000:2008], noisy[:8], bb.gaussian(100.0), 500)
 
 
 NETWORKS: dict[str, tuple[str, Callable[[Path], Case]]] = {
@@ -196,24 +204,6 @@ def spread(drawn: Tensor, weights: Tensor | None = None) -> Tensor:
     return (own - torch.special.xlogy(mean, mean).sum(-1)).clamp_min(0)
 
 
-def chosen_rows(influence: Tensor, size: int, first: int, sweeps: int = 3) -> list[int]:
-    """Choose rows whose mean and covariance, in what they do to outputs, are near those of all rows.
-
-    Rows are added one by one (kernel herding), then each is exchanged for the best one. The kernel of two rows with the
-    product g of what they do is g + g^2, so their features are what they do, and all products of two parts of it.
-    """
-    kernel = influence.double() / influence.double().diagonal().mean()
-    kernel = kernel + kernel.square()
-    wanted, rows = kernel.mean(1), [first]
-    for turn in range(size - 1 + sweeps * size):
-        if turn >= size - 1:
-            rows.pop(0)
-        away = (2 * kernel[rows].sum(0) + kernel.diagonal()) / (len(rows) + 1) - 2 * wanted
-        away[rows] = math.inf
-        rows.append(int(away.argmin()))
-    return rows
-
-
 def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of a file, which is made if it does not exist."""
     if not path.exists():
@@ -224,11 +214,11 @@ def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]
 
 
 def fitted(case: Case, out: Path, name: str) -> Any:
-    """Return a posterior of ROWS rows, which are read in pieces that are kept."""
+    """Return a posterior of many rows, which are read in pieces that are kept."""
     few = case.fit(2)
 
     def rows(seed: int) -> dict[str, Tensor]:
-        own = case.fit(ROWS // PIECES, seed=seed, center="batches")
+        own = case.fit(case.rows // PIECES, seed=seed, center="batches")
         return {"omega": own.center + own.deviations, "batch_size": torch.tensor(own.batch_size)}
 
     read = [kept(out / f"{name}-rows-{piece}.safetensors", lambda piece=piece: rows(piece)) for piece in range(PIECES)]
@@ -262,19 +252,21 @@ def drawn(case: Case, posterior: Any, out: Path, name: str) -> dict[str, Tensor]
 class Run:
     """All methods on one network, with the exact draws of all rows at hand."""
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.posterior = case, case.fit(case.rows)
-        self.rows = len(self.posterior.deviations)
-        self.random = torch.Generator().manual_seed(0)
-        self.pool = self.at(self.posterior.deviations)
+    def __init__(self, case: Case, out: Path, name: str) -> None:
+        self.case, self.rows, self.random = case, case.rows, torch.Generator().manual_seed(0)
+        posterior = fitted(case, out, name)
+        found = drawn(case, posterior, out, name)
+        self.pool, self.training = found["pool"], found["training"]
+        moved = (self.training - self.training.mean(0)).flatten(1).double()
+        axes = find_output_axes(self.training[:64].clone()) if self.pool.shape[-1] > FEW_OUTPUTS else None
+        self.posterior = posterior.changed(
+            influence=(moved @ moved.T).to(posterior.center), output_axes=axes and axes.to(posterior.center)
+        )
         self.truth = spread(self.pool)
         self.axes = self.posterior.leading_axes(min(self.rows, max(SIZES)) - 1)[0]
 
-    @torch.no_grad()
     def at(self, moves: Tensor) -> Tensor:
-        """Return exact outputs (s, rows, K) at the centre plus moves (s, D)."""
-        center, inputs = self.posterior.center, self.case.inputs
-        return torch.cat([thinned(self.posterior.function(center + move)(inputs)[None]) for move in moves])
+        return outputs_at(self.posterior, self.case.inputs, moves)
 
     def error(self, found: Tensor) -> float:
         return float(((found - self.truth).square().mean() / self.truth.square().mean()).sqrt())
@@ -364,6 +356,7 @@ class Run:
     def decision(self) -> dict[str, Any]:
         """Return which engine "auto" takes on a new fit of 32 rows, and what the decision takes."""
         posterior, calls = self.case.fit(32), []
+        inputs = self.case.inputs if self.case.more is None else self.case.more
         first = next(layer for layer in self.case.network.modules() if isinstance(layer, nn.Conv2d))
 
         def see(module: nn.Module, given: Any, _: object) -> None:
@@ -372,10 +365,12 @@ class Run:
 
         handle = nn.modules.module.register_module_forward_hook(see)
         try:
-            engine = choose_engine(posterior, self.case.inputs, "auto", 64, 0, contrasts=self.case.contrasts)
+            engine = choose_engine(posterior, inputs, "auto", 64, 0, contrasts=self.case.contrasts)
         finally:
             handle.remove()
-        return {"engine": engine.name, "calls": len(calls), "examples": sum(calls)}
+        kept = _EXAMPLES.get(posterior)  # those of the check; else it is made on the inputs
+        batch = len(inputs) if kept is None else len(kept[0])
+        return {"engine": engine.name, "calls": len(calls), "examples": sum(calls), "of the check": batch}
 
 
 METHODS: dict[str, Callable[[Run, int], Iterator[Tensor]]] = {
@@ -390,9 +385,9 @@ METHODS: dict[str, Callable[[Run, int], Iterator[Tensor]]] = {
 }
 
 
-def measure(case: Case) -> Iterator[dict[str, Any]]:
+def measure(case: Case, out: Path, name: str) -> Iterator[dict[str, Any]]:
     """Yield a line for each method and number of passes."""
-    run = Run(case)
+    run = Run(case, out, name)
     yield {"rows": run.rows, "examples": len(case.inputs), "mean": float(run.truth.mean())}
     halves = [spread(run.pool[part::2]) for part in (0, 1)]
     yield {"method": HALF, "passes": run.rows // 2, "error": sum(map(run.error, halves)) / 2}
@@ -416,6 +411,21 @@ def measure(case: Case) -> Iterator[dict[str, Any]]:
     yield {"decision": run.decision(), "done": True}
 
 
+def linearity(folder: Path, names: list[str]) -> None:
+    """Print what the slope along a draw misses of it, at several batch sizes."""
+    print("| network | " + " | ".join(f"M = {size}" for size in BATCH_SIZES) + " |")
+    print("|---|" + "---:|" * len(BATCH_SIZES))
+    for name in names or NETWORKS:
+        torch.manual_seed(0)
+        with warnings.catch_warnings(action="ignore"):
+            case = NETWORKS[name][1](folder)
+            posterior, inputs = case.fit(16), case.inputs if case.more is None else case.more
+            vectors = case.contrasts and name != "espnet"
+            found = [measure_linearity(posterior.at_batch_size(m), inputs, contrasts=vectors) for m in BATCH_SIZES]
+        cells = [f"{each.unexplained:.0%}, {each.error:.0%}" for each in found]
+        print(f"| {NETWORKS[name][0]} | " + " | ".join(cells) + " |", flush=True)
+
+
 def run_all(folder: Path, out: Path, names: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in names or NETWORKS:
@@ -424,7 +434,7 @@ def run_all(folder: Path, out: Path, names: list[str]) -> None:
             continue
         torch.manual_seed(0)
         with path.open("w") as file, warnings.catch_warnings(action="ignore"):
-            for line in measure(NETWORKS[name][1](folder)):
+            for line in measure(NETWORKS[name][1](folder), out, name):
                 print(json.dumps(line), file=file, flush=True)
                 print(name, json.dumps(line), flush=True)
 
@@ -473,12 +483,17 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("folder", type=Path)
+    linear = commands.add_parser("linearity")
+    linear.add_argument("folder", type=Path)
+    linear.add_argument("networks", nargs="*")
     for command in (run, commands.add_parser("table")):
         command.add_argument("out", type=Path)
         command.add_argument("networks", nargs="*")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.command == "table":
+    if options.command == "linearity":
+        linearity(options.folder, options.networks)
+    elif options.command == "table":
         tables(options.out, options.networks)
     else:
         run_all(options.folder, options.out, options.networks)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.engines.check import _EXAMPLES, CHECK_DRAWS, GROUPS, STEP, Linearity, measure_linearity
+from batchbayes.engines.check import _EXAMPLES, CHECK_DRAWS, OF_GROUP, STEP, Linearity, measure_linearity
 from batchbayes.engines.choose import choose_engine
 from batchbayes.metrics import rank_correlation
 
@@ -72,7 +72,7 @@ def test_what_is_measured_equals_a_loop():
     exact, linear = torch.empty(2, CHECK_DRAWS, 16, 3, dtype=torch.float64)
     for example in range(16):
         for draw in range(CHECK_DRAWS):
-            move = posterior.deviation(0, (example % GROUPS) * CHECK_DRAWS + draw)
+            move = posterior.deviation(0, (example % (16 // OF_GROUP)) * CHECK_DRAWS + draw)
             whole, part = (posterior.function(posterior.center + p * move)(X[:16])[example] for p in (1, STEP))
             exact[draw, example] = whole
             linear[draw, example] = middle[example] + (part - middle[example]) / STEP

@@ -1,4 +1,4 @@
-"""Maps (N, K, H, W): "auto" draws them exactly, and the linear engine, if it is asked for, warns where it does not hold."""
+"""Maps (N, K, H, W): "auto" draws them exactly. The linear engine, if asked for, warns where it does not hold."""
 
 import pytest
 import torch

@@ -21,13 +21,18 @@ MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT = 0.15, (0.8, 1.25), 0.9, 0.0
 """The linear engine is trusted if it misses less than MOST_UNEXPLAINED of the deviations, if the ratio of linear to
 exact variance is within SCALES, and if their rank correlation is at least LEAST_CORRELATION. If it misses less than
 EXACT, the rank correlation does not count: the order of variances that are almost equal means nothing."""
-SURE_UNEXPLAINED = 0.08
-"""What it may miss if `engine="auto"` is to take it. Chosen on small networks (benchmarks/auto_engine.py)."""
+SURE_UNEXPLAINED, SURE_SCALES, SURE_CORRELATION, SURE_EXACT = 0.055, (0.85, 1.18), 0.95, 0.015
+"""The same, if `engine="auto"` is to take it. Chosen on small networks, and tried on others
+(benchmarks/auto_engine.py)."""
 CHECK_DRAWS, STEP, HALF_STEP = 3, 0.125, 0.5
 """Draws that are made exactly, and the part of a deviation that shows the slope along it (for a network in half
 precision, the second one). With the centre, that takes seven passes."""
-GROUPS = 4
-"""Groups of examples, each with draws of its own: for the same number of passes, more draws are tried."""
+WRONG = 0.3
+"""If the engine misses more of these slopes than this, its derivatives are wrong (as for a layer that does more than
+normalise its input). Single examples that are sure may be off by half as much."""
+GROUPS, OF_GROUP = 8, 4
+"""Groups of examples, each with draws of its own: for the same number of passes, more draws are tried. A group has at
+least OF_GROUP examples."""
 CHECK_EXAMPLES, CHECK_NUMBERS, OF_ENGINE = (16, 64), 2**16, 16
 """The check takes 16 to 64 examples that hold about 65,000 numbers. On one in OF_ENGINE of them the engine itself is
 compared with the slopes."""
@@ -60,8 +65,7 @@ class Linearity:
     @property
     def trusted(self) -> bool:
         """Whether the linear answer can stand for the exact one. What could not be measured is not trusted."""
-        (low, high), ranked = SCALES, self.rank_correlation >= LEAST_CORRELATION or self.unexplained < EXACT
-        return self.unexplained < MOST_UNEXPLAINED and low < self.scale_ratio < high and ranked
+        return self._is_within(MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT)
 
     @property
     def is_sure(self) -> bool:
@@ -70,7 +74,11 @@ class Linearity:
         The promise: in at most 1 of 100 such cases the mean variance (or information) is more than 20 % off, or its
         rank correlation with the exact one below 0.9.
         """
-        return self.trusted and self.unexplained <= SURE_UNEXPLAINED
+        return self._is_within(SURE_UNEXPLAINED, SURE_SCALES, SURE_CORRELATION, SURE_EXACT)
+
+    def _is_within(self, most: float, scales: tuple[float, float], least: float, exact: float) -> bool:
+        ranked = self.rank_correlation >= least or self.unexplained < exact
+        return self.unexplained < most and scales[0] < self.scale_ratio < scales[1] and ranked
 
     @property
     def worth(self) -> float:
@@ -125,31 +133,33 @@ def measure_linearity(
     too, on a few of the examples.
     """
     sample = _sample(inputs, CHECK_EXAMPLES[0], max_examples).to(posterior.device)
-    groups = max(1, min(GROUPS, len(sample) // GROUPS))
+    groups = max(1, min(GROUPS, len(sample) // OF_GROUP))
+    middle, exact, linear = _ends(posterior, sample, num_draws, groups, seed)
+    found = compare_with_exact(_rows(middle), _rows(linear), _rows(exact), len(sample), contrasts=contrasts)
+    num_outputs = middle[0, 0].numel()
+    if found.unexplained >= MOST_UNEXPLAINED and num_outputs * BACKWARD_COST > AFFORDABLE:
+        return found  # before it is measured along which axes outputs move
+    few = slice(0, groups * max(1, len(sample) // OF_ENGINE), groups)  # of the first group
+    plan = plan_linear(posterior, num_outputs, num_draws, seed, contrasts=contrasts)
+    draws = linear_draws(posterior, sample[few], plan)
+    rows = _rows(middle[:, few]), _rows(draws.outputs()), _rows(linear[:, few])
+    missed = _missed(*rows, contrasts=contrasts) - draws.left_out
+    return replace(found, unexplained=found.unexplained + missed) if missed > WRONG else found
+
+
+def _ends(
+    posterior: Linearisable, sample: Tensor, num_draws: int, groups: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs at the centre (1, n, ...), draws of each group of examples (S, n, ...), and the same by slopes."""
     middle = posterior.function(posterior.center)(sample).cpu()
     step = STEP if middle.dtype in (torch.float32, torch.float64) else HALF_STEP
-    exact, linear = (middle.new_empty(num_draws, *middle.shape) for _ in range(2))
-    for number, move in enumerate(_first_moves(posterior, groups * num_draws, seed)):
+    exact, near = (middle.new_empty(num_draws, *middle.shape) for _ in range(2))
+    directions, weights, index = posterior.combinations(groups * num_draws, seed)
+    for number, move in enumerate(weights[index] @ directions):
         own, draw = slice(number // num_draws, None, groups), number % num_draws
-        ends = (posterior.function(posterior.center + part * move)(sample[own]).cpu() for part in (1, step))
-        exact[draw, own], linear[draw, own] = ends
-    linear = middle + (linear - middle) / step
-    rows = (_rows(part) for part in (middle[None], linear, exact))
-    found = compare_with_exact(*rows, len(sample), contrasts=contrasts)
-    if found.unexplained >= MOST_UNEXPLAINED and middle[0].numel() * BACKWARD_COST > AFFORDABLE:
-        return found  # before it is measured along which axes outputs move
-    few = slice(0, groups * max(1, len(sample) // OF_ENGINE), groups)
-    plan = plan_linear(posterior, middle[0].numel(), num_draws, seed, contrasts=contrasts)
-    draws = linear_draws(posterior, sample[few], plan)
-    rows = (_rows(part) for part in (middle[None, few], draws.outputs(), linear[:, few]))
-    missed = _missed(*rows, contrasts=contrasts)
-    return replace(found, unexplained=found.unexplained + max(0.0, missed - draws.left_out))
-
-
-def _first_moves(posterior: Linearisable, num_draws: int, seed: int) -> Tensor:
-    """Return the deviations of the first draws, (s, D)."""
-    directions, weights, index = posterior.combinations(num_draws, seed)
-    return weights[index] @ directions
+        for part, found in ((1.0, exact), (step, near)):
+            found[draw, own] = posterior.function(posterior.center + part * move)(sample[own]).cpu()
+    return middle[None], exact, middle + (near - middle) / step
 
 
 def _missed(middle: Tensor, drawn: Tensor, slopes: Tensor, *, contrasts: bool) -> float:
@@ -160,18 +170,11 @@ def _missed(middle: Tensor, drawn: Tensor, slopes: Tensor, *, contrasts: bool) -
     drawn, slopes = drawn - middle, slopes - middle
     if contrasts:
         best = middle.argmax(-1, keepdim=True)  # (1, rows, 1)
-        counts = middle.softmax(-1).sqrt() * drawn.any(0).scatter(
-            -1, middle[0].topk(min(2, middle.shape[-1])).indices, True
-        )
+        two = middle[0].topk(min(2, middle.shape[-1])).indices
+        counts = middle.softmax(-1).sqrt() * drawn.any(0).scatter(-1, two, True)
         drawn, slopes = ((part - part.gather(-1, best.expand(len(part), -1, -1))) * counts for part in (drawn, slopes))
     total = float(slopes.square().sum())
     return float((slopes - drawn).square().sum()) / total if total > 0 else 0.0
-
-
-def first_moves(posterior: Linearisable, num_draws: int, seed: int) -> Tensor:
-    """Return the deviations of the first draws, (s, D)."""
-    directions, weights, index = posterior.combinations(num_draws, seed)
-    return weights[index] @ directions
 
 
 def _rows(outputs: Tensor) -> Tensor:
