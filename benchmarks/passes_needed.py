@@ -56,7 +56,7 @@ from batchbayes.report.compare.compare import counted_passes
 
 SIZES, TARGETS, POSITIONS = (2, 4, 8, 16, 32, 64), (16, 64), 2**10
 PIECES = 4
-BATCH_SIZES = (8, 32, 128, 512)
+BATCH_SIZES = (8, 32, 128)
 FROM_POOL, MIRRORED, CLUSTER_AXES = 16, 32, 8
 """Repeats of what costs no pass, rows whose mirror images are run (64 antithetic draws take all of them, so there is
 one set), and axes by which rows are put into clusters."""
