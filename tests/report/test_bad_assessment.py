@@ -279,14 +279,17 @@ def test_notes_about_values_that_cannot_be_right(change):
         require_outputs(checked_notes(notes | change), torch.zeros(2, 1))
 
 
-def test_a_segmentation_with_classes_last_is_refused_in_words():
+def test_a_segmentation_with_classes_last_says_how_and_is_the_same_then():
     """Labels (N, 6, 9) say what the sides of outputs (N, 6, 9, 5) are."""
     network = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), Last()).eval()
     train, data = ((torch.randn(40, 3, 6, 9), torch.randint(0, 5, (40, 6, 9))) for _ in range(2))
-    with pytest.raises(BatchbayesError, match=r"classes last.*outputs\.movedim\(-1, 1\)"):
+    with pytest.raises(BatchbayesError, match=r"classes last.*likelihood=bb\.categorical\(class_axis=-1\)"):
         bb.assess(network, train, data, task="segmentation")
-    with pytest.raises(BatchbayesError, match=r"along axis 1.*outputs\.movedim\(-1, 1\)"):
-        bb.assess(network, train, data, likelihood=bb.categorical(class_axis=-1))
+    last = bb.assess(network, train, data, likelihood=bb.categorical(class_axis=-1), batch_size=8)
+    first = bb.assess(network[:2], train, data, task="segmentation", batch_size=8)
+    assert repr(last) == repr(first)
+    for one, other in zip(last.contenders, first.contenders, strict=True):
+        assert one.metrics == pytest.approx(other.metrics)
 
 
 class Last(nn.Module):

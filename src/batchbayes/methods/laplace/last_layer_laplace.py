@@ -209,6 +209,9 @@ class Unformed:
     def any(self) -> bool:
         return True
 
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self.posterior.deviations(self.seed, (index,)).flatten() for index in self.indices)
+
     def formed(self) -> Tensor:
         return self.posterior.deviations(self.seed, self.indices).flatten(1)
 
