@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 from batchbayes_papers.data import mnist
+from batchbayes_papers.image_networks import Course
 from batchbayes_papers.runner.tables import to_markdown
 from batchbayes_papers.sbn import batch_size_collapse as collapse
 from batchbayes_papers.sbn import collapse_networks as networks
@@ -159,10 +160,10 @@ def test_each_data_set_has_settings_and_published_values_of_its_own() -> None:
     assert config.of("fashion").seeds == (0, 1, 2, 3, 4)
     assert config.of("cifar10").batch_sizes == (32, 64, 128, 256, 512)
     titles = [table.title for table in collapse.tables(config, {})]
-    assert sum("Table 1" in title for title in titles) == 2
+    assert sum("Table 1" in title for title in titles) == 3
     accuracy = collapse.tables(config, {})[-1]
     assert (512, None, 0.9545, None) in accuracy.rows
-    assert len(collapse.units(config)) == 20 + 5
+    assert len(collapse.units(config)) == 20 + (1 + 7) + 5
 
 
 def residual(**changes: Any) -> networks.CollapseConfig:
@@ -189,6 +190,20 @@ def test_a_residual_network_is_trained_in_place_and_scored() -> None:
     inputs = data.test[0]
     assert not torch.allclose(network.eval()(inputs), untouched.eval()(inputs))
     assert rows[1].information_out is not None
+
+
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
+def test_networks_of_all_batch_sizes_begin_with_one_that_was_trained_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collapse, "load_images", lambda config, seed, folder: networks.load_images(SMOKE, seed))
+    config = residual(refit=False, learning_rate=0.0, start=Course(5, 16, 0.05))
+    start, small, large = collapse.units(config)
+    assert small.needs == large.needs == (start.name,)
+    results = run_experiment(collapse, config)
+    losses = [row.training_loss for row in collapse.collapse_rows(config, results, "fashion-resnet")]
+    fresh = networks.train_network(config, 0, 16, networks.load_images(SMOKE, 0), networks.new_network(config, 0))
+    assert len(losses) == 6  # three methods at each size; the start has no row
+    assert max(losses) < 0.7 * fresh  # a learning rate of zero keeps the weights of the start
+    assert "trained for 5 epochs at M = 16" in collapse.notes(config)[0]
 
 
 @pytest.mark.shared

@@ -8,11 +8,11 @@ noise of small batches is less Gaussian. Novelty is a detector that needs no noi
 
 Differences from the paper: In the preset `quick` a small network and 10,000 images of Fashion-MNIST replace VGG-16,
 ResNet-50 and all images. Adam replaces SGD with drops: so few images give only four steps in each epoch at M = 2048,
-and SGD does not converge in them. For CIFAR-10 the public ResNet-20 is fine-tuned at each M. The preset `paper` trains
-a ResNet-20 at each M, on all images. Each draw is shared by all test inputs and centred on the running statistics, so
-all methods have the same mean function and differ only in their spread. All predictions are exact draws. Tuning takes
-the network as linear in its statistics, and one column of the table says how well this holds at the batch size that it
-finds.
+and SGD does not converge in them. For CIFAR-10 the public ResNet-20 is fine-tuned at each M, and for Fashion-MNIST one
+that is trained here. The preset `paper` trains a ResNet-20 at each M, on all images. Each draw is shared by all test
+inputs and centred on the running statistics, so all methods have the same mean function and differ only in their
+spread. All predictions are exact draws. Tuning takes the network as linear in its statistics, and one column of the
+table says how well this holds at the batch size that it finds.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,10 @@ from typing import Any
 
 from batchbayes.tools import Figure
 from batchbayes_papers.data.folder import DataFolder
+from batchbayes_papers.image_networks import Course
 from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
 from batchbayes_papers.runner.figures import BatchSizeSweep, collapse_figure
+from batchbayes_papers.runner.records import pack_weights, unpack_weights
 from batchbayes_papers.runner.tables import CellValue, ResultTable, mean_of
 from batchbayes_papers.sbn.collapse_networks import (
     AS_TRAINED,
@@ -36,6 +38,7 @@ from batchbayes_papers.sbn.collapse_networks import (
     load_images,
     network_rows,
     new_network,
+    train_residual,
 )
 
 DATASETS = ("fashion", "fashion-resnet", "cifar10")
@@ -60,6 +63,11 @@ FINE_TUNED: dict[str, Any] = {
     "batch_sizes": ALL_SIZES[:5], "seeds": (0,), "num_train": 50_000, "num_held_out": 500, "num_test": 1000,
     "epochs": 1, "learning_rate": 1e-2, "num_samples": 20, "public": True, "bfloat16": True, "refit": False,
 }  # fmt: skip
+STARTED = FINE_TUNED | {
+    "batch_sizes": ALL_SIZES, "num_train": 55_000, "num_held_out": 2000, "epochs": 2, "public": False,
+    "start": Course(10, 128, 0.1, weight_decay=5e-4, bfloat16=True),
+}  # fmt: skip
+"""Two epochs, because one of M = 2048 has 26 steps only."""
 TRAINED: dict[str, Any] = {"seeds": (0,), "num_test": 5000, "num_samples": 20, "learning_rate": 0.1, "refit": False}
 PRESETS = {
     "smoke": CollapseConfig(
@@ -73,7 +81,7 @@ PRESETS = {
         learning_rate=1e-2,
         num_samples=16,
     ),
-    "quick": CollapseConfig(("fashion", "cifar10"), changes={"cifar10": FINE_TUNED}),
+    "quick": CollapseConfig(DATASETS, changes={"fashion-resnet": STARTED, "cifar10": FINE_TUNED}),
     "paper": CollapseConfig(
         ("fashion-resnet", "cifar10"),
         changes={
@@ -87,31 +95,37 @@ PRESETS = {
 
 
 def units(config: CollapseConfig) -> list[Unit]:
-    """Return one unit for each data set, seed and batch size: a network, used by four methods."""
-    return [
-        Unit(
-            f"{dataset}, seed {seed}, M = {size}",
-            {"dataset": dataset, "seed": seed, "batch_size": size},
-            effort=config.of(dataset).num_train * config.of(dataset).epochs,
-        )
-        for dataset in config.datasets
-        for seed in config.of(dataset).seeds
-        for size in config.of(dataset).batch_sizes
-    ]
+    """Return one unit for each data set, seed and batch size: a network, used by four methods. Some share a start."""
+    made = []
+    for dataset, own in ((dataset, config.of(dataset)) for dataset in config.datasets):
+        for seed in own.seeds:
+            needs = ()
+            if own.start:
+                needs = (f"{dataset}, seed {seed}, start",)
+                made.append(Unit(*needs, {"dataset": dataset, "seed": seed}, effort=own.num_train * own.start.epochs))
+            for size in own.batch_sizes:
+                arguments = {"dataset": dataset, "seed": seed, "batch_size": size}
+                name = f"{dataset}, seed {seed}, M = {size}"
+                made.append(Unit(name, arguments, needs, effort=own.num_train * own.epochs))
+    return made
 
 
-def work(config: CollapseConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> list[dict[str, Any]]:
-    """Return the rows of one network."""
+def work(config: CollapseConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> Any:
+    """Return the rows of one network, or the weights that several of them start with."""
     own, seed = config.of(unit.arguments["dataset"]), unit.arguments["seed"]
-    data = load_images(own, seed, data_folder)
+    data, network = load_images(own, seed, data_folder), new_network(own, seed, data_folder)
+    if own.start and not unit.needs:
+        loss = train_residual(own.start, seed, data, network)
+        return {"weights": pack_weights(network), "training_loss": loss}
+    if unit.needs:
+        network = unpack_weights(network, needed[unit.needs[0]]["weights"])
     with warnings_ignored():
-        network = new_network(own, seed, data_folder)
         return [asdict(row) for row in network_rows(own, seed, unit.arguments["batch_size"], data, network)]
 
 
 def collapse_rows(config: CollapseConfig, results: Results, dataset: str) -> list[CollapseRow]:
     """Return the rows of all finished units of a data set, by seed and batch size."""
-    own = [unit for unit in units(config) if unit.arguments["dataset"] == dataset]
+    own = [unit for unit in units(config) if unit.arguments["dataset"] == dataset and "batch_size" in unit.arguments]
     return [CollapseRow(**record) for unit in own for record in results.get(unit.name, [])]
 
 
@@ -204,6 +218,9 @@ def _note(own: CollapseConfig, title: str) -> str:
             f"{draws}"
         )
     before = "with public weights, fine-tuned" if own.public else "trained from new weights"
+    if own.start:
+        rate = f"at a learning rate that falls to zero from {own.start.learning_rate:g}"
+        before = f"trained for {own.start.epochs} epochs at M = {own.start.batch_size} {rate}, and then fine-tuned"
     epochs = "one epoch" if own.epochs == 1 else f"{own.epochs} epochs"
     half = "; trained in bfloat16" if own.bfloat16 else ""
     held_out = "test images that follow those of the test" if own.datasets[0] == "cifar10" else "other training images"

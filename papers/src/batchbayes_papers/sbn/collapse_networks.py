@@ -50,6 +50,8 @@ class CollapseConfig:
     """Of the ResNet."""
     public: bool = False
     """Whether training at each M begins with the public weights of the ResNet for CIFAR-10, or with new ones."""
+    start: Course | None = None
+    """How a ResNet with new weights is trained first, once for all M. None: not at all."""
     weight_decay: float = 5e-4
     """Of a ResNet."""
     bfloat16: bool = False
@@ -191,6 +193,11 @@ def train_network(config: CollapseConfig, seed: int, batch_size: int, data: Coll
         return bb.train(network, shuffled(*data.train, batch_size, seed), supervised(cross_entropy), training)[-1]
     rate, decay = config.learning_rate, config.weight_decay
     recipe = Course(config.epochs, batch_size, rate, weight_decay=decay, bfloat16=config.bfloat16)
+    return train_residual(recipe, seed, data, network)
+
+
+def train_residual(recipe: Course, seed: int, data: CollapseData, network: nn.Module) -> float:
+    """Train a ResNet in place, on random crops and flips if its images are in colour, and return its last loss."""
     if data.pixels is not None:
         return train_on_bytes(network, data.pixels, data.train[1], recipe, augmented, seed)
     return train_on_bytes(network, *data.train, recipe, lambda images, _: images, seed)
