@@ -275,6 +275,10 @@ def test_the_public_network_is_also_judged_after_fine_tuning_at_the_batch_size_o
     assert cifar.BATCH_SIZES[cifar.FINE_TUNED] == config.fine_tuning.batch_size == 32
     assert [table.title for table in cifar.tables(config, {})][1].endswith("fine-tuned at M = 32")
     assert not any(cifar.FINE_TUNED in unit.name for unit in cifar.units(cifar.PRESETS["quick"]))
+    alone = cifar.PRESETS["fine-tuned"]
+    assert all(cifar.FINE_TUNED in unit.name for unit in cifar.units(alone))
+    assert [table.title for table in cifar.tables(alone, {})][-1] == "Every method with all its passes"
+    assert not any("Trained here" in note for note in cifar.notes(alone))
 
 
 @pytest.mark.shared

@@ -3,8 +3,8 @@
 Teye, Azizpour and Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks" (ICML 2018). The paper
 trains a ResNet-32 with batches of 32; the baseline normalises by moving averages of decay 0.9. Here there are up to
 three networks: the public ResNet-32 of akamaster, trained with batches of 128; a ResNet that is trained here with
-batches of 32; and, in the preset `paper`, the public one after ten epochs with batches of 32. Every curve is a mean
-over disjoint groups of passes, so that its value for one pass is known as well as that for 128.
+batches of 32; and, in the presets `fine-tuned` and `paper`, the public one after ten epochs with batches of 32. Every
+curve is a mean over disjoint groups of passes, so that its value for one pass is known as well as that for 128.
 
 Beyond the paper: running and population statistics as baselines, the linear engine, views, a tuned batch size, and
 three ways to put a test image together with training images (`query`).
@@ -88,6 +88,9 @@ PRESETS = {
         depth=8, width=4, num_train=320, recipe=Course(3, 32, 0.05), num_query=4, query_passes=6,
     ),
     "quick": CifarConfig(),
+    "fine-tuned": CifarConfig(
+        networks=(FINE_TUNED,), num_test=5000, num_train=50_000, fine_tuning=replace(FINE_TUNING, bfloat16=True)
+    ),
     "paper": CifarConfig(
         num_test=5000, few_passes=128, num_population=50_000, depth=32, width=16, num_train=50_000,
         networks=(PUBLIC, FINE_TUNED, OWN), recipe=Course(58, 32, 0.1, weight_decay=2e-4), num_query=500,
@@ -271,18 +274,24 @@ def figures(config: CifarConfig, results: Results) -> dict[str, Figure]:
 
 def notes(config: CifarConfig) -> list[str]:
     """Say how this differs from the paper."""
-    own = config.fine_tuning
-    tuned = (
-        f"Fine-tuned at M = 32: {own.epochs} epochs of SGD on all training images, with a learning rate that falls to "
-        f"zero from {own.learning_rate:g}."
-    )
-    return [
+    found = [
         f"The first {config.num_test:,} test images; the paper's script takes 5,000 of 10,000.",
         "The public ResNet-32 was trained with M = 128, and normalises after each convolution, not before.",
-        *([tuned] if FINE_TUNED in config.networks else []),
+    ]
+    if FINE_TUNED in config.networks:
+        tuning = config.fine_tuning
+        half = "; passes of the training in bfloat16" if tuning.bfloat16 else ""
+        found.append(
+            f"Fine-tuned at M = 32: {tuning.epochs} epochs of SGD on all training images, with a learning rate that "
+            f"falls to zero from {tuning.learning_rate:g}{half}."
+        )
+    shared = "Each draw is shared by all test images, and takes M training images; the paper takes M - 1 for each anew."
+    if OWN not in config.networks:
+        return [*found, shared]
+    return [
+        *found,
         f"Trained here: a ResNet-{config.depth} of width {config.width} on {config.num_train:,} images for "
         f"{config.recipe.epochs} epochs of SGD, with a learning rate that falls to zero.",
-        "Each draw is shared by all test images, and takes M training images; the paper takes M - 1 for each test "
-        "image anew. The last table compares the two.",
+        f"{shared} The last table compares the two.",
         f"Views and the tuned batch size: {config.few_passes} passes.",
     ]
