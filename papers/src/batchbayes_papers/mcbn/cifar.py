@@ -3,7 +3,7 @@
 Teye, Azizpour and Smith, "Bayesian Uncertainty Estimation for Batch Normalized Deep Networks" (ICML 2018). The paper
 trains a ResNet-32 with batches of 32; the baseline normalises by moving averages of decay 0.9. Here there are up to
 three networks: the public ResNet-32 of akamaster, trained with batches of 128; a ResNet that is trained here with
-batches of 32; and, in the presets `fine-tuned` and `paper`, the public one after ten epochs with batches of 32. Every
+batches of 32; and, in the presets `fine-tuned` and `paper`, the public one after more epochs with batches of 32. Every
 curve is a mean over disjoint groups of passes, so that its value for one pass is known as well as that for 128.
 
 Beyond the paper: running and population statistics as baselines, the linear engine, views, a tuned batch size, and
@@ -89,7 +89,7 @@ PRESETS = {
     ),
     "quick": CifarConfig(),
     "fine-tuned": CifarConfig(
-        networks=(FINE_TUNED,), num_test=5000, num_train=50_000, fine_tuning=replace(FINE_TUNING, bfloat16=True)
+        networks=(FINE_TUNED,), num_test=2000, num_train=50_000, fine_tuning=replace(FINE_TUNING, epochs=3, bfloat16=True)
     ),
     "paper": CifarConfig(
         num_test=5000, few_passes=128, num_population=50_000, depth=32, width=16, num_train=50_000,

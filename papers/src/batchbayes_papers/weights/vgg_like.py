@@ -90,8 +90,8 @@ PRESETS = {
         labels_dropout=FEW, labels_sparse=FEW,
     ),
     "quick": VGGConfig(
-        widths=(0.25,), half=True, dropout=(0.0, 0.5), dense=Course(14, 64, 2e-3, "adam", 1e-5),
-        sparse=Course(7, 64, 3e-3, "adam"), decay_from=2, kl_full=1.0, initial_log_var=-8.0, variance_width=0.25,
+        widths=(0.25,), half=True, dropout=(0.0, 0.5), dense=Course(30, 64, 2e-3, "adam", 1e-5),
+        sparse=Course(10, 64, 5e-4, "adam"), decay_from=2, kl_full=1.0, initial_log_var=-8.0, variance_width=0.25,
         variance=Course(4, 64, 2e-3, "adam"), num_samples=10, draw_test=2000, labels_width=0.25, labels_train=500,
         labels_dropout=Course(120, 50, 1e-3, "adam"), labels_sparse=Course(30, 50, 4e-3, "adam"),
     ),
