@@ -89,7 +89,10 @@ PRESETS = {
     ),
     "quick": CifarConfig(),
     "fine-tuned": CifarConfig(
-        networks=(FINE_TUNED,), num_test=2000, num_train=50_000, fine_tuning=replace(FINE_TUNING, epochs=3, bfloat16=True)
+        networks=(FINE_TUNED,),
+        num_test=2000,
+        num_train=50_000,
+        fine_tuning=replace(FINE_TUNING, epochs=3, bfloat16=True),
     ),
     "paper": CifarConfig(
         num_test=5000, few_passes=128, num_population=50_000, depth=32, width=16, num_train=50_000,
