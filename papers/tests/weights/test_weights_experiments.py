@@ -96,15 +96,12 @@ def test_the_bits_are_those_of_the_weights_before_rounding():
 
 
 def test_the_vgg_like_network_is_the_published_one():
-    network = VGGLike(0.0625, (1.0, 1.0), half=True)
+    network = VGGLike(0.0625, (1.0, 1.0))
     rates = [module.p for module in network.modules() if isinstance(module, nn.Dropout)]
     assert rates == [0.3, *[0.4] * 7, 0.5, 0.5]
     channels = [module.out_channels for module in network.modules() if isinstance(module, nn.Conv2d)]
     assert channels == [4, 4, 8, 8, 16, 16, 16, 32, 32, 32, 32, 32, 32]
-    seen = []
-    network.features[0].register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.dtype))
-    assert network(torch.zeros(2, 3, 32, 32)).dtype == network.eval()(torch.zeros(2, 3, 32, 32)).dtype == torch.float32
-    assert seen == [torch.bfloat16, torch.float32]
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_variance_layers_are_the_last_convolutions_and_the_hidden_dense_layer():

@@ -1,6 +1,5 @@
 """The VGG-like network of the literature on variational dropout, for 32 x 32 colour images."""
 
-import torch
 from torch import Tensor, nn
 
 BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -14,7 +13,6 @@ class VGGLike(nn.Module):
         width: scales the channels and the units of the hidden dense layer.
         dropout: scales the rates of dropout: that of convolutions (0.3 after the first, 0.4 after the others that no
             pooling follows), and that before the dense layers (0.5).
-        half: whether training passes are computed in bfloat16, by torch's autocast.
 
     >>> VGGLike(width=0.0625)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -22,9 +20,8 @@ class VGGLike(nn.Module):
     14977728
     """
 
-    def __init__(self, width: float = 1.0, dropout: tuple[float, float] = (0.0, 0.0), *, half: bool = False) -> None:
+    def __init__(self, width: float = 1.0, dropout: tuple[float, float] = (0.0, 0.0)) -> None:
         super().__init__()
-        self.half_precision = half
         layers: list[nn.Module] = []
         channels = 3
         for block in BLOCKS:
@@ -43,7 +40,6 @@ class VGGLike(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (N, 10) of images (N, 3, 32, 32)."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.half_precision and self.training):
-            hidden = self.dropout1(self.features(images).flatten(1))
-            hidden = self.dropout2(self.dense_norm(self.dense(hidden)).relu())
-            return self.output(hidden).float()
+        hidden = self.dropout1(self.features(images).flatten(1))
+        hidden = self.dropout2(self.dense_norm(self.dense(hidden)).relu())
+        return self.output(hidden)

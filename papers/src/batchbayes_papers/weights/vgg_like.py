@@ -33,6 +33,7 @@ from batchbayes_papers.image_networks import (
 )
 from batchbayes_papers.models.vgg_like import VGGLike
 from batchbayes_papers.runner.experiment import Results, Unit
+from batchbayes_papers.runner.records import pack_weights, unpack_weights
 from batchbayes_papers.runner.tables import ResultTable
 from batchbayes_papers.weights.propagation import compression, sparsity
 from batchbayes_papers.weights.random_labels import PUBLISHED as RANDOM_LABELS
@@ -59,8 +60,6 @@ class VGGConfig:
     widths: tuple[float, ...] = (0.25, 0.5, 1.0, 1.5)
     num_train: int = 50_000
     num_test: int = 10_000
-    half: bool = False
-    """Whether training passes are computed in bfloat16."""
     dropout: tuple[float, float] = (1.0, 1.0)
     """Of dense networks, as shares of the published rates: in convolutions, and before dense layers."""
     dense: Course = DENSE
@@ -90,9 +89,9 @@ PRESETS = {
         labels_dropout=FEW, labels_sparse=FEW,
     ),
     "quick": VGGConfig(
-        widths=(0.25,), half=True, dropout=(0.0, 0.5), dense=Course(30, 64, 2e-3, "adam", 1e-5),
-        sparse=Course(10, 64, 5e-4, "adam"), decay_from=2, kl_full=1.0, initial_log_var=-8.0, variance_width=0.25,
-        variance=Course(4, 64, 2e-3, "adam"), num_samples=10, draw_test=2000, labels_width=0.25, labels_train=500,
+        widths=(0.25,), dropout=(0.0, 0.5), dense=Course(60, 64, 2e-3, "adam", 1e-5), variance_width=0.25,
+        sparse=Course(20, 100, 1e-4, "adam"), decay_from=10, kl_full=2.0,  # ten times faster than published
+        variance=Course(20, 64, 2e-3, "adam"), num_samples=10, draw_test=2000, labels_width=0.25, labels_train=500,
         labels_dropout=Course(120, 50, 1e-3, "adam"), labels_sparse=Course(30, 50, 4e-3, "adam"),
     ),
     "paper": VGGConfig(),
@@ -108,20 +107,31 @@ class Bytes:
 
 
 def units(config: VGGConfig) -> list[Unit]:
-    """Return a unit for each width, and two for random labels. One of the widths has the variance network, too."""
-    widths = [Unit(f"width {width:g}", {"width": width}, effort=60 * width) for width in config.widths]
-    return [*widths, *(Unit(f"random labels, {method}", {"labels": method}, effort=4) for method in RANDOM_LABELS)]
+    """Return three units for each width, of which one width has variance layers; and two for random labels."""
+    found = []
+    for width in config.widths:
+        dense, sparse, draws = (f"width {width:g}, {part}" for part in ("dense", "sparse VD", "draws"))
+        found += [
+            Unit(dense, {"width": width, "part": "dense"}, effort=30 * width),
+            Unit(sparse, {"width": width, "part": "sparse VD"}, (dense,), effort=30 * width),
+        ]
+        if width == config.variance_width:
+            found.append(Unit(draws, {"width": width, "part": "draws"}, (dense,), effort=15 * width))
+    return [*found, *(Unit(f"random labels, {method}", {"labels": method}, effort=4) for method in RANDOM_LABELS)]
 
 
 def work(config: VGGConfig, unit: Unit, needed: Results, data_folder: DataFolder = None) -> dict[str, Any]:
-    """Train the networks of one unit, and return what they do on the test images."""
+    """Train a network, and return what it does on the test images."""
     if "labels" in unit.arguments:
         data = load(config, config.labels_train, data_folder)
         return random_labels_result(config, data, unit.arguments["labels"])
-    data, width = load(config, config.num_train, data_folder), unit.arguments["width"]
-    network = dense_network(config, width, data)
-    found = {"dense_error": error_percent(network, data.test), "sparse": sparse_result(config, network, data)}
-    return found | (draws_result(config, network, data) if width == config.variance_width else {})
+    data, part = load(config, config.num_train, data_folder), unit.arguments["part"]
+    network = new_network(config, unit.arguments["width"], config.dropout)
+    if part == "dense":
+        train_on_bytes(network, *data.train, config.dense, augmented, seed=0)
+        return {"weights": pack_weights(network), "error": error_percent(network, data.test)}
+    unpack_weights(network, needed[unit.needs[0]]["weights"])
+    return {"sparse VD": sparse_result, "draws": draws_result}[part](config, network, data)
 
 
 def load(config: VGGConfig, num_train: int, data_folder: DataFolder) -> Bytes:
@@ -132,14 +142,7 @@ def load(config: VGGConfig, num_train: int, data_folder: DataFolder) -> Bytes:
 
 
 def new_network(config: VGGConfig, width: float, dropout: tuple[float, float] = (0.0, 0.0)) -> nn.Module:
-    return fast(made(partial(VGGLike, width, dropout, half=config.half), 0))
-
-
-def dense_network(config: VGGConfig, width: float, data: Bytes) -> nn.Module:
-    """Train a network with binary dropout."""
-    network = new_network(config, width, config.dropout)
-    train_on_bytes(network, *data.train, config.dense, augmented, seed=0)
-    return network
+    return fast(made(partial(VGGLike, width, dropout), 0))
 
 
 def sparse_result(config: VGGConfig, dense: nn.Module, data: Bytes) -> dict[str, Any]:
@@ -250,11 +253,9 @@ def notes(config: VGGConfig) -> list[str]:
         "first table, and the variance network starts at it; the authors train both from the start.",
     ]
     if config != VGGConfig():
-        half = " Training passes are computed in bfloat16." if config.half else ""
         found += [
             f"Dense: {said(config.dense)}; rates of dropout times {config.dropout[0]:g} in convolutions and "
-            f"{config.dropout[1]:g} before dense layers. Sparse VD: {said(config.sparse)}; published 200 epochs."
-            f"{half}",
+            f"{config.dropout[1]:g} before dense layers. Sparse VD: {said(config.sparse)}; published 200 epochs.",
             f"The variance network: {said(config.variance)}; published 550 epochs. Means over "
             f"{config.num_samples} draws, on {config.draw_test:,} test images.",
             f"Random labels: {config.labels_train:,} images; dropout: {said(config.labels_dropout)}; sparse VD: "

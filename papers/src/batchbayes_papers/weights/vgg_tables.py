@@ -17,9 +17,8 @@ ACCURACIES = {"dropout": (91.0, 93.1, 93.4), "variance": (91.3, 10.0, 93.4)}
 def widths_table(widths: Sequence[float], results: Results) -> ResultTable:
     rows: list[tuple[CellValue, ...]] = []
     for width in sorted({*PUBLISHED, *widths}):
-        found = results.get(f"width {width:g}", {})
-        sparse = found.get("sparse", {})
-        ours = (found.get("dense_error"), sparse.get("error"), sparse.get("compression"))
+        dense, sparse = (results.get(f"width {width:g}, {part}", {}) for part in ("dense", "sparse VD"))
+        ours = (dense.get("error"), sparse.get("error"), sparse.get("compression"))
         rows.append((f"{width:g}", *interleaved(ours, PUBLISHED.get(width, (None,) * 3))))
     columns = ("width", "dense, error %", "published", "sparse VD, error %", "published ", "compression", "published  ")
     return ResultTable("Error and compression by width", columns, tuple(rows), ("", *[".1f"] * 6))
@@ -28,7 +27,7 @@ def widths_table(widths: Sequence[float], results: Results) -> ResultTable:
 def accuracies_table(width: float, results: Results) -> ResultTable:
     rows: list[tuple[CellValue, ...]] = []
     for noise, published in ACCURACIES.items():
-        found = results.get(f"width {width:g}", {}).get(noise, {})
+        found = results.get(f"width {width:g}, draws", {}).get(noise, {})
         ours = [found.get(name) for name in ("stochastic", "deterministic", "ensemble")]
         rows.append((noise, *interleaved(ours, published)))
     return ResultTable(
@@ -50,8 +49,9 @@ def random_labels_table(results: Results) -> ResultTable:
 
 def widths_figure(widths: Sequence[float], results: Results) -> Figure:
     """Draw error and compression against the width: published lines, and our points."""
-    found = {width: results[f"width {width:g}"] for width in widths}
-    own = [(f["dense_error"], f["sparse"]["error"], f["sparse"]["compression"]) for f in found.values()]
+    sparse = [results[f"width {width:g}, sparse VD"] for width in widths]
+    errors = [results[f"width {width:g}, dense"]["error"] for width in widths]
+    own = [errors, *([each[name] for each in sparse] for name in ("error", "compression"))]
     with house_style():
         figure, axes = new_figure(1, 2, (8.8, 3.4), share=False)
         error, compression = axes.flat
@@ -60,8 +60,7 @@ def widths_figure(widths: Sequence[float], results: Results) -> Figure:
             look = line_look(min(number, 1))
             published = [each[number] for each in PUBLISHED.values()]
             panel.plot(list(PUBLISHED), published, marker=".", label=f"{label}, published", **look)
-            points = [each[number] for each in own]
-            panel.plot(list(found), points, color=look["color"], ls="none", marker="x", ms=8, label=f"{label}, ours")
+            panel.plot(widths, own[number], color=look["color"], ls="none", marker="x", ms=8, label=f"{label}, ours")
         for panel, label in ((error, "test error, %"), (compression, "compression")):
             panel.set(xlabel="width", ylabel=label, ylim=(0, None))
             panel.legend(frameon=False)
@@ -75,6 +74,6 @@ def training_figure(widths: Sequence[float], results: Results) -> Figure:
         panels[label] = [
             Line(f"width {width:g}", [h["epoch"] for h in history], [h[what] for h in history])
             for width in widths
-            for history in [results[f"width {width:g}"]["sparse"]["history"]]
+            for history in [results[f"width {width:g}, sparse VD"]["history"]]
         ]
     return lines_figure(panels, "epoch")
