@@ -38,6 +38,8 @@ def _add_reproduce(commands: "argparse._SubParsersAction[Any]") -> None:
     command.add_argument("--out", type=Path, metavar="DIR", help="where the results go (runs/NAME-PRESET)")
     command.add_argument("--datasets", "--data", nargs="+", action="extend", metavar="A,B,...",
                          help="only these (default: all of the preset)")  # fmt: skip
+    command.add_argument("--unit", action="append", metavar="TEXT", help="only units with TEXT in their names, and the "
+                         "units that these need; can be given again (figures need all units)")  # fmt: skip
     command.add_argument("--workers", type=positive, metavar="N", help="processes (default: the cores, at most 8)")
     command.add_argument("--cluster", metavar="WHERE", help="do the work on a dask cluster: the address of its "
                          "scheduler (tcp://HOST:PORT), or local:N to start N workers here")  # fmt: skip

@@ -198,6 +198,21 @@ def test_data_sets_can_be_given_in_any_order_and_form(
     assert [found.name for found in Path("runs").iterdir()] == [folder.name]
 
 
+def test_some_units_can_be_run_with_those_that_they_need_and_the_others_later(out: Path, capsys: Printed) -> None:
+    assert reproduce(out, "--unit", "first, sum") == 0
+    done = [line.split(" (")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
+    assert [number for number, _ in done] == ["1/4", "2/4", "3/4", "4/4"]
+    assert {name for _, name in done} == {"first, sum", *(f"first, part {number}" for number in range(3))}
+    assert (out / "table.md").read_text().startswith("Preset smoke, ")
+    assert "Finished: 4 of 8 units, without figures." in (out / "table.md").read_text()
+    assert not list((out / "figures").iterdir())
+    assert reproduce(out, "--unit", "part 1", "--unit", "first") == 0
+    assert capsys.readouterr().err.startswith("4 of 5 units were finished before\n5/5  second, part 1 (")
+    assert reproduce(out) == 0
+    assert "Finished:" not in (out / "table.md").read_text()
+    assert [path.name for path in (out / "figures").iterdir()] == ["all-units.png"]
+
+
 @pytest.mark.parametrize("number", ["two", "0", "-1", "1.5"])
 def test_a_wrong_number_of_workers_is_explained(number: str, out: Path, capsys: Printed) -> None:
     with pytest.raises(SystemExit):
@@ -243,6 +258,8 @@ def test_tables_in_every_format(out: Path, capsys: Printed) -> None:
         (["reproduce", "own.tiny", "--datasets", "first,first"], "data sets, each once; got 'first,first'"),
         (["reproduce", "random-labels", "--datasets", "boston"], "random-labels, which has only one"),
         (["reproduce", "own.tiny", "--data-dir", "gone"], "got no folder at gone. Do this: check the name"),
+        (["reproduce", "own.tiny", "--preset", "smoke", "--unit", "fisrt, sum"], "(did you mean first, sum?)"),
+        (["reproduce", "--all", "--unit", "first"], "no --unit beside --all; got ['first']"),
         (["reproduce", "--datasets", "first", "own.tiny"], "from the output of --list, and give it before --datasets"),
         (["table", "batch-size-colapse", "."], "(did you mean batch-size-collapse?)"),
         (["table", "mcbn-toy", "."], "nothing at results.sqlite"),

@@ -22,7 +22,7 @@ from batchbayes_papers.runner.outputs import (
     write_gallery,
     write_outputs,
 )
-from batchbayes_papers.runner.plan import Plan, make_plan, plan_of_results, require_known_units
+from batchbayes_papers.runner.plan import Plan, make_plan, plan_of_results, require_known_units, some_units
 from batchbayes_papers.runner.records import to_json
 from batchbayes_papers.runner.run import UnitError, run_units, some_names
 from batchbayes_papers.runner.store import ResultStore, read_results
@@ -55,7 +55,7 @@ def reproduce_command(options: argparse.Namespace) -> None:
     out = options.out or _default_folder(plan, datasets or ())
     workers, cluster = _find_workers(options)
     with hidden_progress(options.quiet):
-        tables = reproduce(plan, out, workers=workers, data_folder=options.data_dir, cluster=cluster)
+        tables = reproduce(plan, out, only=options.unit, workers=workers, data_folder=options.data_dir, cluster=cluster)
     if not options.quiet:
         print("\n\n".join(map(to_terminal, tables)))
         print(f"\nTables, figures and a page: {out / 'index.html'}")
@@ -71,9 +71,9 @@ def _find_workers(options: argparse.Namespace) -> tuple[int, Cluster | None]:
 
 def _reproduce_all(options: argparse.Namespace) -> None:
     """Run every experiment in its own folder, and write a gallery of all of them. What fails does not stop the rest."""
-    if options.name is not None or options.datasets is not None:
+    if given := options.name or options.datasets or options.unit:
         raise BatchbayesError(
-            expected="no name and no --datasets beside --all", got=str(options.name or options.datasets), fix="omit it"
+            expected="no name, no --datasets and no --unit beside --all", got=str(given), fix="leave it out"
         )
     out = options.out or Path("runs") / f"all-{options.preset}"
     runs, missing, (workers, cluster) = [], {}, _find_workers(options)
@@ -113,9 +113,18 @@ def _default_folder(plan: Plan, as_given: Sequence[str]) -> Path:
 
 
 def reproduce(
-    plan: Plan, out: Path, *, workers: int = 1, data_folder: DataFolder = None, cluster: Cluster | None = None
+    plan: Plan,
+    out: Path,
+    *,
+    only: Sequence[str] | None = None,
+    workers: int = 1,
+    data_folder: DataFolder = None,
+    cluster: Cluster | None = None,
 ) -> list[ResultTable]:
-    """Do the units that are not finished in `out`, write tables, figures and a page there, and return the tables."""
+    """Do the units that are not finished in `out`, write tables, figures and a page there, and return the tables.
+
+    `only` chooses units by parts of their names. Figures are not drawn while others are missing.
+    """
     require_packages("figures and the page", "report", matplotlib="matplotlib", jinja2="jinja2")
     if data_folder is not None and not os.path.isdir(data_folder):
         raise BatchbayesError(
@@ -125,21 +134,23 @@ def reproduce(
         )
     if out.exists() and not out.is_dir():
         raise BatchbayesError(expected="a folder for the results (--out)", got=f"the file {out}", fix="choose another")
+    chosen = plan if only is None else some_units(plan, only)
     with explained_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     with ResultStore(out / RESULTS_FILE, plan.settings) as store:
         before = store.finished()
         require_known_units(plan, before)
-        workers = min(workers, max(1, len(plan.units) - len(before)))
-        with UnitProgress({unit.name: unit.effort for unit in plan.units}) as shown:
+        done = before.keys() & {unit.name for unit in chosen.units}
+        workers = min(workers, max(1, len(chosen.units) - len(done)))
+        with UnitProgress({unit.name: unit.effort for unit in chosen.units}) as shown:
             make_workers = partial(local_workers, workers)
             if cluster:
                 packages, say = (*PACKAGES, "batchbayes_papers"), partial(shown.say, always=True)
                 make_workers = partial(ClusterWorkers, cluster, packages=packages, say=say)
-            if before:
-                shown.say(f"{len(before)} of {count(len(plan.units), 'unit')} were finished before")
+            if done:
+                shown.say(f"{len(done)} of {count(len(chosen.units), 'unit')} were finished before")
             folder = None if data_folder is None else os.fspath(data_folder)
-            run_units(plan, store, make_workers, folder, shown)
+            run_units(chosen, store, make_workers, folder, shown)
         finished = store.finished()
     return write_outputs(plan, finished, out)
 

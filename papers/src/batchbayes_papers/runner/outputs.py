@@ -24,16 +24,21 @@ READING_ERRORS = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
 def write_outputs(plan: Plan, finished: Mapping[str, FinishedUnit], out: Path) -> list[ResultTable]:
-    """Write table.md, tables/*.csv, figures/*.png and index.html of a finished run to `out`; return the tables."""
+    """Write table.md, tables/*.csv and index.html of a run to `out`, and figures/*.png if it is finished.
+
+    Returns:
+        The tables.
+    """
     tables, pictures = tables_with_notes(plan, finished), []
     with explained_write_errors(out):
         (out / "tables").mkdir(exist_ok=True)
         (out / "figures").mkdir(exist_ok=True)
-        _write(out / "table.md", "\n\n".join([plan.preset_words, *map(to_markdown, tables)]) + "\n")
+        _write(out / "table.md", "\n\n".join([state_words(plan, finished), *map(to_markdown, tables)]) + "\n")
         for stem, table in zip(file_stems([table.title for table in tables]), tables, strict=True):
             _write(out / "tables" / f"{stem}.csv", to_csv(table))
-        draw = getattr(plan.experiment, "figures", lambda *_: {})  # an experiment may have none
-        for stem, figure in draw(plan.config, results_by_unit(finished)).items():
+        draw = getattr(plan.experiment, "figures", None)  # an experiment may have none
+        complete = len(finished) == len(plan.units)
+        for stem, figure in (draw(plan.config, results_by_unit(finished)) if draw and complete else {}).items():
             pictures.append(out / "figures" / f"{stem}.png")
             save_figure(figure, pictures[-1])
         page = template(Path(__file__).with_name("page.html"))
@@ -48,7 +53,7 @@ def shown_run(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequen
     return {
         "name": plan.settings.experiment,
         "about": plan.about,
-        "preset": plan.preset_words,
+        "preset": state_words(plan, finished),
         "is_smoke": plan.settings.preset == "smoke",
         "content": ", ".join(content),
         "tables": tables,
@@ -58,6 +63,13 @@ def shown_run(plan: Plan, finished: Mapping[str, FinishedUnit], pictures: Sequen
         "facts": facts_about_run(plan, finished),
         "config": {key: json.dumps(value) for key, value in json.loads(plan.settings.config).items()},
     }
+
+
+def state_words(plan: Plan, finished: Mapping[str, FinishedUnit]) -> str:
+    """Say in one line what the preset is good for, and how much of the run is there if something is missing."""
+    if len(finished) == len(plan.units):
+        return plan.preset_words
+    return f"{plan.preset_words} Finished: {len(finished)} of {count(len(plan.units), 'unit')}, without figures."
 
 
 def caption(stem: str) -> str:

@@ -94,6 +94,19 @@ def require_known_units(plan: Plan, finished: dict[str, FinishedUnit]) -> None:
             )
 
 
+def some_units(plan: Plan, texts: Sequence[str]) -> Plan:
+    """Return a plan of the units whose names contain one of the texts, and of those that they need."""
+    known = {unit.name: unit for unit in plan.units}
+    wanted: set[str] = set()
+    for text in texts:
+        if not (found := {name for name in known if text in name}):
+            raise unknown_name(f"a unit of {plan.settings.experiment} or a part of its name", text, known)
+        wanted |= found
+    while more := {need for name in wanted for need in known[name].needs} - wanted:
+        wanted |= more
+    return replace(plan, units=tuple(unit for unit in plan.units if unit.name in wanted))
+
+
 def _with_datasets(name: str, experiment: Experiment, config: Any, datasets: Sequence[str]) -> Any:
     if "datasets" not in {field.name for field in fields(config)}:
         raise BatchbayesError(

@@ -95,7 +95,7 @@ class _Scheduler:
         """Continue until no unit is left that could be done."""
         order = sorted(self.plan.units, key=lambda unit: -unit.effort)
         while True:
-            taken = self.store.seconds()
+            taken = self.seconds_taken()
             out = taken.keys() | self.failures.keys() | {unit.name for unit, _ in self.running.values()}
             blocked = _blocked(self.plan.units, self.failures)
             waiting = [unit for unit in order if unit.name not in out and unit.name not in blocked]
@@ -134,7 +134,7 @@ class _Scheduler:
                 self.shown.say(f"{unit.name}: failed: {outcome.reason}")
             else:
                 self.store.finish(unit.name, unit.arguments, outcome)
-                self.shown.finished(unit.name, self.store.seconds(), self.seconds_running())
+                self.shown.finished(unit.name, self.seconds_taken(), self.seconds_running())
 
     def wait_for_others(self, claimed: Sequence[Unit]) -> None:
         """Wait a short time. Other processes have claimed all units that could start; say so once."""
@@ -145,6 +145,11 @@ class _Scheduler:
             )
             self.waiting_said = True
         time.sleep(TICK_SECONDS)
+
+    def seconds_taken(self) -> dict[str, float]:
+        """Return how long each finished unit of the plan took. The file may hold other units."""
+        found = self.store.seconds()
+        return {unit.name: found[unit.name] for unit in self.plan.units if unit.name in found}
 
     def seconds_running(self) -> dict[str, float]:
         """Return how long each running unit has been running."""
