@@ -160,10 +160,11 @@ def test_each_data_set_has_settings_and_published_values_of_its_own() -> None:
     assert config.of("fashion").seeds == (0, 1, 2, 3, 4)
     assert config.of("cifar10").batch_sizes == (32, 64, 128, 256, 512)
     titles = [table.title for table in collapse.tables(config, {})]
-    assert sum("Table 1" in title for title in titles) == 3
+    assert sum("Table 1" in title for title in titles) == 4
     accuracy = collapse.tables(config, {})[-1]
     assert (512, None, 0.9545, None) in accuracy.rows
-    assert len(collapse.units(config)) == 20 + (1 + 7) + 5
+    assert len(collapse.units(config)) == 20 + (1 + 7) + 2 * 5
+    assert [config.of(name).depth for name in ("cifar10", "cifar10-deeper")] == [20, 32]
 
 
 def residual(**changes: Any) -> networks.CollapseConfig:

@@ -8,11 +8,11 @@ noise of small batches is less Gaussian. Novelty is a detector that needs no noi
 
 Differences from the paper: In the preset `quick` a small network and 10,000 images of Fashion-MNIST replace VGG-16,
 ResNet-50 and all images. Adam replaces SGD with drops: so few images give only four steps in each epoch at M = 2048,
-and SGD does not converge in them. For CIFAR-10 the public ResNet-20 is fine-tuned at each M, and for Fashion-MNIST one
-that is trained here. The preset `paper` trains a ResNet-20 at each M, on all images. Each draw is shared by all test
-inputs and centred on the running statistics, so all methods have the same mean function and differ only in their
-spread. All predictions are exact draws. Tuning takes the network as linear in its statistics, and one column of the
-table says how well this holds at the batch size that it finds.
+and SGD does not converge in them. For CIFAR-10 the public ResNet-20 and ResNet-32 are fine-tuned at each M, and for
+Fashion-MNIST a ResNet-20 that is trained here. The preset `paper` trains a ResNet-20 at each M, on all images. Each
+draw is shared by all test inputs and centred on the running statistics, so all methods have the same mean function and
+differ only in their spread. All predictions are exact draws. Tuning takes the network as linear in its statistics, and
+one column of the table says how well this holds at the batch size that it finds.
 """
 
 from collections.abc import Sequence
@@ -34,6 +34,7 @@ from batchbayes_papers.sbn.collapse_networks import (
     TUNED,
     CollapseConfig,
     CollapseRow,
+    is_colour,
     is_residual,
     load_images,
     network_rows,
@@ -41,21 +42,24 @@ from batchbayes_papers.sbn.collapse_networks import (
     train_residual,
 )
 
-DATASETS = ("fashion", "fashion-resnet", "cifar10")
+DATASETS = ("fashion", "fashion-resnet", "cifar10", "cifar10-deeper")
 TITLES = {
     "fashion": "Fashion-MNIST, MNIST unseen",
     "fashion-resnet": "Fashion-MNIST by a ResNet, MNIST unseen",
     "cifar10": "CIFAR-10, SVHN unseen",
+    "cifar10-deeper": "CIFAR-10 by a ResNet-32, SVHN unseen",
     "synthetic": "patterns",
 }
 FASHION_ACCURACY = {
     "ResNet-50": {32: 0.9343, 64: 0.9377, 128: 0.9386, 256: 0.9396, 512: 0.9359, 1024: 0.9365, 2048: 0.9387},
     "VGG-16": {32: 0.9429, 64: 0.9436, 128: 0.9437, 256: 0.9427, 512: 0.9438, 1024: 0.9450, 2048: 0.9486},
 }
+CIFAR_ACCURACY = {"ResNet-50": {32: 0.9366, 64: 0.9459, 128: 0.9517, 256: 0.9547, 512: 0.9545}}
 PUBLISHED = {
     "fashion": FASHION_ACCURACY,
     "fashion-resnet": FASHION_ACCURACY,
-    "cifar10": {"ResNet-50": {32: 0.9366, 64: 0.9459, 128: 0.9517, 256: 0.9547, 512: 0.9545}},
+    "cifar10": CIFAR_ACCURACY,
+    "cifar10-deeper": CIFAR_ACCURACY,
 }
 """Table 1 of the paper: the accuracy of MCBN by the batch size of the training."""
 ALL_SIZES = (32, 64, 128, 256, 512, 1024, 2048)
@@ -81,7 +85,10 @@ PRESETS = {
         learning_rate=1e-2,
         num_samples=16,
     ),
-    "quick": CollapseConfig(DATASETS, changes={"fashion-resnet": STARTED, "cifar10": FINE_TUNED}),
+    "quick": CollapseConfig(
+        DATASETS,
+        changes={"fashion-resnet": STARTED, "cifar10": FINE_TUNED, "cifar10-deeper": FINE_TUNED | {"depth": 32}},
+    ),
     "paper": CollapseConfig(
         ("fashion-resnet", "cifar10"),
         changes={
@@ -223,7 +230,7 @@ def _note(own: CollapseConfig, title: str) -> str:
         before = f"trained for {own.start.epochs} epochs at M = {own.start.batch_size} {rate}, and then fine-tuned"
     epochs = "one epoch" if own.epochs == 1 else f"{own.epochs} epochs"
     half = "; trained in bfloat16" if own.bfloat16 else ""
-    held_out = "test images that follow those of the test" if own.datasets[0] == "cifar10" else "other training images"
+    held_out = "test images that follow those of the test" if is_colour(own) else "other training images"
     return (
         f"{title}: a ResNet-{own.depth} {before} at each M for {epochs} of SGD on {images}, with a learning rate that "
         f"falls to zero from {own.learning_rate:g}{half}, instead of a ResNet-50 or VGG-16 trained at each M; M is "

@@ -112,7 +112,7 @@ class CollapseData:
 
 def load_images(config: CollapseConfig, seed: int, data_folder: DataFolder = None) -> CollapseData:
     """Load the images for one seed. The seed chooses the images to train on and the images to hold out."""
-    if config.datasets[0] == "cifar10":
+    if is_colour(config):
         return _colour_images(config, data_folder)
     is_made_up = config.datasets[0] == "synthetic"
     counts = config.num_train, config.num_held_out, config.num_test
@@ -172,16 +172,21 @@ def network_rows(
     return [*rows, replace(rows[-1], method=REFITTED)] if config.refit and batch_size == smallest else rows
 
 
+def is_colour(config: CollapseConfig) -> bool:
+    """Return whether the images are those of CIFAR-10."""
+    return config.datasets[0] in ("cifar10", "cifar10-deeper")
+
+
 def is_residual(config: CollapseConfig) -> bool:
     """Return whether the network of a data set is a ResNet."""
-    return config.datasets[0] in ("cifar10", "fashion-resnet")
+    return is_colour(config) or config.datasets[0] == "fashion-resnet"
 
 
 def new_network(config: CollapseConfig, seed: int, folder: DataFolder = None) -> nn.Module:
     """Return the network that training at some batch size begins with. The seed alone sets new weights."""
     if config.public:
         return cifar_resnet(config.depth, data_file(PUBLIC_WEIGHTS.format(config.depth), folder))
-    channels = 3 if config.datasets[0] == "cifar10" else 1
+    channels = 3 if is_colour(config) else 1
     with GlobalStream(seed):
         return fast(CifarResNet(config.depth, channels=channels) if is_residual(config) else SmallVGG())
 
