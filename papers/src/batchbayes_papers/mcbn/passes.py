@@ -27,9 +27,16 @@ PASSES = (50, 100, 250, 500)
 
 PRESETS = {
     "smoke": replace(MAIN["smoke"], batch_sizes=(64,), num_samples=100),
-    "quick": replace(BATCH_SIZE["quick"], batch_sizes=(128,), num_samples=500),
+    "quick": replace(
+        BATCH_SIZE["quick"], datasets=DATASETS, splits=3, seeds=5, batch_sizes=(128,), num_samples=500,
+        reductions={
+            "kin8nm": {"weight_decays": (1e-3, 1e-5), "max_epochs": 400},
+            "power": {"weight_decays": (1e-3, 1e-5), "max_epochs": 400},
+            "protein": {"weight_decays": (1e-5,), "max_epochs": 300},
+        },
+    ),
     "paper": replace(MAIN["paper"], splits=3, batch_sizes=(128,)),
-}
+}  # fmt: skip
 
 
 def units(config: UciProtocol) -> list[Unit]:
