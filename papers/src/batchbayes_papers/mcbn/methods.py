@@ -81,7 +81,7 @@ def score_dropout(
         networks = train_networks(own, dataset, split, plain)
     noiseless = fit_all(split, networks, lambda network, part, seed: bb.deterministic(network))
     runs["DO"] = score_runs(*predict_split(split, noiseless, own), split.precisions)
-    return {"runs": runs, "points": {"MCDO": _points(tests[0], runs["MCDO"][0])} if keep_points else {}}
+    return {"runs": runs, "points": {"MCDO": points_of(tests[0], runs["MCDO"][0])} if keep_points else {}}
 
 
 def score_batch_norm(
@@ -111,7 +111,7 @@ def score_batch_norm(
         networks = train_networks(own, dataset, split, plain)
     noiseless = fit_all(split, networks, lambda network, part, seed: bb.population(network, part.inputs))
     runs["BN"] = score_runs(*predict_split(split, noiseless, own), split.precisions)
-    points = {"MCBN": _points(tests[0], runs["MCBN"][0])} if keep_points else {}
+    points = {"MCBN": points_of(tests[0], runs["MCBN"][0])} if keep_points else {}
     return {"runs": runs, "tuned_batch_sizes": sizes, "points": points}
 
 
@@ -243,7 +243,7 @@ def score_ensemble(split: Split, networks: CandidateNetworks) -> list[dict[str, 
     return score_runs([fold], [predict_together(networks.on_whole, split.whole)], split.precisions)
 
 
-def _points(drawn: DrawnPredictions, scores: Mapping[str, float]) -> dict[str, Any]:
+def points_of(drawn: DrawnPredictions, scores: Mapping[str, float]) -> dict[str, Any]:
     """Return what the figure of errors against uncertainty shows."""
     return {
         "std": rounded(drawn.std(scores["precision"]), digits=4),

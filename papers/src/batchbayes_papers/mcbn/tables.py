@@ -72,12 +72,19 @@ def _paper_cells(paper: PublishedValue | None) -> tuple[float | None, float | No
     return (paper.value, paper.standard_error) if paper else (None, None)
 
 
-def normalised_table(title: str, datasets: Sequence[str], runs: Runs, table: int, metric: str) -> ResultTable:
+def normalised_table(
+    title: str,
+    datasets: Sequence[str],
+    runs: Runs,
+    table: int,
+    metric: str,
+    methods: Sequence[str] = ("MCBN", "MCDO"),
+) -> ResultTable:
     """Return normalised scores, how far they are from the paper's, and whether signs and significances agree."""
     rows: TableRows = []
     verdicts: list[str] = []
     gaps: list[float] = []
-    for dataset, method in product(datasets, ("MCBN", "MCDO")):
+    for dataset, method in product(datasets, methods):
         values = values_of(runs, dataset, method, metric)
         mean, error, count = summary(values)
         p_value = one_sample_t_test(values).p_value if has_test(values) else None

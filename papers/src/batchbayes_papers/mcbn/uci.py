@@ -6,6 +6,7 @@ again with several seeds and scored on the test rows (`methods`, `scores`). The 
 scores (`tables`).
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -113,8 +114,13 @@ def tested_runs(config: UciProtocol, results: Results) -> Runs:
 
 def figures(config: UciProtocol, results: Results) -> dict[str, Figure]:
     """Show errors against predicted uncertainty for MCBN and MC dropout, for the first split and seed."""
+    return error_figures(units(config), results)
+
+
+def error_figures(units: Sequence[Unit], results: Results) -> dict[str, Figure]:
+    """Return a figure for each method, with a panel for each data set, of the units that have points to draw."""
     panels: dict[str, dict[str, Any]] = {}
-    for unit in units(config):
+    for unit in units:
         for method, points in results[unit.name].get("points", {}).items():
             drawn = points["std"], points["error"], points["constant_std"]
             panels.setdefault(f"errors-against-uncertainty-{method}", {})[unit.arguments["dataset"]] = drawn
