@@ -81,11 +81,13 @@ def test_networks_for_the_test_have_the_epochs_that_held_out_rows_choose(monkeyp
         return train(config, part, precision, epochs, *rest, **options)
 
     monkeypatch.setattr(mnf_uci, "train", recorded)
-    config = replace(SMOKE, seeds=2, max_epochs=8)
+    config = replace(SMOKE, seeds=2, max_epochs=20, patience=3, learning_rate=0.03)
     found = mnf_uci.work(config, mnf_uci.units(config)[0], {}, None)
     unit, matched = (found["epochs"][method] for method in mnf_uci.METHODS)
+    assert 0 < unit < 20
+    assert 0 < matched < 20
     assert [(rows, epochs) for rows, _, epochs in calls] == [
-        (192, 8), (240, unit), (240, unit), (192, 8), (240, matched), (240, matched)
+        (192, 20), (240, unit), (240, unit), (192, 20), (240, matched), (240, matched)
     ]  # fmt: skip
     assert {precision for _, precision, _ in calls[:3]} == {1.0}
     assert {precision for _, precision, _ in calls[3:]} == {calls[3][1]}

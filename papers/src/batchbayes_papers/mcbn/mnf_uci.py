@@ -137,7 +137,7 @@ def train(
     precision: float,
     epochs: int,
     seed: int,
-    after_step: Callable[[Step], bool] | None = None,
+    after_step: Callable[[Step], bool | None] | None = None,
 ) -> bb.Noisy:
     """Train on a part, with observation noise of this precision for standardised targets."""
     with GlobalStream(seed):
