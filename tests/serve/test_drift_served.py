@@ -54,6 +54,21 @@ def test_a_file_says_what_drift_says(classifier, exported, count, move):
         assert drift.confidence.estimate(logits, answers).value == pytest.approx(wanted.value, abs=1e-5)
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_file_without_classes_takes_any_number_of_inputs(outputs, tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs)).eval()
+    drift = bb.drift(network, blobs(300, 0)[0])
+    path = tmp_path / "network.onnx"
+    bb.export(bb.deterministic(network), path, blobs(8, 1)[0], bb.gaussian(4.0), drift=drift)
+    for count in (1, 20):
+        window = blobs(count, 2)[0]
+        found, rows = from_file(tmp_path, window), drift.seen(window, None)[1].rows
+        np.testing.assert_allclose(found["drift_statistics"][:, :-2], rows[:, :-2], rtol=1e-4, atol=1e-4)
+        expected = adapted_center(drift, window, window)
+        np.testing.assert_allclose(found["adapted_mean"], expected.detach(), rtol=1e-4, atol=1e-4)
+
+
 def told_by(address):
     with urllib.request.urlopen(address, timeout=20) as found:
         return found.read().decode()

@@ -263,7 +263,8 @@ def sample_of(gaussian: ClassGaussian, statistics: Tensor, logits: Tensor) -> Sa
     """Return what is known of examples from their statistics (n, D) and logits (n, K)."""
     z, classes = gaussian.standardise(statistics), predicted_classes(logits)
     distance = gaussian.distances(z, classes)[0].clamp_min(1e-6).log()
-    energy = -logits.logsumexp(1) if logits.shape[1] else torch.zeros(len(z))
+    # Without len(), which torch.export takes as a constant.
+    energy = -logits.logsumexp(1) if logits.shape[1] else torch.zeros_like(distance)
     return Sample(torch.cat([z, distance[:, None].float(), energy[:, None].float()], 1), classes)
 
 
