@@ -115,6 +115,14 @@ def test_wrong_inputs_at_prediction(network):
             bb.predict(posterior, bad, bb.categorical())
 
 
+def test_one_image_without_an_axis_of_examples():
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)).eval()
+    images = torch.randn(40, 1, 4, 4)
+    posterior = bb.mcbn(network, images, batch_size=8)
+    with pytest.raises(bb.BatchbayesError, match=r"inputs\[None\] for one example"):
+        bb.predict(posterior, images[0], bb.categorical())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

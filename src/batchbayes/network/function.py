@@ -7,6 +7,7 @@ networks that cannot be copied are an exception (see `shadow.py`).
 import copy
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -151,7 +152,9 @@ def _failed(
             "use torch's BatchNorm layers: a layer that reads running_mean in Python cannot normalise by its batch in "
             "evaluation mode. Leave such layers out with sites="
         )
-    if isinstance(error, ValueError) and all(shape[:1] == (1,) for shape, _ in forms):
+    if isinstance(error, ValueError) and _lacks_examples(str(error)):
+        fix = "give the inputs an axis of examples first: inputs[None] for one example"
+    elif isinstance(error, ValueError) and all(shape[:1] == (1,) for shape, _ in forms):
         fix = "leave out batches of one example, with drop_last=True in a DataLoader: they have no batch statistics"
     if isinstance(error, TypeError) and isinstance(inputs, Tensor) and not _takes_one(module):
         fix = "if the network takes several inputs, say where they are in a batch, as in inputs=(0, 1)"
@@ -165,6 +168,16 @@ def _failed(
         got=f"inputs of shape {shapes}, and {type(error).__name__}: {first}",
         fix=fix,
     )
+
+
+def _lacks_examples(error: str) -> bool:
+    """Return whether a batch-norm layer says that its input has too few axes.
+
+    >>> _lacks_examples("expected 4D input (got 3D input)"), _lacks_examples("expected 2D or 3D input (got 4D input)")
+    (True, False)
+    """
+    axes = [int(number) for number in re.findall(r"(\d)D", error)]
+    return error.startswith("expected ") and "(got " in error and len(axes) > 1 and axes[-1] < min(axes[:-1])
 
 
 def _takes_one(module: nn.Module) -> bool:
