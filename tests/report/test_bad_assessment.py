@@ -87,6 +87,7 @@ CASES = {
     ),
     "a factory that is not there": (lambda f: {"model": "helpers.assess_cases:nobody"}, "a function nobody in helpers"),
     "a module that is not there": (lambda f: {"model": "no_such_module:build"}, "No module named 'no_such_module'"),
+    "a file for a module": (lambda f: {"model": "mine.py:build"}, "leave out .py, as in mine:build"),
     "a factory that is no name": (lambda f: {"model": "model.py"}, "pkg.module:function; got 'model.py'"),
     "a factory of something else": (lambda f: {"model": "helpers.assess_cases:not_a_network"}, "got a str"),
     "no batch norm": (
@@ -125,6 +126,7 @@ CASES = {
     "weights with such a name": (lambda f: {"weights": "x" * 300}, "File name too long"),
     "maps of a classification": (lambda f: {"maps": f / "maps"}, "a segmentation for --maps; got a classification"),
     "no such device": (lambda f: {"device": "cuda:77"}, "use --device cpu"),
+    "no device of this name": (lambda f: {"device": "gpu"}, "as cpu or cuda:0; got gpu: "),
 }  # fmt: skip
 
 

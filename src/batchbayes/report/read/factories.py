@@ -81,7 +81,9 @@ def _imported(module_name: str, name: str, what: str) -> ModuleType:
         raise BatchbayesError(
             expected=f"a module {module_name} for {what}",
             got=_one_line(error),
-            fix="run in the folder that holds it, or set PYTHONPATH",
+            fix=f"leave out .py, as in {module_name.removesuffix('.py')}:{name.partition(':')[2]}"
+            if module_name.endswith(".py")
+            else "run in the folder that holds it, or set PYTHONPATH",
         ) from error
     except (Exception, SystemExit) as error:
         raise _failed(name, what, error) from error
@@ -114,7 +116,11 @@ def build_network(name: str, weights: Sequence[Path] | None, device: str) -> nn.
     try:
         network = network.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        raise BatchbayesError(expected=f"a device {device}", got=_one_line(error), fix="use --device cpu") from error
+        raise BatchbayesError(
+            expected="a device that torch can use here, as cpu or cuda:0",
+            got=f"{device}: {_one_line(error)}",
+            fix="use --device cpu",
+        ) from error
     for parameter in network.parameters():
         parameter.requires_grad_(False)
     return network.eval()
