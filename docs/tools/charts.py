@@ -107,10 +107,12 @@ def precision(found: list[Table]) -> Figure:
 
 def flows(found: list[Table]) -> Figure:
     """Draw the RMSE of both kinds of noise over that of the paper."""
-    table = found[0]
-    names, paper = [row[0] for row in table[1:]], column(table, 1)
-    values = {"unit noise, as in the paper": column(table, 2) / paper, "matched noise": column(table, 4) / paper}
-    return bars(names, values, "RMSE, ours / paper", line=1.0)
+    unit, matched = ([row for row in found[0][1:] if row[1] == method] for method in ("MNF", "MNF, matched noise"))
+    paper, ours, ours_matched = (
+        np.array([number(row[i]) for row in rows]) for rows, i in ((unit, 2), (unit, 4), (matched, 4))
+    )
+    values = {"unit noise, as in the paper": ours / paper, "matched noise": ours_matched / paper}
+    return bars([row[0] for row in unit], values, "RMSE, ours / paper", line=1.0)
 
 
 def random_labels(found: list[Table]) -> Figure:
