@@ -123,7 +123,7 @@ def test_a_page_without_a_chart_says_why(browser, tmp_path):
     report = assess("regression", tmp_path)  # here the network itself is recommended, with one spread for all inputs
     page = open_page(browser, report, 390, 844)
     test_it_is_quiet_asks_for_nothing_and_fits(page, report)
-    assert "equally certain about all inputs" in page.locator("body").inner_text()
+    assert "one standard deviation for all inputs" in page.locator("body").inner_text()
     assert page.locator("#chart, #threshold, script").count() == 0
     assert page.locator(".hardest li").count() == 6  # the most novel ones
     page.close()

@@ -214,14 +214,28 @@ def test_a_gain_is_told_in_plain_words(before, after, gain):
 
 
 def test_a_gain_in_values_is_told_in_plain_words():
-    chosen = SimpleNamespace(
-        is_network=False, recommended=SimpleNamespace(metrics={"rmse": 0.9, "conformal_width": 2.0, "nll": 1.0})
-    )
-    assert value_gains(chosen, {"rmse": 1.0, "conformal_width": 2.5, "nll": 1.1}) == [
+    best = contender("MCBN", -0.1, 64.0, rmse=0.9, conformal_width=2.0, nll=1.0)
+
+    def gains(added=0.0, **metrics):
+        return value_gains(choice_of(best), contender("network", added, 1.0, **metrics))
+
+    assert gains(rmse=1.0, conformal_width=2.5, nll=1.1) == [
         "typical errors are 10 % smaller", "the intervals are 20 % narrower"
     ]  # fmt: skip
-    assert value_gains(chosen, {"rmse": 0.9, "nll": 1.1}) == ["the intervals fit each prediction better"]
-    assert "do not fit the test data better" in value_gains(chosen, {"rmse": 0.8, "nll": 0.9})[0]
+    assert gains(rmse=0.9, nll=1.1) == ["the intervals fit each prediction better"]
+    assert "do not fit the test data better" in gains(rmse=0.8, nll=0.9)[0]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_no_gain_is_called_a_gain_of_a_method_that_calibration_data_did_not_prefer(asked):
+    network = contender("network", 0.0, 1.0, rmse=0.8, nll=0.9, accuracy=0.9, mean_confidence=0.9)
+    worse = contender("MCBN", 0.1, 64.0, rmse=0.9, nll=1.0, accuracy=0.9)
+    choice = Choice(worse, network, None, asked=asked)
+    told = "the predictions fit neither the calibration data nor the test data better"
+    assert value_gains(choice, network) == [told + (", but it was asked for" if asked else "")]
+    confidence, right = answers(2000, 0)
+    rows = class_rows(confidence, right, [0] * len(right))
+    assert told in class_verdict(rows, [network, worse], choice, IMAGES).sentences["What to do next"]
 
 
 def test_guessing_is_called_guessing():
@@ -244,21 +258,33 @@ def test_an_example_of_what_a_percentage_means():
     )
 
 
+def test_percentages_that_are_too_high_in_a_group_can_be_believed_on_average_only():
+    number = torch.arange(2000)
+    marked = number >= 1800
+    right = torch.where(marked, number % 2 == 0, number % 6 > 0)  # 50 % of those that are marked, 83 % of the others
+    own = contender("network", 0.0, 1.0, accuracy=0.8, mean_confidence=0.8, nll=0.4)
+    rows = class_rows(torch.full((2000,), 0.8), right, marked.int().tolist())
+    verdict = class_verdict(rows, [own], choice_of(own), IMAGES).sentences
+    assert "can be believed on average" in verdict["headline"]
+    assert verdict["Can its percentages be believed?"].startswith("On average, but not everywhere.")
+    assert "too sure of itself among answers that are marked" in verdict["Can its percentages be believed?"]
+
+
 def test_strange_inputs_that_are_missed_are_named():
     rows = {"source": ["test"] * 10 + ["ood"] * 10, "flag": [1] + [0] * 9 + [1] * 10}
     assert strange_sentence(rows, "SVHN") == "Of 100 inputs of SVHN all are marked, and of 100 test inputs 10."
     assert "not noticed" in strange_sentence(rows | {"flag": [1] + [0] * 9 + [1] + [0] * 9}, "SVHN")
 
 
-def values(outputs, *, scale=1.0, width=1.645):
+def values(outputs, *, scale=1.0, width=1.645, marked=0, kind=Kind.PLAIN):
     targets = 10 * torch.randn(500, outputs, generator=generator(0, "targets"))
     errors = scale * torch.randn(500, outputs, generator=generator(0, "errors"))
-    rows = {"source": ["test"] * 500, "flag": [0] * 500, "novelty": [0.5] * 500}
+    rows = {"source": ["test"] * 500, "flag": [1] * marked + [0] * (500 - marked), "novelty": [0.5] * 500}
     found = quantities("load (kN)", None, outputs) if outputs == 1 else quantities("load", ("kN", "mm"), outputs)
     ends = (targets + errors - width, targets + errors + width)
     own = SimpleNamespace(metrics={})
-    plain = Intervals((Reach(Kind.PLAIN, (), (width,), (width,)),) * outputs)
-    record = Findings(rows, [own], NETWORK, targets, errors, plain, ends, ends, {}, None, found, None, 300)
+    reach = Intervals((Reach(kind, (), (width,), (width,)),) * outputs)
+    record = Findings(rows, [own], NETWORK, targets, errors, reach, ends, ends, {}, None, found, None, 300)
     return value_verdict(record).sentences
 
 
@@ -276,6 +302,18 @@ def test_several_outputs_have_sentences_of_their_own():
     verdict = values(2)
     for text in (verdict["headline"], verdict["How good is it?"], verdict["Can its intervals be believed?"]):
         assert all(part in text for part in ("load 1", "load 2", " kN", " mm"))
+
+
+def test_marks_are_told_of_every_output():
+    told = values(2, marked=50)["When to look twice"]
+    assert told.count("(load 1)") == told.count("(load 2)") == told.count(" mm") == 2
+    assert "(load" not in values(1, marked=50)["When to look twice"]
+
+
+def test_intervals_of_many_widths_are_not_called_equally_certain():
+    assert values(1)["When to look twice"].startswith("It is equally certain about all inputs, so")
+    told = values(1, kind=Kind.SPREAD)["When to look twice"]
+    assert told.startswith("Its certainty depends on the size of the prediction alone, so")
 
 
 def test_intervals_that_miss_and_guesses_are_called_so():

@@ -130,7 +130,7 @@ def assess_regression(case: Case) -> Assessment:
             "calibration_count": len(held_out),
             "threshold": thresholds[0],
             "unit": predicted[0].unit,
-            "target": predicted[0].name,
+            "target": predicted[0].name if len(predicted) == 1 else f"{len(predicted)} outputs",
             "no_novelty": why_not,
         },
     )

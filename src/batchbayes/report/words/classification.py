@@ -37,10 +37,12 @@ from batchbayes.report.words.shared import (
     honest_words,
     marked_sentence,
     next_step,
+    no_gain,
     novelty_terms,
     numbers,
     of_100,
     place,
+    said,
     sentence_of_choice,
     strange_sentence,
     too_few,
@@ -59,13 +61,21 @@ def class_verdict(rows: Rows, contenders: Sequence[Contender[Any]], choice: Choi
     right = torch.tensor([a == b for a, b in zip(column(rows, "prediction"), targets, strict=True)])
     accuracy, found, own = float(right.double().mean()), class_honesty(confidence, right), contenders[0].metrics
     alone = honesty(own["mean_confidence"] - own["accuracy"], share_error(own["accuracy"], len(right)))
+    worst = worst_group(class_groups(rows, confidence, right, columns_of(case.test)))
     verdict = {
         **class_sentences(
-            contenders, choice, accuracy, found, alone, error=share_error(accuracy, len(right)), noun="answer"
+            contenders,
+            choice,
+            accuracy,
+            found,
+            alone,
+            error=share_error(accuracy, len(right)),
+            noun="answer",
+            worst=worst,
         ),
-        "Can its percentages be believed?": believed(confidence, right, found)
+        "Can its percentages be believed?": believed(confidence, right, found, worst)
         + told_alone(choice, own, found, alone)
-        + told_group(worst_group(class_groups(rows, confidence, right, columns_of(case.test)))),
+        + told_group(worst),
         "When to look twice": marked_sentence(numbers(rows, "flag") > 0, ~right),
     }
     verdict["How good is it?"] += f" This was counted on {count(len(right), 'test example')}."
@@ -88,6 +98,7 @@ def class_sentences(
     *,
     error: float,
     noun: str,
+    worst: Group | None = None,
 ) -> dict[str, str]:
     """Return the headline, what to do next, and how good it is.
 
@@ -99,10 +110,11 @@ def class_sentences(
         alone: how honest the network is as it is.
         error: the standard error of the accuracy.
         noun: what is counted, in the singular.
+        worst: a group in which percentages are too high.
     """
     own = contenders[0].metrics
     trust = {
-        Trust.HONEST: "and its percentages can be believed",
+        Trust.HONEST: "and its percentages can be believed" + (" on average" if worst else ""),
         Trust.UNKNOWN: "but there are too few test examples to know whether its percentages can be believed",
     }.get(found.trust, f"but it is {honest_words(found)}")
     good = f"Of 100 {noun}s like these {of_100(accuracy)} are right"
@@ -114,7 +126,7 @@ def class_sentences(
     elif found.is_off and found.is_little and not alone.is_little and alone.trust is not Trust.UNKNOWN:
         gains.append("its percentages are closer to the truth")
     if not (choice.is_network or gains):
-        gains.append(_truth(own["nll"], choice.recommended.metrics["nll"]))
+        gains.append(_truth(own["nll"], choice.recommended.metrics["nll"]) or no_gain(choice, contenders[0]))
     return {
         "headline": f"{good}, {trust}.",
         "What to do next": next_step(
@@ -150,27 +162,27 @@ def cheaper(contenders: Sequence[Contender[Any]], choice: Choice) -> str:
 
 
 def _truth(before: float, after: float) -> str:
-    """Say what a lower NLL means: how probable the true classes are, in the (geometric) mean.
+    """Say what a lower NLL means: how probable the true classes are, in the (geometric) mean. Empty if it is not lower.
 
     >>> _truth(0.4, 0.2)
     'the true classes are 82 % probable on average instead of 67 %'
     """
     old, new = (percent(math.exp(-nll), 0) for nll in (before, after))
     if after >= before:
-        return "the predictions fitted the calibration data best, though they do not fit the test data better"
+        return ""
     return f"the true classes are {new} probable on average" + (
         f" instead of {old}" if old != new else ", a little more"
     )
 
 
-def believed(confidence: Tensor, right: Tensor, found: Honesty) -> str:
-    """Say whether confidences (N,) can be taken at their word, with an example."""
+def believed(confidence: Tensor, right: Tensor, found: Honesty, worst: Group | None = None) -> str:
+    """Say whether confidences (N,) can be taken at their word, also in the worst group, with an example."""
     level = next((level for level in SURE_LEVELS if float((confidence >= level).double().mean()) >= 0.2), None)
-    text = {Trust.HONEST: "Yes.", Trust.UNKNOWN: "Not known: the test examples are too few."}.get(
+    text = {Trust.HONEST: yes(worst), Trust.UNKNOWN: "Not known: the test examples are too few."}.get(
         found.trust, f"Not quite: it is {honest_words(found)}."
     )
     if found.is_off:
-        text += f" It says {percent(float(confidence.mean()), 0)} on average."
+        text += f" It says {said(float(confidence.mean()))} on average."
     if level is not None:
         sure = confidence >= level
         text += (
@@ -196,12 +208,17 @@ def class_groups(rows: Rows, confidence: Tensor, right: Tensor, columns: Mapping
     return groups + shared_groups(columns, numbers(rows, "flag"), confidence, right)
 
 
+def yes(worst: Group | None) -> str:
+    """Say that percentages can be believed, unless they are too high in a group."""
+    return "On average, but not everywhere." if worst else "Yes."
+
+
 def told_group(group: Group | None) -> str:
     """Name a group in which percentages are too high."""
     if group is None:
         return ""
     return (
-        f" It is too sure of itself {place(group)}: it says {percent(group.said, 0)} there on average, and "
+        f" It is too sure of itself {place(group)}: it says {said(group.said)} there on average, and "
         f"{of_100(group.held)} of 100 are right{give_or_take(group.error)}."
     )
 
@@ -210,7 +227,7 @@ def told_alone(choice: Choice, own: Any, found: Honesty, alone: Honesty) -> str:
     """Say how honest the network alone is, if this differs."""
     if choice.is_network or not alone.is_off or alone == found:
         return ""
-    return f" The network alone is {honest_words(alone)}: it says {percent(own['mean_confidence'], 0)} on average."
+    return f" The network alone is {honest_words(alone)}: it says {said(own['mean_confidence'])} on average."
 
 
 def no_better_than_guessing(targets: Sequence[Any], right: Tensor, nll: float) -> str | None:

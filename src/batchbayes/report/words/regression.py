@@ -27,6 +27,7 @@ from batchbayes.report.words.shared import (
     Verdict,
     give_or_take,
     next_step,
+    no_gain,
     novelty_terms,
     numbers,
     of_100,
@@ -145,7 +146,6 @@ class Findings:
 def value_verdict(found: Findings) -> Verdict:
     """Return the sentences of the first screen."""
     rows, quantities, targets, errors = found.rows, found.quantities, found.targets, found.errors
-    own = found.contenders[0].metrics
     each = list(zip(quantities, errors.T, targets.T, strict=True))
     good = [_within(quantity, error) for quantity, error, _ in each]
     worst = [worst_group(interval_groups(found, i)) for i in range(len(quantities))]
@@ -155,14 +155,14 @@ def value_verdict(found: Findings) -> Verdict:
         + (", but its intervals are too narrow for some of them." if narrow else "."),
         "What to do next": next_step(
             found.choice,
-            value_gains(found.choice, own),
+            value_gains(found.choice, found.contenders[0]),
             marks=any(rows["flag"]),
             but=DOUBTFUL if narrow else "",
         ),
         "How good is it?": " ".join(_good(*every, named=len(each) > 1) for every in each)
         + f" This was counted on {count(len(targets), 'test example')}.",
         "Can its intervals be believed?": " ".join(_believed(found, i, group) for i, group in enumerate(worst)),
-        "When to look twice": _marked(rows, errors[:, 0], quantities[0]),
+        "When to look twice": _marked(found),
     }
     if found.ood is not None:
         verdict["Strange inputs"] = strange_sentence(rows, found.ood.name)
@@ -176,17 +176,17 @@ def value_verdict(found: Findings) -> Verdict:
     return Verdict(verdict)
 
 
-def value_gains(choice: Choice, own: Mapping[str, float]) -> list[str]:
+def value_gains(choice: Choice, network: Contender[Any]) -> list[str]:
     """Say what the recommended method does better than the network as it is."""
     if choice.is_network:
         return []
-    chosen = choice.recommended.metrics
+    chosen, own = choice.recommended.metrics, network.metrics
     named = {"rmse": ("typical errors are", "smaller"), "conformal_width": ("the intervals are", "narrower")}
     less = {key: 1 - chosen[key] / own[key] for key in named if key in chosen and own.get(key)}
     found = [f"{named[key][0]} {percent(share, 0)} {named[key][1]}" for key, share in less.items() if share >= SMALL]
     if not found and chosen["nll"] < own["nll"]:
         found = ["the intervals fit each prediction better"]
-    return found or ["the predictions fitted the calibration data best, though they do not fit the test data better"]
+    return found or [no_gain(choice, network)]
 
 
 def _reach(errors: Tensor) -> float:
@@ -280,16 +280,25 @@ def _told_group(group: Group | None, quantity: Quantity) -> str:
     )
 
 
-def _marked(rows: Rows, errors: Tensor, quantity: Quantity) -> str:
+def _marked(found: Findings) -> str:
     """Say how much larger the errors are of what is marked."""
-    flagged = numbers(rows, "flag") > 0
+    flagged = numbers(found.rows, "flag") > 0
     if not bool(flagged.any()):
-        novel = "" if "" in rows["novelty"] else ", but would mark inputs unlike the training data"
+        novel = "" if "" in found.rows["novelty"] else ", but would mark inputs unlike the training data"
+        follows = any(each.kind is not Kind.PLAIN for each in found.intervals.outputs)
+        certain = (
+            "Its certainty depends on the size of the prediction alone"
+            if follows
+            else "It is equally certain about all inputs"
+        )
         return (
-            "It is equally certain about all inputs, so it does not tell which predictions are worse than others. "
+            f"{certain}, so it does not tell which predictions are worse than others. "
             f"predictions.csv marks none{novel}."
         )
-    inside, outside = (_within(quantity, errors[part]) for part in (flagged, ~flagged))
+    inside, outside = (
+        _listed(list(map(_within, found.quantities, found.errors[part].T)), found.quantities)
+        for part in (flagged, ~flagged)
+    )
     return (
         f"predictions.csv marks {of_100(float(flagged.double().mean()))} of 100 predictions (flag = 1). 90 % of true "
         f"values fall within {inside} of those, and within {outside} of the others."
@@ -325,12 +334,15 @@ def _conformal(found: Findings, chosen: Mapping[str, float]) -> str:
     text = f"The 90 % intervals of the predicted distribution hold {percent(chosen['coverage_90'])} of the targets."
     if "conformal_coverage" not in chosen:
         return f"{text} There is too little calibration data for conformal intervals."
-    held, width = percent(chosen["conformal_coverage"]), found.quantities[0].text(chosen["conformal_width"])
+    lower, upper = found.ends
+    widths = [each.text(float(width)) for each, width in zip(found.quantities, (upper - lower).mean(0), strict=True)]
+    kinds = [each.kind.value for each in found.intervals.outputs]
     shares = ", ".join(percent(group.held, 0) for group in fifths_of(found.predictions(0), found.inside(0)))
+    of_first = f" of {found.quantities[0].name}" if len(kinds) > 1 else ""
     return (
-        f"{text} Conformal intervals ({found.intervals.outputs[0].kind.value}), which are stretched to fit the "
-        f"calibration data, hold {held}. Their mean width is {width}."
-        + (f" In fifths of the predictions, from the lowest, they hold {shares}." if shares else "")
+        f"{text} Conformal intervals ({', '.join(dict.fromkeys(kinds))}), which are stretched to fit the calibration "
+        f"data, hold {percent(chosen['conformal_coverage'])}. Their mean width is {_listed(widths, found.quantities)}."
+        + (f" In fifths of the predictions{of_first}, from the lowest, they hold {shares}." if shares else "")
     )
 
 

@@ -19,8 +19,19 @@ from batchbayes.report.words.classification import (
     shared_terms,
     told_alone,
     told_group,
+    yes,
 )
-from batchbayes.report.words.shared import ASIDE, DOUBT, Verdict, few_errors, honest_words, numbers, of_100, too_few
+from batchbayes.report.words.shared import (
+    ASIDE,
+    DOUBT,
+    Verdict,
+    few_errors,
+    honest_words,
+    numbers,
+    of_100,
+    said,
+    too_few,
+)
 
 
 def image_verdict(
@@ -35,20 +46,21 @@ def image_verdict(
     whole, part = nouns
     own, chosen = contenders[0], choice.recommended
     found, alone = _honesty(chosen.seen), _honesty(own.seen)
-    accuracy, said = chosen.metrics["accuracy"], percent(chosen.metrics["mean_confidence"], 0)
-    text = {Trust.HONEST: "Yes.", Trust.UNKNOWN: f"Not known: there are too few test {whole}s."}.get(
+    accuracy, confidence = chosen.metrics["accuracy"], said(chosen.metrics["mean_confidence"])
+    totals = chosen.seen.confusion.counts.sum(1).tolist()
+    names = class_names or range(len(totals))
+    worst = worst_group(chosen.seen.class_groups(names))
+    text = {Trust.HONEST: yes(worst), Trust.UNKNOWN: f"Not known: there are too few test {whole}s."}.get(
         found.trust, f"Not quite: it is {honest_words(found)}."
     )
-    text += f" It says {said} on average, and {of_100(accuracy)} of 100 {part}s are right."
+    text += f" It says {confidence} on average, and {of_100(accuracy)} of 100 {part}s are right."
     wrong = chosen.seen.per_image("wrong")
     error = float(wrong.std()) / len(wrong) ** 0.5 if len(wrong) > 1 else 0.5
-    good = class_sentences(contenders, choice, accuracy, found, alone, error=error, noun=part)
+    good = class_sentences(contenders, choice, accuracy, found, alone, error=error, noun=part, worst=worst)
     good["How good is it?"] += f" This was counted on {count(len(wrong), f'test {whole}')}."
     if DOUBT * error > 2 * VAGUE:
         return Verdict(too_few(len(wrong), f"test {whole}", 20), is_usable=False)
-    totals = chosen.seen.confusion.counts.sum(1).tolist()
-    names = class_names or range(len(totals))
-    text += told_group(worst_group(chosen.seen.class_groups(names)))
+    text += told_group(worst)
     counts = Counter({str(name): total for name, total in zip(names, totals, strict=False) if total})
     guess = guess_sentence(counts, accuracy, error, chosen.metrics["nll"], part)
     sentences = {

@@ -10,6 +10,7 @@ from torch import Tensor
 from batchbayes._common.text import count, number, percent
 from batchbayes.metrics import ood_auroc
 from batchbayes.report.compare.compare import Choice
+from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.compare.honesty import SURE, By, Group, Honesty, Trust
 from batchbayes.report.compare.rows import Rows
 from batchbayes.report.compare.tuning import DOUBT
@@ -53,6 +54,15 @@ def of_100(share: float) -> str:
     return "more than 99" if rounded == 100 else "fewer than 1" if rounded == 0 else str(rounded)
 
 
+def said(confidence: float) -> str:
+    """Write a mean confidence as a percentage. Only certainty is called 100 %.
+
+    >>> said(0.934), said(0.9956), said(1.0)
+    ('93 %', 'more than 99 %', '100 %')
+    """
+    return "more than 99 %" if round(100 * confidence) == 100 and confidence < 1 else percent(confidence, 0)
+
+
 def give_or_take(error: float) -> str:
     """Say how far the true share may be from one that was counted with this standard error.
 
@@ -89,11 +99,14 @@ def place(group: Group, unit: str = "") -> str:
 
     >>> place(Group(By.COLUMN, "age", 18, 25, 40, 0.9, 0.7, 0.05))
     'where age is from 18.0 to 25.0'
+    >>> place(Group(By.CONFIDENCE, "", 0.101, 0.104, 40, 0.1, 0.02, 0.05))
+    'where it says 10 %'
     """
+    low, high = percent(group.low, 0), percent(group.high, 0)
     span = number(group.low) if group.low == group.high else f"from {number(group.low)} to {number(group.high)}"
     return {
         By.PREDICTION: f"where it predicts {span} {unit}".rstrip(),
-        By.CONFIDENCE: f"where it says {percent(group.low, 0)} to {percent(group.high, 0)}",
+        By.CONFIDENCE: f"where it says {low}" + ("" if low == high else f" to {high}"),
         By.CLASS: f"where it says “{group.name}”",
         By.COLUMN: f"where {group.name} is {span}",
         By.FLAG: "among answers that are marked (flag = 1)",
@@ -162,6 +175,14 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool, cheap: str =
     use += f". But {but}." if but else "."
     beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
     return f"{use} {cheap}{' ' if cheap else ''}This call predicts new data, and {beside}:"
+
+
+def no_gain(choice: Choice, network: Contender[Any]) -> str:
+    """Say what there is to say for a method that is no better than the network as it is on the test data."""
+    if choice.recommended.calibration_loss < network.calibration_loss:
+        return "the predictions fitted the calibration data better, though they do not fit the test data better"
+    asked = ", but it was asked for" if choice.asked else ""
+    return f"the predictions fit neither the calibration data nor the test data better{asked}"
 
 
 def plain_name(choice: Choice) -> str:
