@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import batchbayes as bb
+from batchbayes.methods.batchnorm.like_training import order_message
+from batchbayes.methods.batchnorm.sites import all_sites
 
 X = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
 
@@ -81,3 +83,29 @@ def test_batches_in_the_order_of_classes_are_noticed():
         bb.mcbn(network.eval(), mixed.split(16))
         with pytest.raises(bb.BatchbayesWarning, match=r"vary 1[0-9].* times .*Shuffle it"):
             bb.mcbn(network.eval(), x.split(16))
+
+
+def test_images_in_the_order_of_classes_are_noticed():
+    """Pixels of one image vary far more than the means of images, so the means of batches vary little in this unit."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(1200, 1, 8, 8, generator=random)
+    x = x + 0.3 * torch.arange(4.0).repeat_interleave(300)[:, None, None, None]
+    mixed = x[torch.randperm(len(x), generator=random)]
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    for batch in mixed.split(16):
+        network(batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bb.mcbn(network.eval(), mixed.split(16))
+        with pytest.raises(bb.BatchbayesWarning, match=r"like the ones before them: .*Shuffle it"):
+            bb.mcbn(network.eval(), x.split(16))
+
+
+def test_random_batches_are_hardly_ever_called_ordered():
+    layer = nn.BatchNorm1d(1)
+    site = all_sites(nn.Sequential(layer))[0]
+    random, alarms = torch.Generator().manual_seed(0), 0
+    for _ in range(2000):
+        rows = torch.cat([torch.randn(64, 1, generator=random) / 8, torch.zeros(64, 1)], 1)
+        alarms += order_message(site, rows, 64) is not None
+    assert alarms <= 2  # 0.06 expected

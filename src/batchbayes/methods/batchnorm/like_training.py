@@ -49,6 +49,11 @@ UNMIXED = 4.0
 random examples the factor is above 4 in fewer than one of a thousand cases."""
 
 
+ALIKE = 4.0
+"""By how many standard errors the ratio of von Neumann is below 1 if batches are like the ones before them. The
+standard error of R random batches is about 1 / sqrt(R), so this is wrong once in 30,000 fits."""
+
+
 def is_initial(layer: _BatchNorm) -> bool:
     """Whether the running statistics still have the values of a new layer: mean 0 and variance 1."""
     mean, variance = layer.running_mean, layer.running_var
@@ -178,19 +183,38 @@ def order_message(site: Site, rows: Tensor, batch_size: int) -> str | None:
     r"""Return a warning if batches differ more from each other than random ones can; else None.
 
     The mean of M examples that are drawn at random varies by at most $\sigma^2 / M$, whatever the data are like.
-    Batches that follow the order of the classes, or of time, vary up to M times as much. The first site tells.
+    Batches that follow the order of the classes, or of time, vary up to M times as much. Where the pixels of one image
+    vary more than the means of images, this bound is far away, but batches that follow each other are alike: the mean
+    square of their differences is well below twice their variance (von Neumann's ratio). The first site tells.
     """
     if len(rows) < 8:
         return None
     mean, log_std = by_site([site], rows[:, : 2 * site.channels])[0]
     between, within = mean.var(0), (2 * log_std).exp().mean(0)
     ratio = float((between / (between + within)).mean()) * batch_size
-    if ratio < UNMIXED:
+    told = (
+        f"the means of the batches vary {ratio:.3g} times as much as those of {batch_size} examples at random"
+        if ratio >= UNMIXED
+        else _neighbours_alike(mean[:, between > 0], between[between > 0])
+    )
+    if told is None:
         return None
     return (
-        f"at {site.name}, the first batch-norm layer, the means of the batches vary {ratio:.3g} times as much as those "
-        f"of {batch_size} examples at random. Does the data come in the order of its classes, or of time? Shuffle it: "
-        "use shuffle=True in the DataLoader, or pass a tensor or a Dataset and batch_size=."
+        f"at {site.name}, the first batch-norm layer, {told}. Does the data come in the order of its classes, or of "
+        "time? Shuffle it: use shuffle=True in the DataLoader, or pass a tensor or a Dataset and batch_size=."
+    )
+
+
+def _neighbours_alike(mean: Tensor, variance: Tensor) -> str | None:
+    """Say that batches with these means (R, C) are like the ones before them; None if they can be random."""
+    if not variance.numel():
+        return None
+    ratio = float((mean.diff(dim=0).square().mean(0) / (2 * variance)).mean())
+    if ratio > 1 - ALIKE / len(mean) ** 0.5:
+        return None
+    return (
+        f"batches are like the ones before them: their means differ {ratio**0.5:.2g} times as much as those of batches "
+        "at random"
     )
 
 
