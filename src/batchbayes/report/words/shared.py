@@ -181,8 +181,7 @@ def no_gain(choice: Choice, network: Contender[Any]) -> str:
     """Say what there is to say for a method that is no better than the network as it is on the test data."""
     if choice.recommended.calibration_loss < network.calibration_loss:
         return "the predictions fitted the calibration data better, though they do not fit the test data better"
-    asked = ", but it was asked for" if choice.asked else ""
-    return f"the predictions fit neither the calibration data nor the test data better{asked}"
+    return "the predictions fit neither the calibration data nor the test data better"
 
 
 def plain_name(choice: Choice) -> str:
