@@ -8,9 +8,12 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.methods.batchnorm import tuning_family as family
+from batchbayes.methods.batchnorm.candidates import batch_norm_candidates
 from batchbayes.methods.batchnorm.omega import site_of
 from batchbayes.methods.batchnorm.regulariser import kl_to_implied_prior
 from batchbayes.methods.batchnorm.tuning_family import linear_family
+from batchbayes.methods.candidates import Request
+from batchbayes.methods.table import METHODS
 from batchbayes.metrics import gaussian_crps
 
 
@@ -252,8 +255,44 @@ def test_a_likelihood_that_cannot_be_tuned_is_refused():
     posterior, x, y = regression()
     with pytest.raises(bb.BatchbayesError, match=r"call it, as in bb.gaussian\(\)"):
         bb.tune_batch_size(posterior, [(x, y)], bb.gaussian)
-    with pytest.raises(bb.BatchbayesError, match="one precision"):
-        bb.tune_batch_size(posterior, [(x, y)], bb.gaussian([1.0, 2.0]))
+    with pytest.raises(bb.BatchbayesError, match="one precision for the ELBO"):
+        bb.tune_batch_size(posterior, [(x, y)], bb.gaussian([1.0, 2.0]), objective="elbo")
+
+
+def two_outputs(unit):
+    """The first output wants large batches. The second one, in a unit of its own, scatters as for batches of four."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2, bias=False)).double().eval()
+    with torch.no_grad():
+        network[1].weight.copy_(torch.diag(torch.tensor([1.0, unit])))
+    x = torch.randn(1000, 2, dtype=torch.float64)
+    posterior = bb.mcbn(network, x, batch_size=20, num_samples=100)
+    noise = torch.randn(1000, 2, dtype=torch.float64)
+    noise[:, 0] *= 0.05
+    noise[:, 1] *= 0.5 * unit * (1 + x[:, 1].square() / 2).sqrt()
+    return posterior, x, network(x).detach() + noise
+
+
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
+def test_outputs_in_units_of_their_own_have_noise_of_their_own():
+    found = []
+    for unit in (1.0, 1000.0):
+        posterior, x, y = two_outputs(unit)
+        tuned = bb.tune_batch_size(posterior, (x[:100], y[:100]), bb.gaussian([1.0, 1.0]), num_samples=16)
+        first, second = tuned.likelihood.precision
+        found.append([tuned.batch_size, first, second * unit**2])
+    assert found[0] == pytest.approx(found[1], rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore::batchbayes.BatchbayesWarning")
+def test_an_assessment_tunes_the_same_batch_size_in_any_unit():
+    sizes = []
+    for unit in (1.0, 1000.0):
+        posterior, x, y = two_outputs(unit)
+        network = posterior.network.module
+        request = Request(network, x, [(x[:100], y[:100])], bb.gaussian(1.0), 16, 16, 0, batch_size=20)
+        sizes.append(batch_norm_candidates(METHODS["mcbn"], request)[1].settings["batch_size"])
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
 
 
 def test_posteriors_without_noise_are_refused():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from batchbayes._common.text import number
 from batchbayes.engines.check import Linearity, measure_linearity
 from batchbayes.errors import BatchbayesWarning
+from batchbayes.likelihoods import Gaussian, gaussian
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import all_sites
 from batchbayes.methods.batchnorm.tune_batch_size import TunedBatchSize, tune_batch_size
@@ -64,10 +65,13 @@ def _gain(tuned: TunedBatchSize, request: Request) -> Tensor:
 
 def _tune(trained: BatchNormPosterior, request: Request) -> tuple[TunedBatchSize, Linearity]:
     """Tune the batch size. Also return how far the network is linear in its statistics, as tuning takes it."""
+    likelihood, outputs = request.likelihood, request.calibration[0][1].shape[1:2].numel()
+    if isinstance(likelihood, Gaussian) and outputs > 1:
+        likelihood = gaussian([1.0] * outputs)  # they may have units of their own
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BatchbayesWarning)  # the report says it in its own words
         tuned = tune_batch_size(
-            trained, request.calibration, request.likelihood, num_samples=request.tuning_samples, seed=request.seed
+            trained, request.calibration, likelihood, num_samples=request.tuning_samples, seed=request.seed
         )
     inputs = torch.cat([inputs for inputs, _ in request.calibration])
     return tuned, measure_linearity(tuned.posterior, inputs, num_draws=8, max_examples=32, seed=0)

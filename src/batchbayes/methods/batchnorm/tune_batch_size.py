@@ -82,7 +82,8 @@ def tune_batch_size(
     Args:
         posterior: any batch-norm posterior with noise. It is not changed.
         batches: a pair (x, y), a Dataset, or batches of pairs: held-out data for "held-out", training data for "elbo".
-        likelihood: `categorical()`, or `gaussian(precision)`, whose precision is tuned as well.
+        likelihood: `categorical()`, or `gaussian(precision)`, whose precision is tuned as well; with a list of
+            precisions, that of each output is.
         objective: "held-out" maximises the score of data that the network has not seen. "elbo" needs no such data.
         score: "log-likelihood" of the mixture over draws, or, for regression, "crps" of the moment-matched Gaussian.
         per_site: whether to choose one batch size for each batch-norm layer.
@@ -185,7 +186,7 @@ class Goal:
         if self.score == "crps":
             from batchbayes.metrics import gaussian_crps
 
-            mean, variance = outputs.mean(0), outputs.var(0, correction=0) + 1 / likelihood.precision
+            mean, variance = outputs.mean(0), outputs.var(0, correction=0) + likelihood.noise_std(outputs) ** 2
             return -gaussian_crps(mean, variance.sqrt(), targets)
         log_prob = likelihood(outputs).log_prob(targets)  # (S, n, ...)
         return log_prob.mean(0) if self.objective == "elbo" else log_prob.logsumexp(0) - math.log(len(log_prob))
@@ -213,6 +214,9 @@ class Goal:
         """Return the likelihood with its best noise precision, searched in log tau around the best constant one."""
         if not isinstance(self.likelihood, Gaussian):
             return self.likelihood
+        if isinstance(self.likelihood.precision, tuple):
+            count = len(self.likelihood.precision)
+            return Gaussian(tuple(self._of_output(i).best_likelihood(outputs[:, :, i]).precision for i in range(count)))
 
         def cost(log_precision: float) -> float:
             return -float(self.expected(outputs, Gaussian(math.exp(log_precision))))
@@ -221,12 +225,17 @@ class Goal:
             middle = log_inverse_error(float((outputs.mean(0) - self.family.targets).square().mean()))
             return Gaussian(math.exp(minimise(cost, middle - 2, middle + 6, grid=0, steps=16)[0]))
 
+    def _of_output(self, number: int) -> "Goal":
+        """Return the same for one output, whose noise has a precision of its own."""
+        family = replace(self.family, targets=self.family.targets[:, number])
+        return replace(self, family=family, likelihood=Gaussian(1.0))
+
     def evaluate(self, log_size: float) -> tuple[float, float, Tensor]:
         """Return the objective with one batch size for all sites, the KL divergence in it, and examples' scores."""
         outputs = self.family.outputs(torch.full((len(self.family.spread),), log_size))
         likelihood = self.best_likelihood(outputs)
         precision = likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
-        assert isinstance(precision, float)  # best_likelihood gives one number
+        precision = precision if isinstance(precision, float) else 1.0  # several have no KL divergence
         divergence = self.kl(log_size, precision)
         scores = self.scores(outputs, likelihood)
         value = float(self._mean(scores, likelihood)) - divergence
@@ -268,9 +277,9 @@ def _check_options(objective: str, score: str, per_site: bool, likelihood: Any, 
     require_likelihood(likelihood)
     whole_number("num_samples", num_samples)
     whole_number("seed", seed, least=None)
-    if isinstance(likelihood, Gaussian) and isinstance(likelihood.precision, tuple):
+    if isinstance(likelihood, Gaussian) and isinstance(likelihood.precision, tuple) and objective == "elbo":
         raise BatchbayesError(
-            expected="one precision, which is tuned with the batch size",
+            expected="one precision for the ELBO, which is tuned with the batch size",
             got=f"{len(likelihood.precision)} of them",
             fix="pass gaussian(1.0), and then use calibrate.tune_precision(..., per_output=True)",
         )
