@@ -64,25 +64,29 @@ def against_paper(found: list[Table]) -> Figure:
 
 
 def along(name: str, low: float) -> Callable[[list[Table]], Figure]:
-    """Return a chart of the normalised CRPS of five sets along the columns of a table."""
+    """Return a chart of the normalised CRPS of each data set along the columns of a table."""
 
     def chart(found: list[Table]) -> Figure:
         table = found[0]
         x = [number(cell) for cell in table[0][2:]]
         rows = {(row[0], row[1]): [number(cell) for cell in row[2:]] for row in table[1:]}
         sets = list(dict.fromkeys(key[0] for key in rows))
-        figure, panels = new_figure(1, len(sets), (9.2, 2.4), share=False)
-        for panel, each in zip(panels[0], sets, strict=True):
+        lines = -(-len(sets) // 5)
+        figure, panels = new_figure(lines, -(-len(sets) // lines), (9.2, 2.5 * lines), share=False)
+        for panel, each in zip(panels.flat, sets, strict=True):
             panel.axhline(0, color=GREY, lw=0.8)
             panel.plot(x, rows[each, "paper"], "s--", color=GREY, ms=3.5, lw=1.2, label="paper")
             errors = 2 * np.array(rows[each, "± ours"])
             panel.errorbar(x, rows[each, "ours"], errors, fmt="o-", color=BLUE, ms=3.5, lw=1.4, label="ours")
-            panel.set(title=each, xlabel=name, xscale="log")
+            panel.set(title=each, xscale="log")
             panel.set_ylim(max(low, panel.get_ylim()[0]), min(80, panel.get_ylim()[1]))
             panel.set_xticks([x[0], x[-1]], [f"{x[0]:.0f}", f"{x[-1]:.0f}"])
             panel.minorticks_off()
-        panels[0, 0].set_ylabel("normalised CRPS, %")
-        panels[0, 0].legend(frameon=False, fontsize=8)
+        for panel in panels[:, 0]:
+            panel.set_ylabel("normalised CRPS, %")
+        for panel in panels[-1]:
+            panel.set_xlabel(name)
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), ncols=2, loc="outside upper right", frameon=False)
         return figure
 
     return chart
