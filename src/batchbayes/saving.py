@@ -8,6 +8,7 @@ words that say what differs.
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import signature
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from batchbayes.drift.monitor import Monitor
     from batchbayes.novelty.detector import Novelty
 
-FORMAT, TRIES = 1, 5
+FORMAT = 1
+TRIES, TRIES_SECONDS = 30, 5.0
+"""A file that is replaced while it is read is read again, so often and for so long at most."""
 OWN, REFERENCE = "function of the user", "reference"
 """In the header, what stands for a function that has to be passed again: its name, and module:name to import it by."""
 DETECTORS = {
@@ -167,12 +170,14 @@ def load(
         )
     from batchbayes._common.files import ChangedFileError
 
-    for _ in range(TRIES):  # somebody may save to the same path at this moment
+    tries, begun = 0, time.monotonic()
+    while True:  # somebody may save to the same path at this moment
+        tries += 1
         try:
             return _load(path, model, other_weights, import_functions, dict(code))
         except ChangedFileError:
-            continue
-    return _load(path, model, other_weights, import_functions, dict(code))
+            if tries == TRIES or time.monotonic() - begun > TRIES_SECONDS:
+                raise
 
 
 def _load(
@@ -278,8 +283,12 @@ def read_file(path: Path) -> "tuple[dict[str, Any], TensorFile]":
             got=f"format {found!r}",
             fix="update batchbayes, or fit again",
         )
-    if not is_intact:
-        raise _damaged(path, "a file whose checksum is wrong: some of it has changed since it was written")
+    if not is_intact:  # or it was replaced by one with the same number, size and time
+        raise ChangedFileError(
+            expected=f"a posterior written by save() at {path}",
+            got="a file whose checksum is wrong: some of it has changed since it was written",
+            fix="fit and save it again",
+        )
     return header, tensors
 
 

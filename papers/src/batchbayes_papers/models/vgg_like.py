@@ -14,6 +14,7 @@ class VGGLike(nn.Module):
         dropout: scales the rates of dropout: that of convolutions (0.3 after the first, 0.4 after the others that no
             pooling follows), and that before the dense layers (0.5).
 
+    >>> import torch
     >>> VGGLike(width=0.0625)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     >>> sum(p.numel() for p in VGGLike().parameters() if p.ndim > 1)
