@@ -1,9 +1,9 @@
-"""Build sdists and wheels of both packages, install the wheels into empty environments, and use them there.
+"""Build sdists and wheels of all packages, install the wheels into empty environments, and use them there.
 
 `make release-check` does this. One environment has the library alone; each extra has one of its own, and so have the
-papers. They share one installation of torch, which is
-most of the download. With --lowest, every other requirement has the lowest version that pyproject.toml allows. A step
-that has passed is not done again with the same wheels, so that a stopped check continues.
+other packages. They share one installation of torch, which is most of the download; the service has none of it. With
+--lowest, every other requirement has the lowest version that pyproject.toml allows. A step that has passed is not done
+again with the same wheels, so that a stopped check continues.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "constraints-lock.txt"
-PACKAGES = {"batchbayes": ROOT, "batchbayes_papers": ROOT / "papers"}
+PACKAGES = {"batchbayes": ROOT} | {f"batchbayes_{name}": ROOT / name for name in ("tables", "serve", "papers")}
 """The packages, and the folders of their sources."""
 MODEL = """
 import torch
@@ -70,7 +70,7 @@ POSTERIOR = ["--posterior", "report/posterior.safetensors", "--input", "test.npz
 class Environment:
     """An empty environment with some wheels in it, and an empty folder to work in."""
 
-    def __init__(self, name: str, folder: Path, wheels: list[str], torch_packages: Path, lowest: bool) -> None:
+    def __init__(self, name: str, folder: Path, wheels: list[str], torch_packages: Path | None, lowest: bool) -> None:
         self.name, self.bin = name, folder / "environment/bin"
         self.work, self._steps = folder / "work", folder / "steps"
         if self._is_done("install"):
@@ -78,10 +78,12 @@ class Environment:
         shutil.rmtree(folder, ignore_errors=True)
         self.work.mkdir(parents=True)
         run([sys.executable, "-m", "venv", str(folder / "environment")])
-        (packages_of(self.bin) / "torch.pth").write_text(f"{torch_packages}\n")
+        if torch_packages:
+            (packages_of(self.bin) / "torch.pth").write_text(f"{torch_packages}\n")
         pins = folder / "pins.txt"
         pins.write_text("\n".join(lowest_versions()) if lowest else "")
-        run([str(self.bin / "pip"), "install", "--quiet", "-c", str(pins), *wheels])
+        found = ["--find-links", str(Path(wheels[0].split("[")[0]).parent)]
+        run([str(self.bin / "pip"), "install", "--quiet", "-c", str(pins), *found, *wheels])
         self._done("install")
 
     def _is_done(self, step: str) -> bool:
@@ -127,11 +129,12 @@ def lowest_versions() -> list[str]:
     extras = [
         line
         for project in projects
-        for name, lines in project["optional-dependencies"].items()
+        for name, lines in project.get("optional-dependencies", {}).items()
         if name not in ("dev", "docs")
         for line in lines
     ]
-    found = [re.match(r"([\w-]+)>=([\d.]+)", line) for line in [*projects[0]["dependencies"], *extras]]
+    needed = [line for project in projects for line in project["dependencies"]]
+    found = [re.match(r"([\w-]+)>=([\d.]+)", line) for line in [*needed, *extras]]
     return [f"{m[1]}=={m[2]}{'.0' * (2 - m[2].count('.'))}" for m in found if m and m[1] != "torch"]
 
 
@@ -198,14 +201,19 @@ def check_core(place: Environment) -> None:
     place.step(
         "assess without its extra says what to install", lambda: place.batchbayes(*ASSESS, "--out", "report", code=2)
     )
-    place.step("reproduce without the papers says in one line what to install", lambda: check_without_papers(place))
+    place.step("doors of other packages say in one line what to install", lambda: check_doors(place))
 
 
-def check_without_papers(place: Environment) -> None:
-    for words in (["reproduce", "mcbn-toy", "--preset", "smoke"], ["table", "mcbn-toy", "runs"]):
+def check_doors(place: Environment) -> None:
+    commands = (["reproduce", "mcbn-toy", "--preset", "smoke"], ["table", "mcbn-toy", "runs"], ["demo"])
+    for words, package in [*((words, "papers") for words in commands), (["serve", "network.onnx"], "serve")]:
         said = place.batchbayes(*words, code=2)
-        if "pip install batchbayes-papers" not in said or len(said.strip().splitlines()) != 1:
+        if f"pip install batchbayes-{package}" not in said or len(said.strip().splitlines()) != 1:
             raise SystemExit(f"batchbayes {' '.join(words)} says {said!r}")
+    for code, package in (("import batchbayes.sklearn", "tables"), ("bb.batch_norm_regulariser", "papers")):
+        said = run([str(place.bin / "python"), "-c", f"import batchbayes as bb; {code}"], place.work, 1)
+        if f"pip install batchbayes-{package}" not in said.splitlines()[-1]:
+            raise SystemExit(f"{code} says {said!r}")
 
 
 def check_report(place: Environment) -> None:
@@ -217,7 +225,6 @@ def check_report(place: Environment) -> None:
 def check_sklearn(place: Environment) -> None:
     for page in ("README.md", "docs/index.md", "docs/start.md"):
         place.step(f"snippets of {page}", lambda page=page: place.python("\n".join(snippets(page))))
-    place.step("demo", lambda: place.batchbayes("demo"))
     estimator = (
         "from sklearn.datasets import load_diabetes; from batchbayes.sklearn import UncertainRegressor\n"
         "x, y = load_diabetes(return_X_y=True)\n"
@@ -229,6 +236,7 @@ def check_sklearn(place: Environment) -> None:
 def check_reproduce(place: Environment) -> None:
     """Run every experiment at its smallest. The command fails if one of them does."""
     options = ["--preset", "smoke", "--workers", "1", "--quiet", "--out", "runs"]
+    place.step("demo", lambda: place.batchbayes("demo"))
     place.step("reproduce every experiment", lambda: place.batchbayes("reproduce", "--all", *options))
 
 
@@ -251,6 +259,28 @@ def check_export(place: Environment) -> None:
     place.step("serve", lambda: place.python(serve))
 
 
+def check_service(place: Environment) -> None:
+    """Answer a request where neither the library nor torch is installed."""
+
+    def asked() -> None:
+        exported = max(place.work.parent.parent.glob("export-*/work/network.onnx"), key=os.path.getmtime)
+        shutil.copy(exported, place.work)
+        place.python(
+            "import importlib.util, json, subprocess, urllib.request\n"
+            "assert not any(map(importlib.util.find_spec, ('torch', 'batchbayes')))\n"
+            f"words = ['{place.bin / 'batchbayes-serve'}', 'network.onnx', '--port', '0']\n"
+            "with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:\n"
+            "    address = started.stdout.readline().strip() + '/predict'\n"
+            "    body = json.dumps({'inputs': [[0.1, 0.2, 0.3, 0.4]]}).encode()\n"
+            "    kind = {'Content-Type': 'application/json'}\n"
+            "    answer = json.load(urllib.request.urlopen(urllib.request.Request(address, body, kind)))\n"
+            "    started.terminate()\n"
+            "print(answer)"
+        )
+
+    place.step("a request", asked)
+
+
 def check_cluster(place: Environment) -> None:
     options = ["--preset", "smoke", "--cluster", "local:1", "--quiet", "--out", "runs/cluster"]
     place.step("reproduce on a cluster", lambda: place.batchbayes("reproduce", "mcbn-toy", *options))
@@ -258,26 +288,25 @@ def check_cluster(place: Environment) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What is tried with which extras of which package. The papers bring the library with them."""
+    """What is tried with which packages and extras, such as "batchbayes[report]". Others come from the same folder."""
 
     check: Callable[[Environment], None]
-    extra: str = ""
-    papers: str | None = None
-    """Extras of the papers; None for an environment without them."""
+    packages: tuple[str, ...] = ("batchbayes",)
 
     def wheels(self, built: dict[str, Path]) -> list[str]:
         """Return what pip is asked to install."""
-        wanted = {"batchbayes": self.extra} | ({} if self.papers is None else {"batchbayes_papers": self.papers})
-        return [f"{built[name]}[{extra}]" if extra else str(built[name]) for name, extra in wanted.items()]
+        wanted = [package.partition("[") for package in self.packages]
+        return [f"{built[name]}{bracket}{extras}" for name, bracket, extras in wanted]
 
 
 CASES = {
     "core": Case(check_core),
-    "report": Case(check_report, "report"),
-    "sklearn": Case(check_sklearn, "sklearn"),
-    "export": Case(check_export, "export,report,serve"),
-    "papers": Case(check_reproduce, papers="rl"),
-    "cluster": Case(check_cluster, "cluster", papers=""),
+    "report": Case(check_report, ("batchbayes[report]",)),
+    "tables": Case(check_sklearn, ("batchbayes[sklearn]",)),
+    "export": Case(check_export, ("batchbayes[export,report,serve]",)),
+    "serve": Case(check_service, ("batchbayes_serve",)),
+    "papers": Case(check_reproduce, ("batchbayes", "batchbayes_papers[rl]")),
+    "cluster": Case(check_cluster, ("batchbayes[cluster]", "batchbayes_papers")),
 }
 
 
@@ -285,7 +314,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / ".venv-release", help="where the environments go")
     parser.add_argument("--lowest", action="store_true", help="the lowest versions of everything but torch")
-    parser.add_argument("--wheels", type=Path, help="a folder with both wheels, if they are built already")
+    parser.add_argument("--wheels", type=Path, help="a folder with all wheels, if they are built already")
     parser.add_argument("--only", choices=CASES, help="one environment")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -296,7 +325,8 @@ def main() -> None:
     key = hashlib.sha256(content).hexdigest()[:12] + ("-lowest" if options.lowest else "")
     for name, case in CASES.items():
         if options.only in (None, name):
-            case.check(Environment(name, folder / f"{name}-{key}", case.wheels(built), shared, options.lowest))
+            needs_torch = None if name == "serve" else shared
+            case.check(Environment(name, folder / f"{name}-{key}", case.wheels(built), needs_torch, options.lowest))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import torch
 from batchbayes_papers.data.cifar10 import MEAN, STD, crop_and_flip, load_cifar10, standardise
 from batchbayes_papers.data.mnist import load_mnist
 from batchbayes_papers.models.pretrained import cifar_resnet
+from batchbayes_tables.stack.train import train_together
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -35,7 +36,6 @@ from batchbayes.report.read.data_check import outside_ranges, unfamiliar
 from batchbayes.report.read.examples import from_tensors
 from batchbayes.report.read.schema import Column, Schema
 from batchbayes.tools import GlobalStream, atomic_path, generator, progress
-from batchbayes.training.stack.train import train_together
 
 TABLES = ("boston", "concrete", "energy", "power", "wine")
 IMAGES, TEST_IMAGES, EPOCHS, BATCH_SIZE, PARTS = 2000, 300, 6, 64, 5

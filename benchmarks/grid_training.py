@@ -18,12 +18,12 @@ import torch
 from batchbayes_papers.data.uci import load_regression, published_folds, published_split
 from batchbayes_papers.mcbn.protocol import new_network
 from batchbayes_papers.mcbn.splits import standardised
+from batchbayes_tables.stack.stack import stack_networks
+from batchbayes_tables.stack.train import Group, train_together
 
 from batchbayes import TrainingConfig, train
 from batchbayes.tools import generator, shuffled
 from batchbayes.training.loop import half_squared_error, supervised
-from batchbayes.training.stack.stack import stack_networks
-from batchbayes.training.stack.train import Group, train_together
 
 DECAYS, EPOCHS, REPEATS = 15, 20, 3
 

@@ -20,9 +20,9 @@ LAYERS = [
     {"methods"},
     {"novelty", "drift", "saving", "plots", "calibrate", "distill", "decisions", "detections"},
     {"tools"},
-    {"report", "sklearn", "demo"},
-    {"export", "serve"},
-    {"cli", "__main__"},
+    {"report"},
+    {"export"},
+    {"cli", "sklearn", "__main__"},
 ]
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.
 ALONE = {"methods", "models", "datasets", "training"}

@@ -3,22 +3,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from batchbayes_papers import demo
 
 import batchbayes
-from batchbayes import BatchbayesError, cli, demo
+from batchbayes import BatchbayesError, cli
 from batchbayes._common.checks import install_command
 
 
 def test_demo_gets_the_folder_and_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Path, int]] = []
-    monkeypatch.setattr(demo, "run_demo", lambda out, seed: calls.append((out, seed)))
+    monkeypatch.setattr(demo, "demo_command", lambda parsed: calls.append((parsed.out, parsed.seed)))
     assert cli.main(["demo"]) == 0
     assert cli.main(["demo", "--out", "elsewhere", "--seed", "7"]) == 0
     assert calls == [(Path("demo"), 0), (Path("elsewhere"), 7)]
 
 
 def failing(error: BaseException):
-    def run(out: Path, seed: int) -> None:
+    def run(parsed: object) -> None:
         raise error
 
     return run
@@ -27,7 +28,7 @@ def failing(error: BaseException):
 def test_bad_input_is_one_line_on_standard_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "run_demo", failing(BatchbayesError(expected="a", got="b", fix="c")))
+    monkeypatch.setattr(demo, "demo_command", failing(BatchbayesError(expected="a", got="b", fix="c")))
     assert cli.main(["demo"]) == 2
     printed = capsys.readouterr()
     assert printed.err == "batchbayes demo: expected a; got b. Do this: c.\n"
@@ -35,19 +36,19 @@ def test_bad_input_is_one_line_on_standard_error(
 
 
 def test_debug_shows_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "run_demo", failing(BatchbayesError(expected="a", got="b", fix="c")))
+    monkeypatch.setattr(demo, "demo_command", failing(BatchbayesError(expected="a", got="b", fix="c")))
     with pytest.raises(BatchbayesError):
         cli.main(["demo", "--debug"])
 
 
 def test_other_errors_are_bugs_and_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "run_demo", failing(ZeroDivisionError()))
+    monkeypatch.setattr(demo, "demo_command", failing(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         cli.main(["demo"])
 
 
 def test_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(demo, "run_demo", failing(KeyboardInterrupt()))
+    monkeypatch.setattr(demo, "demo_command", failing(KeyboardInterrupt()))
     assert cli.main(["demo"]) == 130
     assert capsys.readouterr().err == "batchbayes demo: interrupted\n"
 
@@ -70,8 +71,9 @@ def test_misuse_ends_with_2_and_usage(arguments: list[str], capsys: pytest.Captu
 PRINTING = """
 import sys, types
 from batchbayes import cli
-demo = sys.modules["batchbayes.demo"] = types.ModuleType("batchbayes.demo")  # the real one would import torch
-demo.run_demo = lambda out, seed: [print("7.5 ± 0.5, \u22121 \u4e00", file={stream}) for _ in range({lines})]
+demo = types.ModuleType("batchbayes_papers.demo")  # the real one would import torch
+sys.modules[demo.__name__] = demo
+demo.demo_command = lambda parsed: [print("7.5 ± 0.5, \u22121 \u4e00", file={stream}) for _ in range({lines})]
 sys.exit(cli.main({arguments}))
 """
 
@@ -99,7 +101,7 @@ def test_help_may_be_cut_off_too() -> None:
 
 
 def test_a_pipe_of_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "run_demo", failing(BrokenPipeError()))
+    monkeypatch.setattr(demo, "demo_command", failing(BrokenPipeError()))
     with pytest.raises(BrokenPipeError):
         cli.main(["demo"])
 
@@ -113,7 +115,16 @@ def test_letters_that_the_output_has_not_are_replaced(encoding: str, printed: st
     assert done.stdout.decode(encoding) == f"{printed}\n"
 
 
-@pytest.mark.parametrize("words", [["reproduce", "--all", "--preset", "smoke"], ["table", "mcbn-uci"], ["table", "-h"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["reproduce", "--all", "--preset", "smoke"],
+        ["table", "mcbn-uci"],
+        ["table", "-h"],
+        ["demo"],
+        ["serve", "a.onnx"],
+    ],
+)
 def test_a_command_whose_package_is_missing_says_how_to_install_it(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,4 +132,5 @@ def test_a_command_whose_package_is_missing_says_how_to_install_it(
     assert cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"the command `{words[0]}`" in line
-    assert f"Do this: {install_command(package='batchbayes-papers')}." in line
+    package = "batchbayes-serve" if words[0] == "serve" else "batchbayes-papers"
+    assert f"Do this: {install_command(package=package)}." in line

@@ -5,11 +5,11 @@ from itertools import combinations, product
 
 import pytest
 import torch
+from batchbayes_papers.samples import acquisition
 from scipy.stats import beta
 from torch import nn
 
 import batchbayes as bb
-from batchbayes import decisions
 from batchbayes.decisions import (
     binomial_bound,
     choose_to_label,
@@ -51,7 +51,7 @@ def test_a_joint_choice_from_a_large_pool_needs_little_memory(monkeypatch):
         bb.ensemble([nn.Linear(2, 4) for _ in range(5)]), torch.randn(60, 2), bb.categorical(), keep_draws=True
     )
     whole = choose_to_label(predictive, 4, jointly=True)
-    monkeypatch.setattr(decisions, "MOST_NUMBERS", 100)
+    monkeypatch.setattr(acquisition, "MOST_NUMBERS", 100)
     assert choose_to_label(predictive, 4, jointly=True).tolist() == whole.tolist()
     with pytest.raises(bb.BatchbayesError, match="predictions of classes; got a GaussianPredictive"):
         choose_to_label(bb.predict(bb.deterministic(nn.Linear(2, 1)), torch.randn(9, 2), bb.gaussian(1.0)), 2)

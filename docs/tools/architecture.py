@@ -17,7 +17,7 @@ BOXES = {
     "likelihoods": "predictive\nlikelihoods",
 }
 """Modules of the top folder that share a box."""
-DOORS = {"cli", "__main__", "__init__", "demo", "datasets", "models", "tools"}
+DOORS = {"cli", "__main__", "__init__", "sklearn", "datasets", "models", "tools"}
 """Modules that only pass on what others do, and plain data and networks: left out of the picture."""
 
 

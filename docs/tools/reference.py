@@ -27,7 +27,8 @@ PAGES = {
 MODULES = {
     "calibrate": "Calibration", "metrics": "Scores and metrics", "decisions": "Decisions", "plots": "Figures",
     "distill": "Distillation", "sklearn": "scikit-learn estimators", "training.loop": "Training",
-    "training.stack.train": "Hundreds of small networks at once", "training.stack.stack": "Stacks of networks",
+    "batchbayes_tables.stack.train": "Hundreds of small networks at once",
+    "batchbayes_tables.stack.stack": "Stacks of networks",
     "datasets": "Digits and toy data", "models": "Small networks", "tools": "Tools for experiments and methods",
 }  # fmt: skip
 """Modules that have a page of their own. Together with `bb.NAME`, this is what is public."""
@@ -64,7 +65,7 @@ def write_reference(folder: Path) -> None:
         objects = [name for names in homes.values() for name in names]
         pages |= {_file(f"batchbayes.{name}"): _object_page(f"batchbayes.{name}", title, page) for name in objects}
     for module, title in MODULES.items():
-        path = f"batchbayes.{module}"
+        path = _path(module)
         names, constants = _names(import_module(path)), _constants(path)
         about = _rst([f".. automodule:: {path}\n   :no-members:\n"])
         entries = _rst([_entry(f"{path}.{name}", _found(f"{path}.{name}")) for name in constants])
@@ -86,7 +87,7 @@ def _index(by_page: dict[str, dict[str, list[str]]]) -> list[str]:
         for page, homes in by_page.items()
     ]
     rows += [
-        (title, module, [f"batchbayes.{module}.{name}" for name in _names(import_module(f"batchbayes.{module}"))])
+        (title, module, [f"{_path(module)}.{name}" for name in _names(import_module(_path(module)))])
         for module, title in MODULES.items()
     ]
     lines = [f"| [{title}]({page}.md) | {', '.join(map(_link, objects))} |" for title, page, objects in rows]
@@ -97,6 +98,10 @@ def _index(by_page: dict[str, dict[str, list[str]]]) -> list[str]:
         "| topic | names |\n|---|---|\n" + "\n".join(lines),
         f"```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{contents}\n```",
     ]
+
+
+def _path(module: str) -> str:
+    return module if module.startswith("batchbayes_") else f"batchbayes.{module}"
 
 
 def _file(path: str) -> str:
@@ -118,7 +123,7 @@ def _found(path: str) -> Any:
 def _short(path: str) -> str:
     """Return the name that users write: `bb.mcbn`, and the whole path for other modules."""
     module, name = path.rsplit(".", 1)
-    inside = module.removeprefix("batchbayes").lstrip(".")
+    inside = module.removeprefix("batchbayes").removeprefix(".")
     return f"bb.{name}" if not inside else f"bb.{inside}.{name}" if inside in bb.__all__ else path
 
 

@@ -11,6 +11,7 @@ STUDIED = {
     "engines.check": "how far a network is from linear",
     "methods.batchnorm.omega": "the statistics of batches, site by site",
     "methods.batchnorm.sites": "the layers that they belong to",
+    "methods.batchnorm.prior": "the prior that weight decay implies for them",
     "methods.laplace.curvature": "curvatures of the loss, for learning part by part",
     "methods.samples.schedules": "steps of chains",
     "methods.samples.sg_mcmc": "samplers as optimisers, on a posterior that is known",
@@ -18,10 +19,11 @@ STUDIED = {
     "methods.weights.family": "distributions of weights",
     "methods.weights.sites": "the layers that they belong to",
     "methods.weights.variational": "the loss that an ELBO is made of",
+    "network.function": "what batch-norm layers see in a training",
 }
 """Private modules of the library that experiments may import, and what they study in them."""
-MACHINERY = {"_common.cluster", "_common.machine", "_common.page", "_common.progress"}
-"""Private modules that the runner shares with the report: workers, clusters, pages and bars."""
+MACHINERY = {"_common.cluster", "_common.files", "_common.machine", "_common.page", "_common.progress"}
+"""Private modules that the runner and the demonstration share with the report: workers, clusters, pages and bars."""
 PLAIN = {"tools", "datasets", "models"}
 """All that data sets and networks know of the library: there is nothing Bayesian in them."""
 READERS = {"report.read.arrays"}
@@ -39,7 +41,7 @@ def public_modules():
 
 def may_use(parts, name, public):
     """Say whether a module of the papers may import a module of the library."""
-    if parts[0] == "runner":
+    if parts[0] in ("runner", "demo"):
         return name in public | MACHINERY
     if parts[0] in ("data", "models"):
         return name in PLAIN | READERS

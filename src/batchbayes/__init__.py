@@ -35,8 +35,9 @@ _MOVED = {
     "scores": "batchbayes.metrics",
     "attacks": "batchbayes_papers.attacks.attacks",
     "online": "batchbayes_papers.online",
+    "batch_norm_regulariser": "batchbayes_papers.sbn.regulariser:batch_norm_regulariser",
 }
-"""Modules that had a public name in 0.2."""
+"""Public names of earlier versions that live elsewhere now: modules, or names in them."""
 
 
 class _Package(ModuleType):
@@ -55,7 +56,9 @@ def __getattr__(name: str) -> Any:
     if _HOMES.get(name) == __name__:
         found = import_module(f"{__name__}.{name}")
     elif name in _MOVED:
-        found = import_module(_MOVED[name])
+        from batchbayes._common.checks import moved
+
+        found = moved(_MOVED[name])
     elif name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
     else:

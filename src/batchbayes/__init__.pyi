@@ -32,7 +32,6 @@ from batchbayes.methods.batchnorm.clt_bn import clt_bn as clt_bn
 from batchbayes.methods.batchnorm.mcbn import mcbn as mcbn
 from batchbayes.methods.batchnorm.population import population as population
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior as BatchNormPosterior
-from batchbayes.methods.batchnorm.regulariser import batch_norm_regulariser as batch_norm_regulariser
 from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn as stochastic_bn
 from batchbayes.methods.batchnorm.correlated_bn import correlated_bn as correlated_bn
 from batchbayes.methods.batchnorm.tune_batch_size import tune_batch_size as tune_batch_size

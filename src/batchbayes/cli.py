@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from batchbayes import __version__
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.table import resolve
-from batchbayes.report.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions, positive, whole
+from batchbayes.report.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions
 
 BAD_INPUT, INTERRUPTED, NO_READER = 2, 130, 141
 """Exit codes. Argparse also ends with 2. Shells report 130 after Ctrl-C, and 141 if nobody reads on (`| head`)."""
@@ -45,6 +44,8 @@ far the draws differ; they are empty if the recommended method makes no draws.
 ELSEWHERE = {
     "reproduce": ("batchbayes-papers", "run a published experiment again; write its tables, figures and a page"),
     "table": ("batchbayes-papers", "print the tables of an experiment from its results"),
+    "demo": ("batchbayes-papers", "train two small networks, fit MCBN to both, print a table and write two figures"),
+    "serve": ("batchbayes-serve", "serve an exported file over HTTP, with metrics, limits and a watch for drift"),
 }
 """Commands of packages of their own: name, package and help."""
 EXIT_CODES = "exit codes: 0 done; 2 bad input, with one line that says what to do; 130 interrupted, nothing written"
@@ -133,8 +134,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"batchbayes {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     _add_on_data(commands)
-    _add_serve(commands)
-    _add_demo(commands)
     _add_commands_of_other_packages(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", help="show where in the program an error came from")
@@ -190,54 +189,6 @@ def _add_fields(command: argparse.ArgumentParser, options: type[CommonOptions], 
         command.add_argument(f"--{field.name.replace('_', '-')}", **given)
 
 
-def _add_serve(commands: "argparse._SubParsersAction[Any]") -> None:
-    command = commands.add_parser(
-        "serve",
-        help="serve an exported file over HTTP, with metrics, limits and a watch for drift",
-        description="Serve an ONNX file of `batchbayes export` or bb.export. POST /predict takes\n"
-        '{"inputs": [{"column": number, ...}, ...]}, or lists of numbers if the file knows no columns.\n'
-        "GET / is a live page; /health, /ready, /version and /metrics are for machines. Logs are JSON lines on stderr.",
-        epilog="SIGTERM: /ready says no, then no connection is taken, and all that were taken are answered.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = command.add_argument
-    add("file", type=Path, metavar="FILE.onnx")
-    add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
-    add("--port", type=whole, default=8000, help="port to listen on (8000); 0 for any that is free, which is printed")
-    add(
-        "--drift", type=Path, metavar="D.safetensors", help="a saved bb.drift or monitor; the file was exported with it"
-    )
-    add("--false-alarms", type=float, default=0.01, help="chance of ever raising a false alarm (0.01)")
-    add("--max-bytes", type=positive, default=2**24, help="longest body of a request (16777216)")
-    add("--max-rows", type=positive, default=4096, help="most rows in a request, and in one call of the file (4096)")
-    add("--timeout", type=float, default=30.0, help="seconds for a request to arrive, and for its answer (30)")
-    add("--drain", type=float, default=1.0, help="seconds between saying that it stops and stopping (1)")
-    add("--threads", type=whole, default=0, help="threads of one call (0: onnxruntime chooses)")
-    add("--quiet", action="store_true", help="no line in the log for each request")
-    command.set_defaults(run=_serve, options=None)
-
-
-def _serve(parsed: argparse.Namespace) -> None:
-    try:
-        run = resolve("batchbayes.serve.service:serve_command")
-    except ModuleNotFoundError as error:
-        from batchbayes._common.checks import install_command  # it brings torch
-
-        packages = "onnxruntime, prometheus-client, starlette and uvicorn"
-        raise BatchbayesError(packages, f"no {error.name}", install_command("serve")) from error
-    run(parsed)
-
-
-def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
-    about = "train two small networks, fit MCBN to both, print a table and write two figures"
-    command = commands.add_parser("demo", help=about, description=about.capitalize() + ".")
-    command.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where the figures go (demo)")
-    command.add_argument(
-        "--seed", type=int, default=0, help="the first of five seeds, of the data, the training and the draws (0)"
-    )
-    command.set_defaults(run=lambda parsed: resolve("batchbayes.demo:run_demo")(parsed.out, parsed.seed), options=None)
-
-
 def _add_commands_of_other_packages(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add what entry points offer, and say of a command whose package is missing how to install it."""
     for plugin in entry_points(group="batchbayes.commands"):
@@ -249,8 +200,4 @@ def _add_commands_of_other_packages(commands: "argparse._SubParsersAction[Any]")
 
 
 def _require_package(package: str, parsed: argparse.Namespace) -> None:
-    raise BatchbayesError(
-        expected=f"the package {package}, which has the command `{parsed.command}`",
-        got="an environment without it",
-        fix=resolve("batchbayes._common.checks:install_command")(package=package),
-    )
+    raise resolve("batchbayes._common.checks:missing_package")(package, f"the command `{parsed.command}`")

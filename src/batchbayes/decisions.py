@@ -1,14 +1,13 @@
-r"""What uncertainty is for: when to refuse an answer, which inputs to distrust, and which examples to label next.
+r"""What uncertainty is for: when to refuse an answer, which match to believe, and where a peak is.
 
-Each function takes scores or predictives of any posterior.
+Each function takes scores or draws of any posterior. `choose_to_label`, which examples to label next, is in the package
+batchbayes-papers.
 
-References: Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks", NeurIPS 2017; Houlsby et al.,
-"Bayesian Active Learning for Classification and Preference Learning", 2011 (BALD); Kirsch, van Amersfoort, Gal,
-"BatchBALD", NeurIPS 2019.
+Reference: Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks", NeurIPS 2017.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,20 +20,17 @@ from batchbayes._common.checks import (
     check_finite,
     check_not_empty,
     finite_number,
-    require_type,
+    moved,
     takes_arrays,
-    whole_number,
 )
-from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import Bernoulli, Categorical
-from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive
 
-Acquisition = Literal["mutual_information", "entropy", "random"]
-MOST_CONFIGURATIONS = 4096
-"""Joint choices go over all combinations of labels up to this many; beyond, examples are chosen one by one."""
-MOST_NUMBERS = 2**22
-"""Numbers that a joint choice has in memory at a time. A pool of 50,000 examples would need many gigabytes at once."""
+
+def __getattr__(name: str) -> Any:
+    """Find what lives in another package."""
+    if name != "choose_to_label":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return moved("batchbayes_papers.samples.acquisition:choose_to_label")
 
 
 @takes_arrays
@@ -65,7 +61,7 @@ def rejection_threshold(uncertainty: Values, wrong: Values, *, risk: float, conf
     check_bool("wrong", wrong, "uncertainty", uncertainty)
     for name, value in (("the risk", risk), ("the confidence", confidence)):
         finite_number(name, value, above=0, below=1, fix="it is a share")
-    uncertainty, wrong = _one_for_each(uncertainty), _one_for_each(wrong)
+    uncertainty, wrong = one_for_each(uncertainty), one_for_each(wrong)
     order = uncertainty.argsort()
     errors, levels = wrong[order].cumsum(0), uncertainty[order]
     accepted = torch.searchsorted(levels, levels, right=True)  # a threshold accepts all examples that are equal to it
@@ -83,7 +79,7 @@ def rejection_threshold(uncertainty: Values, wrong: Values, *, risk: float, conf
     return found
 
 
-def _one_for_each(values: Tensor) -> Tensor:
+def one_for_each(values: Tensor) -> Tensor:
     """Return values (N,) or (N, 1), as those of a network with one logit, as (N,)."""
     if values.numel() != len(values):
         raise BatchbayesError(
@@ -109,66 +105,6 @@ def binomial_bound(errors: int, count: int, delta: float) -> float:
         tail = (choose + number * math.log(p) + (n - number) * math.log1p(-p)).logsumexp(0)
         low, high = (p, high) if tail > math.log(delta) else (low, p)
     return high
-
-
-def choose_to_label(
-    predictive: CategoricalPredictive | BernoulliPredictive,
-    count: int,
-    *,
-    by: Acquisition = "mutual_information",
-    jointly: bool = False,
-    seed: int = 0,
-) -> Tensor:
-    """Return the positions of the examples to label next, the best first, (count,).
-
-    Args:
-        predictive: of the unlabelled examples (N, K). For a joint choice it must have kept its draws.
-        count: how many to choose.
-        by: "mutual_information" (BALD: where draws disagree), "entropy" (where the mean is unsure), or "random".
-        jointly: choose examples whose labels together say most about the function (BatchBALD), so that they do not
-            repeat each other.
-        seed: of a random choice.
-    """
-    kinds, fix = CategoricalPredictive | BernoulliPredictive, "use bb.categorical() or bb.bernoulli()"
-    require_type(predictive, kinds, expected="predictions of classes", fix=fix)
-    total = len(_one_for_each(predictive.entropy))
-    if not 1 <= whole_number("count", count) <= total:
-        raise BatchbayesError(expected=f"between 1 and {total} examples to choose", got=f"{count}", fix="choose fewer")
-    if by == "random":
-        return torch.randperm(total, generator=generator(seed, "choice"))[:count]
-    if by not in ("mutual_information", "entropy") or (jointly and by != "mutual_information"):
-        raise BatchbayesError(
-            expected='by="mutual_information", "entropy" or "random"; jointly= with the first of them',
-            got=f"by={by!r}, jointly={jointly}",
-            fix="choose one of these",
-        )
-    if not jointly:
-        return _one_for_each(getattr(predictive, by)).argsort(descending=True, stable=True)[:count]
-    return _joint_choice(predictive, count)
-
-
-def _joint_choice(predictive: CategoricalPredictive | BernoulliPredictive, count: int) -> Tensor:
-    r"""Add one example after another, each time the one that raises $I(y_{1..b}; f)$ most.
-
-    $I = H(y_{1..b}) - \sum_i E_s H(y_i \mid f_s)$, because labels are independent given the function. Probabilities of
-    all combinations of labels so far, (C, S), are kept while they are few. When they would be too many, those of the
-    latest example are left out of the joint entropy, and its choice is by single scores.
-    """
-    likelihood = predictive.likelihood if isinstance(predictive.likelihood, Categorical | Bernoulli) else Categorical()
-    probs = likelihood.logits(predictive.draws.double()).softmax(-1).flatten(1, -2)  # (S, N, K)
-    samples, _, classes = probs.shape
-    given = -torch.xlogy(probs, probs).sum(-1).mean(0)  # (N,): expected entropy of each label
-    joint = torch.ones(1, samples, dtype=torch.float64)
-    chosen: list[int] = []
-    for _ in range(count):
-        parts = probs.split(max(1, MOST_NUMBERS // (len(joint) * classes)), 1)
-        each = (torch.einsum("cs,snk->cnk", joint, part) / samples for part in parts)
-        gains = torch.cat([-torch.xlogy(p, p).sum((0, 2)) for p in each]) - given
-        gains[chosen] = -math.inf
-        chosen.append(int(gains.argmax()))
-        if len(joint) * classes <= MOST_CONFIGURATIONS:
-            joint = torch.einsum("cs,sk->cks", joint, probs[:, chosen[-1]]).flatten(0, 1)
-    return torch.tensor(chosen)
 
 
 class Matches(NamedTuple):

@@ -20,7 +20,7 @@ def served(path: Path, **options: Any) -> Iterator[str]:
 @contextmanager
 def serving(path: Path, **options: Any) -> Iterator[Any]:
     """Serve an ONNX file in a thread, and give the service and its address."""
-    from batchbayes.serve.service import build_server
+    from batchbayes_serve.service import build_server
 
     server, address = build_server(path, **({"port": 0, "threads": 1, "drain": 0.0} | options))
     thread = threading.Thread(target=server.answer)

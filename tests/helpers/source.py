@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY, PAPERS = ROOT / "src/batchbayes", ROOT / "papers/src/batchbayes_papers"
+TABLES, SERVE = ROOT / "tables/src/batchbayes_tables", ROOT / "serve/src/batchbayes_serve"
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "joblib"}
 
 

@@ -1,4 +1,4 @@
-"""The commands `batchbayes reproduce` and `batchbayes table`, which batchbayes finds by an entry point."""
+"""The commands `batchbayes reproduce`, `table` and `demo`, which batchbayes finds by an entry point."""
 
 import argparse
 import re
@@ -10,6 +10,7 @@ def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add the commands of this package to those of batchbayes."""
     _add_reproduce(commands)
     _add_table(commands)
+    _add_demo(commands)
 
 
 def positive(text: str) -> int:
@@ -57,3 +58,13 @@ def _add_table(commands: "argparse._SubParsersAction[Any]") -> None:
     formats = ("terminal", "csv", "markdown", "latex")
     command.add_argument("--format", choices=formats, default="terminal", help="(terminal)")
     command.set_defaults(run="batchbayes_papers.runner.command:table_command", options=None)
+
+
+def _add_demo(commands: "argparse._SubParsersAction[Any]") -> None:
+    about = "train two small networks, fit MCBN to both, print a table and write two figures"
+    command = commands.add_parser("demo", help=about, description=about.capitalize() + ".")
+    command.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where the figures go (demo)")
+    command.add_argument(
+        "--seed", type=int, default=0, help="the first of five seeds, of the data, the training and the draws (0)"
+    )
+    command.set_defaults(run="batchbayes_papers.demo:demo_command", options=None)

@@ -26,6 +26,7 @@ from batchbayes_papers.mcbn.published import published_value, published_values
 from batchbayes_papers.mcbn.scores import DrawnPredictions, score_runs, scores_of, tune_fold_precision
 from batchbayes_papers.mcbn.splits import PRECISIONS, load_split, standardised, synthetic_data
 from batchbayes_papers.runner.experiment import Unit
+from batchbayes_tables.stack.stack import stack_networks
 from helpers.experiments import run_experiment
 from helpers.shared import FOLDER
 from scipy import stats
@@ -34,7 +35,6 @@ import batchbayes as bb
 from batchbayes._common.rng import generator
 from batchbayes.training.batches import shuffled
 from batchbayes.training.loop import TrainingConfig, half_squared_error, supervised, train
-from batchbayes.training.stack.stack import stack_networks
 
 SMOKE = mcbn_uci.PRESETS["smoke"]
 

@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from functools import wraps
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -141,7 +142,30 @@ def install_command(extra: str = "", package: str = "batchbayes") -> str:
     folder, what = Path(__file__).resolve().parents[3], f"[{extra}]" if extra else ""
     if not (folder / "papers" / "pyproject.toml").is_file():
         return f"pip install {shlex.quote(package + what)}"
-    return f"pip install -e {shlex.quote(str(folder if package == 'batchbayes' else folder / 'papers') + what)}"
+    return f"pip install -e {shlex.quote(str(folder / package.removeprefix('batchbayes').lstrip('-')) + what)}"
+
+
+def missing_package(package: str, holds: str) -> BatchbayesError:
+    """Return the error that names a package of ours which is not installed, and what it holds."""
+    got, fix = "an environment without it", install_command(package=package)
+    return BatchbayesError(f"the package {package}, which has {holds}", got, fix)
+
+
+def moved(home: str) -> Any:
+    """Return what "module:name" stands for in another package of ours; or the module, if there is no name.
+
+    >>> moved("batchbayes.metrics:ood_auroc").__name__
+    'ood_auroc'
+    """
+    module, _, name = home.partition(":")
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name != package:
+            raise
+        raise missing_package(package.replace("_", "-"), name or module) from error
+    return getattr(found, name) if name else found
 
 
 def require_packages(purpose: str, extra: str, *, package: str = "batchbayes", **packages: str) -> None:

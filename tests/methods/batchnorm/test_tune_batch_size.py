@@ -10,7 +10,7 @@ import batchbayes as bb
 from batchbayes.methods.batchnorm import tuning_family as family
 from batchbayes.methods.batchnorm.candidates import batch_norm_candidates
 from batchbayes.methods.batchnorm.omega import site_of
-from batchbayes.methods.batchnorm.regulariser import kl_to_implied_prior
+from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
 from batchbayes.methods.batchnorm.tuning_family import linear_family
 from batchbayes.methods.candidates import Request
 from batchbayes.methods.table import METHODS

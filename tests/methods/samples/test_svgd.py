@@ -6,10 +6,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.methods.samples.svgd import direction, stacked_outputs
+from batchbayes.methods.samples.svgd import Particles, direction
 from batchbayes.models import MLP
 from batchbayes.training.loop import TrainingConfig, half_squared_error
-from batchbayes.training.stack.stack import stack_networks
 
 RANDOM = torch.Generator().manual_seed(0)
 X = torch.randn(60, 2, generator=RANDOM) @ torch.tensor([[1.0, 0.0], [0.5, 0.8]])
@@ -50,12 +49,19 @@ def test_particles_have_the_moments_of_a_conjugate_regression():
 def test_outputs_of_the_stack_are_those_of_the_networks():
     networks = [MLP(3, [5, 4], 2, norm=False) for _ in range(3)]
     x = torch.randn(6, 3)
-    found = stacked_outputs(stack_networks(networks), x)
+    found = Particles.of(networks, x).outputs(x).detach()
     torch.testing.assert_close(found, torch.stack([network(x) for network in networks]))
+
+
+class Doubled(MLP):
+    def forward(self, inputs):
+        return 2 * super().forward(inputs)
 
 
 BAD = {
     "batch norm": (lambda: MLP(2, [4], 1), {}, "without batch norm and dropout"),
+    "function": (lambda: Doubled(2, [4], 1, norm=False), {}, "one that does more"),
+    "precision": (lambda: make().double(), {}, "inputs of torch.float64, as the networks are"),
     "one": (make, {"num_members": 1}, "num_members as a whole number of at least 2"),
     "prior": (make, {"prior_precision": -1.0}, "a prior precision above 0"),
     "diverges": (make, {"config": TrainingConfig(3, 60, 1e30)}, "finite weights"),

@@ -21,12 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-
-from batchbayes import TrainingConfig
-from batchbayes.models import MLP
-from batchbayes.tools import generator
-from batchbayes.training.stack.stack import (
+from batchbayes_tables.stack.stack import (
     Noise,
     Stack,
     batch_noise,
@@ -35,7 +30,12 @@ from batchbayes.training.stack.stack import (
     stack_outputs,
     unstack,
 )
-from batchbayes.training.stack.train import train_stack
+from batchbayes_tables.stack.train import train_stack
+from torch import Tensor, nn
+
+from batchbayes import TrainingConfig
+from batchbayes.models import MLP
+from batchbayes.tools import generator
 from batchbayes_papers.mcbn.splits import StandardisedPart
 
 NetworkKind = Literal["BN", "DO"]

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from batchbayes_tables.stack.train import train_together
 from torch import Tensor, nn
 
 import batchbayes as bb
 from batchbayes import datasets as toy
 from batchbayes.models import MLP
 from batchbayes.tools import Figure, GlobalStream, count
-from batchbayes.training.stack.train import train_together
 from batchbayes_papers.data.folder import DataFolder
 from batchbayes_papers.mcbn.methods import TUNING_SIZES, at_effective_batch_size
 from batchbayes_papers.mcbn.scores import (

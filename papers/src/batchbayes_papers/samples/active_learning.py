@@ -28,6 +28,7 @@ from batchbayes_papers.models.lenet import SmallLeNet
 from batchbayes_papers.runner.experiment import Results, Unit, warnings_ignored
 from batchbayes_papers.runner.figures import seeds_figure
 from batchbayes_papers.runner.tables import ResultTable, with_error
+from batchbayes_papers.samples.acquisition import choose_to_label
 
 RANDOM = "random"
 CHOICES: dict[str, Any] = {
@@ -142,7 +143,7 @@ def _chosen(config: ActiveConfig, seed: int, choice: str, network: Any, pool: Te
     features = network.features(pool[candidates])  # without noise, so once for all draws
     masks, count = bb.mc_dropout(network.head), config.num_samples
     found = bb.predict(masks, features, bb.categorical(), num_samples=count, seed=seed, keep_draws=True)
-    return candidates[bb.decisions.choose_to_label(found, config.batch, **CHOICES[choice], seed=seed)]
+    return candidates[choose_to_label(found, config.batch, **CHOICES[choice], seed=seed)]
 
 
 def curves(config: ActiveConfig, results: Results) -> dict[str, tuple[list[int], list[list[float]]]]:

@@ -22,7 +22,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Categorical, Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.batchnorm.omega import site_of
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, require_noise
-from batchbayes.methods.batchnorm.regulariser import kl_to_implied_prior
+from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
 from batchbayes.methods.batchnorm.tuning_family import LinearFamily, linear_family
 from batchbayes.network.batches import Batches, as_batches
 from batchbayes.network.inputs import Picker, pick_inputs

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from batchbayes._common.checks import as_path, require_type, whole_number
+from batchbayes._common.checks import as_path, moved, require_type, whole_number
 from batchbayes._common.files import words_for_disk_errors
 from batchbayes._common.progress import progress
 from batchbayes.errors import BatchbayesError
@@ -26,7 +26,6 @@ from batchbayes.methods.samples.weight_samples import WeightSamples, stack_state
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import training_batches, two_tensors
 from batchbayes.training.loop import Loss, TrainingConfig, half_squared_error, supervised, train
-from batchbayes.training.stack.train import train_together
 
 
 def deep_ensemble(
@@ -49,7 +48,8 @@ def deep_ensemble(
         loss: what training makes small, such as `torch.nn.functional.cross_entropy`.
         config: how to train. Member s has its own seed, which depends on `config.seed` and s alone.
         num_members: the number of networks.
-        together: train all members at once as a stack: for small perceptrons with `half_squared_error` and Adam.
+        together: train all members at once as a stack: for small perceptrons with `half_squared_error` and Adam. This
+            needs the package batchbayes-tables.
         workers: an executor that trains members side by side, with the same result: for example
             `ProcessPoolExecutor(4, get_context("spawn"))`, if the network, the data and the loss can be sent to
             processes.
@@ -114,4 +114,5 @@ def _train_together(
             got=f"{' and '.join(used)} too",
             fix=f"leave out together=True, or {' and '.join(used)}",
         )
+    train_together = moved("batchbayes_tables.stack.train:train_together")
     train_together(networks, [two_tensors(data)] * len(networks), [replace(config, seed=seed) for seed in seeds])

@@ -10,8 +10,8 @@ Reference: Liu, Wang, "Stein Variational Gradient Descent", NeurIPS 2016. Where 
 gradients divided by the number of examples, so that learning rates are those of the mean loss.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,6 @@ from batchbayes.methods.samples.weight_samples import WeightSamples, stack_state
 from batchbayes.network.function import Output, as_network
 from batchbayes.training.batches import require_data, shuffled_batches, two_tensors
 from batchbayes.training.loop import Loss, TrainingConfig, checked_loss
-from batchbayes.training.stack.stack import Stack, stack_networks, unstack
-from batchbayes.training.stack.train import require_dtype
 
 
 def svgd(
@@ -62,34 +60,97 @@ def svgd(
     require_data(inputs, targets)
     require_counting(targets)
     networks = made_members(make, [member_seed(config.seed, number) for number in range(num_members)])
-    stack = _require_plain(stack_networks(networks))
-    require_dtype(stack, inputs)
-    unstack(_moved(stack, inputs, targets, checked_loss(loss), config, prior_precision), networks)
+    particles = Particles.of(networks, inputs)
+    _move(particles, inputs, targets, checked_loss(loss), config, prior_precision)
+    particles.copy_into(networks)
     return stack_states(as_network(networks[0].eval(), output), [state_of(n) for n in networks], "svgd")
 
 
-def _moved(
-    stack: Stack, inputs: Tensor, targets: Tensor, loss: Loss, config: TrainingConfig, prior_precision: float
-) -> Stack:
-    """Return the stack after all steps."""
-    names = stack.parameter_names()
-    particles = torch.cat([stack.tensors[name].flatten(1) for name in names], 1).requires_grad_()  # (S, D)
-    optimiser, count = torch.optim.Adam([particles], lr=config.learning_rate), len(inputs)
+@dataclass(frozen=True, eq=False)
+class Particles:
+    """The weights of S perceptrons of one shape, (S, D), and what they belong to."""
+
+    layers: tuple[tuple[str, bool], ...]
+    """For each linear layer its name, and whether a ReLU follows."""
+    shapes: dict[str, torch.Size]
+    weights: Tensor
+
+    @staticmethod
+    def of(networks: Sequence[nn.Module], inputs: Tensor) -> "Particles":
+        """Copy the weights of networks. Those that do more than their linear layers and ReLUs say are refused."""
+        first = dict(networks[0].named_parameters())
+        if first and inputs.dtype != (own := next(iter(first.values())).dtype):
+            fix = f"convert the data, for example with x.to({own})"
+            raise BatchbayesError(f"inputs of {own}, as the networks are", f"{inputs.dtype}", fix)
+        shapes = {name: parameter.shape for name, parameter in first.items()}
+        rows = [nn.utils.parameters_to_vector(network.parameters()).detach() for network in networks]
+        found = Particles(_chain(networks[0]), shapes, torch.stack(rows).requires_grad_())
+        with torch.no_grad():
+            alike = all(
+                torch.allclose(own, network(inputs[:8]), atol=1e-6)
+                for own, network in zip(found.outputs(inputs[:8]), networks, strict=True)
+            )
+        if not alike:
+            fix = "give each ReLU its own module, and define modules in the order in which they are called"
+            raise BatchbayesError("networks that are chains of linear layers and ReLUs", "one that does more", fix)
+        return found
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Return the outputs (S, n, K) of all networks for inputs (n, Q), with gradients."""
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        parts = zip(self.shapes.items(), self.weights.split(sizes, 1), strict=True)
+        tensors = {name: part.view(-1, *shape) for (name, shape), part in parts}
+        values = inputs.expand(len(self.weights), -1, -1)
+        for layer, rectified in self.layers:
+            weight, bias = tensors[f"{layer}.weight"], tensors.get(f"{layer}.bias")
+            values = values @ weight.mT if bias is None else torch.baddbmm(bias[:, None], values, weight.mT)
+            values = values.relu() if rectified else values
+        return values
+
+    def copy_into(self, networks: Sequence[nn.Module]) -> None:
+        """Copy the weights into as many networks, in place."""
+        for network, row in zip(networks, self.weights.detach(), strict=True):
+            nn.utils.vector_to_parameters(row, network.parameters())
+
+
+def _chain(network: nn.Module) -> tuple[tuple[str, bool], ...]:
+    """Return the linear layers of a perceptron by name, and whether a ReLU follows each."""
+    found: list[tuple[str, bool]] = []
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Linear):
+            if module is network:
+                raise BatchbayesError("a chain of modules", "a linear layer alone", "pass nn.Sequential(layer)")
+            found.append((name, False))
+        elif isinstance(module, nn.ReLU) and found:
+            found[-1] = (found[-1][0], True)
+        elif not isinstance(module, nn.Identity) and not any(True for _ in module.children()):
+            raise BatchbayesError(
+                expected="a chain of linear layers and ReLUs, without batch norm and dropout",
+                got=f"{type(module).__name__} at {name or 'the top'}",
+                fix="leave this layer out: with noise of its own a network has no density at single weights",
+            )
+    return tuple(found)
+
+
+def _move(
+    particles: Particles, inputs: Tensor, targets: Tensor, loss: Loss, config: TrainingConfig, prior_precision: float
+) -> None:
+    """Take all steps, in place."""
+    weights, count = particles.weights, len(inputs)
+    optimiser = torch.optim.Adam([weights], lr=config.learning_rate)
     with Progress("moving particles", config.epochs) as shown:
         for epoch in range(config.epochs):
             for rows in shuffled_batches(count, config.batch_size, config.seed, epoch):
-                outputs = stacked_outputs(_filled(stack, particles), inputs[rows])
-                fit = torch.stack([loss(each, targets[rows]) for each in outputs]).sum()
-                total = fit + 0.5 * prior_precision / count * particles.square().sum()
-                (slopes,) = torch.autograd.grad(total, particles)
-                particles.grad = -direction(particles.detach(), -slopes, 1 / count)
+                fit = torch.stack([loss(each, targets[rows]) for each in particles.outputs(inputs[rows])]).sum()
+                total = fit + 0.5 * prior_precision / count * weights.square().sum()
+                (slopes,) = torch.autograd.grad(total, weights)
+                weights.grad = -direction(weights.detach(), -slopes, 1 / count)
                 optimiser.step()
             shown.advance()
-    if not bool(torch.isfinite(particles).all()):
+    if not bool(torch.isfinite(weights).all()):
         raise BatchbayesError(
             expected="finite weights", got="NaN or infinity", fix="lower the learning rate, or scale the data"
         )
-    return _filled(stack, particles.detach())
 
 
 def direction(particles: Tensor, slopes: Tensor, scale: float = 1.0) -> Tensor:
@@ -103,31 +164,3 @@ def direction(particles: Tensor, slopes: Tensor, scale: float = 1.0) -> Tensor:
     kernel = (-squares / width).exp()
     repulsion = 2 / width * (particles * kernel.sum(1, keepdim=True) - kernel @ particles)
     return (kernel @ slopes + scale * repulsion) / len(particles)
-
-
-def stacked_outputs(stack: Stack, inputs: Tensor) -> Tensor:
-    """Return the outputs (S, n, K) of all networks for inputs (n, Q), with gradients."""
-    values = inputs.expand(len(stack), -1, -1)
-    for layer in stack.layers:
-        weight, bias = stack.tensors[f"{layer.linear}.weight"], stack.tensors.get(f"{layer.linear}.bias")
-        values = values @ weight.mT if bias is None else torch.baddbmm(bias[:, None], values, weight.mT)
-        values = values.relu() if layer.rectified else values
-    return values
-
-
-def _filled(stack: Stack, particles: Tensor) -> Stack:
-    """Return a stack with the weights of particles (S, D)."""
-    names = stack.parameter_names()
-    sizes = [stack.tensors[name][0].numel() for name in names]
-    parts = dict(zip(names, particles.split(sizes, 1), strict=True))
-    return replace(stack, tensors={n: parts[n].view_as(t) if n in parts else t for n, t in stack.tensors.items()})
-
-
-def _require_plain(stack: Stack) -> Stack:
-    if odd := [layer.norm or layer.dropout for layer in stack.layers if layer.norm or layer.dropout]:
-        raise BatchbayesError(
-            expected="networks without batch norm and dropout",
-            got=f"the layer {odd[0]}",
-            fix="leave these layers out: with them a network has no density at single weights",
-        )
-    return stack

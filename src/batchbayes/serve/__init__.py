@@ -1,1 +1,0 @@
-"""`batchbayes serve`: an exported file over HTTP."""

@@ -1,0 +1,1 @@
+from helpers.fixtures import *  # noqa: F403
