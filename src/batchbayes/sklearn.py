@@ -18,5 +18,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = _tables.__all__  # pyright: ignore[reportUnsupportedDunderAll]
-for _name in ("around", "classifier", "regressor"):  # estimators that were pickled before they had a package
-    sys.modules[f"{__name__}.{_name}"] = sys.modules[f"{_tables.__name__}.{_name}"]
+for _name in [name for name in sys.modules if name.startswith("batchbayes_tables.")]:  # where old pickles look for them
+    _old = _name.replace("batchbayes_tables", __name__).replace("sklearn.stack", "training.stack")
+    sys.modules.setdefault(_old, sys.modules[_name])
