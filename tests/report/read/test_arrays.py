@@ -1,3 +1,6 @@
+import warnings
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -142,6 +145,17 @@ def test_damaged_files(tmp_path):
     (tmp_path / "d.npy").rename(tmp_path / "d.npz")
     with pytest.raises(BatchbayesError, match="got a single array"):
         read_examples(tmp_path / "d.npz")
+
+
+def test_a_name_that_is_there_twice_is_refused(tmp_path):
+    np.savez(tmp_path / "d.npz", X=X)
+    for name in ("X.npy", "X"):
+        np.savez(tmp_path / "d.npz", X=X)
+        with warnings.catch_warnings(), zipfile.ZipFile(tmp_path / "d.npz", "a") as archive:
+            warnings.simplefilter("ignore")
+            archive.writestr(name, archive.read("X.npy"))
+        with pytest.raises(BatchbayesError, match=r"arrays of numbers in .*; got more than one array X"):
+            read_examples(tmp_path / "d.npz")
 
 
 def test_a_missing_name_is_no_class(arrays):

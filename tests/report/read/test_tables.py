@@ -1,7 +1,11 @@
 """Tables: columns by name, ids, classes, and files that could be misread."""
 
 import json
+import math
+import os
+from decimal import Decimal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,9 +13,10 @@ from hypothesis import strategies as st
 
 from batchbayes import BatchbayesError
 from batchbayes.errors import BatchbayesWarning
+from batchbayes.report.read import tables
 from batchbayes.report.read.reading import Reading, cleaned
 from batchbayes.report.read.schema import Column, Schema
-from batchbayes.report.read.sources import read_examples
+from batchbayes.report.read.sources import example_shape, read_examples
 
 
 @pytest.fixture
@@ -269,6 +274,59 @@ def test_a_damaged_schema_is_refused(change):
         Schema.from_json(GOOD | change)
 
 
+PLAIN = {
+    "whole numbers and fractions": "a,b,y\n1,.5,3\n-2,4.,4\n",
+    "ids with zeros in front": "id,a\n007,1\n08,2\n",
+    "large integers": "a,y\n9223372036854775807,1\n18446744073709551615,2\n",
+    "a negative zero": "a,b\n-0,1\n2,-0.5\n",
+    "an infinity": "a,b\n1,1e999\n2,3\n",
+    "an empty cell": "a,b\n1,\n2,3\n",
+    "an empty line": "a,b\n1,2\n\n2,3\n",
+    "too few cells": "a,id\n1,2\n2\n",
+    "too many cells": "a,b\n1,2\n2,3,4\n",
+    "two signs": "a,b\n1,--2\n2,3\n",
+    "a delimiter at the end": "a,b\n1,2,\n2,3,\n",
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_long_tables_of_numbers_are_read_as_short_ones(table, monkeypatch, name):
+    """Pandas reads them, and what it would guess is left to the strict reader."""
+
+    def outcome(lines):
+        monkeypatch.setattr(tables, "LONG", lines)
+        target, id_column = ("y" if "y" in PLAIN[name] else None), ("id" if "id" in PLAIN[name] else None)
+        try:
+            found = table(PLAIN[name], target, id_column=id_column)
+        except BatchbayesError as error:
+            return str(error)
+        targets = None if target is None else (found.targets().tolist(), found.targets().dtype)
+        return str(inputs_of(found)), found.schema, found.ids(), targets
+
+    assert outcome(0) == outcome(10**9)
+
+
+def test_numbers_of_a_long_table_keep_all_digits(table):
+    values = torch.randn(2**15, 2, dtype=torch.float64).tolist()
+    found = table("a,y\n" + "".join(f"{a!r},{y!r}\n" for a, y in values), "y", input_dtype="float64")
+    assert [[a, y] for (a,), y in zip(inputs_of(found), found.targets().tolist(), strict=True)] == values
+
+
+def test_time_grows_as_the_number_of_columns(table):
+    header = ",".join(f"column {number}" for number in range(50_000))
+    schema = table(f"{header}\n{','.join('7' * 50_000)}\n").schema
+    assert len(table(f"{header}\n{','.join('7' * 50_000)}\n", schema=schema).feature_names) == 50_000
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    for suffix in ("csv", "npz", "zarr", "parquet", "png"):
+        os.mkfifo(tmp_path / f"t.{suffix}")
+        with pytest.raises(BatchbayesError, match=r"expected a \.npz, \.zarr, \.csv or \.parquet file"):
+            read_examples(tmp_path / f"t.{suffix}")
+        with pytest.raises(BatchbayesError, match=r"expected a \.npz, \.zarr, \.csv or \.parquet file"):
+            example_shape(tmp_path / f"t.{suffix}")
+
+
 def test_parquet_of_pandas_has_no_column_of_row_numbers(tmp_path):
     pytest.importorskip("pyarrow")
     pandas = pytest.importorskip("pandas")
@@ -292,6 +350,18 @@ def test_parquet(tmp_path):
     assert examples.schema.columns[1] == Column("n", "integer", 1, 7)
     with pytest.raises(BatchbayesError, match=r"column 'id' of t.parquet; got 'p' in row 1"):
         read_examples(tmp_path / "t.parquet", Reading("k"))
+    kinds = {
+        "words": ["1", " 2.5"], "halves": np.array([0.5, 2], np.float16), "large": np.full(2, 2**63, np.uint64),
+        "decimals": [Decimal("1.50"), Decimal("-2")], "categories": pyarrow.array([7, 8]).dictionary_encode(),
+    }  # fmt: skip
+    parquet.write_table(pyarrow.table(kinds), tmp_path / "t.parquet")
+    examples = read_examples(tmp_path / "t.parquet")
+    assert inputs_of(examples) == [[1, 0.5, 2.0**63, 1.5, 7], [2.5, 2, 2.0**63, -2, 8]]
+    assert [column.dtype for column in examples.schema.columns] == ["real"] * 4 + ["integer"]
+    for values, message in (([1.0, math.nan], "'nan' in row 2"), ([1e39], "'1e.39' in row 1"), ([True], "'True' in")):
+        parquet.write_table(pyarrow.table({"a": values}), tmp_path / "t.parquet")
+        with pytest.raises(BatchbayesError, match=message):
+            read_examples(tmp_path / "t.parquet")
     parquet.write_table(pyarrow.table({"a": [1.0, None]}), tmp_path / "t.parquet")
     with pytest.raises(BatchbayesError, match="an empty cell in row 2"):
         read_examples(tmp_path / "t.parquet")

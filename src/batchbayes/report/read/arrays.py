@@ -273,7 +273,11 @@ def _npz(path: Path) -> Iterator[dict[str, StoredArray]]:
         if stream.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
             raise ValueError("a single array")
         archive = zipfile.ZipFile(stream)
-        yield {info.filename.removesuffix(".npy"): _member(stream, archive, info) for info in archive.infolist()}
+        members = archive.infolist()
+        names = [info.filename.removesuffix(".npy") for info in members]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"more than one array {min(twice)}")
+        yield {name: _member(stream, archive, info) for name, info in zip(names, members, strict=True)}
 
 
 def _member(stream: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> StoredArray:

@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,7 +121,7 @@ def cleaned(text: str) -> str:
     >>> cleaned("cafe\u0301\u200b ") == "caf\u00e9"
     True
     """
-    return unicodedata.normalize("NFC", text.translate(INVISIBLE)).strip()
+    return text.strip() if text.isascii() else unicodedata.normalize("NFC", text.translate(INVISIBLE)).strip()
 
 
 BLANKS = {"", "nan", "na", "n/a", "#n/a", "<na>", "none", "null", "nil", "?"}
@@ -139,11 +139,11 @@ def names_among(cells: Iterable[str]) -> tuple[str, ...]:
 
 
 def class_numbers(
-    found: Iterable[str], class_names: Sequence[str], where: str, places: Sequence[str] | None = None
+    found: Iterable[str], class_names: Sequence[str], where: str, place: Callable[[int], str] | None = None
 ) -> list[int]:
     """Return the number of each name. Missing names, and names that training did not have, are refused.
 
-    `places` says where each name is. Two classes that differ in upper and lower case alone are refused too.
+    `place` says where a name is. Two classes that differ in upper and lower case alone are refused too.
 
     >>> class_numbers(["dog", "cat", "dog"], ("cat", "dog"), "t.csv")
     [1, 0, 1]
@@ -159,10 +159,10 @@ def class_numbers(
     labels = []
     for row, name in enumerate(found):
         if name not in number:
-            place = f"{places[row]}, {where}" if places else where
+            there = f"{place(row)}, {where}" if place else where
             if is_blank(name):
                 got, fix = repr(name) if name else "an empty cell", "fill it, or drop the row, or rename this class"
-                raise BatchbayesError(expected=f"names of classes in {place}", got=got, fix=fix)
-            raise unknown_name(f"classes of training in {place}", name, class_names)
+                raise BatchbayesError(expected=f"names of classes in {there}", got=got, fix=fix)
+            raise unknown_name(f"classes of training in {there}", name, class_names)
         labels.append(number[name])
     return labels

@@ -5,6 +5,7 @@ A schema can be kept with a posterior, so that a new table is read as the traini
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -57,14 +58,15 @@ class Schema:
         Columns that training did not have are named in a warning and not used. They cannot change a prediction, and
         tables that people have often contain more columns than the network needs.
         """
-        missing = [name for name in self.feature_names if name not in found]
+        wanted, there = set(self.feature_names), set(found)
+        missing = [name for name in self.feature_names if name not in there]
         if missing:
             raise BatchbayesError(
                 expected=f"the {count(len(self.columns), 'input column')} of the training table in {where}",
                 got=f"no {_listed(missing)}; it has {_listed(found) or 'no columns'}",
                 fix="add or rename columns; their order does not matter",
             )
-        extra = [name for name in found if name not in self.feature_names]
+        extra = [name for name in found if name not in wanted]
         if extra:
             warn(f"{where} has columns that the training table did not have: {_listed(extra)}. They are not used.")
         return self.feature_names
@@ -139,7 +141,7 @@ def dtype_of(targets: Tensor | None) -> Dtype | None:
 
 def require_distinct(names: Sequence[str], where: str) -> None:
     """Refuse names that occur twice: one column would be read two times."""
-    twice = sorted({name for name in names if list(names).count(name) > 1})
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise BatchbayesError(
             expected=f"different column names in {where}", got=f"{_listed(twice)} more than once", fix="rename columns"

@@ -203,7 +203,7 @@ def read_examples(
         raise BatchbayesError(expected="a data file or folder", got=f"nothing at {path}", fix="check the path")
     suffix = path.suffix.lower()
     try:
-        if suffix in ARRAYS:
+        if suffix in ARRAYS and (path.is_file() or path.is_dir()):  # a pipe would be waited for
             examples = read_arrays(path, reading, inputs_only, rows)
         elif path.is_dir() or (suffix in IMAGES and path.is_file()):
             _require_unit_scale(reading.preprocessing)
@@ -237,7 +237,7 @@ def example_shape(path: str | os.PathLike[str], reading: Reading | None = None) 
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix in ARRAYS and path.exists():
+    if suffix in ARRAYS and (path.is_file() or path.is_dir()):
         return input_shape(path)
     if suffix == ".parquet" and path.is_file():
         return parquet_shape(path)
