@@ -21,8 +21,8 @@ from batchbayes._common.checks import (
     check_not_empty,
     finite_number,
     moved,
-    takes_arrays,
 )
+from batchbayes._common.signatures import checked
 from batchbayes.errors import BatchbayesError
 
 
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
     return moved("batchbayes_papers.samples.acquisition:choose_to_label")
 
 
-@takes_arrays
+@checked
 def rejection_threshold(uncertainty: Values, wrong: Values, *, risk: float, confidence: float = 0.95) -> float | None:
     r"""Return the largest uncertainty at which an answer may be given, so that the promised risk holds.
 

@@ -5,14 +5,12 @@ import numbers
 import operator
 import os
 import shlex
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,11 +26,10 @@ if TYPE_CHECKING:
     Values = Any
 else:
     Values = Tensor
-"""Numbers in a tensor, an array, a list, a tuple or a column of pandas. What `takes_arrays` decorates gets a tensor."""
+"""Numbers in a tensor, an array, a list, a tuple or a column of pandas. What `checked` decorates gets a tensor."""
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch can do little with these
-P = ParamSpec("P")
-R = TypeVar("R")
+T = TypeVar("T")
 
 
 def as_tensor(values: Any, name: str = "the values") -> Tensor:
@@ -80,27 +77,6 @@ def _not_wrapped(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function of tensors take numpy arrays and lists too. Other objects and complex numbers are an error."""
-    names = list(signature(function).parameters)
-    tensors = {name for name, kind in function.__annotations__.items() if kind is Tensor}
-
-    def converted(name: str, value: Any) -> Any:
-        if name in tensors or isinstance(value, np.ndarray):
-            value = as_tensor(value, name)
-        if isinstance(value, Tensor) and value.is_complex():
-            raise BatchbayesError(expected=f"real numbers in {name}", got=f"{value.dtype}", fix="take their real part")
-        return value
-
-    @wraps(function)
-    def taking(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = [converted(name, value) for name, value in zip(names, args, strict=False)]
-        named = {name: converted(name, value) for name, value in kwargs.items()}
-        return function(*given, *args[len(names) :], **named)  # type: ignore[arg-type]
-
-    return taking
-
-
 def as_path(given: object) -> Path:
     """Return the path of a file or folder, or raise an error. Bytes and open files are no paths."""
     if not isinstance(given, str | os.PathLike) or isinstance(os.fspath(given), bytes):
@@ -118,7 +94,7 @@ def require_choice(what: str, value: object, choices: Sequence[str]) -> None:
         raise unknown_name(what, value, choices)
 
 
-def require_option(name: str, value: object, choices: Sequence[str]) -> None:
+def require_option(name: str, value: T, choices: Sequence[object]) -> T:
     """The same for a keyword argument, named as it is written in a call.
 
     >>> require_option("center", "batch", ("batches", "running"))
@@ -129,6 +105,7 @@ def require_option(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         *most, last = (f'"{choice}"' for choice in choices)
         raise BatchbayesError(f"{name}={', '.join(most)} or {last}", repr(value), "choose one of them")
+    return value
 
 
 def require_type(value: object, kind: type | UnionType | tuple[type, ...], *, expected: str, fix: str) -> None:

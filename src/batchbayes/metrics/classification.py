@@ -19,10 +19,10 @@ from batchbayes._common.checks import (
     check_no_nan,
     check_not_empty,
     check_probabilities,
-    takes_arrays,
     whole_number,
     without_ignored,
 )
+from batchbayes._common.signatures import checked
 from batchbayes.errors import BatchbayesError
 
 NUM_BINS = 15
@@ -58,7 +58,7 @@ class Reliability:
         return float((self.correct_sums - self.confidence_sums).abs().sum()) / total
 
 
-@takes_arrays
+@checked
 def accuracy(probs: Values, labels: Values, ignore_index: int | None = None) -> float:
     r"""Return the share of right answers, $\frac1N \sum_i 1[\arg\max_k p_{ik} = y_i]$.
 
@@ -72,7 +72,7 @@ def accuracy(probs: Values, labels: Values, ignore_index: int | None = None) -> 
     return 1 - float(is_misclassified(probs, labels).double().mean())
 
 
-@takes_arrays
+@checked
 def equal_width_reliability(confidence: Values, correct: Values, num_bins: int = NUM_BINS) -> Reliability:
     r"""Sort examples into bins $((b-1)/B, b/B]$ of confidence. A confidence of zero goes into the first bin.
 
@@ -95,7 +95,7 @@ def equal_width_reliability(confidence: Values, correct: Values, num_bins: int =
     return Reliability(sums(torch.ones_like(confidence)), sums(confidence), sums(correct.double().flatten()))
 
 
-@takes_arrays
+@checked
 def equal_mass_reliability(confidence: Values, correct: Values, num_bins: int = NUM_BINS) -> Reliability:
     r"""Sort examples by confidence and cut them into bins of equal size. The first N mod B bins have one more.
 
@@ -127,7 +127,7 @@ def equal_mass_reliability(confidence: Values, correct: Values, num_bins: int = 
     return Reliability(sums(sizes.double()), sums(values * sizes), sums(hits))
 
 
-@takes_arrays
+@checked
 def expected_calibration_error(
     probs: Values, labels: Values, num_bins: int = NUM_BINS, ignore_index: int | None = None
 ) -> float:
@@ -148,7 +148,7 @@ def expected_calibration_error(
     return equal_width_reliability(max_probability(probs), right, num_bins).expected_calibration_error()
 
 
-@takes_arrays
+@checked
 def classwise_calibration_error(
     probs: Values, labels: Values, num_bins: int = NUM_BINS, ignore_index: int | None = None
 ) -> float:
@@ -177,7 +177,7 @@ def _check_bins(confidence: Tensor, correct: Tensor, num_bins: int) -> None:
     whole_number("num_bins", num_bins)
 
 
-@takes_arrays
+@checked
 def categorical_log_likelihood(log_probs: Values, labels: Values, ignore_index: int | None = None) -> Tensor:
     r"""Return the log-probability of the true class, $\log p_y$. It is $-\infty$ where $p_y = 0$.
 
@@ -205,7 +205,7 @@ def categorical_log_likelihood(log_probs: Values, labels: Values, ignore_index: 
     return log_probs.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
 
 
-@takes_arrays
+@checked
 def brier(probs: Values, labels: Values, ignore_index: int | None = None) -> Tensor:
     r"""Return the Brier score, $\sum_k (p_k - 1[y = k])^2$, from 0 (certain and right) to 2 (certain and wrong).
 
@@ -222,7 +222,7 @@ def brier(probs: Values, labels: Values, ignore_index: int | None = None) -> Ten
     return residual.square().sum(-1, dtype=torch.float64).to(probs.dtype)
 
 
-@takes_arrays
+@checked
 def is_misclassified(probs: Values, labels: Values, ignore_index: int | None = None) -> Tensor:
     r"""Return whether the most probable class is wrong, $1[\arg\max_k p_k \neq y]$. The first of equal classes counts.
 
@@ -239,7 +239,7 @@ def is_misclassified(probs: Values, labels: Values, ignore_index: int | None = N
     return probs.argmax(-1) != labels
 
 
-@takes_arrays
+@checked
 def entropy(probs: Values) -> Tensor:
     r"""Return the Shannon entropy in nats, $-\sum_k p_k \log p_k$ with $0 \log 0 = 0$.
 
@@ -252,7 +252,7 @@ def entropy(probs: Values) -> Tensor:
     return torch.special.entr(probs).sum(-1, dtype=torch.float64).to(probs.dtype)
 
 
-@takes_arrays
+@checked
 def max_probability(probs: Values) -> Tensor:
     r"""Return the probability of the most probable class, $\max_k p_k$.
 

@@ -14,7 +14,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import Values, check_bool, check_no_nan, check_not_empty, check_same_shape, takes_arrays
+from batchbayes._common.checks import Values, check_bool, check_no_nan, check_not_empty, check_same_shape
+from batchbayes._common.signatures import checked
 from batchbayes.errors import BatchbayesError
 
 
@@ -78,7 +79,7 @@ class ScoreCounts:
         return float(summed.sum() / sizes.sum())
 
 
-@takes_arrays
+@checked
 def count_by_score(scores: Values, positive: Values) -> ScoreCounts:
     """Count positives and negatives at each distinct score, for several summaries of the same examples.
 
@@ -96,7 +97,7 @@ def count_by_score(scores: Values, positive: Values) -> ScoreCounts:
     return ScoreCounts(values.flip(0), positives.flip(0), (sizes - positives).flip(0))
 
 
-@takes_arrays
+@checked
 def area_under_roc(scores: Values, positive: Values) -> float:
     r"""Return the probability that a positive scores above a negative, $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ (AUROC).
 
@@ -108,7 +109,7 @@ def area_under_roc(scores: Values, positive: Values) -> float:
     return count_by_score(scores, positive).area_under_roc()
 
 
-@takes_arrays
+@checked
 def ood_auroc(familiar: Values, strange: Values) -> float:
     """Return how often a strange input scores higher than a familiar one: 0.5 is guessing, 1 is perfect.
 
@@ -121,7 +122,7 @@ def ood_auroc(familiar: Values, strange: Values) -> float:
     return area_under_roc(both, torch.arange(len(both), device=both.device) >= familiar.numel())
 
 
-@takes_arrays
+@checked
 def average_precision(scores: Values, positive: Values) -> float:
     r"""Return the area under the precision-recall curve (AUPR) as a sum of steps, $\sum_g (R_g - R_{g-1}) P_g$.
 
@@ -134,7 +135,7 @@ def average_precision(scores: Values, positive: Values) -> float:
     return count_by_score(scores, positive).average_precision()
 
 
-@takes_arrays
+@checked
 def false_positive_rate_at_recall(scores: Values, positive: Values, recall: float = 0.95) -> float:
     r"""Return the share of negatives that are found together with a given share of the positives (FPR95).
 
@@ -147,7 +148,7 @@ def false_positive_rate_at_recall(scores: Values, positive: Values, recall: floa
     return count_by_score(scores, positive).false_positive_rate_at_recall(recall)
 
 
-@takes_arrays
+@checked
 def risk_coverage(scores: Values, wrong: Values) -> RiskCoverage:
     r"""Return the error rate among the kept examples and the share of kept examples, for each threshold.
 
@@ -163,7 +164,7 @@ def risk_coverage(scores: Values, wrong: Values) -> RiskCoverage:
     return count_by_score(scores, wrong).risk_coverage()
 
 
-@takes_arrays
+@checked
 def area_under_risk_coverage(scores: Values, wrong: Values) -> float:
     r"""Return the mean error rate over all numbers of kept examples (AURC), $\frac1N \sum_{k=1}^N risk(k)$.
 
@@ -179,7 +180,7 @@ def area_under_risk_coverage(scores: Values, wrong: Values) -> float:
     return count_by_score(scores, wrong).area_under_risk_coverage()
 
 
-@takes_arrays
+@checked
 def rank_correlation(first: Values, second: Values) -> float:
     r"""Return Spearman's $\rho$, the correlation of the ranks. Equal values share their mean rank.
 

@@ -24,8 +24,8 @@ from batchbayes._common.checks import (
     check_truth,
     real,
     require_choice,
-    takes_arrays,
 )
+from batchbayes._common.signatures import checked
 from batchbayes.errors import BatchbayesError
 
 _BISECTIONS = 64
@@ -40,7 +40,7 @@ class Intervals:
     mean_width: float
 
 
-@takes_arrays
+@checked
 def root_mean_squared_error(prediction: Values, target: Values) -> float:
     r"""Return the root of the mean squared error (RMSE), $\sqrt{\frac1N \sum_i (y_i - \hat y_i)^2}$.
 
@@ -52,7 +52,7 @@ def root_mean_squared_error(prediction: Values, target: Values) -> float:
     return float(_errors(prediction, target).square().mean().sqrt())
 
 
-@takes_arrays
+@checked
 def best_constant_precision(prediction: Values, target: Values, objective: Literal["crps", "log_likelihood"]) -> float:
     r"""Return the precision of the best Gaussian with one variance for all points, around the given means.
 
@@ -91,7 +91,7 @@ def best_constant_precision(prediction: Values, target: Values, objective: Liter
     return math.exp(-(low + high))
 
 
-@takes_arrays
+@checked
 def interval_summary(lower: Values, upper: Values, target: Values) -> Intervals:
     r"""Return the share of targets in $[l_i, u_i]$ (ends included), and the mean of $u_i - l_i$.
 
@@ -125,7 +125,7 @@ def _at_most(first: Tensor, second: Tensor) -> Tensor:
     return first.double() <= second.double()
 
 
-@takes_arrays
+@checked
 def sharpness(std: Values) -> float:
     r"""Return the root of the mean predicted variance, $\sqrt{\frac1N \sum_i \sigma_i^2}$. Lower is sharper.
 
@@ -149,7 +149,7 @@ def _errors(prediction: Tensor, target: Tensor) -> Tensor:
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
-@takes_arrays
+@checked
 def absolute_error(prediction: Values, target: Values) -> Tensor:
     r"""Return the absolute error, $|y - \hat y|$. Shapes: prediction (N, ...), target (N, ...) -> (N, ...).
 
@@ -161,7 +161,7 @@ def absolute_error(prediction: Values, target: Values) -> Tensor:
     return (real(target) - prediction).abs().to(prediction.dtype)
 
 
-@takes_arrays
+@checked
 def gaussian_log_likelihood(mean: Values, std: Values | float, target: Values) -> Tensor:
     r"""Return the log-density of a Gaussian, $-\frac12 \log 2\pi - \log\sigma - (y - \mu)^2 / 2\sigma^2$.
 
@@ -176,7 +176,7 @@ def gaussian_log_likelihood(mean: Values, std: Values | float, target: Values) -
     return (-_HALF_LOG_TWO_PI - std.log() - 0.5 * ((real(target) - mean) / std).square()).to(mean.dtype)
 
 
-@takes_arrays
+@checked
 def mixture_log_likelihood(draws: Values, precision: Values | float, target: Values) -> Tensor:
     r"""Return the log-density of the mixture of draws with Gaussian noise, $\log \frac1S \sum_s N(y; f_s, 1/\tau)$.
 
@@ -197,7 +197,7 @@ def log_density_of_mixture(draws: Tensor, precision: Tensor, target: Tensor) -> 
     return torch.logsumexp(terms, 0) - math.log(len(draws)) - _HALF_LOG_TWO_PI
 
 
-@takes_arrays
+@checked
 def gaussian_crps(mean: Values, std: Values | float, target: Values) -> Tensor:
     r"""Return the continuous ranked probability score (CRPS) of a Gaussian. Lower is better.
 
@@ -214,7 +214,7 @@ def gaussian_crps(mean: Values, std: Values | float, target: Values) -> Tensor:
     return (_mean_absolute_gaussian(real(target) - mean, std) - std / math.sqrt(math.pi)).to(mean.dtype)
 
 
-@takes_arrays
+@checked
 def sample_crps(draws: Values, target: Values, estimator: Literal["nrg", "fair"]) -> Tensor:
     r"""Estimate the CRPS from draws without observation noise.
 
@@ -242,7 +242,7 @@ def sample_crps(draws: Values, target: Values, estimator: Literal["nrg", "fair"]
     return (residual.abs().mean(0) - spread / pairs).to(draws.dtype)
 
 
-@takes_arrays
+@checked
 def mixture_crps(draws: Values, precision: Values | float, target: Values) -> Tensor:
     r"""Return the exact CRPS of the mixture of draws with Gaussian noise of variance $\sigma_s^2 = 1/\tau_s$.
 

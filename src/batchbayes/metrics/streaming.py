@@ -7,7 +7,8 @@ it returns have the summaries as methods. One counter is for one thread.
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import Values, check_bool, check_classes, check_finite, check_same_shape, takes_arrays
+from batchbayes._common.checks import Values, check_bool, check_classes, check_finite, check_same_shape
+from batchbayes._common.signatures import checked
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics.classification import NUM_BINS, Reliability, equal_width_reliability
 from batchbayes.metrics.ranking import ScoreCounts, both_classes
@@ -29,7 +30,7 @@ class ConfusionMatrix:
         self.ignore_index = ignore_index
         self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
 
-    @takes_arrays
+    @checked
     def add(self, predicted: Values, labels: Values) -> None:
         """Count a piece. Shapes: predicted classes (N, ...), labels (N, ...)."""
         check_same_shape("predicted", predicted, "labels", labels)
@@ -114,7 +115,7 @@ class ScoreHistogram:
         self.lowest, self.highest = lowest, highest
         self._counts = torch.zeros(2, num_values, dtype=torch.int64)
 
-    @takes_arrays
+    @checked
     def add(self, scores: Values, positive: Values) -> None:
         """Count a piece. Shapes: scores (N, ...), positive bool (N, ...)."""
         check_bool("positive", positive, "scores", scores)

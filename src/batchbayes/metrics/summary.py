@@ -25,15 +25,15 @@ from batchbayes._common.checks import (
     check_not_empty,
     check_same_shape,
     real,
-    takes_arrays,
     whole_number,
 )
 from batchbayes._common.minimise import minimise
 from batchbayes._common.rng import generator
+from batchbayes._common.signatures import checked
 from batchbayes.errors import BatchbayesError
 
 
-@takes_arrays
+@checked
 def mean_score(scores: Values) -> float:
     r"""Return the mean over all elements, $\frac1N \sum_i s_i$. Shapes: (N, ...) -> number.
 
@@ -45,7 +45,7 @@ def mean_score(scores: Values) -> float:
     return float(scores.detach().mean(dtype=torch.float64))
 
 
-@takes_arrays
+@checked
 def negative_log_likelihood(log_likelihood: Values) -> float:
     r"""Return the mean negative log-likelihood in nats, $-\frac1N \sum_i \log p(y_i)$.
 
@@ -57,7 +57,7 @@ def negative_log_likelihood(log_likelihood: Values) -> float:
     return 0.0 - mean_score(log_likelihood)  # a minus sign would make -0.0 of a mean of zero
 
 
-@takes_arrays
+@checked
 def normalised_score(score: Values, constant: Values, optimum: Values) -> float:
     r"""Return a score on a scale from 0, the best constant variance, to 100, the best variance for each point.
 
@@ -85,7 +85,7 @@ def normalised_score(score: Values, constant: Values, optimum: Values) -> float:
 _ROOT_LOG_TWO = math.sqrt(math.log(2))
 
 
-@takes_arrays
+@checked
 def crps_optimal_std(error: Values) -> Tensor:
     r"""Return the standard deviation with the lowest CRPS, $\sigma^* = |e| / \sqrt{\ln 2} = 1.2011 |e|$.
 
@@ -100,7 +100,7 @@ def crps_optimal_std(error: Values) -> Tensor:
     return real(error).abs() / _ROOT_LOG_TWO
 
 
-@takes_arrays
+@checked
 def crps_optimum(error: Values) -> Tensor:
     r"""Return the CRPS at `crps_optimal_std`, $(2\Phi(\sqrt{\ln 2}) - 1) |e| = 0.594904 |e|$.
 
@@ -114,7 +114,7 @@ def crps_optimum(error: Values) -> Tensor:
     return real(error).abs() * math.erf(_ROOT_LOG_TWO / math.sqrt(2))
 
 
-@takes_arrays
+@checked
 def log_likelihood_optimal_precision(error: Values) -> Tensor:
     r"""Return the precision with the highest log-likelihood, $\tau^* = 1 / e^2$. Shapes: (N, ...) -> (N, ...).
 
@@ -126,7 +126,7 @@ def log_likelihood_optimal_precision(error: Values) -> Tensor:
     return real(error).square().reciprocal()
 
 
-@takes_arrays
+@checked
 def log_likelihood_optimum(error: Values) -> Tensor:
     r"""Return the log-likelihood at `log_likelihood_optimal_precision`, $-\frac12 - \frac12 \log 2\pi - \log|e|$.
 
@@ -150,7 +150,7 @@ def _check_not_zero(error: Tensor) -> None:
         )
 
 
-@takes_arrays
+@checked
 def calibrated_log_likelihood(log_probs: Values, labels: Values, *, repeats: int = 5, seed: int = 0) -> float:
     r"""Return the mean log-likelihood at the best temperature, in nats. Higher is better.
 
@@ -187,7 +187,7 @@ def _scores(log_probs: Tensor, labels: Tensor, log_temperature: float) -> Tensor
     return (log_probs / math.exp(log_temperature)).log_softmax(-1).gather(-1, labels)
 
 
-@takes_arrays
+@checked
 def deep_ensemble_equivalent(value: float, sizes: Values, ensemble_values: Values) -> float:
     r"""Return how many independently trained networks reach a calibrated log-likelihood.
 
