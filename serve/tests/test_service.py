@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from batchbayes_serve.model import OnnxFile, RequestError
 from batchbayes_serve.service import Limits
 from helpers.served import answer, served, serving
 from prometheus_client.parser import text_string_to_metric_families
@@ -104,6 +105,8 @@ WITH_NAMES = {
     "cut": ('{"inputs": [', 400, "JSON"),
     "no text": (b"\xff\xfe\x00", 400, "JSON"),
     "without end": ("[" * 15_000, 400, "levels"),
+    "950 levels": ('{"inputs": ' + "[" * 950 + "]" * 950 + "}", 400, "levels"),
+    "a name for each row and more": (rows((1, 1))[:-2] + ', "x": "y"' * 700 + "}]}", 413, "quotation marks"),
     "NaN": ('{"inputs": [{"count": NaN, "length (mm)": 1}]}', 400, "NaN is no JSON"),
     "infinity": ('{"inputs": [{"count": -Infinity, "length (mm)": 1}]}', 400, "-Infinity is no JSON"),
     "a name twice": ('{"inputs": [{"count": 1, "count": 2, "length (mm)": 1}]}', 400, '"count" stands twice'),
@@ -130,6 +133,8 @@ WITH_NAMES = {
     "adapting, perhaps": ('{"inputs": [{}], "adapt": 1}', 422, 'true or false for "adapt"'),
 }
 WITHOUT_NAMES = {
+    "100 levels": ('{"inputs": ' + "[" * 100 + "]" * 100 + "}", 400, "levels"),
+    "500 levels": ('{"inputs": ' + "[" * 500 + "1" + "]" * 500 + "}", 400, "levels"),
     "another shape": ('{"inputs": [[0, 1, 2]]}', 422, "of shape (N, 2)"),
     "one row alone": ('{"inputs": [0, 1]}', 422, "of shape (N, 2)"),
     "rows of two lengths": ('{"inputs": [[0, 1], [2]]}', 422, "not all of one shape"),
@@ -173,6 +178,7 @@ def exchanged(address, method, path, body=None, **headers):
         ("DELETE", "/metrics", {}, 405, "takes no DELETE"),
         ("GET", "/../etc/passwd", {}, 404, "nothing at /../etc/passwd"),
         ("POST", "/predict", {"Content_Type": "text/csv"}, 415, "application/json"),
+        ("POST", "/predict", {}, 415, "got none"),
         ("POST", "/predict", {"Content_Type": "application/json", "Content_Encoding": "gzip"}, 415, "not compressed"),
     ],
 )
@@ -232,10 +238,66 @@ def test_slow_clients_are_told_and_hold_nobody_up(by_name):
         each.close()
 
 
+@pytest.mark.parametrize("sent", [b"", b"POST /predict HTTP/1.1\r\nHost: he"])
+def test_half_of_the_headers_is_not_waited_for(by_name, sent):
+    place = ("127.0.0.1", int(by_name[1].rsplit(":", 1)[1]))
+    with socket.create_connection(place, timeout=10) as slow:
+        slow.sendall(sent)
+        began = time.monotonic()
+        assert slow.recv(4096) == b""  # closed
+        assert 1 < time.monotonic() - began < 9
+
+
+def test_idle_connections_shut_nobody_out(table):
+    with serving(table[0], limits=Limits(connections=20)) as (_, address):
+        place = ("127.0.0.1", int(address.rsplit(":", 1)[1]))
+        idle = [socket.create_connection(place, timeout=10) for _ in range(60)]
+        assert answer(f"{address}/predict", rows((1, 1)))[0] == 200
+        assert idle[0].recv(10) == b""  # the oldest made room
+        for each in idle:
+            each.close()
+
+
+def test_an_answer_on_an_open_connection_does_not_wait_for_nagle(by_name):
+    _, address, _ = by_name
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=10)
+    seconds = []
+    for _ in range(30):
+        began = time.perf_counter()
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        seconds.append(time.perf_counter() - began)
+    connection.close()
+    assert min(seconds) < 0.03  # it was never below 0.04
+
+
+def test_reading_names_takes_time_that_grows_as_their_number(table):
+    file = OnnxFile(table[0])
+    names = ",".join(f'"{k}":1' for k in range(100_000))
+    for body in (f'{{"inputs":[{{{names},{names}}}]}}', f'{{"inputs":[{{{names}}}]}}'):
+        began = time.process_time()
+        with pytest.raises(RequestError, match=r"stands twice|unknown column"):
+            file.read(body.encode(), 10**6)
+        assert time.process_time() - began < 5  # it was minutes
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [{"columns": '[{"name": "a"}]'}, {"columns": "3"}, {"classes": '"ab"'}, {"classes": "[1, 2]"}, {"columns": "["}],
+)
+def test_notes_that_no_answer_could_be_made_with_are_refused_at_the_start(table, tmp_path, notes):
+    torch.manual_seed(0)
+    path = tmp_path / "table.onnx"
+    bb.export(bb.deterministic(nn.Linear(2, 2)), path, torch.randn(4, 2), bb.categorical(), notes=notes)
+    with pytest.raises(bb.BatchbayesError, match=r"an \.onnx file that bb\.export wrote"):
+        OnnxFile(path)
+
+
 def test_a_client_that_leaves_is_counted(by_name):
     service, address, _ = by_name
     with socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1]))) as leaving:
-        leaving.sendall(b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Length: 99\r\n\r\n{")
+        head = b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+        leaving.sendall(head + b"Content-Length: 99\r\n\r\n{")
     for _ in range(50):
         if service.metrics.total("requests_total", status="499"):
             break
@@ -356,6 +418,13 @@ def test_a_stop_cuts_nobody_off_and_logs_are_json(process, tmp_path):
         (["{table}", "--port", "99999"], "a port from 0 to 65535"),
         (["{table}", "--host", "192.0.2.1"], "an address that is free"),
         (["{table}", "--drift", "{table}"], "damaged"),
+        (["{table}", "--host", ""], "an address to listen on"),
+        (["{table}", "--timeout", "0"], "a timeout above 0 seconds"),
+        (["{table}", "--timeout", "-1"], "a timeout above 0 seconds"),
+        (["{table}", "--timeout", "nan"], "a timeout above 0 seconds"),
+        (["{table}", "--threads", "-3"], "a number of threads, or 0"),
+        (["{table}", "--drain", "nan"], "seconds to drain, 0 or more"),
+        (["{table}", "--false-alarms", "2"], "a chance of false alarms between 0 and 1"),
     ],
 )
 def test_a_command_that_cannot_start_says_why(table, words, said, capsys):

@@ -7,9 +7,10 @@ import asyncio
 import difflib
 import hashlib
 import json
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ ADAPTED = ("adapted_probs", "adapted_mean")
 """Outputs that depend on all rows of a call, as these logits do. Other outputs depend on their own row alone."""
 SHOWN = 10
 """Names in a sentence."""
+SPARE = 1000
+"""Quotation marks that a request may have beyond those of its names: they are reported one by one."""
+LONGEST, NEAR = 100, 1000
+"""Characters of an unknown name, and names that it is compared with."""
+MOST_LEVELS, TOO_DEEP = 64, "expected JSON with few levels, got lists within lists without end"
+"""Numpy has arrays of as many axes."""
 
 Found = dict[str, np.ndarray]
 
@@ -53,6 +60,7 @@ class OnnxFile:
             self._name, self.shape, self.dtype = taken.name, taken.shape[1:], DTYPES[taken.type]
             self.notes: dict[str, Any] = dict(self._session.get_modelmeta().custom_metadata_map)
             self.notes |= {name: json.loads(self.notes[name]) for name in TABLES if name in self.notes}
+            _require_notes(self.notes)
         except Exception as error:  # errors of onnxruntime have no class in common
             got = f"{path}: {type(error).__name__}: {error}".splitlines()[0][:300]
             raise BatchbayesError("an .onnx file that bb.export wrote", got, "export it again") from error
@@ -60,6 +68,7 @@ class OnnxFile:
         self.outputs = [output.name for output in self._session.get_outputs()]
         self.answers = [name for name in self.outputs if name not in (*STATISTICS, LOGITS, *ADAPTED)]
         self._columns: list[dict[str, Any]] = self.notes.get("columns", [])
+        self._names = {column["name"]: None for column in self._columns}  # in order, and quick to look up
         self._path_only = onnxruntime.RunOptions()
         self._path_only.only_execute_path_to_fetches = True  # most calls need no adapted prediction
 
@@ -70,7 +79,15 @@ class OnnxFile:
 
     def read(self, body: bytes, most_rows: int) -> tuple[np.ndarray, bool]:
         """Return the inputs of a request, and whether to adapt, or refuse it with the reason."""
-        content = _json(body)
+        most_marks = SPARE + 2 * most_rows * (1 + len(self._columns))
+        if (marks := body.count(b'"')) > most_marks:  # cheap to know, while reading them would hold up others
+            raise RequestError(413, f"expected at most {most_marks} quotation marks in a request, got {marks}")
+        try:
+            return self._read(_json(body), most_rows)
+        except RecursionError as error:
+            raise RequestError(400, TOO_DEEP) from error
+
+    def _read(self, content: Any, most_rows: int) -> tuple[np.ndarray, bool]:
         if not isinstance(content, dict) or not isinstance(content.get("inputs"), list):
             raise RequestError(422, f'expected an object with a list of "inputs", got {_short(content)}')
         if unknown := set(content) - {"inputs", "adapt"}:
@@ -86,23 +103,23 @@ class OnnxFile:
             raise RequestError(422, "expected at least one row of inputs, got none")
         if len(rows) > most_rows:
             raise RequestError(413, f"expected at most {most_rows} rows in a request, got {len(rows)}: send several")
+        kinds = _kinds(rows)
         if self._columns:
             rows = [self._by_name(number, record) for number, record in enumerate(rows)]
-        return self._array(rows), adapt
+            kinds = set()
+        return self._array(rows, kinds), adapt
 
     def _by_name(self, number: int, record: Any) -> list[float]:
         """Return the numbers of a record in the order of the training table."""
-        names = [column["name"] for column in self._columns]
+        names = self._names
         if not isinstance(record, dict):
             why = "by column name, because positions can be mixed up"
             raise RequestError(422, f"row {number}: expected a record {why} ({_listed(names)}), got {_short(record)}")
         missing = [name for name in names if name not in record]
-        if unknown := [name for name in record if name not in names]:
-            near = difflib.get_close_matches(unknown[0], missing or names, n=1)
+        if unknown := next((name for name in record if name not in names), None):
+            near = difflib.get_close_matches(unknown[:LONGEST], (missing or list(names))[:NEAR], n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise RequestError(
-                422, f"row {number}: unknown column {_short(unknown[0])}{hint}; expected {_listed(names)}"
-            )
+            raise RequestError(422, f"row {number}: unknown column {_short(unknown)}{hint}; expected {_listed(names)}")
         if missing:
             raise RequestError(422, f"row {number}: missing {_listed(missing)}; expected {_listed(names)}")
         for name in names:
@@ -110,13 +127,13 @@ class OnnxFile:
                 raise RequestError(422, f"row {number}: expected a number for {name}, got {_short(record[name])}")
         return [record[name] for name in names]
 
-    def _array(self, rows: list[Any]) -> np.ndarray:
-        """Return rows as numbers of the file's type. Nothing is rounded or read from text in silence."""
+    def _array(self, rows: list[Any], kinds: set[type]) -> np.ndarray:
+        """Return rows of these kinds as numbers of the file's type. Nothing is rounded or read from text in silence."""
         wanted = f"finite numbers of shape (N, {str(self.shape)[1:-1]})"
-        if odd := _kinds(rows) - {int, float}:
+        if odd := kinds - {int, float}:
             names = {str: "text", bool: "true or false", dict: "an object", type(None): "null"}
             raise RequestError(422, f"expected {wanted}, got {names[min(odd, key=str)]} among them")
-        if self.dtype == "i8" and float in _kinds(rows):
+        if self.dtype == "i8" and float in (kinds or _kinds(rows)):
             raise RequestError(422, "expected whole numbers, got one with a fraction")
         try:
             with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
@@ -161,28 +178,43 @@ def _json(body: bytes) -> Any:
         raise RequestError(400, f"{name} is no JSON, and no number that a network could take: leave such rows out")
 
     def record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise RequestError(400, f"the name {_short(twice)} stands twice in one record")
-        return dict(pairs)
+        return found
 
     try:
         return json.loads(body, parse_constant=number, object_pairs_hook=record)
-    except RecursionError as error:
-        raise RequestError(400, "expected JSON with few levels, got lists within lists without end") from error
     except ValueError as error:
         raise RequestError(400, f"expected JSON, got something else: {error}") from error
 
 
-def _kinds(values: list[Any]) -> set[type]:
+def _require_notes(notes: dict[str, Any]) -> None:
+    """Refuse notes that answers could not be made with."""
+    columns, classes = notes.get("columns", []), notes.get("classes", [])
+    are_columns = isinstance(columns, list) and all(
+        isinstance(column, dict)
+        and isinstance(column.get("name"), str)
+        and all(type(column.get(end)) in (int, float) for end in ("low", "high"))
+        for column in columns
+    )
+    if not are_columns or len({column["name"] for column in columns}) < len(columns):
+        raise ValueError("notes whose columns have no name, low and high of their own")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ValueError("notes whose classes are no list of names")
+
+
+def _kinds(values: list[Any], level: int = 1) -> set[type]:
     """Return the types of what lists within lists hold.
 
     >>> sorted(kind.__name__ for kind in _kinds([[1, 2.0], [True]]))
     ['bool', 'float', 'int']
     """
+    if level > MOST_LEVELS:
+        raise RequestError(400, TOO_DEEP)
     kinds = set(map(type, values))
-    inner = (_kinds(each) for each in values if type(each) is list) if list in kinds else ()
+    inner = (_kinds(each, level + 1) for each in values if type(each) is list) if list in kinds else ()
     return (kinds - {list}).union(*inner)
 
 
@@ -191,9 +223,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names: Collection[str]) -> str:
     rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + rest
+    return ", ".join(islice(names, SHOWN)) + rest
 
 
 class Batcher:

@@ -5,6 +5,7 @@ import asyncio
 import ctypes
 import json
 import logging
+import math
 import socket
 import struct
 import sys
@@ -13,7 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from batchbayes_serve import __version__
 from batchbayes_serve.live import LOG, Metrics, Watcher, adapted, page
@@ -39,6 +41,10 @@ CLIENT_LEFT = 499
 """Status in logs and metrics of a client that went away."""
 BEHIND = 64
 """Batches that may wait for the monitor. It leaves out further ones, whatever is in them."""
+OWN_FILES = 100
+"""Files that the process itself may need, beside connections."""
+SHORT = 2**15
+"""Bytes of a body that is read in a millisecond."""
 LAST = 2.0
 """Seconds after the last connection has been taken, in which requests may come on connections that are open."""
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
@@ -53,6 +59,14 @@ class Limits:
     rows: int = 4096
     seconds: float = 30.0
     """For a request to arrive, and again for its answer."""
+    connections: int = 1000
+    """Open at once. If there are more, the one that has waited longest without a request is closed."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise BatchbayesError("a timeout above 0 seconds", f"{self.seconds}", "choose another --timeout")
+        if min(self.num_bytes, self.rows, self.connections) < 1:
+            raise BatchbayesError("limits of 1 or more", f"{self}", "choose larger limits")
 
     @property
     def waiting(self) -> int:
@@ -69,6 +83,7 @@ class Service:
         self.watcher = None if drift is None else Watcher(file, drift, self.metrics, false_alarms)
         self._outputs = [*file.answers, *(STATISTICS if self.watcher else ())]
         self._thread, self._places = ThreadPoolExecutor(1, "drift"), threading.Semaphore(BEHIND)
+        self._reader = ThreadPoolExecutor(1, "read")
         file.run(np.zeros([1, *file.shape], file.dtype), self._outputs)  # the first call is slow
         gets = {"/": self.page, "/health": self.health, "/ready": self.ready, "/version": self.version}
         gets["/metrics"] = self.prometheus
@@ -136,14 +151,20 @@ class Service:
     async def predict(self, request: Request) -> Response:
         """Answer rows of inputs. Long texts are read and written in threads, so that others do not wait."""
         body, seconds = await self._body(request), self.limits.seconds
-        values, adapt = await asyncio.to_thread(self.file.read, body, self.limits.rows)
-        request.scope["told"] = {"rows": len(values)}
         try:
             async with asyncio.timeout(seconds):
+                values, adapt = await self._read(body)
+                request.scope["told"] = {"rows": len(values)}
                 answer = await self._answer(values, adapt)
         except TimeoutError as error:
             raise RequestError(503, f"no answer within {seconds:g} seconds: try again later") from error
         return _as_json(await asyncio.to_thread(partial(json.dumps, answer, allow_nan=False)))
+
+    async def _read(self, body: bytes) -> tuple[np.ndarray, bool]:
+        """Read a short body at once. Long ones wait for each other: together they would hold up all others."""
+        if len(body) <= SHORT:
+            return self.file.read(body, self.limits.rows)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self.file.read, body, self.limits.rows)
 
     async def _answer(self, values: np.ndarray, adapt: bool) -> dict[str, Any]:
         found, more = await self.batcher.ask(values), {}
@@ -160,8 +181,9 @@ class Service:
 
     async def _body(self, request: Request) -> bytes:
         """Return the body, if it is JSON, not too long, and here in time."""
-        kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+        kind = request.headers.get("content-type", "none").split(";")[0].strip().lower()
         if kind != "application/json" or request.headers.get("content-encoding", "identity") != "identity":
+            # Without this header any web page could post here from the browser of somebody who may.
             raise RequestError(415, f"expected Content-Type: application/json that is not compressed, got {kind}")
         parts, count, most = [], 0, self.limits.num_bytes
         long = RequestError(413, f"expected at most {most} bytes, got more: send fewer rows in a request")
@@ -230,6 +252,50 @@ def _failed(_: Request, error: Exception) -> Response:
     return _as_json(json.dumps({"error": "the service failed, and its log says why"}), 500)
 
 
+class _Connection(H11Protocol):
+    """A connection that must send the headers of a request in time, and answers without delay."""
+
+    limits, waiting = Limits(), {}  # of the service; open connections without a request, the oldest first
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Make room for a new connection. Small packets are sent at once, without Nagle's delay of 40 ms."""
+        super().connection_made(transport)
+        with suppress(OSError):
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self.connections) > self.limits.connections:
+            (next(iter(self.waiting), None) or self).transport.abort()
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come, and wait for the rest of the headers."""
+        super().data_received(data)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._has_request()
+
+    def _expect_headers(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._has_request()
+        elif self._timer is None and not self.transport.is_closing():
+            self.waiting[self] = None
+            self._timer = self.loop.call_later(self.limits.seconds, self.transport.close)
+
+    def _has_request(self) -> None:
+        self.waiting.pop(self, None)
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request. Uvicorn closes a connection that keeps silent."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self.waiting[self] = None
+
+
 class Server(uvicorn.Server):
     """A server that first says that it stops, then takes no more connections, and answers all it has taken."""
 
@@ -239,6 +305,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 service, access_log=False, log_config=None, lifespan="on", timeout_keep_alive=75,
                 timeout_graceful_shutdown=seconds, server_header=False,
+                http=type("Connection", (_Connection,), {"limits": _reachable(service.limits), "waiting": {}}),
             )
         )  # fmt: skip
         self.service, self._listening, self._drain = service, listening, drain
@@ -262,6 +329,20 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         self._captured_signals.clear()  # it has done what SIGTERM asks for, and ends with 0
         LOG.info("stopped")
+
+
+def _reachable(limits: Limits) -> Limits:
+    """Return limits for which this process may have open files enough."""
+    if sys.platform == "win32":
+        return limits
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * limits.connections + OWN_FILES  # others may be taken before one is closed
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return replace(limits, connections=max(1, min(limits.connections, (soft - OWN_FILES) // 2)))
 
 
 def _let_nobody_in(listening: socket.socket) -> None:
@@ -292,9 +373,16 @@ def build_server(
     limits: Limits | None = None, threads: int = 0, drain: float = 1.0,
 ) -> tuple[Server, str]:  # fmt: skip
     """Return a server for a file that listens already, and its address. Port 0 takes any that is free."""
+    for fine, expected, got in (
+        (0 <= port < 2**16, "a port from 0 to 65535", f"--port {port}"),
+        (bool(host.strip()), "an address to listen on, such as 127.0.0.1", f"--host {host!r}"),
+        (threads >= 0, "a number of threads, or 0", f"--threads {threads}"),
+        (0 <= drain < math.inf, "seconds to drain, 0 or more", f"--drain {drain}"),
+        (0 < false_alarms < 1, "a chance of false alarms between 0 and 1", f"--false-alarms {false_alarms}"),
+    ):
+        if not fine:
+            raise BatchbayesError(expected, got, "choose another value")
     service = Service(OnnxFile(path, threads), path.name, limits or Limits(), drift, false_alarms)
-    if not 0 <= port < 2**16:
-        raise BatchbayesError("a port from 0 to 65535", f"{port}", "choose another --port")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=1024)
