@@ -68,7 +68,7 @@ def test_no_private_module_is_on_the_list_without_need():
     assert used >= STUDIED.keys() | MACHINERY | READERS
 
 
-@pytest.mark.parametrize("name", ["_common.rng", "network.shadow", "report.assess", "methods.weights.noisy"])
+@pytest.mark.parametrize("name", ["_common.rng", "network.replicas", "report.assess", "methods.weights.noisy"])
 def test_other_private_modules_are_refused(name):
     assert not any(may_use((folder, "some"), name, public_modules()) for folder in ("mcbn", "runner", "data"))
 

@@ -16,7 +16,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.metrics.detection import box_overlaps
 from batchbayes.network.batches import Batches, batch_stream, cut, for_prediction
 from batchbayes.network.inputs import Picker
-from batchbayes.network.shadow import one_call
+from batchbayes.network.replicas import one_call
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predict import CHUNK, require_posterior
 from batchbayes.predictive import to_frame

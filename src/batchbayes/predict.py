@@ -27,7 +27,7 @@ from batchbayes.network.batches import (
 )
 from batchbayes.network.function import require_default_device
 from batchbayes.network.inputs import Whole
-from batchbayes.network.shadow import one_call
+from batchbayes.network.replicas import one_call
 from batchbayes.outputs import side_by_side
 from batchbayes.posterior import Posterior, num_draws
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from batchbayes._common.checks import as_path
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.copies import plain_name
-from batchbayes.network.shadow import one_call
+from batchbayes.network.replicas import one_call
 from batchbayes.posterior import Posterior
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """Networks and outputs of many kinds under the linear engine: right, or refused, and "auto" always answers."""
 
+import types
+
 import pytest
 import torch
 from helpers.settled import X, settled
@@ -238,8 +240,12 @@ def test_a_forward_that_the_user_has_put_into_a_layer_is_used():
     expected = plain.tangents(X[:9], plain.deviations)[1]
     usual = network[1].forward
     network[1].forward = lambda input: torch.tanh(usual(input))
-    with pytest.warns(bb.BatchbayesWarning, match="cannot be copied"):
-        posterior = bb.mcbn(network, X, batch_size=100)
+    with pytest.raises(bb.BatchbayesError, match=r"got BatchNorm1d.forward, which refers to a"):
+        bb.mcbn(network, X, batch_size=100)
+    network[1].forward = types.MethodType(
+        lambda self, input: torch.tanh(nn.BatchNorm1d.forward(self, input)), network[1]
+    )
+    posterior = bb.mcbn(network, X, batch_size=100)
     torch.testing.assert_close(posterior.tangents(X[:9], posterior.deviations)[1], expected)
 
 

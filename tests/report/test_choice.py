@@ -26,7 +26,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:WARNING. most test examples",
     "ignore:The tuned batch size",
     "ignore:.*lacks classes",
-    "ignore:.*cannot be copied",
 )  # what a report says; tests of these warnings ask for them
 
 

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:WARNING. most test examples",
     "ignore:The tuned batch size",
     "ignore:.*lacks classes",
-    "ignore:.*cannot be copied",
 )  # what a report says; tests of these warnings ask for them
 
 network = assess_cases.trained_network
@@ -110,18 +109,11 @@ def test_calibration_data_takes_part_in_the_choice_and_test_data_does_not():
     assert found.metrics != other.metrics
 
 
-def scripted(model):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch wants another form
-        return torch.jit.script(model)
-
-
-@pytest.mark.parametrize("make", [lambda model: model, scripted], ids=["group norm", "scripted"])
-def test_networks_without_batch_norm_are_served(make):
+def test_networks_without_batch_norm_are_served():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(800, 3)).eval()
     x, y = torch.randn(90, 3, 12, 12), torch.randint(0, 3, (90,))
-    found = bb.assess(make(model), x, (x, y))
+    found = bb.assess(model, x, (x, y))
     assert list(found.metrics) == [
         "deterministic", "temperature scaling", "4 views", "4 views + temperature", "16 views", "16 views + temperature"
     ]  # fmt: skip

@@ -22,8 +22,7 @@ from batchbayes.methods.batchnorm.omega import as_buffers
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.laplace.last_layer_laplace import LaplacePosterior
 from batchbayes.network.function import Network, pick_output
-from batchbayes.network.shadow import workplace
-from batchbayes.network.workplace import Changes
+from batchbayes.network.replicas import Changes, Lent
 from batchbayes.predictive import at_least_single
 
 TRACED = 97
@@ -35,9 +34,8 @@ def run_network(network: Network, inputs: Tensor, **changes: Unpack[Changes]) ->
 
     Unlike a call of `Network`, it raises the errors of torch's exporter as they are.
     """
-    with workplace(network.module) as place:
-        place.prepare(changes)  # pyright: ignore[reportArgumentType]
-        return pick_output(place.module(inputs.clone()), network.output)
+    with Lent(network.module, changes) as lent:
+        return pick_output(lent.module(inputs.clone()), network.output)
 
 
 class Moves(nn.Module):
@@ -157,13 +155,13 @@ def traced_tangents(posterior: BatchNormPosterior, network: Network, ready: Tens
 
     before = {site.name: partial(see, number) for number, site in enumerate(sites)}
 
-    with workplace(network.module) as place:  # entered before the trace, because it compares tensors
-        place.prepare({"tensors": as_buffers(sites, statistics), "before": before})
+    changes: Changes = {"tensors": as_buffers(sites, statistics), "before": before}
+    with Lent(network.module, changes) as lent:  # entered before the trace, because it compares tensors
 
         def run(inputs: Tensor) -> tuple[Tensor, Tensor]:
             seen.clear()
             with torch.enable_grad(), affine_batch_norm():
-                outputs = pick_output(place.module(inputs.clone()), network.output)
+                outputs = pick_output(lent.module(inputs.clone()), network.output)
                 return outputs.detach(), _slopes(outputs, seen, along)
 
         examples = ready[torch.arange(TRACED) % len(ready)]

@@ -1,20 +1,17 @@
-"""Copies of a module tree that share its tensors: how they are made, and what they can still reach of the original.
-
-What one pass may change in one module of a network, and how it is put back.
-"""
+"""Copies of a module tree that share its tensors, and what they can still reach of the original."""
 
 import copy
 import gc
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
+
+from batchbayes.errors import BatchbayesError
 
 SHARED = (Tensor, np.ndarray)
 """What a copy shares with the original."""
@@ -27,9 +24,20 @@ _MOST_OBJECTS = 50_000
 """If attributes lead to more objects than this, the search stops and the network is not copied."""
 
 
-def copy_modules(module: nn.Module, shared: Iterable[object]) -> dict[int, nn.Module]:
-    """Copy all modules of a network, but not what is shared; the keys are the identities of the originals."""
-    memo: dict[int, Any] = {id(value): value for value in shared}
+def copy_modules(module: nn.Module) -> dict[int, nn.Module]:
+    """Copy all modules of a network, but not its tensors and arrays; the keys are the identities of the originals."""
+    for name, m in module.named_modules():
+        if isinstance(m, torch.jit.ScriptModule):
+            raise _unfit(f"a scripted module {name!r}", "pass the network in Python that was scripted")
+    try:
+        memo: dict[int, Any] = {id(value): value for value in reachable([module]) if isinstance(value, SHARED)}
+        return _copied_modules(module, memo)
+    except Exception as error:
+        got = f"a {type(module).__name__} that does not: {type(error).__name__}: {error}"[:300]
+        raise _unfit(got, "see what copy.deepcopy(network) says, and change the attribute that it names") from error
+
+
+def _copied_modules(module: nn.Module, memo: dict[int, Any]) -> dict[int, nn.Module]:
     plain = [m for m in module.modules() if not is_wrapper(m) and _copies_plainly(type(m))]
     for m in plain:
         memo[id(m)] = type(m).__new__(type(m))
@@ -41,8 +49,7 @@ def copy_modules(module: nn.Module, shared: Iterable[object]) -> dict[int, nn.Mo
             object.__setattr__(memo[id(m)], name, _copied(name, value, memo))  # one by one: takes less memory
     copies = {id(m): copy.deepcopy(m, memo) for m in module.modules()}
     for m in copies.values():
-        m.training = False
-        vars(m).pop("_compiled_call_impl", None)
+        vars(m).pop("_compiled_call_impl", None)  # set by module.compile(); it would run the user's module
     return copies
 
 
@@ -65,6 +72,26 @@ def _copied(name: str, value: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(value, memo)
     except Exception:  # a lock, a file or the like
         return value
+
+
+def require_apart(module: nn.Module, copies: dict[int, nn.Module]) -> None:
+    """Raise an error that names the attribute by which copies still lead to a module of the original network."""
+    originals = {id(m) for m in module.modules() if not is_wrapper(m)}
+    if originals.isdisjoint(map(id, reachable(copies.values()))):
+        return
+    for m in copies.values():
+        for name, value in vars(m).items():
+            for each in reachable([value]) if name != "_modules" else ():
+                if id(each) in originals:
+                    raise _unfit(
+                        f"{type(m).__name__}.{name}, which refers to a {type(each).__name__} in a way that copying "
+                        "cannot follow, such as a closure, a global name or a weak reference",
+                        f"keep the layer as an attribute, and make {name} a method that reads it from self",
+                    )
+
+
+def _unfit(got: str, fix: str) -> BatchbayesError:
+    return BatchbayesError("a network that can be copied, so that passes leave the user's alone", got, fix)
 
 
 def reachable(start: Iterable[object]) -> Iterator[object]:
@@ -108,180 +135,3 @@ def plain_name(name: str) -> str:
 def is_wrapper(module: nn.Module) -> bool:
     """Whether torch.compile made this module around one of the user's."""
     return isinstance(getattr(module, "_orig_mod", None), nn.Module)
-
-
-_CONTAINERS = (dict, list, set)
-_SMALL = 4096
-"""Buffers of at most this many numbers are copied for each pass, in case the network changes them."""
-_MISSING = object()
-
-
-class Part:
-    """One of the user's modules, and the module that passes run on in its place."""
-
-    __slots__ = (
-        "_changing",
-        "_children",
-        "_copied",
-        "_is_copy",
-        "_module",
-        "_own",
-        "_shared",
-        "contents",
-        "ours",
-        "theirs",
-    )
-
-    def __init__(self, theirs: nn.Module, ours: nn.Module) -> None:
-        self._module, self._is_copy = ours, theirs is not ours
-        self.ours: dict[str, Any] = vars(ours)
-        """The attributes of the module that passes run on."""
-        self.theirs: dict[str, Any] = vars(theirs) if theirs is not ours else vars(theirs).copy()
-        """Those of the user's module; what they were at the start, if passes run on that module itself."""
-        self._children = tuple(theirs._modules.values())
-        shared = self.theirs.keys() & (TENSORS | {"training"})
-        self._own = {n: v for n, v in self.ours.items() if v is not self.theirs.get(n, _MISSING) and n not in shared}
-        """Attributes that belong to the copy. All others are shared with the user's module."""
-        copied = [n for n, v in self.ours.items() if n in self._own or (n not in TORCH and isinstance(v, _CONTAINERS))]
-        self.contents = tuple(
-            _Container(self.theirs[n], self.ours[n], n) for n in copied if n in self.theirs and n != "_modules"
-        )
-        """Containers and other objects in attributes that were copied: some layers keep results of a pass there."""
-        self._changing: frozenset[str] = frozenset()
-        """Large buffers that the module is known to change. A pass works on copies of them and of all small ones."""
-        self._copied: dict[str, Tensor] | None = None
-        """Copies of all buffers, which the first pass works on."""
-        self._shared: tuple[tuple[str, Tensor, int], ...] = ()
-        """Large buffers that this pass shares with the user's module, each with its version at the start."""
-
-    def is_outdated(self) -> bool:
-        """Whether the user has replaced a child module or changed a container since the copy was made."""
-        if tuple(self.theirs["_modules"].values()) != self._children:
-            return True
-        return any(container.is_outdated(self.theirs) for container in self.contents)
-
-    def begin(self, *, first: bool) -> None:
-        """Take over the user's present tensors and attributes, and set evaluation mode."""
-        self.put_back()
-        ours, buffers = self.ours, self.theirs["_buffers"].copy()
-        if buffers and (first or not isinstance(self._module, _NormBase)):  # which changes none in evaluation mode
-            own = {name: buffer for name, buffer in buffers.items() if buffer is not None}
-            copied = {n: b.clone() for n, b in own.items() if first or b.numel() <= _SMALL or n in self._changing}
-            buffers.update(copied)
-            self._copied = copied if first else None
-            self._shared = tuple((n, b, version_of(b)) for n, b in own.items() if n not in copied)
-        ours.pop("_compiled_call_impl", None)  # set by module.compile(); it would run the user's module
-        ours["training"], ours["_parameters"], ours["_buffers"] = False, self.theirs["_parameters"].copy(), buffers
-
-    def begin_training(self) -> None:
-        """Take over the user's present tensors, attributes and mode. Changes of buffers reach the user's module."""
-        self.put_back()
-        ours, theirs = self.ours, self.theirs
-        ours.pop("_compiled_call_impl", None)
-        ours["training"], ours["_buffers"] = theirs["training"], theirs["_buffers"]
-        ours["_parameters"] = theirs["_parameters"].copy()
-
-    @property
-    def is_adaptable(self) -> bool:
-        """Whether `adapted` may have something to return."""
-        return isinstance(self._module, _DropoutNd | nn.RNNBase)
-
-    @property
-    def needs_copies(self) -> bool:
-        """Whether each pass gets new copies of buffers, because the module may change them in evaluation mode."""
-        return bool(self.theirs["_buffers"]) and not isinstance(self._module, _NormBase)
-
-    def end_training(self) -> None:
-        """End a pass for training. What else it has changed is put back at the start of the next one."""
-        self.ours["training"] = False
-
-    def adapted(self, dropout: bool) -> tuple[str, Any] | None:
-        """Return the attribute to set, and its value, if this kind of module has to be told what has changed."""
-        if dropout and isinstance(self._module, _DropoutNd):
-            return "training", True
-        if isinstance(self._module, nn.RNNBase):
-            return "_flat_weights", [getattr(self._module, name) for name in self._module._flat_weights_names]
-        return None
-
-    def find_changing_buffers(self) -> list[str]:
-        """Look which large buffers the pass changed: later passes work on copies of them.
-
-        Returns:
-            The names of those that this pass shared with the user's module, so that the user's have changed.
-        """
-        if not self._copied and not self._shared:
-            return []
-        theirs = self.theirs["_buffers"]
-        found = [n for n, copied in (self._copied or {}).items() if _is_changed(theirs.get(n), copied)]
-        late = [name for name, buffer, version in self._shared if version_of(buffer) != version]
-        self._changing, self._copied, self._shared = self._changing.union(found, late), None, ()
-        return late
-
-    def put_back(self) -> None:
-        """Undo what a pass has changed."""
-        ours = self.ours
-        ours.update(self.theirs)
-        ours.update(self._own)
-        if self._is_copy:
-            ours["training"] = False  # so that a pass which runs late cannot update statistics
-        if len(ours) > len(self.theirs):
-            for name in ours.keys() - self.theirs.keys() - self._own.keys():
-                del ours[name]
-        for container in self.contents:
-            container.put_back()
-
-
-class _Container:
-    """A container or another object in an attribute: the user's, ours, and what each of them holds between passes."""
-
-    __slots__ = ("_name", "_ours", "_ours_before", "_theirs", "_theirs_before")
-
-    def __init__(self, theirs: Any, ours: Any, name: str) -> None:
-        self._theirs, self._ours, self._name = theirs, ours, name
-        self._theirs_before, self._ours_before = _content(theirs), _content(ours)
-        if _same(self._theirs_before, self._ours_before):
-            self._ours_before = self._theirs_before  # takes less memory
-
-    def is_outdated(self, attributes: Mapping[str, Any]) -> bool:
-        """Whether the user's module has another container, or the container holds something else."""
-        now = attributes.get(self._name, _MISSING)
-        return now is not self._theirs or not _same(_content(now), self._theirs_before)
-
-    def is_changed(self) -> bool:
-        """Whether a pass has changed ours."""
-        return not _same(_content(self._ours), self._ours_before)
-
-    def put_back(self) -> None:
-        if not self.is_changed():
-            return
-        content = self._ours_before
-        ours = self._ours if isinstance(self._ours, _CONTAINERS) else vars(self._ours)
-        ours.clear()
-        if isinstance(ours, dict):
-            ours.update(zip(content[::2], content[1::2], strict=True))
-        else:
-            (ours.extend if isinstance(ours, list) else ours.update)(content)
-
-
-def _is_changed(before: Tensor | None, after: Tensor | None) -> bool:
-    return before is not None and after is not None and not torch.equal(before, after)
-
-
-def version_of(tensor: Tensor) -> int:
-    """Return the number of in-place changes of a tensor so far. Tensors of inference mode do not count them."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _content(value: Any) -> tuple[Any, ...]:
-    """Return what a container holds, or the attributes of an object with names and values in turn."""
-    if isinstance(value, list | set):
-        return tuple(value)
-    if not isinstance(value, dict):
-        if callable(value) or not hasattr(value, "__dict__"):
-            return ()
-        value = vars(value)
-    return tuple(part for item in value.items() for part in item)
-
-
-def _same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
-    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))

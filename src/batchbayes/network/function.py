@@ -1,7 +1,6 @@
 """A user's network as a pure function from inputs to outputs.
 
-The user's own modules are not run and not changed: each pass runs on the calling thread's shadow of the network. Only
-networks that cannot be copied are an exception (see `shadow.py`).
+The user's own modules are not run and not changed: each pass runs on a replica of the network (see `replicas.py`).
 """
 
 import copy
@@ -22,9 +21,8 @@ from torch.nn.parameter import is_lazy
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.copies import is_wrapper, plain_name
 from batchbayes.network.inputs import Inputs, Packing, Picker, Whole, as_it_is, tensors_of
-from batchbayes.network.shadow import first_time, why_in_place, workplace
+from batchbayes.network.replicas import Changes, Lent, first_time, input_of
 from batchbayes.network.staleness import WeightsThen
-from batchbayes.network.workplace import Changes, input_of
 
 Function = Callable[[Any], Tensor]
 """One drawn network: a deterministic function from inputs (N, ...) to outputs (N, ...). The inputs are a tensor,
@@ -58,9 +56,8 @@ class Network:
 
     def __call__(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Tensor:
         """Run the network on inputs (N, ...), and return its outputs (N, ...). `Changes` lists the options."""
-        with workplace(self.module, own_modes=changes.get("own_modes", False)) as place:
-            place.prepare(changes)
-            return self._run(place.module, changes.get("tensors", {}), inputs)
+        with Lent(self.module, changes) as lent:
+            return self._run(lent.module, changes.get("tensors", {}), inputs)
 
     @contextmanager
     def running(self, inputs: Tensor | Inputs, **changes: Unpack[Changes]) -> Iterator[Tensor]:
@@ -74,15 +71,13 @@ class Network:
     @contextmanager
     def prepared(self, **changes: Unpack[Changes]) -> Iterator[Function]:
         """Make the changes once, for any number of passes inside the block."""
-        with workplace(self.module, own_modes=changes.get("own_modes", False)) as place:
-            place.prepare(changes)
-            place.note()
-            run, passes = partial(self._run, place.module, changes.get("tensors", {})), itertools.count()
+        passes = itertools.count()
+        with Lent(self.module, changes, again_and_again=True) as lent:
 
             def next_pass(inputs: Tensor | Inputs) -> Tensor:
                 if next(passes):
-                    place.again(changes)
-                return run(inputs)
+                    lent.again()
+                return self._run(lent.module, changes.get("tensors", {}), inputs)
 
             yield next_pass
 
@@ -102,7 +97,7 @@ class Network:
         return reference_tensor(self.module).device
 
     def __repr__(self) -> str:
-        return type(self.module).__name__ + (" (in place)" if why_in_place(self.module) else "")
+        return type(self.module).__name__
 
 
 def call_module(
@@ -236,11 +231,8 @@ def as_network(model: nn.Module, output: Output = None, inputs: Picker = None) -
             got="weights on the device meta, which have shapes alone",
             fix='call network.to_empty(device="cpu"), and load the weights, before you pass the network',
         )
-    if why := why_in_place(model):
-        warn(
-            f"{type(model).__name__} cannot be copied: {why}. Passes therefore run inside the network itself, one "
-            "thread at a time, and put everything back. Do not call the network from other threads meanwhile."
-        )
+    with Lent(model, {}):
+        pass  # a network that cannot be copied is refused now
     return Network(model, output, WeightsThen(model), inputs)
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.function import Network, modules_by_name, require_layout
-from batchbayes.network.shadow import first_time
+from batchbayes.network.replicas import first_time
 
 Select = int | str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 """Which sites: the first k, names or patterns ("layer1.*"), a function of (name, layer), or None for all."""
@@ -153,8 +153,6 @@ def _no_batch_norm(module: nn.Module) -> BatchbayesError:
     fix += "or fused batch norm has lost it"
     if any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules()) and "norm" not in "".join(others).lower():
         fix += ": exporters and fuse() fuse it into convolutions, so load the weights as they were before that"
-    if isinstance(module, torch.jit.ScriptModule):
-        fix = "pass the network that was scripted or traced, because its layers cannot be seen any more"
     return BatchbayesError(
         expected="a network with batch normalisation (any subclass of torch's BatchNorm)",
         got=f"{type(module).__name__} with none among its {sum(kinds.values())} modules{found}",

@@ -28,7 +28,7 @@ from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
 from batchbayes.network.batches import Batches, Drawn, is_examples, mini_batches
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, Whole, each_tensor, require_finite
-from batchbayes.network.shadow import one_call
+from batchbayes.network.replicas import one_call
 
 if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.leading import OutputAxes

@@ -23,7 +23,7 @@ from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, unfit_for_
 from batchbayes.methods.weights.posterior import WeightsPosterior
 from batchbayes.network.batches import as_batches, pick_inputs
 from batchbayes.network.function import Output
-from batchbayes.network.shadow import one_call
+from batchbayes.network.replicas import one_call
 from batchbayes.training.batches import training_batches, training_size
 from batchbayes.training.loop import Objective, Step, TrainingBatches, TrainingConfig, train
 
