@@ -121,7 +121,8 @@ class Lent:
         self._own_modes = changes.get("own_modes", False)
 
     def __enter__(self) -> Self:
-        self._replica = replica = _borrowed(self._network, self._own_modes)
+        self._call = _call_of(self._network)
+        self._replica = replica = _borrowed(self._network, self._call, self._own_modes)
         self.module = replica.module
         replica.patch(self._changes)
         if self._is_kept:
@@ -138,7 +139,7 @@ class Lent:
         if kind is not None:
             return  # thrown away: nobody knows what it holds
         self._replica.undo()
-        call = _call_of(self._network)
+        call = self._call
         if call is None or self._is_kept or self._network in call.replicas:
             _give_back(self._network, self._replica)
         else:
@@ -151,9 +152,8 @@ def _call_of(module: nn.Module) -> _Call | None:
     return call if call is None or not call.only or any(module is each for each in call.only) else None
 
 
-def _borrowed(module: nn.Module, own_modes: bool) -> "Replica":
+def _borrowed(module: nn.Module, call: _Call | None, own_modes: bool) -> "Replica":
     """Return a replica that no other thread and no other pass has: that of this call, one of the pool, or a new one."""
-    call = _call_of(module)
     replica = None if call is None else call.replicas.pop(module, None)
     if replica is not None:
         if replica.is_ready(own_modes):
@@ -268,9 +268,10 @@ class Replica:
 
     def is_ready(self, own_modes: bool) -> bool:
         """Whether another pass of this call may begin here: the latest one has changed nothing."""
-        _undo(self._tensors)
-        for theirs, ours in self._pairs if own_modes else ():
-            ours["training"] = theirs["training"]
+        if own_modes:
+            _undo(self._tensors)
+            for theirs, ours in self._pairs:
+                ours["training"] = theirs["training"]
         return own_modes == self.own_modes and self.is_as_noted()
 
     def is_as_noted(self) -> bool:
