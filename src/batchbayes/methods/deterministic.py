@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name
+from batchbayes.network.function import Network, Output, as_network, modules_by_name
 from batchbayes.network.inputs import Picker
+from batchbayes.patch import Patch
 from batchbayes.posterior import Header, Posterior
 
 
@@ -29,8 +30,8 @@ class PointPosterior(Posterior):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(deterministic on {self.network})"
 
-    def draw(self, seed: int, index: int) -> Function:
-        return self.network
+    def draw(self, seed: int, index: int) -> Patch:
+        return Patch(self.network)
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         return {"output": self.network.output}, {}

@@ -11,10 +11,8 @@ batch nor its size. Dropout that is not a module cannot be seen and stays off: `
 torch's recurrent and attention layers.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -26,8 +24,9 @@ from torch.overrides import TorchFunctionMode
 from batchbayes._common.rng import generator
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
-from batchbayes.network.inputs import Picker, Whole
+from batchbayes.network.function import Network, Output, as_network, modules_by_name, require_layout
+from batchbayes.network.inputs import Picker
+from batchbayes.patch import Affine, Patch
 from batchbayes.posterior import Header, Posterior
 
 if TYPE_CHECKING:
@@ -47,23 +46,34 @@ class DropoutSite(NamedTuple):
     layer: _DropoutNd
     probability: float
 
-    def mask(self, inputs: Tensor, seed: int, index: int, call: int) -> Tensor:
+    def mask(self, inputs: Tensor, random: torch.Generator) -> Tensor:
         """Return ones and zeros in the shape of one example, or of its channels. The CPU draws them on every device."""
         shape = inputs.shape[1:]
         if isinstance(self.layer, CHANNELWISE):
             shape = [*shape[:1], *[1] * len(shape[1:])]
-        random = generator(seed, "dropout", index, self.name, call)
         return (torch.rand(shape, generator=random) >= self.probability).to(inputs)
 
-    def drop(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        """Put a mask (...) on inputs (N, ...), and scale as the layer does in training."""
+    def affine(self, mask: Tensor) -> Affine:
+        """Return the factor, and the offset if there is one, that a mask stands for: scaled as in training."""
         p = self.probability
         if p == 1:
-            return inputs * mask
+            return (mask,)
         if not isinstance(self.layer, ALPHA):
-            return inputs * (mask / (1 - p))
+            return (mask / (1 - p),)
         scale = ((1 + p * SELU_FLOOR**2) * (1 - p)) ** -0.5  # keeps mean zero and variance one
-        return inputs * (mask * scale) + ((1 - mask) - p) * (SELU_FLOOR * scale)
+        return mask * scale, ((1 - mask) - p) * (SELU_FLOOR * scale)
+
+
+class DropoutMask(NamedTuple):
+    """The masks of one layer in one draw."""
+
+    site: DropoutSite
+    seed: int
+    index: int
+
+    def at(self, like: Tensor, call: int) -> Affine:
+        random = generator(self.seed, "dropout", self.index, self.site.name, call)
+        return self.site.affine(self.site.mask(like, random))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,38 +91,17 @@ class DropoutPosterior(Posterior):
         spread = f"{low:g}" if low == high else f"{low:g} to {high:g}"
         return f"{type(self).__name__}(mc_dropout on {self.network}: {count(len(self.sites), 'site')}, p {spread})"
 
-    def draw(self, seed: int, index: int) -> Function:
+    def draw(self, seed: int, index: int) -> Patch:
         """Return the network with the masks of draw `index`."""
-        sites = {site.name: site for site in self.sites}
         present = modules_by_name(self.network.module, _DropoutNd)
-        if replaced := [name for name, site in sites.items() if present.get(name) is not site.layer]:
+        if replaced := [site.name for site in self.sites if present.get(site.name) is not site.layer]:
             raise BatchbayesError(
                 expected="the dropout layers that the posterior was made for",
                 got=f"others in the place of {', '.join(replaced[:6])}",
                 fix="make the posterior again after you change the network",
             )
-
-        def drawn(inputs: Any) -> Tensor:
-            calls: Counter[str] = Counter()
-
-            def dropped(name: str, activations: Tensor) -> Tensor:
-                if not isinstance(inputs, Whole):
-                    _require_batch_first(name, activations, len(inputs))
-                calls[name] += 1
-                site = sites[name]
-                return site.drop(activations, site.mask(activations, seed, index, calls[name]))
-
-            outputs = self.network(inputs, instead={name: partial(dropped, name) for name in sites})
-            if not calls:
-                raise BatchbayesError(
-                    expected="dropout layers that run in a forward pass",
-                    got=f"{len(sites)} in {type(self.network.module).__name__} that did not, so no noise",
-                    fix="call the layers in forward(), not functions with their weights",
-                )
-            self._look_for_functions(inputs)
-            return outputs
-
-        return drawn
+        masks = {site.name: DropoutMask(site, seed, index) for site in self.sites}
+        return Patch(self.network, masks=masks, afterwards=self._look_for_functions)
 
     def _look_for_functions(self, inputs: Any) -> None:
         """Warn, once, of dropout that is no module. One example runs through the network to see it.
@@ -226,13 +215,3 @@ def _layout(module: nn.Module) -> list[list[object]]:
     """Return name, type and probability of each dropout layer."""
     layers = modules_by_name(module, _DropoutNd)
     return [[name, type(layer).__name__, float(layer.p)] for name, layer in layers.items()]
-
-
-def _require_batch_first(name: str, activations: Tensor, count: int) -> None:
-    """Raise an error if examples are not the first axis: they can share a mask only along a known axis."""
-    if activations.shape[:1] != (count,):
-        raise BatchbayesError(
-            expected=f"one row for each example, {count} in all, at the dropout layer {name}",
-            got=f"an activation of shape {tuple(activations.shape)}",
-            fix="let the network keep the batch as the first axis (batch_first=True)",
-        )

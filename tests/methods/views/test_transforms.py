@@ -49,9 +49,9 @@ def test_bytes_can_be_cropped():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_as_exact_as_its_digits(dtype):
     x, shift = images(1, 2, 224, 224).to(dtype), bb.RandomShiftScale(0.1, 0.1, fill=0.5)
-    numbers = torch.tensor([0.8, 0.3, 0.7], dtype=torch.float64)
-    for change in (shift.apply, shift.undo):
-        found, expected = change(x, numbers), change(x.double(), numbers)
+    row = shift.row(torch.tensor([0.8, 0.3, 0.7], dtype=torch.float64))
+    for change in (shift.view, shift.undo):
+        found, expected = change(x, row), change(x.double(), row)
         torch.testing.assert_close(found.double(), expected, atol=2 * torch.finfo(dtype).eps, rtol=0)
 
 
@@ -99,7 +99,7 @@ def test_a_smooth_image_comes_back_from_shift_and_scale(seed):
 def test_an_undone_crop_repeats_its_edge():
     x = images()
     top = torch.tensor([0.0, 0.5])  # the crop sees two rows of padding, and misses the last two rows
-    back = bb.RandomCrop(2).undo(bb.RandomCrop(2, fill=9.0).apply(x, top), top)
+    back = bb.RandomCrop(2).move_back(bb.RandomCrop(2, fill=9.0).apply(x, top), x, top)
     assert torch.equal(back[..., :-2, :], x[..., :-2, :])
     assert torch.equal(back[..., -2:, :], x[..., -3:-2, :].expand(-1, -1, 2, -1))
 
@@ -186,8 +186,12 @@ def test_images_with_colours_last_are_refused_or_told(make):
     numbers = numbers[: told.size]
     seen = told.apply(x, numbers)
     assert torch.equal(seen, plain.apply(x.movedim(-1, 1), numbers).movedim(1, -1))
-    assert torch.equal(told.move_back(seen, x, numbers), plain.undo(seen.movedim(-1, 1), numbers).movedim(1, -1))
-    assert torch.equal(told.move_back(x[..., 0], x, numbers), plain.undo(x[..., 0], numbers))  # maps (N, H, W)
+    assert torch.equal(
+        told.move_back(seen, x, numbers), plain.undo(seen.movedim(-1, 1), plain.row(numbers)).movedim(1, -1)
+    )
+    assert torch.equal(
+        told.move_back(x[..., 0], x, numbers), plain.undo(x[..., 0], plain.row(numbers))
+    )  # maps (N, H, W)
     assert torch.equal(told.move_back(x[:, :1, :1], x, numbers), x[:, :1, :1])  # pooled
     with pytest.raises(bb.BatchbayesError, match=r"the size of the inputs, \(8, 10\)"):
         told.move_back(x[:, ::2, ::2], x, numbers)

@@ -26,6 +26,7 @@ from batchbayes.methods.batchnorm.sites import (
 )
 from batchbayes.network.function import Function, Network, Output, as_network, reference_tensor
 from batchbayes.network.inputs import each_tensor, require_finite
+from batchbayes.patch import Patch
 from batchbayes.posterior import Header, Measured, Posterior
 
 if TYPE_CHECKING:
@@ -109,15 +110,15 @@ class BatchNormPosterior(Posterior):
         coefficients = self.coefficients(seed, [index])[0]
         return coefficients * self.deviations[0] if self.noise == "factorised" else coefficients @ self.deviations
 
-    def draw(self, seed: int, index: int) -> Function:
+    def draw(self, seed: int, index: int) -> Patch:
         """Return the network that normalises by the statistics of draw `index`."""
         return self.function(self.center + self.deviation(seed, index))
 
-    def function(self, omega: Tensor) -> Function:
+    def function(self, omega: Tensor) -> Patch:
         """Return the network that normalises by the statistics omega (D,)."""
         require_present(self.network, self.sites)
         tensors = as_buffers(self.sites, self._statistics(omega))
-        return partial(self.network, tensors=tensors, before=self._refusing)
+        return Patch(self.network, tensors, before=self._refusing)
 
     @cached_property
     def _refusing(self) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical, Gaussian
-from batchbayes.network.function import Function, Network, modules_by_name
+from batchbayes.network.function import Network, modules_by_name
+from batchbayes.patch import Patch
 
 MATRICES = 2**22
 """At most this many numbers are in the matrices (n, K, K) of some examples (32 MiB)."""
@@ -176,21 +177,17 @@ class LastLayer:
         """The present weights (K, P) in float64; if there is a bias, it is the last column."""
         return joined(self.module).double().cpu()
 
-    def with_weights(self, weights: Tensor) -> Function:
+    def with_weights(self, weights: Tensor) -> Patch:
         """Return the network with other weights (K, P) in this layer alone, also if an embedding shares its weights.
 
         The layer computes in float64 where the device has it: large weights may cancel.
         """
         self.network.warn_if_changed()
-        own, bias = self.module.weight, None
+        own = self.module.weight
         weight = weights.to(own.device, own.dtype if own.device.type == "mps" else torch.float64)
-        if self.module.bias is not None:
-            weight, bias = weight[:, :-1].contiguous(), weight[:, -1].contiguous()
-
-        def outputs(features: Tensor) -> Tensor:
-            return F.linear(features.to(weight.dtype), weight, bias).to(features.dtype)
-
-        return partial(self.network, instead={self.name: outputs})
+        if self.module.bias is None:
+            return Patch(self.network, heads={self.name: (weight,)})
+        return Patch(self.network, heads={self.name: (weight[:, :-1].contiguous(), weight[:, -1].contiguous())})
 
     @torch.no_grad()
     def run(self, inputs: Any) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from batchbayes.methods.table import posterior_class
 from batchbayes.network.batches import Batches, Picker, input_stream
 from batchbayes.network.copies import plain_name
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
+from batchbayes.patch import Mean, Patch
 from batchbayes.posterior import Header, Posterior
 
 State = tuple[Header, Mapping[str, Tensor]]
@@ -70,8 +71,8 @@ class WeightSamples(Posterior):
         """Return the network with the weights of the member whose turn it is."""
         number = dealt(seed, index, len(self))
         if not self.noise:
-            return partial(self.network, tensors=self.tensors(number))
-        return self._inside(number).draw(*inner_draw(seed, index, number, len(self)))
+            return Patch(self.network, self.tensors(number))
+        return _on(self.network, self._inside(number).draw(*inner_draw(seed, index, number, len(self))))
 
     def tensors(self, number: int) -> dict[str, Tensor]:
         """Return the weights of one member, on the device of the network."""
@@ -142,6 +143,15 @@ class WeightSamples(Posterior):
             network, under(tensors, "weights."), counts[0], header["method"], noise, counts[1],
             tensors.get("log_posterior"),
         )  # fmt: skip
+
+
+def _on(network: Network, drawn: Function) -> Function:
+    """Return a draw inside a member as one that puts all weights of the member into the network."""
+    if isinstance(drawn, Mean):
+        return Mean(tuple(_on(network, part) for part in drawn.parts))
+    if not isinstance(drawn, Patch) or not isinstance(drawn.network, Network):
+        return drawn
+    return replace(drawn, network=network, tensors={**state_of(drawn.network.module), **drawn.tensors})
 
 
 @torch.no_grad()

@@ -14,12 +14,12 @@ from batchbayes._common.checks import as_tensor, finite_number, whole_number
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.views.transforms import (
     Transform,
-    moved,
     other_places,
-    overlap,
     require_fill,
     require_floating,
     require_stds,
+    shifted,
+    steps,
 )
 
 
@@ -53,30 +53,26 @@ class SignalShift(SignalTransform):
         object.__setattr__(self, "most", whole_number("most", self.most))
         require_fill(self.fill, by_channel=False)
 
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
+    def row(self, numbers: Tensor) -> Tensor:
+        """Return how many steps earlier the view shows the signal."""
+        return steps(numbers[0], self.most)
+
+    def look(self, inputs: Tensor, row: Tensor) -> Tensor:
         self.require_signals(inputs)
-        length = inputs.shape[-1]
-        if self.most >= length:
+        if self.most >= (length := inputs.shape[-1]):
             got, fix = f"signals of {length}", "shift by less"
             raise BatchbayesError(expected=f"signals longer than the shift of {self.most}", got=got, fix=fix)
-        to, source = overlap(self.offset(numbers), length)
-        view = torch.full_like(inputs, self.fill)
-        view[..., to] = inputs[..., source]
-        return view
+        return shifted(inputs, row, -1, inputs.new_full((), self.fill))
 
-    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
+    def back(self, outputs: Tensor, inputs: Tensor, row: Tensor) -> Tensor:
         length, is_sequence = inputs.shape[-1], outputs.ndim >= min(3, inputs.ndim)
         if is_sequence and outputs.shape[-1] == length:
-            return moved(outputs, self.offset(numbers), -1)
+            return shifted(outputs, -row, -1)
         if outputs.ndim == 3 and outputs.shape[1] == length:  # steps, and then classes
-            return moved(outputs, self.offset(numbers), 1)
+            return shifted(outputs, -row, 1)
         if outputs.ndim > 2 and outputs.shape[2:].numel() > 1:
             raise other_places((length,), outputs)
         return outputs
-
-    def offset(self, numbers: Tensor) -> int:
-        """Return how many steps earlier the view shows the signal."""
-        return int(float(numbers[0]) * (2 * self.most + 1)) - self.most
 
 
 @dataclass(frozen=True)
@@ -95,14 +91,17 @@ class SignalCrop(SignalTransform):
         finite_number("a share", self.share, above=0, below=1, fix="pass for example 0.9")
         require_fill(self.fill, by_channel=False)
 
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
+    def row(self, numbers: Tensor) -> Tensor:
+        """Return where the part begins, as a share of all its places."""
+        return numbers[0].double()
+
+    def look(self, inputs: Tensor, row: Tensor) -> Tensor:
         self.require_signals(inputs)
-        length = inputs.shape[-1]
+        length, row = inputs.shape[-1], row.to(inputs.device)
         kept = max(1, round(self.share * length))
-        first = min(int(float(numbers[0]) * (length - kept + 1)), length - kept)
-        view = torch.full_like(inputs, self.fill)
-        view[..., first : first + kept] = inputs[..., first : first + kept]
-        return view
+        first = (row * (length - kept + 1)).long().clamp(max=length - kept)
+        places = torch.arange(length, device=inputs.device) - first
+        return torch.where((places >= 0) & (places < kept), inputs, inputs.new_full((), self.fill))
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,7 @@ class SignalNoise(SignalTransform):
     amount: float
     std: tuple[float, ...]
     size: ClassVar[int] = 1  # type: ignore[misc]
+    in_files: ClassVar[bool] = False  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         finite_number("an amount", self.amount, above=0, fix="pass for example 0.05")
@@ -134,7 +134,11 @@ class SignalNoise(SignalTransform):
         std = found.transpose(0, 1).flatten(1).std(1, correction=0).tolist() if found.ndim == 3 else ()
         return cls(amount, tuple(std))
 
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
+    def row(self, numbers: Tensor) -> Tensor:
+        """Return what tells the noise of this view from that of others, (1,)."""
+        return numbers
+
+    def look(self, inputs: Tensor, row: Tensor) -> Tensor:
         self.require_signals(inputs)
         require_floating(self, inputs)
         channels = inputs.shape[1] if inputs.ndim == 3 else 1
@@ -144,7 +148,7 @@ class SignalNoise(SignalTransform):
                 got=f"shape {tuple(inputs.shape)}",
                 fix="make the noise from the training signals, by SignalNoise.of(signals, amount)",
             )
-        key = float(numbers[0]).hex().encode()
+        key = float(row[0]).hex().encode()
         each = [_own_noise(key, example) for example in inputs.detach().cpu().double()]
         noise = torch.stack(each) if each else torch.zeros(inputs.shape, dtype=torch.float64)
         scale = self.amount * torch.tensor(self.std, dtype=torch.float64)

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
+from batchbayes.methods.views.transforms import other_places
 from batchbayes.network.inputs import require_finite
 
 OwnFunction = Callable[[Tensor, torch.Generator], Tensor]
@@ -23,6 +25,49 @@ _RANDOM = {
 def name_of(function: object) -> str:
     """Return the name of a function, or of the class of another object that can be called."""
     return getattr(function, "__name__", None) or type(function).__name__
+
+
+@dataclass(frozen=True)
+class OwnLens:
+    """A view through a user's own function. Its parameters are the numbers of a random stream."""
+
+    function: OwnFunction
+    undo: OwnFunction | None
+    """What moves maps for a view back to the inputs."""
+    in_files: ClassVar[bool] = False
+
+    def look(self, inputs: Tensor, row: tuple[int, int]) -> Tensor:
+        return checked_view(self.function, inputs, lambda: _stream(row))
+
+    def back(self, outputs: Tensor, inputs: Tensor, row: tuple[int, int]) -> Tensor:
+        if not self._have_places(outputs, inputs):
+            return outputs
+        if self.undo is None:
+            raise BatchbayesError(
+                expected=f"undo= for the transform {name_of(self.function)}, because the network returns maps",
+                got="none",
+                fix="pass undo=, a function (outputs, generator) -> outputs that moves maps back to the inputs; if the "
+                "transform moves no pixels, it returns the outputs as they are",
+            )
+        return checked_call(f"function undo={name_of(self.undo)}", self.undo, outputs, _stream(row))
+
+    def _have_places(self, outputs: Tensor, inputs: Tensor) -> bool:
+        """Whether outputs are maps (N, ..., H, W), or have the positions of sequences (N, C, L), as the inputs have."""
+        if inputs.ndim < 3 or outputs.ndim < 3:  # tables, signals (N, L), or one row of outputs for each example
+            return self.undo is not None and (outputs.ndim > 2 or outputs.shape == inputs.shape)
+        if outputs.shape[-2:] == inputs.shape[-2:]:
+            return True
+        if outputs.ndim == 3:
+            shared = outputs.shape[1] == inputs.shape[1] or outputs.shape[2] == inputs.shape[2]
+            return self.undo is not None or (inputs.ndim == 3 and shared)
+        if outputs.shape[-2:] != (1, 1):
+            raise other_places(tuple(inputs.shape[-2:]), outputs)
+        return False
+
+
+def _stream(row: tuple[int, int]) -> torch.Generator:
+    seed, index = row
+    return generator(seed, "view", index)
 
 
 def checked_view(function: OwnFunction, inputs: Tensor, generator: Callable[[], torch.Generator]) -> Tensor:

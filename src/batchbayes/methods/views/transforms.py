@@ -1,13 +1,14 @@
 """What a transform is, several of them one after the other, and ready transforms of images and tables.
 
-A transform turns some uniform numbers into one view of the inputs. The same numbers serve for all inputs, so an input's
-view does not depend on its neighbours. Geometric transforms can be undone on outputs that are maps of the inputs.
+A transform turns some uniform numbers into the parameters of one view, a row. The same row serves for all inputs, so an
+input's view does not depend on its neighbours. Geometric transforms can be undone on outputs that are maps of the
+inputs. `look` and `back` run in `predict` and are traced for files: rows are tensors, and no number of them is read.
 """
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -28,13 +29,30 @@ class Transform(ABC):
     def size(self) -> int:
         """How many uniform numbers one view takes."""
 
-    @abstractmethod
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
-        """Return the view of inputs (N, ...) that uniform numbers (size,) stand for."""
+    @property
+    def in_files(self) -> bool:
+        """Whether its views are a plain computation, which a file can hold."""
+        return True
 
-    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
+    @abstractmethod
+    def row(self, numbers: Tensor) -> Any:
+        """Return the parameters of the view that uniform numbers (size,) stand for."""
+
+    @abstractmethod
+    def look(self, inputs: Tensor, row: Any) -> Tensor:
+        """Return the view of inputs (N, ...) with these parameters."""
+
+    def back(self, outputs: Tensor, inputs: Tensor, row: Any) -> Tensor:
         """Return the outputs for this view. If they have the places of the inputs, these are moved back."""
         return outputs
+
+    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
+        """Return the view of inputs (N, ...) that uniform numbers (size,) stand for."""
+        return self.look(inputs, self.row(numbers))
+
+    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
+        """Return the outputs for the view that the numbers stand for, moved back to the places of the inputs."""
+        return self.back(outputs, inputs, self.row(numbers))
 
     def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """Return one random view of the inputs."""
@@ -60,19 +78,23 @@ class Compose(Transform):
     def size(self) -> int:
         return sum(each.size for each in self.transforms)
 
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
-        for each, own in self._shares(numbers):
-            inputs = each.apply(inputs, own)
+    @property
+    def in_files(self) -> bool:
+        return all(each.in_files for each in self.transforms)
+
+    def row(self, numbers: Tensor) -> tuple[Any, ...]:
+        shares = numbers.split([each.size for each in self.transforms])
+        return tuple(each.row(own) for each, own in zip(self.transforms, shares, strict=True))
+
+    def look(self, inputs: Tensor, row: tuple[Any, ...]) -> Tensor:
+        for each, own in zip(self.transforms, row, strict=True):
+            inputs = each.look(inputs, own)
         return inputs
 
-    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
-        for each, own in reversed(self._shares(numbers)):
-            outputs = each.move_back(outputs, inputs, own)
+    def back(self, outputs: Tensor, inputs: Tensor, row: tuple[Any, ...]) -> Tensor:
+        for each, own in zip(self.transforms[::-1], row[::-1], strict=True):
+            outputs = each.back(outputs, inputs, own)
         return outputs
-
-    def _shares(self, numbers: Tensor) -> list[tuple[Transform, Tensor]]:
-        shares = numbers.split([each.size for each in self.transforms])
-        return list(zip(self.transforms, shares, strict=True))
 
     def __repr__(self) -> str:
         return f"Compose({', '.join(map(repr, self.transforms))})"
@@ -93,24 +115,24 @@ class ImageTransform(Transform):
     layout: Layout | None
 
     @abstractmethod
-    def view(self, images: Tensor, numbers: Tensor) -> Tensor:
+    def view(self, images: Tensor, row: Tensor) -> Tensor:
         """Return the view of images (N, C, H, W) or (N, H, W)."""
 
     @abstractmethod
-    def undo(self, maps: Tensor, numbers: Tensor) -> Tensor:
+    def undo(self, maps: Tensor, row: Tensor) -> Tensor:
         """Move maps (N, ..., H, W) for this view back to the places of the images."""
 
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
+    def look(self, inputs: Tensor, row: Tensor) -> Tensor:
         if self._layout_of(inputs) == "NHWC":
-            return self.view(inputs.movedim(-1, 1), numbers).movedim(1, -1)
-        return self.view(inputs, numbers)
+            return self.view(inputs.movedim(-1, 1), row).movedim(1, -1)
+        return self.view(inputs, row)
 
-    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
+    def back(self, outputs: Tensor, inputs: Tensor, row: Tensor) -> Tensor:
         height, width = places = inputs.shape[1:3] if self.layout == "NHWC" else inputs.shape[-2:]
         if self.layout == "NHWC" and outputs.ndim == 4 and outputs.shape[1:3] == places:
-            return self.undo(outputs.movedim(-1, 1), numbers).movedim(1, -1)
+            return self.undo(outputs.movedim(-1, 1), row).movedim(1, -1)
         if outputs.ndim > 2 and outputs.shape[-2:] == places:
-            return self.undo(outputs, numbers)
+            return self.undo(outputs, row)
         is_pooled = (1, 1) in (outputs.shape[-2:], outputs.shape[1:3])
         is_row = inputs.ndim == outputs.ndim == 3 and (outputs.shape[1] == height or outputs.shape[2] == width)
         if is_row or (outputs.ndim > 3 and not is_pooled):
@@ -174,7 +196,11 @@ class RandomCrop(ImageTransform):
         object.__setattr__(self, "padding", whole_number("padding", self.padding))
         require_fill(self.fill)
 
-    def view(self, images: Tensor, numbers: Tensor) -> Tensor:
+    def row(self, numbers: Tensor) -> Tensor:
+        """Return how far the crop lies below and to the right of the image, in pixels, (2,)."""
+        return steps(numbers, self.padding)
+
+    def view(self, images: Tensor, row: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         if self.padding >= min(height, width):
             raise BatchbayesError(
@@ -182,19 +208,12 @@ class RandomCrop(ImageTransform):
                 got=f"{height} x {width} pixels",
                 fix="use a smaller padding",
             )
-        down, right = self.offsets(numbers)
-        view = _filled(self.fill, images).expand_as(images).clone()
-        (to_rows, rows), (to_columns, columns) = overlap(down, height), overlap(right, width)
-        view[..., to_rows, to_columns] = images[..., rows, columns]
-        return view
+        fill, (down, right) = _filled(self.fill, images), row.unbind()
+        return shifted(shifted(images, down, -2, fill), right, -1, fill)
 
-    def undo(self, maps: Tensor, numbers: Tensor) -> Tensor:
-        down, right = self.offsets(numbers)
-        return moved(moved(maps, down, -2), right, -1)
-
-    def offsets(self, numbers: Tensor) -> list[int]:
-        """Return how far the crop lies below and to the right of the image, in pixels."""
-        return [int(number * (2 * self.padding + 1)) - self.padding for number in numbers.tolist()]
+    def undo(self, maps: Tensor, row: Tensor) -> Tensor:
+        down, right = row.unbind()
+        return shifted(shifted(maps, -down, -2), -right, -1)
 
 
 @dataclass(frozen=True)
@@ -205,11 +224,15 @@ class RandomFlip(ImageTransform):
     """The axes of the images, if their shape does not tell."""
     size: ClassVar[int] = 1  # type: ignore[misc]
 
-    def view(self, images: Tensor, numbers: Tensor) -> Tensor:
-        return images.flip(-1) if float(numbers[0]) < 0.5 else images
+    def row(self, numbers: Tensor) -> Tensor:
+        """Return whether the view is mirrored, (1,)."""
+        return numbers < 0.5
 
-    def undo(self, maps: Tensor, numbers: Tensor) -> Tensor:
-        return self.view(maps, numbers)
+    def view(self, images: Tensor, row: Tensor) -> Tensor:
+        return torch.where(row.to(images.device), images.flip(-1), images)
+
+    def undo(self, maps: Tensor, row: Tensor) -> Tensor:
+        return self.view(maps, row)
 
 
 @dataclass(frozen=True)
@@ -235,19 +258,21 @@ class RandomShiftScale(ImageTransform):
             )
         require_fill(self.fill)
 
-    def view(self, images: Tensor, numbers: Tensor) -> Tensor:
-        require_floating(self, images)
-        fill, (zoom, offsets) = _filled(self.fill, images), self.parameters(numbers)
-        return _resampled(images - fill, zoom, offsets, "zeros") + fill
-
-    def undo(self, maps: Tensor, numbers: Tensor) -> Tensor:
-        zoom, offsets = self.parameters(numbers)
-        return _resampled(maps, 1 / zoom, [-offset * zoom for offset in offsets], "border")
-
-    def parameters(self, numbers: Tensor) -> tuple[float, list[float]]:
-        """Return the zoom, and the shift along x and y in units of half an image."""
+    def row(self, numbers: Tensor) -> Tensor:
+        """Return the matrices that places of the view, and of the image, are read at, (2, 2, 3)."""
         across, down, zoom = (2 * numbers - 1).tolist()
-        return (1 + self.scale) ** zoom, [2 * self.shift * across, 2 * self.shift * down]
+        zoom, across, down = (1 + self.scale) ** zoom, 2 * self.shift * across, 2 * self.shift * down
+        there = [[1 / zoom, 0.0, -across], [0.0, 1 / zoom, -down]]  # in units of half an image
+        back = [[1 / (1 / zoom), 0.0, across * zoom], [0.0, 1 / (1 / zoom), down * zoom]]
+        return torch.tensor([there, back], dtype=torch.float64)
+
+    def view(self, images: Tensor, row: Tensor) -> Tensor:
+        require_floating(self, images)
+        fill = _filled(self.fill, images)
+        return _resampled(images - fill, row[0], "zeros") + fill
+
+    def undo(self, maps: Tensor, row: Tensor) -> Tensor:
+        return _resampled(maps, row[1], "border")
 
 
 def require_fill(fill: object, *, by_channel: bool = True) -> None:
@@ -263,8 +288,8 @@ def require_fill(fill: object, *, by_channel: bool = True) -> None:
 
 def _filled(fill: float | tuple[float, ...], images: Tensor) -> Tensor:
     """Return the fill value, ready to broadcast with images (N, C, H, W)."""
-    values = torch.tensor(fill, dtype=torch.float64)
-    if not torch.allclose(values.to(images.dtype).double(), values, rtol=0.01):
+    values = fill if isinstance(fill, tuple) else (fill,)
+    if not all(_holds(images.dtype, value) for value in values):
         raise BatchbayesError(
             expected=f"fill values that {images.dtype} can hold",
             got=f"{fill}",
@@ -281,25 +306,36 @@ def _filled(fill: float | tuple[float, ...], images: Tensor) -> Tensor:
     return images.new_tensor(fill).view(-1, 1, 1)
 
 
-def overlap(offset: int, length: int) -> tuple[slice, slice]:
-    """Return the part of the view that shows the image, and the part of the image that it shows."""
-    before, after = max(0, -offset), max(0, offset)
-    return slice(before, length - after), slice(after, length - before)
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    """Whether a type of numbers has this one, up to one percent."""
+    if dtype.is_floating_point:
+        return abs(value) <= torch.finfo(dtype).max
+    limits = torch.iinfo(dtype)
+    return limits.min <= value <= limits.max and abs(int(value) - value) <= 0.01 * abs(value)
 
 
-def moved(outputs: Tensor, offset: int, axis: int) -> Tensor:
-    """Move outputs along an axis. The last one that is known is repeated where others would come from outside."""
-    length = outputs.shape[axis]
-    return outputs.index_select(axis, (torch.arange(length, device=outputs.device) - offset).clamp(0, length - 1))
+def steps(numbers: Tensor, most: int) -> Tensor:
+    """Return whole numbers from `-most` to `most` that uniform numbers stand for."""
+    return (numbers.double() * (2 * most + 1)).long() - most
 
 
-def _resampled(images: Tensor, zoom: float, offsets: list[float], outside: str) -> Tensor:
-    """Return images (N, ..., H, W) read at the places y -> y / zoom - offset, in units of half an image."""
+def shifted(values: Tensor, offset: Tensor, axis: int, fill: Tensor | None = None) -> Tensor:
+    """Return what lies `offset` places further along an axis. Outside it is `fill`, or the last one that is known."""
+    length = values.shape[axis]
+    places = torch.arange(length, device=values.device) + offset.to(values.device)
+    seen = values.index_select(axis, places.clamp(0, length - 1))
+    if fill is None:
+        return seen
+    is_inside = (places >= 0) & (places < length)
+    return torch.where(is_inside if axis == -1 else is_inside[:, None], seen, fill)
+
+
+def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
+    """Return images (N, ..., H, W) read at the places that a matrix (2, 3) makes of theirs."""
     fine = images.to(torch.promote_types(images.dtype, torch.float32))  # half precision is too coarse for places
     fine = fine.flatten(1, -3) if images.ndim > 3 else fine[:, None]
-    matrix = torch.tensor([[1 / zoom, 0, -offsets[0]], [0, 1 / zoom, -offsets[1]]], dtype=fine.dtype)
-    grid = F.affine_grid(matrix[None].to(images.device), [1, *fine.shape[1:]], align_corners=False)
-    grid = grid.expand(len(images), -1, -1, -1)
+    grid = F.affine_grid(matrix[None].to(fine), [1, *fine.shape[1:]], align_corners=False)
+    grid = grid.expand(images.shape[0], -1, -1, -1)
     return F.grid_sample(fine, grid, padding_mode=outside, align_corners=False).to(images.dtype).view_as(images)
 
 
@@ -327,7 +363,12 @@ class TableJitter(Transform):
     def size(self) -> int:
         return len(self.std)
 
-    def apply(self, inputs: Tensor, numbers: Tensor) -> Tensor:
+    def row(self, numbers: Tensor) -> Tensor:
+        """Return what is added to each column, (D,)."""
+        noise = torch.special.ndtri(numbers.clamp(1e-9, 1 - 1e-9))  # standard normal
+        return self.amount * torch.tensor(self.std, dtype=torch.float64) * noise
+
+    def look(self, inputs: Tensor, row: Tensor) -> Tensor:
         if inputs.shape[1:] != (self.size,):
             raise BatchbayesError(
                 expected=f"a table (N, {self.size}), one column for each standard deviation",
@@ -335,8 +376,7 @@ class TableJitter(Transform):
                 fix="make the jitter from the training inputs, by TableJitter.of(inputs, amount)",
             )
         require_floating(self, inputs)
-        noise = torch.special.ndtri(numbers.clamp(1e-9, 1 - 1e-9))  # standard normal
-        return inputs + (self.amount * torch.tensor(self.std, dtype=torch.float64) * noise).to(inputs)
+        return inputs + row.to(inputs)
 
 
 def require_stds(std: object, each: str, maker: str) -> None:

@@ -8,9 +8,8 @@ Reference: Ashukha, Lyzhov, Molchanov, Vetrov, "Pitfalls of In-Domain Uncertaint
 Learning", ICLR 2020. Where we differ: the parameters are spread evenly over draws instead of independent.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,11 +17,11 @@ from torch import Tensor, nn
 
 from batchbayes._common.checks import require_choice, whole_number
 from batchbayes._common.files import under
-from batchbayes._common.rng import even_numbers, generator
+from batchbayes._common.rng import even_numbers
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.table import posterior_class
 from batchbayes.methods.views.signals import SignalCrop, SignalNoise, SignalShift
-from batchbayes.methods.views.torchvision import OwnFunction, checked_call, checked_view, name_of
+from batchbayes.methods.views.torchvision import OwnFunction, OwnLens, name_of
 from batchbayes.methods.views.transforms import (
     Compose,
     RandomCrop,
@@ -30,9 +29,9 @@ from batchbayes.methods.views.transforms import (
     RandomShiftScale,
     TableJitter,
     Transform,
-    other_places,
 )
 from batchbayes.network.function import Function, Network
+from batchbayes.patch import Mean, Patch, View
 from batchbayes.posterior import Header, Posterior
 
 _PREFIX = "wrapped."
@@ -74,60 +73,19 @@ class ViewsPosterior(Posterior):
 
     def draw(self, seed: int, index: int) -> Function:
         """Return draw `index` of the wrapped posterior, on view `index` of its inputs, or the mean of several such."""
-        every = [self._seen(seed, index * self.average + step) for step in range(self.average)]
-        if self.average == 1:
-            return every[0]
-        return lambda inputs: sum(seen(inputs) for seen in every) / self.average  # type: ignore[return-value]
+        every = tuple(self._seen(seed, index * self.average + step) for step in range(self.average))
+        return every[0] if self.average == 1 else Mean(every)
 
-    def _seen(self, seed: int, index: int) -> Function:
-        drawn = self.posterior.draw(seed, index)
-        look, move_back = self._view(seed, index)
-
-        def seen(inputs: Any) -> Tensor:
-            if not isinstance(inputs, Tensor):
-                raise BatchbayesError(
-                    expected="a network with one input tensor, for views",
-                    got=f"{inputs}",
-                    fix="wrap the network so that it takes one, or use the posterior without views",
-                )
-            return move_back(drawn(look(inputs)), inputs)
-
-        return seen
-
-    def _view(self, seed: int, index: int) -> tuple[Function, Callable[[Tensor, Tensor], Tensor]]:
-        """Return the view of draw `index`, and what moves outputs for it back to the places of the inputs."""
+    def _seen(self, seed: int, index: int) -> Patch:
+        """Return draw `index` of the wrapped posterior, which sees view `index`."""
         if isinstance(self.transform, Transform):
-            numbers = even_numbers(seed, index, self.transform.size)
-            return partial(self.transform.apply, numbers=numbers), partial(self.transform.move_back, numbers=numbers)
-        random = partial(generator, seed, "view", index)
-        look = partial(checked_view, self.transform, generator=random)
-        return look, lambda outputs, inputs: self._undone(outputs, inputs, random())
-
-    def _undone(self, outputs: Tensor, inputs: Tensor, random: torch.Generator) -> Tensor:
-        """Return the outputs for a view of a user's own function, moved back if they have the places of the inputs."""
-        if not self._have_places(outputs, inputs):
-            return outputs
-        if self.undo is None:
-            raise BatchbayesError(
-                expected=f"undo= for the transform {name_of(self.transform)}, because the network returns maps",
-                got="none",
-                fix="pass undo=, a function (outputs, generator) -> outputs that moves maps back to the inputs; if the "
-                "transform moves no pixels, it returns the outputs as they are",
-            )
-        return checked_call(f"function undo={name_of(self.undo)}", self.undo, outputs, random)
-
-    def _have_places(self, outputs: Tensor, inputs: Tensor) -> bool:
-        """Whether outputs are maps (N, ..., H, W), or have the positions of sequences (N, C, L), as the inputs have."""
-        if inputs.ndim < 3 or outputs.ndim < 3:  # tables, signals (N, L), or one row of outputs for each example
-            return self.undo is not None and (outputs.ndim > 2 or outputs.shape == inputs.shape)
-        if outputs.shape[-2:] == inputs.shape[-2:]:
-            return True
-        if outputs.ndim == 3:
-            shared = outputs.shape[1] == inputs.shape[1] or outputs.shape[2] == inputs.shape[2]
-            return self.undo is not None or (inputs.ndim == 3 and shared)
-        if outputs.shape[-2:] != (1, 1):
-            raise other_places(tuple(inputs.shape[-2:]), outputs)
-        return False
+            view = View(self.transform, self.transform.row(even_numbers(seed, index, self.transform.size)))
+        else:
+            view = View(OwnLens(self.transform, self.undo), (seed, index))
+        drawn = self.posterior.draw(seed, index)
+        if isinstance(drawn, Patch):
+            return replace(drawn, views=(view, *drawn.views))
+        return Patch(drawn, views=(view,))
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         header, tensors = self.posterior.state()

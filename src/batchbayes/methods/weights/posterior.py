@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
@@ -24,7 +24,8 @@ from batchbayes.methods.weights.structured import StructuredSparsity
 from batchbayes.methods.weights.variance import Variance
 from batchbayes.methods.weights.variational_dropout import GaussianDropout, VariationalDropout
 from batchbayes.network.copies import plain_name
-from batchbayes.network.function import Function, Network, as_network, require_layout
+from batchbayes.network.function import Network, as_network, require_layout
+from batchbayes.patch import Patch
 from batchbayes.posterior import Header, Posterior
 from batchbayes.training.checkpoint import require_tensors_only
 
@@ -59,10 +60,10 @@ class WeightsPosterior(Posterior):
         with torch.no_grad():
             return {site.name: self.family.given(site.weight, self.own[site.name], site) for site in self.sites}
 
-    def draw(self, seed: int, index: int) -> Function:
+    def draw(self, seed: int, index: int) -> Patch:
         """Return the network with the weights of draw `index`."""
         with torch.no_grad():
-            return partial(self.network, tensors=self.weights(seed, index))
+            return Patch(self.network, self.weights(seed, index))
 
     def weights(self, seed: int, index: int) -> dict[str, Tensor]:
         """Return the random weights of draw `index`, by name."""
