@@ -246,7 +246,9 @@ def _likes(patches: Sequence[Patch], example: Tensor) -> Mapping[str, list[Tenso
     names = dict.fromkeys(name for each in patches for name in each.masks)
     if names:
         with torch.no_grad():
-            patches[0].network(example, before={name: partial(see, name) for name in names})  # type: ignore[call-arg]
+            patches[0].network(
+                example.to(patches[0].network.device), before={name: partial(see, name) for name in names}
+            )  # type: ignore[call-arg]
     return found
 
 
@@ -254,5 +256,5 @@ def _unlike(why: str) -> BatchbayesError:
     return BatchbayesError(
         expected="a posterior whose draws are patches of one network: other tensors, dropout masks or ready views",
         got=why,
-        fix="export another method, or bb.deterministic(model); a posterior of your own returns bb.tools.Patch",
+        fix="export another method, or bb.deterministic(model); a posterior of your own returns batchbayes.tools.Patch",
     )

@@ -31,6 +31,7 @@ from batchbayes.methods.samples.members import made, member_seed
 from batchbayes.network.copies import plain_name
 from batchbayes.network.function import Function, Network, as_network, modules_by_name, one_output
 from batchbayes.network.inputs import pick_inputs, require_finite
+from batchbayes.patch import Patch
 from batchbayes.plots.segmentation import class_legend
 from batchbayes.plots.style import (
     BLUE,
@@ -72,6 +73,7 @@ __all__ = [
     "Function",
     "GlobalStream",
     "Network",
+    "Patch",
     "Progress",
     "TargetLikelihood",
     "TensorFile",

@@ -7,12 +7,12 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.calibrate import conformal_intervals
-from batchbayes.export.posteriors import Detector
+from batchbayes.export.detectors import Detector
 from batchbayes.export.program import build_program
 
 MAY_BE_REFUSED = set(POSTERIORS) - {
     "mcbn", "mcbn, centre running", "mcbn, first site", "stochastic_bn", "correlated_bn", "clt_bn", "deterministic",
-    "population", "mc_dropout", "jitter", "with_views, mcbn", "with_views, deterministic", "with_views, averaged",
+    "population", "mc_dropout", "with_views, mcbn", "with_views, deterministic", "with_views, averaged",
     "with_views, mc_dropout", "with_views, table", "last_layer_laplace", "last_layer_laplace, evidence",
 }  # fmt: skip
 """Methods whose draws may be more than one network with other tensors. They are refused, or predict the same."""
@@ -173,7 +173,7 @@ def test_a_bank_has_one_row_for_each_pass_and_the_weights_once():
         bb.mcbn(CASES["BatchNorm2d"].network(), CASES["BatchNorm2d"].batches(4)), bb.RandomFlip(), average=3
     )
     step = build_program(posterior, torch.randn(3, 2, 8, 8), bb.categorical(), num_samples=5).draws.step
-    assert {len(rows) for rows in step.rows()} == {15}
+    assert {len(rows) for rows in step.bank.rows} == {15}
     names = {name.removeprefix("network.") for name, _ in step.named_parameters()}
     assert names == {name for name, _ in posterior.network.module.named_parameters()}
 
@@ -188,20 +188,29 @@ def test_what_cannot_be_exported_says_why():
         build_program(posterior, inputs, bb.bernoulli(), conformal=bb.calibrate.ConformalIntervals(0.9, 2.0))
     with pytest.raises(bb.BatchbayesError, match="one of our own likelihoods"):
         build_program(posterior, inputs, type("Mine", (), {"summary": lambda self: None})())
-    tied = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
-    tied[2].weight = tied[0].weight
-    laplace = bb.last_layer_laplace(tied, inputs, bb.categorical(), prior_precision=1.0)
-    jitter = bb.TableJitter(0.1, (1.0, 1.0, 1.0))
-    with pytest.raises(bb.BatchbayesError, match="also those of another layer"):
-        build_program(bb.with_views(laplace, jitter), inputs, bb.categorical())
-    alone = bb.predict(laplace, inputs, bb.categorical(), num_samples=5)
-    assert_same(outputs(build_program(laplace, inputs, bb.categorical(), num_samples=5), inputs), alone, CLASSES)
-    tied[2] = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
-    laplace = bb.last_layer_laplace(tied, inputs, bb.categorical(), prior_precision=1.0)
-    with pytest.raises(bb.BatchbayesError, match="computed from other parameters"):
-        build_program(bb.with_views(laplace, jitter), inputs, bb.categorical())
+    classes = regression(3)
+    laplace = bb.last_layer_laplace(classes, inputs, bb.categorical(), prior_precision=1.0)
+    unlike = bb.ensemble([laplace, bb.deterministic(classes)])
+    with pytest.raises(bb.BatchbayesError, match="differ in their views or in the layer that is random"):
+        build_program(unlike, inputs, bb.categorical())
+    with pytest.raises(bb.BatchbayesError, match="draws of several networks"):
+        build_program(bb.ensemble([classes, regression(3)]), inputs, bb.categorical())
     query = bb.mcbn(network, torch.randn(64, 3), batch_size=8, include_query=True)
-    with pytest.raises(bb.BatchbayesError, match="runs the network 5 times"):
+    with pytest.raises(bb.BatchbayesError, match="a function of its own"):
         build_program(query, inputs, bb.gaussian(1.0))
     with pytest.raises(bb.BatchbayesError, match="a posterior of one network"):
         build_program(type("Other", (), {"is_point": False})(), inputs, bb.gaussian(1.0))
+
+
+@pytest.mark.parametrize("kind", ["plain", "tied", "computed from other parameters"])
+def test_a_last_layer_may_share_its_weights(kind):
+    network, inputs = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)), torch.randn(5, 3)
+    if kind == "tied":
+        network[2].weight = network[0].weight
+    elif kind != "plain":
+        network[2] = nn.utils.parametrizations.weight_norm(network[2])
+    laplace = bb.last_layer_laplace(network, inputs, bb.categorical(), prior_precision=1.0)
+    for posterior in (laplace, bb.with_views(laplace, bb.TableJitter(0.1, (1.0, 1.0, 1.0)))):
+        expected = bb.predict(posterior, inputs, bb.categorical(), num_samples=5)
+        found = outputs(build_program(posterior, inputs, bb.categorical(), num_samples=5), inputs)
+        assert_same(found, expected, CLASSES)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.export.posteriors import Detector
+from batchbayes.export.detectors import Detector
 from batchbayes.network.function import as_network
 from batchbayes.novelty.detector import FEWEST_OF_CLASS, FINE, _fitted
 from batchbayes.novelty.scores import generalised_entropy, surprise

@@ -12,7 +12,7 @@ from helpers.references import left_alone
 from torch import nn
 
 import batchbayes as bb
-from batchbayes.export.posteriors import Detector
+from batchbayes.export.detectors import Detector
 from batchbayes.novelty.detector import EVERYDAY
 from batchbayes.novelty.scores import surprise
 

@@ -24,8 +24,8 @@ from batchbayes._common.files import atomic_path, words_for_disk_errors
 from batchbayes.calibrate import ConformalIntervals
 from batchbayes.drift.detector import Drift
 from batchbayes.errors import BatchbayesError
+from batchbayes.export.detectors import ADAPTED
 from batchbayes.export.onnx_file import BATCH, build_model, plain_model, with_notes
-from batchbayes.export.posteriors import ADAPTED
 from batchbayes.export.program import Intervals, Loop, Program, Threshold, build_program, num_bytes, words_for_exporter
 from batchbayes.likelihoods import Likelihood, require_likelihood
 from batchbayes.novelty.detector import Novelty
@@ -357,7 +357,7 @@ def _torch_file(program: Program, example: Tensor, notes: Mapping[str, str]) -> 
 def _sizes(program: Program, novelty: Novelty | None, drift: Drift | None) -> tuple[int, int]:
     """Return the bytes of the weights, and those of the bank and the detectors."""
     network, draws = program.network, program.draws
-    bank = num_bytes(draws.step.rows()) if isinstance(draws, Loop) else draws.moves.num_bytes
+    bank = num_bytes(draws.step.bank.rows) if isinstance(draws, Loop) else draws.moves.num_bytes
     held = [] if novelty is None else list(novelty.state()[1].values())
     parts = [] if drift is None else [drift.moments, drift.ordinary.gaussian]
     held += [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]

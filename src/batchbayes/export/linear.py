@@ -8,7 +8,7 @@ Draws of a last layer need its features alone.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,21 +21,11 @@ from batchbayes.methods.batchnorm.jacobian import LEFT_OUT, WARMTH, affine_batch
 from batchbayes.methods.batchnorm.omega import as_buffers
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.laplace.last_layer_laplace import LaplacePosterior
-from batchbayes.network.function import Network, pick_output
-from batchbayes.network.replicas import Changes, Lent
+from batchbayes.network.function import Network
 from batchbayes.predictive import at_least_single
 
 TRACED = 97
 """Examples that a trace is made with. A number that is hardly the length of another axis, so that it stays free."""
-
-
-def run_network(network: Network, inputs: Tensor, **changes: Unpack[Changes]) -> Tensor:
-    """Run the network on a copy of the inputs, which it may change in place. The changes are those of `Network`.
-
-    Unlike a call of `Network`, it raises the errors of torch's exporter as they are.
-    """
-    with Lent(network.module, changes) as lent:
-        return pick_output(lent.module(inputs.clone()), network.output)
 
 
 class Moves(nn.Module):
@@ -87,7 +77,7 @@ class Differences(nn.Module):
 
     def __init__(self, network: Network, posterior: BatchNormPosterior, plan: LinearPlan) -> None:
         super().__init__()
-        self.network, self._run, self._sides = network.module, partial(run_network, network), plan.sides
+        self.network, self._run, self._sides = network.module, network, plan.sides
         steps = (1.0,) if plan.sides == 1 else (STEP, -STEP)
         omegas = [posterior.center, *(posterior.center + side * d for d in plan.directions for side in steps)]
         self._omegas = [as_buffers(posterior.sites, posterior._statistics(omega)) for omega in omegas]
@@ -107,7 +97,7 @@ class Heads(nn.Module):
 
     def __init__(self, posterior: LaplacePosterior, network: Network, count: int, seed: int) -> None:
         super().__init__()
-        self.network, self._run, self._name = network.module, partial(run_network, network), posterior.layer.name
+        self.network, self._run, self._name = network.module, network, posterior.layer.name
         self._has_bias = posterior.layer.module.bias is not None
         self._deviations = posterior.deviations(seed, range(count)).mT.double().cpu().contiguous()  # (S, P, K)
         self.num_bytes = self._deviations.numel() * self._deviations.element_size()
@@ -155,13 +145,13 @@ def traced_tangents(posterior: BatchNormPosterior, network: Network, ready: Tens
 
     before = {site.name: partial(see, number) for number, site in enumerate(sites)}
 
-    changes: Changes = {"tensors": as_buffers(sites, statistics), "before": before}
-    with Lent(network.module, changes) as lent:  # entered before the trace, because it compares tensors
+    # Prepared before the trace, because that compares tensors.
+    with network.prepared(tensors=as_buffers(sites, statistics), before=before) as call:
 
         def run(inputs: Tensor) -> tuple[Tensor, Tensor]:
             seen.clear()
             with torch.enable_grad(), affine_batch_norm():
-                outputs = pick_output(lent.module(inputs.clone()), network.output)
+                outputs = call(inputs)
                 return outputs.detach(), _slopes(outputs, seen, along)
 
         examples = ready[torch.arange(TRACED) % len(ready)]

@@ -67,12 +67,12 @@ def plain_model(program: Program, example: Tensor) -> bytes:
 
 def _looped(graph: "_Graph", loop: Loop, ready: Tensor, x: list[str]) -> list[str]:
     """Append a Loop over all draws. Return the names of the last sums."""
-    rows = [bank[0] for bank in loop.step.rows()]
+    rows = [bank[0] for bank in loop.step.bank.rows]
     with torch.no_grad():
         state = loop.step(ready, torch.tensor(0), rows, loop.state)
     shapes = [True, False, [False] * len(rows), [True] * len(state)]
     step = _exported(loop.step, (ready, torch.tensor(0), rows, state), shapes)
-    return graph.loop(step, x[0], loop.step.rows(), state, loop.passes)[loop.step.num_partial :]
+    return graph.loop(step, x[0], loop.step.bank.rows, state, loop.passes)[loop.step.num_partial :]
 
 
 def _exported(module: nn.Module, args: tuple[Any, ...], is_batch: list[Any]) -> Any:

@@ -6,11 +6,9 @@ of one pass, as for the linear engine and the last-layer Laplace approximation, 
 """
 
 import copy
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -20,8 +18,8 @@ from batchbayes._common.checks import whole_number
 from batchbayes.calibrate import flag_limits
 from batchbayes.drift.detector import Drift
 from batchbayes.errors import BatchbayesError
-from batchbayes.export.linear import Heads, Moves, linear_moves, run_network
-from batchbayes.export.posteriors import Bank, BankedView, Detector, Drifted, bank_views, fill_bank
+from batchbayes.export.detectors import Detector, Drifted
+from batchbayes.export.linear import Heads, Moves, linear_moves
 from batchbayes.likelihoods import (
     Bernoulli,
     Categorical,
@@ -32,9 +30,9 @@ from batchbayes.likelihoods import (
 )
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.laplace.last_layer_laplace import LaplacePosterior
-from batchbayes.methods.views.with_views import ViewsPosterior
 from batchbayes.network.function import Network
 from batchbayes.novelty.detector import Novelty
+from batchbayes.patch import Bank, stack
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predictive import RunningBernoulli, at_least_single
 
@@ -144,27 +142,20 @@ def _columns(values: Tensor) -> Tensor:
 class Step(nn.Module):
     """One pass of the network, added to the running sums."""
 
-    def __init__(
-        self, network: Network, bank: Bank, views: Sequence[BankedView], average: int, summary: Summary, keep: int = 0
-    ) -> None:
+    def __init__(self, bank: Bank, summary: Summary, keep: int = 0) -> None:
         """`keep` is the number of draws if their outputs are kept, else 0."""
         super().__init__()
-        self.network, self._run = network.module, partial(run_network, network)
-        self._bank, self._views, self._average, self._summary, self._keep = bank, views, average, summary, keep
-
-    def rows(self) -> list[Tensor]:
-        """Return the bank, one tensor (V, ...) for each row that a step takes."""
-        return [*self._bank.rows(), *(view.rows for view in self._views)]
+        self.network, self.bank, self._summary, self._keep = bank.network.module, bank, summary, keep
 
     def forward(self, inputs: Tensor, number: Tensor, rows: list[Tensor], state: State) -> State:
         """Add pass `number` to the sums. With views that are averaged, only each last of them changes the sums."""
         outputs = self._pass(inputs, rows)
-        if self._average == 1:
+        if self.bank.average == 1:
             return self._add(outputs, number, state)
         partial_mean, *sums = state
-        total = partial_mean + outputs / self._average
-        is_last = (number + 1) % self._average == 0
-        added = self._add(total, number.div(self._average, rounding_mode="floor"), sums)
+        total = partial_mean + outputs / self.bank.average
+        is_last = (number + 1) % self.bank.average == 0
+        added = self._add(total, number.div(self.bank.average, rounding_mode="floor"), sums)
         kept = [torch.where(is_last, new, old) for new, old in zip(added, sums, strict=True)]
         return [torch.where(is_last, torch.zeros_like(total), total), *kept]
 
@@ -177,39 +168,19 @@ class Step(nn.Module):
 
     def start(self, ready: Tensor) -> State:
         """Return sums of nothing, for the outputs of some inputs. They have one element, and broadcast."""
-        outputs = self._pass(ready, [bank[0] for bank in self.rows()])
+        outputs = self._pass(ready, [row[0] for row in self.bank.rows])
         sums, nothing = self._summary.start(outputs), outputs.new_zeros([1] * outputs.ndim)
         return [*[nothing] * self.num_partial, *sums, *([nothing[None]] if self._keep else [])]
 
     @property
     def num_partial(self) -> int:
         """How many of the first sums are of no use in the end."""
-        return int(self._average > 1)
+        return int(self.bank.average > 1)
 
     def _pass(self, inputs: Tensor, rows: list[Tensor]) -> Tensor:
-        """Return the outputs (N, ...) of one draw on its view of the inputs."""
-        count = len(self._bank.rows())
-        view_rows = list(zip(self._views, rows[count:], strict=True))
-        seen = inputs
-        for view, row in view_rows:
-            seen = view.look(seen, row)
-        outputs = self.outputs(seen, rows[:count])
-        if inputs.ndim >= 3 and outputs.ndim >= 3 and outputs.shape[-2:] == inputs.shape[-2:]:
-            for view, row in reversed(view_rows):
-                outputs = view.back(outputs, row)
+        """Return the outputs (N, ...) of one draw."""
+        outputs = self.bank.patch(rows)(inputs)
         return outputs.to(at_least_single(outputs.dtype))  # the digits of half precision are too few for sums
-
-    def outputs(self, inputs: Tensor, rows: list[Tensor]) -> Tensor:
-        """Return the outputs of the network with one draw of the bank in it."""
-        tensors, masks = self._bank.named(rows)
-        calls: Counter[str] = Counter()
-
-        def masked(name: str, activations: Tensor) -> Tensor:
-            factor, offset = masks[name][calls[name]]
-            calls[name] += 1
-            return activations * factor + offset
-
-        return self._run(inputs, tensors=tensors, instead={name: partial(masked, name) for name in masks})
 
 
 class Loop(nn.Module):
@@ -218,13 +189,13 @@ class Loop(nn.Module):
     def __init__(self, step: Step, ready: Tensor) -> None:
         """`ready` are some inputs of the network, which say what shape its outputs have."""
         super().__init__()
-        self.step, self.passes = step, len(step.rows()[0]) if step.rows() else 1
+        self.step, self.passes = step, len(step.bank.rows[0]) if step.bank.rows else 1
         with torch.no_grad():
             self.state = step.start(ready)
 
     def forward(self, ready: Tensor) -> State:
         """Return the sums, in the order that `Finish` takes."""
-        state, rows = self.state, self.step.rows()
+        state, rows = self.state, self.step.bank.rows
         for number in range(self.passes):
             state = self.step(ready, torch.tensor(number), [bank[number] for bank in rows], state)
         return state[self.step.num_partial :]
@@ -324,8 +295,10 @@ def words_for_exporter() -> Iterator[None]:
     """Say in words what torch's exporter cannot do. It raises errors of many kinds, and some are its own."""
     try:
         yield
-    except BatchbayesError:
-        raise
+    except BatchbayesError as error:
+        if error.__cause__ is None:
+            raise
+        raise _not_written(error.__cause__) from error
     except ImportError as error:
         raise BatchbayesError(
             expected=f"an onnxscript that knows torch {torch.__version__}",
@@ -333,12 +306,15 @@ def words_for_exporter() -> Iterator[None]:
             fix="pip install --upgrade onnxscript, or write a .pt2 file",
         ) from error
     except Exception as error:
-        cause = error.__cause__ or error
-        raise BatchbayesError(
-            expected="a network that torch.export can write down for any number of inputs",
-            got=f"{type(cause).__name__}: {str(cause).strip()}".splitlines()[0][:300],
-            fix="take numpy, loops over examples, and conditions on the values of tensors out of forward()",
-        ) from error
+        raise _not_written(error.__cause__ or error) from error
+
+
+def _not_written(cause: BaseException) -> BatchbayesError:
+    return BatchbayesError(
+        expected="a network that torch.export can write down for any number of inputs",
+        got=f"{type(cause).__name__}: {str(cause).strip()}".splitlines()[0][:300],
+        fix="take numpy, loops over examples, and conditions on the values of tensors out of forward()",
+    )
 
 
 def build_program(
@@ -373,7 +349,8 @@ def build_program(
     if moves is not None:
         draws = AtOnce(moves, summary, keep_draws)
     else:
-        draws = Loop(_step(posterior, network, ready, summary, count, seed, count if keep_draws else 0), ready)
+        bank = replace(stack([posterior.draw(seed, index) for index in range(count)], ready), network=network)
+        draws = Loop(Step(bank, summary, count if keep_draws else 0), ready)
     finish = Finish(summary, count, threshold, novelty_level, keep_draws)
 
     def watched(by: Novelty | Drift) -> Network:
@@ -385,17 +362,6 @@ def build_program(
     detector = None if novelty is None else Detector(novelty, watched(novelty))
     drifted = None if drift is None else Drifted(drift, watched(drift), said)
     return Program(prepare, draws, finish, detector, drifted, network.module).eval()
-
-
-def _step(
-    posterior: Posterior, network: Network, example: Tensor, summary: Summary, count: int, seed: int, keep: int
-) -> Step:
-    """Return the step of a posterior, on a network that is a copy of the posterior's own."""
-    if not isinstance(posterior, ViewsPosterior):
-        return Step(network, fill_bank(posterior, example, count, seed), (), 1, summary, keep)
-    passes = count * posterior.average
-    bank = fill_bank(posterior.posterior, example, passes, seed)
-    return Step(network, bank, bank_views(posterior, passes, seed), posterior.average, summary, keep)
 
 
 def _copied(posterior: Posterior | Novelty | Drift) -> Network:

@@ -64,7 +64,8 @@ class DropoutSite(NamedTuple):
         return mask * scale, ((1 - mask) - p) * (SELU_FLOOR * scale)
 
 
-class DropoutMask(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class DropoutMask:
     """The masks of one layer in one draw."""
 
     site: DropoutSite

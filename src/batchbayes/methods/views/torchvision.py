@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,10 @@ class OwnLens:
     function: OwnFunction
     undo: OwnFunction | None
     """What moves maps for a view back to the inputs."""
-    in_files: ClassVar[bool] = False
+
+    @property
+    def in_files(self) -> bool:
+        return False
 
     def look(self, inputs: Tensor, row: tuple[int, int]) -> Tensor:
         return checked_view(self.function, inputs, lambda: _stream(row))
