@@ -182,17 +182,18 @@ class Bank:
 def stack(draws: Sequence[Function], example: Tensor) -> Bank:
     """Lay draws side by side. They must be patches of one network; `example` tells the shapes of masks."""
     average = len(draws[0].parts) if isinstance(draws[0], Mean) else 1
-    every: list[Any] = [part for draw in draws for part in (draw.parts if isinstance(draw, Mean) else (draw,))]
-    if not all(isinstance(each, Patch) and isinstance(each.network, Network) for each in every):
+    every = [part for draw in draws for part in (draw.parts if isinstance(draw, Mean) else (draw,))]
+    patches = [each for each in every if isinstance(each, Patch)]
+    networks = [each.network for each in patches if isinstance(each.network, Network)]
+    if len(networks) < len(every):
         raise _unlike("a function of its own")
-    first = every[0]
-    if len({(id(each.network.module), each.network.output) for each in every}) > 1 or len(every) != average * len(
-        draws
-    ):
+    first, network = patches[0], networks[0]
+    is_one = all(each.module is network.module and each.output == network.output for each in networks)
+    if not is_one or len(every) != average * len(draws):
         raise _unlike("draws of several networks or outputs: weight_samples takes weights of one network")
-    if any(None in each.tensors.values() for each in every):
+    if any(None in each.tensors.values() for each in patches):
         raise _unlike("draws that normalise by the statistics of the test batch")
-    if any(each.heads.keys() != first.heads.keys() or _lenses(each) != _lenses(first) for each in every):
+    if any(each.heads.keys() != first.heads.keys() or _lenses(each) != _lenses(first) for each in patches):
         raise _unlike("draws that differ in their views or in the layer that is random")
     if own := next((lens for lens in _lenses(first) if not lens.in_files), None):
         raise BatchbayesError(
@@ -200,33 +201,38 @@ def stack(draws: Sequence[Function], example: Tensor) -> Bank:
             got=f"{own!r}, whose views are no plain computation",
             fix="export the posterior without it, or use a ready transform",
         )
-    filled = _filled(every, example)
+    filled = _filled(network, patches, example)
     flat = [tree_flatten(each)[0] for each in filled]
     rows = [torch.stack([row.detach().cpu() for row in column]) for column in zip(*flat, strict=True)]
-    return Bank(first.network, rows, average, _lenses(first), tree_flatten(filled[0])[1])
+    return Bank(network, rows, average, _lenses(first), tree_flatten(filled[0])[1])
 
 
 def _lenses(patch: Patch) -> tuple[Lens, ...]:
     return tuple(view.lens for view in patch.views)
 
 
-def _filled(patches: Sequence[Patch], example: Tensor) -> list[Any]:
+def _filled(network: Network, patches: Sequence[Patch], example: Tensor) -> list[Any]:
     """Return what each patch changes, as tensors. What others change stays as it is in the network."""
-    module = patches[0].network.module  # type: ignore[attr-defined]
+    module = network.module
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     names = dict.fromkeys(name for each in patches for name in each.tensors)
     own = {plain_name(name): tensor for name, tensor in named}
     if any(name not in own and name not in each.tensors for each in patches for name in names):
         raise _unlike("draws that replace different tensors")
     present = {name: own[name] for name in names if name in own}
-    likes = _likes(patches, example)
+    likes = _likes(network, patches, example)
     masks = [
         {name: [mask.at(like, call) for call, like in enumerate(likes[name], 1)] for name, mask in each.masks.items()}
         for each in patches
     ]
     neutral = {name: list(map(_neutral, calls)) for each in masks for name, calls in each.items()}
     return [
-        ({**present, **each.tensors}, {**neutral, **found}, dict(each.heads), [view.row for view in each.views])
+        (
+            {name: each.tensors.get(name, present.get(name)) for name in names},
+            {**neutral, **found},
+            dict(each.heads),
+            [view.row for view in each.views],
+        )
         for each, found in zip(patches, masks, strict=True)
     ]
 
@@ -236,7 +242,7 @@ def _neutral(affine: Affine) -> Affine:
     return tuple(torch.full_like(part, float(place == 0)) for place, part in enumerate(affine))
 
 
-def _likes(patches: Sequence[Patch], example: Tensor) -> Mapping[str, list[Tensor]]:
+def _likes(network: Network, patches: Sequence[Patch], example: Tensor) -> Mapping[str, list[Tensor]]:
     """Return a tensor of the shape of each activation that a mask is put on, by name of layer, call after call."""
     found: dict[str, list[Tensor]] = defaultdict(list)
 
@@ -246,9 +252,7 @@ def _likes(patches: Sequence[Patch], example: Tensor) -> Mapping[str, list[Tenso
     names = dict.fromkeys(name for each in patches for name in each.masks)
     if names:
         with torch.no_grad():
-            patches[0].network(
-                example.to(patches[0].network.device), before={name: partial(see, name) for name in names}
-            )  # type: ignore[call-arg]
+            network(example.to(network.device), before={name: partial(see, name) for name in names})
     return found
 
 
