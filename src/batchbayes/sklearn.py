@@ -10,9 +10,10 @@ except ModuleNotFoundError as error:
         raise
     from batchbayes._common.checks import install_command
 
-    _missing = "scikit-learn" if error.name.startswith("sklearn") else "batchbayes-tables"
+    _top = error.name.partition(".")[0]
+    _missing = "scikit-learn" if _top == "sklearn" else "batchbayes-tables"
     raise ModuleNotFoundError(
-        f"expected {_missing} for the estimators of batchbayes.sklearn; got no {error.name}. Do this: "
+        f"expected {_missing} for the estimators of batchbayes.sklearn; got no {_top}. Do this: "
         f"{install_command(package='batchbayes-tables')}.",
         name=error.name,
     ) from error

@@ -1,13 +1,13 @@
 """Frames as they are: words, categories, booleans, dates and missing values, of pandas, of polars and of neither."""
 
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 
 import numpy as np
 import pytest
-from batchbayes_tables.columns import Column, Columns, read_frame
+from batchbayes_tables.columns import MISSING, NO_TEXT, Column, Columns, as_meant, read_frame
 
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, BatchbayesWarning
 from batchbayes.sklearn import UncertainClassifier, UncertainRegressor
 
 QUICK = {"hidden_widths": (16,), "num_steps": 100, "num_seeds": 2, "num_folds": 3, "weight_decays": (1e-3,),
@@ -18,8 +18,11 @@ class Series:
     """The little of a column that is read, so that these tests need neither pandas nor polars."""
 
     def __init__(self, values):
-        self._values, kinds = list(values), {type(value) for value in values if value is not None}
-        self.dtype = np.dtype("datetime64[us]" if kinds == {datetime} else float if kinds <= {float} else object)
+        self._values = list(values)
+        kinds = {type(value) for value in values if value is not None and not getattr(value, "tzinfo", None)}
+        self.dtype = np.dtype(
+            "datetime64[us]" if kinds == {datetime} else float if kinds and kinds <= {float} else object
+        )
 
     def to_list(self):
         return self._values
@@ -124,7 +127,7 @@ def test_objects_are_read_by_what_they_are():
     )
     assert [kind for kind, _ in read.values()] == ["number", "words", "date", "number"]
     np.testing.assert_array_equal(read["whole"][1], [1, np.nan, 3])
-    assert read["word"][1].tolist() == ["a", "", "b"]
+    assert read["word"][1].tolist() == ["a", MISSING, "b"]
     np.testing.assert_array_equal(read["day"][1], np.array(["2024-01-01", "NaT", "2024-01-03"], "datetime64[ns]"))
     np.testing.assert_array_equal(read["price"][1], [1.5, np.nan, 2])
 
@@ -145,8 +148,66 @@ def test_types_of_pandas():
     assert [kind for kind, _ in read.values()] == ["number", "number", "words", "words", "date"]
     np.testing.assert_array_equal(read["whole"][1], [1, np.nan, 3])
     np.testing.assert_array_equal(read["flag"][1], [1, np.nan, 0])
-    assert read["code"][1].tolist() == ["10", "20", "10"]
+    assert read["code"][1].tolist() == [f"{NO_TEXT}10", f"{NO_TEXT}20", f"{NO_TEXT}10"]  # not the words "10", "20"
     assert read["month"][1][2] == np.datetime64("2024-03-01")
+
+
+def test_dates_far_away_do_not_wrap_round():
+    days = [datetime(1, 1, 1), datetime(1816, 3, 29), datetime(9999, 12, 31, 23)]
+    kind, values = read_frame(Frame(day=Series(days)))["day"]
+    numbers = Column.learn("day", kind, values).numbers(values)
+    assert numbers[:, 0].tolist() == [(day - datetime(2000, 1, 1)) / timedelta(days=1) for day in days]
+    assert numbers[:, 1:].tolist() == [[day.month - 1, day.weekday(), day.hour] for day in days]
+
+
+def test_the_same_instants_in_another_time_zone_are_the_same_inputs():
+    there = timezone(timedelta(hours=11))
+    instants = [datetime(2024, 5, 31, 22, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)]
+    own, other = (
+        read_frame(Frame(day=Series(each)))["day"][1] for each in (instants, [t.astimezone(there) for t in instants])
+    )
+    assert (own == other).all()
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"day": pandas.to_datetime(instants)})
+    moved = pandas.DataFrame({"day": frame["day"].dt.tz_convert("Asia/Vladivostok")})
+    assert (read_frame(frame)["day"][1] == own).all()
+    assert (read_frame(moved)["day"][1] == own).all()
+
+
+def test_dates_in_words_are_dates_and_stay_so():
+    frame, y = made("neither")
+    days = frame["day"].to_list()
+    words = Frame(frame | {"day": Series([day.isoformat(" ") for day in days])})
+    model, other = UncertainRegressor(**QUICK).fit(frame, y), UncertainRegressor(**QUICK).fit(words, y)
+    assert (model.predict(frame) == other.predict(words)).all()
+    assert (model.predict(frame) == other.predict(frame)).all()
+    with pytest.raises(BatchbayesError, match=r"dates in column day, as in training; got .*31\.12\.2024"):
+        other.predict(Frame(words | {"day": Series(["31.12.2024"] * 240)}))
+
+
+@pytest.mark.parametrize(
+    ("words", "what"), [(["31.12.2024", "1.1.2025"], "dates as words"), (["1.5", "-2"], "numbers as words")]
+)
+def test_words_that_are_something_else_are_told_at_the_fit(words, what):
+    values = np.array(words, dtype=object)
+    with pytest.warns(BatchbayesWarning, match=f"column a has {what}, such as '{words[0]}'. They are read as categ"):
+        assert as_meant("a", "words", values)[0] == "words"
+
+
+def test_categories_that_share_a_column_are_told():
+    values = np.repeat([f"level {number}" for number in range(100)], 4).astype(object)
+    with pytest.warns(BatchbayesWarning, match="column a has 100 categories, of which the 68 rarest, in 272 rows, are"):
+        assert len(Column.learn("a", "words", values).levels) == 32
+    assert len(Column.learn("a", "words", values, num_levels=100).levels) == 100
+
+
+def test_a_missing_word_is_no_empty_word_and_a_number_is_no_text():
+    read = read_frame(Frame(a=Series(["", None, "1", 1] * 3)))
+    column = Column.learn("a", *read["a"])
+    assert column.flags(read["a"][1])[:4].argmax(1).tolist() == [
+        column.levels.index(each) for each in ("", MISSING, "1", f"{NO_TEXT}1")
+    ]
+    assert len(set(column.flags(read["a"][1])[:4].argmax(1))) == 4
 
 
 def test_unknown_categories_are_told():

@@ -39,6 +39,10 @@ SKIPPED = {
     "check_regressor_data_not_an_array",
     "check_classifier_data_not_an_array",
 }
+EXPECTED_TO_FAIL = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "copies of a row stay in one fold; equal rows do not"
+    for kind in ("dense", "sparse")
+}
 SIDES = (np.less, np.less_equal)
 BOTH = pytest.mark.parametrize("kind", [UncertainRegressor, UncertainClassifier])
 
@@ -62,9 +66,11 @@ def fitted(kind, x, y, **options):
 @BOTH
 @pytest.mark.parametrize("options", [SMALL, pytest.param({}, marks=pytest.mark.slow)], ids=["small", "default"])
 def test_all_checks_of_scikit_learn(kind, options):
-    results = check_estimator(kind(**options), on_fail=None, on_skip=None)
+    results = check_estimator(kind(**options), on_fail=None, on_skip=None, expected_failed_checks=EXPECTED_TO_FAIL)
     bad = {
-        each["check_name"]: str(each["exception"]) for each in results if each["status"] not in ("passed", "skipped")
+        each["check_name"]: str(each["exception"])
+        for each in results
+        if each["status"] not in ("passed", "skipped", "xfail")
     }
     assert not bad
     assert {each["check_name"] for each in results if each["status"] == "skipped"} <= SKIPPED
@@ -295,6 +301,33 @@ def test_estimators_draw_themselves(kind, waves):
     assert len(figure.axes) == (2 if kind is UncertainClassifier else 3)
 
 
+def test_a_frame_of_few_rows_has_intervals_of_a_level_that_they_can_hold():
+    pytest.importorskip("pandas")
+    x = np.linspace(0, 1, 8)[:, None]
+    model = UncertainRegressor(**QUICK).fit(x, x[:, 0])
+    with pytest.raises(BatchbayesError, match="lower the level"):
+        model.predict_frame(x)
+    assert list(model.predict_frame(x, level=0.5)) == ["prediction", "std", "lower", "upper"]
+
+
+def test_bars_of_a_classifier_stand_where_its_answers_are(waves):
+    x, y = waves
+    labels = np.where(y > 10, "high", "low")
+    model = fitted(UncertainClassifier, x, y)
+    confidence = model.predict_proba(x).max(1)
+    for bar in model.plot(x, labels).axes[1].patches:
+        middle, share = bar.get_x() + bar.get_width() / 2, bar.get_height()
+        assert share == pytest.approx(((confidence > middle - 0.05) & (confidence <= middle + 0.05)).mean())
+
+
+def test_an_outlier_does_not_flatten_the_panel():
+    lower, upper, targets = np.full(300, -1.0), np.full(300, 1.0), np.zeros(300)
+    targets[0] = 1000.0
+    panel = table_figure(lower, upper, targets, np.full(300, 0.5)).axes[0]
+    assert panel.get_ylim()[1] < 2
+    assert [text.get_text() for text in panel.get_legend().get_texts()] == ["inside", "farther outside"]
+
+
 def test_a_figure_of_a_table_counts_what_is_inside():
     lower, upper = np.zeros(10), np.arange(1.0, 11.0)
     targets = np.where(np.arange(10) < 2, 20.0, 0.5)  # the two narrowest intervals miss
@@ -406,13 +439,25 @@ def test_seeds_order_and_weights(kind, waves):
     assert (prediction(fitted(kind, x, y, random_state=1)) != prediction(model)).any()
     labels = np.where(y > 10, "high", "low") if kind is UncertainClassifier else y
     weights = np.arange(120) % 3
-    repeated = kind(**QUICK).fit(np.repeat(x, weights, axis=0), np.repeat(labels, weights))
-    assert (prediction(kind(**QUICK).fit(x, labels, sample_weight=weights)) == prediction(repeated)).all()
+    left = kind(**QUICK).fit(x[weights > 0], labels[weights > 0], sample_weight=weights[weights > 0])
+    assert (prediction(kind(**QUICK).fit(x, labels, sample_weight=weights)) == prediction(left)).all()
     kind(**QUICK).fit(x, labels, sample_weight=np.linspace(0, 1, 120))
     with pytest.raises(BatchbayesError, match="sample weights of zero or more"):
         kind(**QUICK).fit(x, labels, sample_weight=-weights)
     with pytest.raises(BatchbayesError, match="repetitions of rows"):
         kind(**QUICK).fit(x, labels, sample_weight=np.full(120, 1e9))
+
+
+def test_networks_have_seen_no_copy_of_the_rows_that_they_calibrate():
+    """With a weight of 2 each, half of the copies would be known by heart, and intervals would hold 77 % of 90."""
+    inside = []
+    for seed in range(3):
+        x, y = more_waves(seed)
+        model = UncertainRegressor(**{**QUICK, "num_steps": 600}).fit(x[:100], y[:100], sample_weight=np.full(100, 2.0))
+        lower, upper = model.predict_interval(x[100:], 0.9)
+        inside.append(((lower <= y[100:]) & (y[100:] <= upper)).mean())
+        np.testing.assert_array_equal(*model.held_out_scores_.reshape(100, 2).T)  # of a row and its copy
+    assert np.mean(inside) > 0.9 - 3 * (0.09 / 300) ** 0.5 - 3 * (0.09 / 300) ** 0.5  # of training and of new rows
 
 
 def test_pipeline_search_and_cross_validation():

@@ -33,12 +33,14 @@ NUM_BINS = 15
 class Reliability:
     """Sums over the examples in each bin of confidence, the lowest confidence first.
 
-    All tensors are (B,) in float64. Bins of equal mass may hold fractions of examples that have the same confidence.
+    Sums are (B,) in float64. Bins of equal mass may hold fractions of examples that have the same confidence.
     """
 
     counts: Tensor
     confidence_sums: Tensor
     correct_sums: Tensor
+    edges: Tensor | None = None
+    """Where bins begin and end, (B + 1,); None for bins of equal width."""
 
     @property
     def mean_confidence(self) -> Tensor:
@@ -124,7 +126,7 @@ def equal_mass_reliability(confidence: Values, correct: Values, num_bins: int = 
         below = per_group.cumsum(0)[group] - (1 - share) * per_group[group]
         return torch.diff(below, prepend=below.new_zeros(1))
 
-    return Reliability(sums(sizes.double()), sums(values * sizes), sums(hits))
+    return Reliability(sums(sizes.double()), sums(values * sizes), sums(hits), torch.cat([values[:1], values[group]]))
 
 
 @checked

@@ -16,6 +16,8 @@ from batchbayes.plots.style import BLUE, GREY, VERMILION, Axes, Figure, house_st
 
 FEW = 10
 """With fewer answers in a bin its accuracy is mostly chance."""
+NARROWEST = 0.004
+"""The width of a bar that can be seen."""
 
 
 def reliability_figure(bins: Mapping[str, Reliability], *, ax: Axes | None = None) -> Figure:
@@ -25,7 +27,7 @@ def reliability_figure(bins: Mapping[str, Reliability], *, ax: Axes | None = Non
     `ax`, the panels take the place of these axes.
     """
     with house_style():
-        figure, panels = new_figure(2, len(bins), (2.5 * len(bins) + 0.4, 3.4), share=False, ax=ax)
+        figure, panels = new_figure(2, len(bins), (2.5 * len(bins) + 0.5, 3.8), share=False, ax=ax)
         for column, (name, reliability) in enumerate(bins.items()):
             _reliability_panel(panels[0, column], name, reliability)
             _count_panel(panels[1, column], reliability)
@@ -45,14 +47,15 @@ def _reliability_panel(panel: Axes, name: str, bins: Reliability) -> None:
     few = bins.counts[seen].numpy() < FEW
     panel.plot(confidence[~few], accuracy[~few], "o", color=BLUE, ms=4)
     panel.plot(confidence[few], accuracy[few], "o", color=BLUE, ms=4, mfc="white")
-    panel.set(xlim=(0, 1.02), ylim=(0, 1.02), aspect="equal", xticklabels=[])
+    panel.set(xlim=(0, 1.02), ylim=(0, 1.02), xticklabels=[])
     panel.set_title(name, parse_math=False)
 
 
 def _count_panel(panel: Axes, bins: Reliability) -> None:
-    count = len(bins.counts)
     share = (bins.counts / bins.counts.sum()).numpy()
-    panel.bar((np.arange(count) + 0.5) / count, share, 0.85 / count, color=BLUE)
+    edges = np.linspace(0, 1, len(share) + 1) if bins.edges is None else bins.edges.numpy()
+    width = np.maximum(0.85 * np.diff(edges), NARROWEST)  # bins of equal mass may begin and end at one confidence
+    panel.bar((edges[:-1] + edges[1:]) / 2, share, width, color=BLUE)
     panel.set(xlim=(0, 1.02), ylim=(0, 1), xlabel="confidence", yticks=[0, 1])
 
 

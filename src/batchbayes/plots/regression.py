@@ -23,6 +23,8 @@ from batchbayes.plots.style import (
     one_panel,
 )
 
+FARTHEST = 0.99
+"""Targets beyond this share of them are drawn at the edge, so that a few of them do not flatten all others."""
 HALF, MOST = 0.6745, 1.96
 """Half-widths of the central 50 % and 95 % of a Gaussian, in standard deviations."""
 
@@ -192,9 +194,17 @@ def table_figure(
         figure, panels = new_figure(1, 3, (9.6, 3.0), share=False, ax=ax)
         first, second, third = panels[0]
         first.fill_between(rank, lower[order] - middle, upper[order] - middle, color=LIGHT_BLUE, lw=0)
-        for kept, colour in ((inside, "black"), (~inside, VERMILION)):
-            first.plot(rank[kept], (targets[order] - middle)[kept], "o", ms=2, mew=0, color=colour)
-        first.set(xlabel="rows, the narrowest interval first", ylabel="target less middle")
+        distance = targets[order] - middle
+        most = 1.1 * max(float(np.quantile(np.abs(distance), FARTHEST)), float((upper - lower).max()) / 2)
+        shown, is_far = np.clip(distance, -most, most), np.abs(distance) > most
+        looks = (inside, "black", "o", "inside"), (~inside & ~is_far, VERMILION, "o", "outside")
+        for kept, colour, marker, name in (*looks, (is_far, VERMILION, "^", "farther outside")):
+            if kept.any():
+                first.plot(rank[kept], shown[kept], marker, ms=2 + 2 * (marker == "^"), mew=0, color=colour, label=name)
+        first.set(
+            xlabel="rows, the narrowest interval first", ylabel="target less middle", ylim=(-1.1 * most, 1.1 * most)
+        )
+        first.legend(frameon=False, fontsize=7, loc="upper left", markerscale=2)
         first.set_title(f"{inside.mean():.0%} inside, {level:.0%} wanted")
         fifths = [part.mean() if len(part) else np.nan for part in np.array_split(inside, 5)]
         second.bar(range(1, 6), fifths, color=MIDDLE_BLUE)

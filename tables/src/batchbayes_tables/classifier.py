@@ -15,7 +15,7 @@ from batchbayes._common.checks import finite_number, whole_number
 from batchbayes._common.minimise import minimise
 from batchbayes.calibrate import conformal_quantile
 from batchbayes.errors import BatchbayesError
-from batchbayes.metrics import equal_mass_reliability
+from batchbayes.metrics import equal_width_reliability
 from batchbayes_tables.crossfit import JUDGES
 from batchbayes_tables.estimator import FACTORS, Uncertain
 from batchbayes_tables.forest import boost
@@ -76,6 +76,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         verbose: bool = False,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
         warm_start: bool = False,
+        num_levels: int = 32,
     ) -> None:
         self._keep(locals())
 
@@ -181,9 +182,9 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
 
         probs = self.predict_proba(X)
         correct = self.classes_[probs.argmax(1)] == np.asarray(y)
-        return reliability_figure({type(self).__name__: equal_mass_reliability(probs.max(1), correct, num_bins=10)})
+        return reliability_figure({type(self).__name__: equal_width_reliability(probs.max(1), correct, num_bins=10)})
 
-    def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
+    def _columns(self, X: Any, level: float) -> dict[str, np.ndarray]:  # noqa: N803
         probs = self.predict_proba(X)
         named = {f"P({name})": column for name, column in zip(self.classes_, probs.T, strict=True)}
         return {"prediction": self.classes_[probs.argmax(1)], **named}

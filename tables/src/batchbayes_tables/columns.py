@@ -3,7 +3,7 @@
 | column | becomes |
 |---|---|
 | number, boolean | itself, and how far it is through each of its bins |
-| date | days, month, weekday and hour, each as a number |
+| date, words such as 2024-05-31 | days, month, weekday and hour of UTC, each as a number |
 | words, categories | a column of 0 and 1 for each frequent value, embedded by the first layer; rare ones share one |
 | missing number | the median, and a column that says so |
 | missing word | a category of its own |
@@ -12,23 +12,30 @@ A network learns steps and thresholds of a column slowly from one number, and qu
 encoding of Gorishniy, Rubachev and Babenko, NeurIPS 2022, with quantiles as the ends of bins).
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
 
-from batchbayes.errors import BatchbayesError
+from batchbayes.errors import BatchbayesError, warn
 
 MOST_INPUTS = 256
 """Tables with many columns get fewer bins, so that there are at most so many."""
-MOST_LEVELS, FEWEST_OF_A_LEVEL = 32, 3
-"""Categories beyond the most frequent ones, or in fewer rows, share one column."""
-MISSING = ""
-"""The category of a missing word."""
+FEWEST_OF_A_LEVEL = 3
+"""Categories in fewer rows share one column."""
+MISSING, NO_TEXT = "\0", "\1"
+"""The category of a missing word, and what stands before one that is no text, so that 1 and "1" differ."""
+DAY = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?")
+"""How dates are written that mean the same everywhere (ISO 8601)."""
+OTHER_DAY, PLAIN_NUMBER = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*"), re.compile(r"[+-]?\d*[.,]?\d+(e[+-]?\d+)?")
+TIME = "datetime64[us]"
+"""Nanoseconds wrap round in 2262."""
 Kind = Literal["number", "date", "words"]
 
 
@@ -50,14 +57,22 @@ class Column:
     medians: list[float] = field(default_factory=list)
     """What stands in for a missing value, of each number that the column becomes."""
     was_missing: bool = False
+    is_old: bool = True
+    """Whether a missing word is an empty one, and 1 is "1", as in version 0.3.0."""
 
     @staticmethod
-    def learn(name: str, kind: Kind, values: np.ndarray) -> "Column":
-        """Learn from the values of training."""
+    def learn(name: str, kind: Kind, values: np.ndarray, num_levels: int = 32) -> "Column":
+        """Learn from the values of training. Categories beyond `num_levels` share one column."""
         if kind == "words":
             counts = Counter(values.tolist())
-            common = [level for level, rows in counts.most_common(MOST_LEVELS) if rows >= FEWEST_OF_A_LEVEL]
-            return Column(name, kind, sorted(common), sorted(counts))
+            frequent = [level for level, rows in counts.most_common() if rows >= FEWEST_OF_A_LEVEL]
+            if len(frequent) > num_levels:
+                rows = sum(counts[level] for level in frequent[num_levels:])
+                warn(
+                    f"column {name} has {len(frequent)} categories, of which the {len(frequent) - num_levels} rarest, "
+                    f"in {rows} rows, are read as one: raise num_levels, or encode them by their targets."
+                )
+            return Column(name, kind, sorted(frequent[:num_levels]), sorted(counts), is_old=False)
         numbers = _numbers(kind, values)
         missing = np.isnan(numbers).any(1)
         if missing.all():
@@ -74,7 +89,7 @@ class Column:
     def flags(self, values: np.ndarray) -> np.ndarray:
         """Return columns of 0 and 1, (N, C)."""
         if self.kind == "words":
-            own = values[:, None] == np.array(self.levels, dtype=object)[None]
+            own = self._words(values)[:, None] == np.array(self.levels, dtype=object)[None]
             return np.concatenate([own, ~own.any(1, keepdims=True)], 1).astype(float)
         missing = np.isnan(_numbers(self.kind, values)).any(1, keepdims=True)
         return missing.astype(float) if self.was_missing else np.empty((len(values), 0))
@@ -83,8 +98,11 @@ class Column:
         """Return which rows have a category, or a missing value, that training had not, (N,)."""
         if self.kind == "words":
             known = set(self.known)
-            return np.array([value not in known for value in values])
+            return np.array([value not in known for value in self._words(values)])
         return np.isnan(_numbers(self.kind, values)).any(1) & np.array(not self.was_missing)
+
+    def _words(self, values: np.ndarray) -> np.ndarray:
+        return np.array([value.lstrip(MISSING + NO_TEXT) for value in values], object) if self.is_old else values
 
 
 def _numbers(kind: Kind, values: np.ndarray) -> np.ndarray:
@@ -108,8 +126,8 @@ def _read(name: str, series: Any) -> tuple[Kind, np.ndarray]:
         series = series.dt.to_timestamp()
     kind = _type_of(series)
     if kind == "M":
-        plain = series.dt.tz_localize(None) if getattr(series.dtype, "tz", None) else series
-        return "date", np.asarray(plain.to_numpy()).astype("datetime64[ns]")
+        plain = series.dt.tz_convert(None) if getattr(series.dtype, "tz", None) else series  # of pandas
+        return "date", np.asarray(plain.to_numpy()).astype(TIME)
     if kind == "m":
         found = np.asarray(series.to_numpy()).astype("timedelta64[ns]")
         return "number", np.where(np.isnat(found), np.nan, found / np.timedelta64(1, "D"))
@@ -119,14 +137,49 @@ def _read(name: str, series: Any) -> tuple[Kind, np.ndarray]:
     pairs = list(zip(values, is_missing, strict=True))
     seen = [value for value, gone in pairs if not gone]
     if seen and all(isinstance(value, date) for value in seen):  # a column of objects
-        return "date", np.array(["NaT" if gone else value for value, gone in pairs], dtype="datetime64[ns]")
+        return "date", np.array(["NaT" if gone else _in_utc(value) for value, gone in pairs], dtype=TIME)
     is_number = all(isinstance(value, int | float | Decimal | np.number | np.bool_) for value in seen)
     if kind in "iufb" or (is_number and kind != "category"):
         found = np.array([np.nan if gone else float(value) for value, gone in pairs])
         if np.isinf(found).any():
             raise BatchbayesError(f"finite numbers in column {name}", "infinity", "replace it by a missing value")
         return "number", found
-    return "words", np.array([MISSING if gone else str(value) for value, gone in pairs], dtype=object)
+    words = [value if isinstance(value, str) else MISSING if gone else f"{NO_TEXT}{value}" for value, gone in pairs]
+    return "words", np.array(words, dtype=object)
+
+
+def _in_utc(value: date) -> date:
+    if isinstance(value, datetime) and value.tzinfo:
+        return value.astimezone(UTC).replace(tzinfo=None)
+    return value
+
+
+def as_meant(name: str, kind: Kind, values: np.ndarray) -> tuple[Kind, np.ndarray]:
+    """Return words that are all dates as dates. Warn of words that look like other dates, or like numbers."""
+    words = [value for value in values if value not in (MISSING, "")] if kind == "words" else []
+    if not words or len(set(words)) == 1:
+        return kind, values
+    if all(map(DAY.fullmatch, words)):
+        with suppress(BatchbayesError):  # a thirteenth month
+            return "date", dates_of(name, values)
+    for pattern, what, fix in (
+        (OTHER_DAY, "dates", "pandas.to_datetime(...)"),
+        (PLAIN_NUMBER, "numbers", "pandas.to_numeric(...), if they are amounts"),
+    ):
+        if all(map(pattern.fullmatch, words)):
+            warn(f"column {name} has {what} as words, such as {words[0]!r}. They are read as categories: use {fix}.")
+            break
+    return kind, values
+
+
+def dates_of(name: str, words: np.ndarray) -> np.ndarray:
+    """Return dates that are written in words."""
+    try:
+        each = [None if word in (MISSING, "") else _in_utc(datetime.fromisoformat(word)) for word in words]
+    except ValueError as error:
+        fix = "write them as in 2024-05-31, or convert the column to dates"
+        raise BatchbayesError(f"dates in column {name}, as in training", str(error), fix) from error
+    return np.array(["NaT" if day is None else day for day in each], dtype=TIME)
 
 
 def _type_of(series: Any) -> str:
@@ -196,8 +249,10 @@ class Columns:
         for plan in self.plans:
             kind, values = read[plan.name]
             if kind != plan.kind and kind == "number" and np.isnan(values).all():
-                empty = {"date": np.full(len(values), "NaT", "datetime64[ns]")}
+                empty = {"date": np.full(len(values), "NaT", TIME)}
                 kind, values = plan.kind, empty.get(plan.kind, np.full(len(values), MISSING, dtype=object))
+            if (kind, plan.kind) == ("words", "date"):
+                kind, values = "date", dates_of(plan.name, values)
             if kind != plan.kind:
                 raise BatchbayesError(
                     expected=f"{plan.kind} in column {plan.name}, as in training",

@@ -30,7 +30,7 @@ from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError
 from batchbayes.models import MLP
 from batchbayes.novelty.detector import FEWEST, Novelty, novelty
-from batchbayes_tables.columns import Column, Columns, Kind, is_frame, read_array, read_frame
+from batchbayes_tables.columns import Column, Columns, Kind, as_meant, is_frame, read_array, read_frame
 from batchbayes_tables.crossfit import Candidate, Recipe, Score, cross_fit
 from batchbayes_tables.packing import packed, unpacked
 from batchbayes_tables.rows import folds_of, ordered_rows
@@ -67,6 +67,7 @@ class Uncertain(BaseEstimator):
     random_state: int | np.random.RandomState | None
     verbose: bool
     warm_start: bool
+    num_levels: int
 
     def _keep(self, parameters: dict[str, Any]) -> None:
         """Keep the parameters of `__init__`, from its `locals()`."""
@@ -84,7 +85,7 @@ class Uncertain(BaseEstimator):
                 got="one of batchbayes 0.2.0, whose networks have no spread and other calibration",
                 fix="fit again, or use batchbayes 0.2.0 to load it",
             )
-        super().__setstate__(state)
+        super().__setstate__({"num_levels": 32} | state)  # version 0.3.0 had no such parameter
 
     def _read(self, X: Any, reset: bool) -> Read:  # noqa: N803
         """Check a table, and return its columns."""
@@ -107,7 +108,11 @@ class Uncertain(BaseEstimator):
         self._require_parameters()
         read = self._fitting(X) if self._continues else self._read(X, reset=True)
         check_consistent_length(y, *(values for _, values in read.values()))
-        plans = self.columns_.plans if self._continues else [Column.learn(name, *each) for name, each in read.items()]
+        if self._continues:
+            plans = self.columns_.plans
+        else:
+            read = {name: as_meant(name, *each) for name, each in read.items()}
+            plans = [Column.learn(name, *each, self.num_levels) for name, each in read.items()]
         numbers, flags = Columns.raw(plans, read)
         if weights is not None:
             weights = _check_sample_weight(weights, numbers, dtype=np.float64)
@@ -185,7 +190,15 @@ class Uncertain(BaseEstimator):
         return torch.from_numpy(np.ascontiguousarray(folds, dtype=np.int64)), seed
 
     def _require_parameters(self) -> None:
-        least = {"num_folds": 2, "num_seeds": 1, "num_steps": 1, "batch_size": 2, "num_draws": 2, "num_bins": 0}
+        least = {
+            "num_folds": 2,
+            "num_seeds": 1,
+            "num_steps": 1,
+            "batch_size": 2,
+            "num_draws": 2,
+            "num_bins": 0,
+            "num_levels": 1,
+        }
         for name, limit in least.items():
             whole_number(name, getattr(self, name), limit)
         for name, example in (("weight_decays", (1e-3,)), ("hidden_widths", (64, 64))):
@@ -229,18 +242,21 @@ class Uncertain(BaseEstimator):
             found = np.where(rows, 0.0, found)
         return found
 
-    def predict_frame(self, X: Any) -> Any:  # noqa: N803
-        """Return a pandas DataFrame: prediction and uncertainty of each row, novelty if known, and the index of X."""
+    def predict_frame(self, X: Any, level: float = 0.9) -> Any:  # noqa: N803
+        """Return a pandas DataFrame: prediction and uncertainty of each row, novelty if known, and the index of X.
+
+        The ends of intervals, of a regressor, hold a share `level` of new targets.
+        """
         check_is_fitted(self)
         if find_spec("pandas") is None:
             raise BatchbayesError("the package pandas", "none", "pip install pandas, or use predict")
-        columns = self._columns(X)
+        columns = self._columns(X, level)
         if self.detector_ is not None:
             columns["novelty"] = self.novelty(X)
         index = None if isinstance(X, list | tuple) else getattr(X, "index", None)  # lists have a method of this name
         return import_module("pandas").DataFrame(columns, index=index)
 
-    def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
+    def _columns(self, X: Any, level: float) -> dict[str, np.ndarray]:  # noqa: N803
         """Return what `predict_frame` says about each row, by name."""
         raise NotImplementedError
 

@@ -104,12 +104,13 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         target_transform: "none", "sqrt" or "log" of targets that are never negative; "auto" chooses on held-out rows.
         warm_start: whether another `fit`, for example with more rows, goes on with the networks that there are: one
             short round instead of all, with columns, transform and weight decay as they were. Rows keep their folds.
+        num_levels: the most categories of a column that are told apart; a warning tells if there are more.
 
     A table is an array, or a frame of pandas or polars with numbers, booleans, words, categories, dates and missing
     values. If no target is negative, nothing below zero is predicted; if all are whole numbers, so are the ends of
     intervals. The result does not depend on the order of the rows. Sample weights are repetitions of rows: a weight of
-    two counts as two observations, also for the calibration. Weights that are not whole numbers count as importances:
-    copies of a row then stay in one fold.
+    two counts twice, also for the calibration. Copies of a row stay in one fold. Weights that are not whole numbers
+    count by their ratios.
 
     >>> x = np.linspace(-2, 2, 80)[:, None]
     >>> model = UncertainRegressor(num_steps=200, random_state=0).fit(x, np.sin(2 * x[:, 0]))
@@ -138,6 +139,7 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         verbose: bool = False,
         target_transform: Literal["auto"] | Name = "auto",
         warm_start: bool = False,
+        num_levels: int = 32,
     ) -> None:
         self._keep(locals())
 
@@ -344,9 +346,9 @@ class UncertainRegressor(RegressorMixin, Uncertain):
         below, equal = (quantiles < targets[:, None]).mean(1), (quantiles == targets[:, None]).mean(1)
         return table_figure(lower, upper, targets, below + equal / 2, level=level)
 
-    def _columns(self, X: Any) -> dict[str, np.ndarray]:  # noqa: N803
+    def _columns(self, X: Any, level: float) -> dict[str, np.ndarray]:  # noqa: N803
         mean, std = self.predict(X, return_std=True)
-        lower, upper = self.predict_interval(X)
+        lower, upper = self.predict_interval(X, level)
         return {"prediction": mean, "std": std, "lower": lower, "upper": upper}
 
     def sample(self, X: Any, num_samples: int = 1, random_state: Any = None) -> np.ndarray:  # noqa: N803

@@ -14,12 +14,12 @@ MOST_ROWS = 100_000_000
 def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Return which rows to train on, in an order that depends on their values alone, and which of them are copies.
 
-    A weight is a number of repetitions. So a weight of two is the same as a row that occurs twice, and a weight of zero
-    the same as a row that is left out. Other weights are rounded, so that their running total is right; then copies of
-    a row have the same number in the second array, its place in the order, and are no observations of their own.
+    A whole weight is a number of repetitions: a weight of zero is the same as a row that is left out. Other weights are
+    rounded, so that their running total is right. Copies of a row have the same number in the second array, its place
+    in the order: they stay in one fold, since a network that has seen a copy has seen the row.
 
     >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([2, 1]))
-    (array([1, 0, 0]), array([0, 1, 2]))
+    (array([1, 0, 0]), array([0, 1, 1]))
     >>> ordered_rows(np.array([[2.0], [1.0]]), np.zeros(2), np.array([0.25, 0.75]))
     (array([1, 1, 1, 1, 1, 1, 0, 0]), array([0, 0, 0, 0, 0, 0, 1, 1]))
     """
@@ -44,7 +44,7 @@ def ordered_rows(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | 
         weights = weights * float(COPIES * (weights > 0).sum() / weights.sum())
     ends = np.floor(np.cumsum(np.asarray(weights)[order]) + 0.5).astype(int)
     places = np.repeat(np.arange(len(order)), np.diff(ends, prepend=0))
-    return order[places], np.arange(len(places)) if is_whole else places
+    return order[places], places
 
 
 def folds_of(rows: np.ndarray, num_folds: int, num_seeds: int, seed: int) -> np.ndarray:

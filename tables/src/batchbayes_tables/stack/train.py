@@ -28,6 +28,8 @@ Observer = Callable[[int, Stack, Tensor], Tensor]
 
 Examples = tuple[Tensor, Tensor]
 """The inputs (N, Q) and targets (N, K) that one network is trained on."""
+GATHERED = 16
+"""Steps whose batches are gathered at a time: all steps of an epoch would be a copy of the data for each network."""
 
 
 def train_together(networks: Sequence[nn.Module], data: Sequence[Examples], configs: Sequence[TrainingConfig]) -> None:
@@ -353,16 +355,15 @@ class _Orders:
 
     def batches(self, epoch: int) -> Iterator[Examples]:
         """Yield the inputs (G, M, Q) and the targets (G, M, K) of each step of an epoch."""
-        inputs, targets = [], []
-        for examples, seed in self._kinds:
-            rows = torch.stack(list(shuffled_batches(len(examples[0]), self._size, seed, epoch)))  # (steps, M)
-            inputs.append(examples[0][rows])
-            targets.append(examples[1][rows])
-        for step_inputs, step_targets in zip(torch.stack(inputs, 1), torch.stack(targets, 1), strict=True):
-            yield (
-                step_inputs.index_select(0, self._kind_of_network),
-                step_targets.index_select(0, self._kind_of_network),
-            )
+        orders = [
+            torch.stack(list(shuffled_batches(len(examples[0]), self._size, seed, epoch))).split(GATHERED)
+            for examples, seed in self._kinds
+        ]
+        for rows in zip(*orders, strict=True):  # of each kind (steps, M)
+            pairs = [(x[own], y[own]) for ((x, y), _), own in zip(self._kinds, rows, strict=True)]
+            for step in zip(*(torch.stack(each, 1) for each in zip(*pairs, strict=True)), strict=True):
+                inputs, targets = (part.index_select(0, self._kind_of_network) for part in step)
+                yield inputs, targets
 
     def uniform(self, out: Tensor) -> None:
         """Fill (G, M, width) with the uniform numbers that the dropout of each network draws from its seed."""
