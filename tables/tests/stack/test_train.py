@@ -115,7 +115,7 @@ def test_what_cannot_be_stacked_is_refused():
     examples, config = data(20, 1), TrainingConfig(1, 10)
     with pytest.raises(BatchbayesError, match="one shape"):
         train_together([networks(1)[0], MLP(3, [8], 1)], [examples] * 2, [config] * 2)
-    with pytest.raises(BatchbayesError, match="chain of"):
+    with pytest.raises(BatchbayesError, match="perceptrons MLP"):
         train_together([nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))], [examples], [config])
     with pytest.raises(BatchbayesError, match="as many data sets"):
         train_together(networks(2), [examples], [config] * 2)
@@ -123,8 +123,6 @@ def test_what_cannot_be_stacked_is_refused():
         train_together(networks(2), [examples] * 2, [config, TrainingConfig(2, 10)])
     with pytest.raises(BatchbayesError, match="Adam"):
         train_together(networks(1), [examples], [TrainingConfig(1, 10, optimiser="sgd")])
-    with pytest.raises(BatchbayesError, match="at least one network"):
-        train_together([], [], [])
     with pytest.raises(BatchbayesError, match="finite"):
         train_together(networks(1), [(examples[0] / 0, examples[1])], [config])
 

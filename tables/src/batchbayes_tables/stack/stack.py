@@ -1,23 +1,20 @@
 """A stack: the layers that some networks have in common, the tensors of all of these networks, and their predictions.
 
-A stack can hold perceptrons: chains of layers (dropout ->) linear -> (batch norm ->) (ReLU). Any other network is
-refused, either for its modules or because its outputs in a trial differ from those of the stack.
+A stack holds perceptrons, `batchbayes.models.MLP`: layers (dropout ->) linear -> (batch norm ->) (ReLU).
 
 Batch statistics or dropout masks are drawn for all networks at once, and all networks get the same inputs. The draws of
 one network are laid out along its examples, so that a layer of all networks and all draws is one batched product.
 Axes: G networks, S draws, then examples and features.
 """
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from batchbayes._common.rng import GlobalStream, generator
 from batchbayes.errors import BatchbayesError
+from batchbayes.models import MLP
 
 CHUNK = 2**20
 """How many numbers the widest layer holds at a time, so that they fit into the cache."""
@@ -176,43 +173,48 @@ def _affordable(stack: Stack, examples: int) -> int:
     return max(1, CHUNK // (len(stack) * examples * width))
 
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-TRIALS, TRIAL_RATE = 8, 0.5
-"""The number of random weights and of examples in a trial, and its dropout rate. A single one could miss a ReLU."""
-BY_LOOP = "train this network with training.loop.train"
+def stack_networks(networks: Sequence[MLP]) -> Stack:
+    """Copy the parameters of perceptrons of one shape into a stack. They may differ in their dropout rates.
 
-
-def stack_networks(networks: Sequence[nn.Module]) -> Stack:
-    """Copy the parameters of networks of one shape into a stack.
-
-    >>> chain = lambda: nn.Sequential(nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-    >>> stack = stack_networks([chain() for _ in range(5)])
-    >>> len(stack), stack.tensors["0.weight"].shape
-    (5, torch.Size([5, 8, 3]))
+    >>> stack = stack_networks([MLP(3, [8], 1) for _ in range(5)])
+    >>> len(stack), stack.tensors["output.weight"].shape
+    (5, torch.Size([5, 1, 8]))
     """
     if not networks:
         raise BatchbayesError(expected="at least one network", got="none", fix="pass networks to stack")
-    chains = [tuple(_layers(network)) for network in networks]
-    states = [network.state_dict() for network in networks]
+    layers, states = [_layers(network) for network in networks], [network.state_dict() for network in networks]
     shapes = [{name: (tensor.shape, tensor.dtype) for name, tensor in state.items()} for state in states]
-    odd = next((i for i in range(len(networks)) if (chains[i], shapes[i]) != (chains[0], shapes[0])), None)
-    if odd is not None:
-        raise BatchbayesError(
-            expected="networks of one shape and precision",
-            got=f"another one at position {odd}",
-            fix="make one stack for each shape",
-        )
     for number, network in enumerate(networks):
-        _require_all_trained(network, chains[0], number)
-    _require_nothing_else(networks, chains[0])
+        trained = all(parameter.requires_grad for parameter in network.parameters())
+        if type(network) is not MLP or not trained or (layers[number], shapes[number]) != (layers[0], shapes[0]):
+            raise BatchbayesError(
+                expected="perceptrons MLP of one shape and precision, of which all parameters are trained",
+                got=f"another one at position {number}",
+                fix="make one stack for each shape, or train this network with training.loop.train",
+            )
     rates = {
-        layer.dropout: torch.tensor(
-            [network.get_submodule(layer.dropout).p for network in networks], dtype=torch.float64
-        )
-        for layer in chains[0]
+        layer.dropout: torch.tensor([n.get_submodule(layer.dropout).p for n in networks], dtype=torch.float64)
+        for layer in layers[0]
         if layer.dropout
     }
-    return Stack(chains[0], {name: torch.stack([state[name] for state in states]) for name in states[0]}, rates)
+    return Stack(layers[0], {name: torch.stack([state[name] for state in states]) for name in states[0]}, rates)
+
+
+def _layers(network: nn.Module) -> tuple[Layer, ...]:
+    """Return the layers of a perceptron, none for another network."""
+    blocks = [(f"hidden.{number}.", block) for number, block in enumerate(getattr(network, "hidden", ()))]
+    found = [
+        Layer(
+            f"{place}linear",
+            f"{place}dropout" if hasattr(block, "dropout") else None,
+            f"{place}norm" if hasattr(block, "norm") else None,
+            rectified=True,
+            epsilon=block.norm.eps if hasattr(block, "norm") else 0.0,
+            momentum=block.norm.momentum if hasattr(block, "norm") else 0.0,
+        )
+        for place, block in blocks
+    ]
+    return (*found, Layer("output", "dropout" if getattr(network, "dropout", None) else None))
 
 
 @torch.no_grad()
@@ -222,117 +224,3 @@ def unstack(stack: Stack, networks: Sequence[nn.Module]) -> None:
         own = network.state_dict()
         for name, tensor in stack.tensors.items():
             own[name].copy_(tensor[index])
-
-
-def _layers(network: nn.Module) -> Iterator[Layer]:
-    """Yield the layers of a network. Its modules must be defined in the order in which they are called."""
-    found: Layer | None = None
-    dropout: str | None = None
-    for name, module in network.named_modules():
-        if isinstance(module, nn.Linear):
-            if module is network:
-                raise BatchbayesError(
-                    expected="a chain of modules", got="a linear layer alone", fix="pass nn.Sequential(layer)"
-                )
-            if found:
-                yield found
-            found, dropout = Layer(name, dropout), None
-        elif isinstance(module, nn.Dropout) and type(module) is not nn.Dropout and not dropout:
-            dropout = name
-        elif type(module) is nn.BatchNorm1d and found and not dropout and _fits(module, found):
-            found = replace(found, norm=name, epsilon=module.eps, momentum=module.momentum or 0.0)
-        elif isinstance(module, nn.ReLU) and found:
-            found = replace(found, rectified=True)
-        elif not isinstance(module, nn.Identity) and not any(True for _ in module.children()):
-            raise BatchbayesError(
-                expected="a chain of SeededDropout, nn.Linear, nn.BatchNorm1d (affine, with running statistics) and "
-                "nn.ReLU, in this order and each at most once for each linear layer",
-                got=f"{type(module).__name__} at {name or 'the top'}, which is none of them or out of place",
-                fix=BY_LOOP,
-            )
-    if found is None or dropout or found.rectified:
-        raise BatchbayesError(
-            expected="a network that ends in a linear layer",
-            got="no linear layer, or dropout or ReLU after the last one",
-            fix=BY_LOOP,
-        )
-    yield found
-
-
-def _fits(norm: nn.BatchNorm1d, layer: Layer) -> bool:
-    """Return whether a stack can train this norm, and the layer has no norm or ReLU before it."""
-    trainable = norm.affine and norm.track_running_stats and norm.momentum is not None
-    return trainable and not (layer.norm or layer.rectified)
-
-
-def _require_all_trained(network: nn.Module, layers: Sequence[Layer], number: int) -> None:
-    """Refuse parameters that are frozen, shared by layers, or in no layer. A stack would train them differently."""
-    statistics = {f"{layer.norm}.{kind}" for layer in layers if layer.norm for kind in STATISTICS}
-    trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
-    odd = (network.state_dict().keys() - statistics) ^ (trained & {name for layer in layers for name in layer.trained})
-    if odd:
-        raise BatchbayesError(
-            expected="networks in which every parameter is trained and belongs to one layer",
-            got=f"{', '.join(sorted(odd))} in network {number}: frozen, shared, or in no layer",
-            fix=BY_LOOP,
-        )
-
-
-def _require_nothing_else(networks: Sequence[nn.Module], layers: tuple[Layer, ...]) -> None:
-    """Refuse networks that do more than their layers say: functions in forward, or modules called twice or never.
-
-    A copy of a network gets the weights, the inputs and the uniform numbers of a random stack, and must give the same
-    outputs. Networks that differ only in their tensors need one trial.
-    """
-    source = generator(0, "probe")
-    tensors = {name: _trial_values(name, tensor, source) for name, tensor in networks[0].state_dict().items()}
-    rates = {layer.dropout: torch.full((TRIALS,), TRIAL_RATE) for layer in layers if layer.dropout}
-    stack = Stack(layers, tensors, rates)
-    widths = [tensors[f"{layer.linear}.weight"].shape[1:] for layer in layers]
-    inputs = torch.randn(TRIALS, widths[0][1], generator=source, dtype=torch.float64)
-    chained = all(before[0] == after[1] for before, after in pairwise(widths))
-    for number in sorted({_description(network): i for i, network in reversed(list(enumerate(networks)))}.values()):
-        if not chained or not _agrees(networks[number], stack, inputs):
-            raise BatchbayesError(
-                expected="networks that call each of their modules once, in the order of their definition, and do "
-                "nothing else",
-                got=f"network {number}, {type(networks[number]).__name__}, which does something else",
-                fix=f"give each ReLU and SeededDropout its own module, or {BY_LOOP}",
-            )
-
-
-def _trial_values(name: str, like: Tensor, source: torch.Generator) -> Tensor:
-    """Return random values, at which each layer has an effect. New batch norm has none. Variances are positive."""
-    if not like.is_floating_point():
-        return torch.zeros(TRIALS, *like.shape, dtype=like.dtype)
-    values = torch.randn(TRIALS, *like.shape, generator=source, dtype=torch.float64)
-    return values.abs() + 0.5 if name.endswith("running_var") else values
-
-
-def _agrees(network: nn.Module, stack: Stack, inputs: Tensor) -> bool:
-    """Return whether the network gives the outputs of each network of the stack, with batch norm in evaluation mode."""
-    drawn = stack_outputs(stack, inputs, mask_noise(stack, len(inputs), generator(0, "torch")))
-    expected = drawn.expand(-1, len(inputs), -1, -1).diagonal(dim1=1, dim2=2).mT  # example i in draw i: (G, N, K)
-    copied = copy.deepcopy(network).to("cpu", torch.float64)
-    for module in copied.modules():
-        module.training = not isinstance(module, nn.BatchNorm1d)
-        if isinstance(module, nn.Dropout):
-            module.p = TRIAL_RATE
-    for index, wanted in enumerate(expected):
-        unstack(stack.select([index]), [copied])
-        with torch.no_grad(), GlobalStream(0):  # the global generator is now in the state of generator(0, "torch")
-            outputs = copied(inputs)
-        if not (isinstance(outputs, Tensor) and outputs.shape == wanted.shape and torch.allclose(outputs, wanted)):
-            return False
-    return True
-
-
-def _description(network: nn.Module) -> str:
-    """Describe what a network does, without its tensors: the classes of its modules and their own attributes."""
-    of_torch = vars(nn.Module()).keys()
-    return repr(
-        [
-            (name, type(module), {key: value for key, value in vars(module).items() if key not in of_torch})
-            for name, module in network.named_modules()
-        ]
-    )

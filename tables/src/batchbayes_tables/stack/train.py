@@ -18,6 +18,7 @@ from torch import Tensor, nn, optim
 from batchbayes._common.progress import Progress
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
+from batchbayes.models import MLP
 from batchbayes.training.batches import require_data, shuffled_batches
 from batchbayes.training.loop import TrainingConfig
 from batchbayes_tables.stack.stack import Layer, Stack, stack_networks, unstack
@@ -32,7 +33,7 @@ GATHERED = 16
 """Steps whose batches are gathered at a time: all steps of an epoch would be a copy of the data for each network."""
 
 
-def train_together(networks: Sequence[nn.Module], data: Sequence[Examples], configs: Sequence[TrainingConfig]) -> None:
+def train_together(networks: Sequence[MLP], data: Sequence[Examples], configs: Sequence[TrainingConfig]) -> None:
     """Train networks of one shape in place, each on its own data, and leave them in evaluation mode.
 
     The objective of each network is `half_squared_error`.
