@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import batchbayes as bb
-from batchbayes.report.compare.honesty import in_groups
+from batchbayes.report.compare.groups import in_groups
 
 KINDS = ("plain", "auto")
 

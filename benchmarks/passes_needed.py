@@ -52,7 +52,7 @@ from batchbayes.engines.linear import linear_draws
 from batchbayes.methods.batchnorm.leading import find_output_axes
 from batchbayes.methods.batchnorm.statistics import FEW_OUTPUTS
 from batchbayes.methods.batchnorm.thinning import chosen_rows
-from batchbayes.report.compare.compare import counted_passes
+from batchbayes.report.compare.price import counted_passes
 
 SIZES, TARGETS, POSITIONS = (2, 4, 8, 16, 32, 64), (16, 64), 2**10
 PIECES = 4

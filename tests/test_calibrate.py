@@ -15,7 +15,7 @@ from batchbayes.calibrate import (
 from batchbayes.export.program import summary_of
 from batchbayes.likelihoods import Categorical, bernoulli, categorical, gaussian, heteroscedastic_gaussian
 from batchbayes.metrics import best_constant_precision, mixture_crps
-from batchbayes.report.compare import regression as compare
+from batchbayes.report.compare import values as compare
 from batchbayes.report.compare.contenders import Seen
 from batchbayes.report.compare.rows import _value_columns, rounded
 
@@ -123,7 +123,7 @@ def test_reports_and_exported_files_hold_such_targets_too():
         seen = made(torch.full((1, 40, 1), middle), gaussian(precision))
         targets = torch.randint(0, 100, (40, 1), generator=random) / 10
         intervals = compare.interval_fit(seen, targets, "auto", 0)
-        assert compare._metrics(Seen(seen, seen, None, intervals), targets, targets)["conformal_coverage"] >= 0.9
+        assert compare.value_metrics(Seen(seen, seen, None, intervals), targets, targets)["conformal_coverage"] >= 0.9
         rows = _value_columns(seen, {"intervals": intervals.to_json(), "threshold": [0.0], "task": "regression"})
         ends = zip(rows["lower"], rounded(targets[:, 0]), rows["upper"], strict=True)
         assert sum(lower <= target <= upper for lower, target, upper in ends) >= 36

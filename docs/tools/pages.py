@@ -10,9 +10,9 @@ from pathlib import Path
 from batchbayes_papers.runner.experiment import EXPERIMENTS
 
 from batchbayes.methods.table import METHODS
-from batchbayes.report.compare import classification, regression, segmentation
+from batchbayes.report.compare import classes, pixels, values
+from batchbayes.report.compare.task import MetricColumn
 from batchbayes.report.options import AssessOptions, Settings
-from batchbayes.report.result import MetricColumn
 
 PEERS = "peers"
 """The results page with all methods on one network. Its rows are named in methods.csv."""
@@ -76,9 +76,9 @@ PAPERS = (
 def substitutions(docs: Path) -> dict[str, str]:
     """Return what `{{ name }}` stands for in the pages."""
     columns = {
-        "classification": classification.COLUMNS + classification.STRANGE_COLUMNS,
-        "regression": regression.COLUMNS + regression.STRANGE_COLUMNS,
-        "segmentation": segmentation.COLUMNS,
+        "classification": classes.COLUMNS + classes.STRANGE_COLUMNS,
+        "regression": values.COLUMNS + values.STRANGE_COLUMNS,
+        "segmentation": pixels.COLUMNS,
     }
     return {
         "methods": methods_table(docs),

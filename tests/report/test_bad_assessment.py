@@ -13,7 +13,7 @@ import batchbayes as bb
 from batchbayes import BatchbayesError, cli
 from batchbayes.report import assess as run
 from batchbayes.report import write as writing
-from batchbayes.report.predict import checked_notes, require_outputs
+from batchbayes.report.notes import checked_notes, require_outputs
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from batchbayes.methods.table import METHODS
 from batchbayes.metrics import mean_score
 from batchbayes.models import MLP
 from batchbayes.report.compare import tuning
-from batchbayes.report.compare.compare import judge_all, recommend
+from batchbayes.report.compare.choice import judge_all, recommend
 from batchbayes.report.compare.contenders import Contender
-from batchbayes.report.compare.honesty import Trust
+from batchbayes.report.compare.groups import Trust
 from batchbayes.report.options import Settings
 from batchbayes.report.read.views import named_views
 

@@ -14,7 +14,7 @@ import batchbayes as bb
 from batchbayes import cli
 from batchbayes.engines.linear import BACKWARD_COST
 from batchbayes.export.program import Finish, ValueSummary
-from batchbayes.report.compare.honesty import By, groups_by, in_groups, worst_group
+from batchbayes.report.compare.groups import By, groups_by, in_groups, worst_group
 from batchbayes.report.compare.intervals import LEVEL, Intervals, Kind, Reach, fifths_of, fit_intervals, fit_reach
 from batchbayes.report.compare.rows import _limits
 

@@ -1,6 +1,7 @@
 """The words of the first screen: they are right, they know the sampling error, and they keep their units."""
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,24 +12,24 @@ from batchbayes import BatchbayesError
 from batchbayes._common.rng import generator
 from batchbayes.methods.candidates import Candidate
 from batchbayes.methods.table import METHODS
-from batchbayes.report.compare.compare import Choice
+from batchbayes.report.compare.choice import Choice
 from batchbayes.report.compare.contenders import Contender
-from batchbayes.report.compare.honesty import Honesty, Trust, class_honesty, worst_group
-from batchbayes.report.compare.intervals import Intervals, Kind, Reach
+from batchbayes.report.compare.groups import Trust, everything, of_classes, worst_group
+from batchbayes.report.compare.intervals import Kind
 from batchbayes.report.compare.pixels import PixelSums
+from batchbayes.report.compare.task import flag_threshold, scores_for_limit
 from batchbayes.report.read.examples import Examples
-from batchbayes.report.result import flag_threshold, scores_for_limit
-from batchbayes.report.words.classification import (
-    believed,
+from batchbayes.report.words.classes import (
+    Answers,
     cheaper,
     class_groups,
     class_verdict,
+    example_of,
     guess_sentence,
-    no_better_than_guessing,
     told_group,
 )
-from batchbayes.report.words.regression import Findings, Quantity, quantities, value_gains, value_verdict
 from batchbayes.report.words.shared import honest_words, marked_sentence, strange_sentence
+from batchbayes.report.words.values import Values, names_and_units, value_gains, value_verdict
 
 IMAGES = SimpleNamespace(ood=None, test=Examples("test", [torch.zeros(1, 1, 2, 2)]))
 """What a verdict needs of a case: images have no columns."""
@@ -57,6 +58,11 @@ def choice_of(chosen):
 NETWORK = choice_of(contender("network", 0.0, 1.0, nll=0.1))
 
 
+def told(rows, contenders, choice, case=IMAGES):
+    """What the words need of an assessment."""
+    return SimpleNamespace(rows=rows, contenders=contenders, choice=choice, recommended=choice.recommended, case=case)
+
+
 def answers(count, seed, *, said=lambda p: p):
     """Answers that are right with probability p, and what the network says about p."""
     random = generator(seed, "answers")
@@ -70,22 +76,22 @@ def surest_lie(p):
 
 
 def test_an_honest_network_is_hardly_ever_called_too_sure():
-    words = [class_honesty(*answers(151, seed)) for seed in range(400)]
-    assert (
-        words.count(Honesty(Trust.HONEST)) >= 0.93 * 400
-    )  # two standard errors: 95.4 %, less two standard errors of 400 trials
+    found = [of_classes(*answers(151, seed)) for seed in range(400)]
+    assert [each.trust for each in found].count(
+        Trust.HONEST
+    ) >= 0.93 * 400  # two standard errors: 95.4 %, less two standard errors of 400 trials
 
 
 def test_one_that_is_too_sure_is_found():
-    words = [class_honesty(*answers(151, seed, said=lambda p: 1 - (1 - p) / 4)) for seed in range(50)]
-    assert words == [Honesty(Trust.TOO_SURE)] * 50
-    assert class_honesty(torch.full((20,), 0.95, dtype=torch.float64), torch.ones(20) > 0) == Honesty(Trust.HONEST)
+    found = [of_classes(*answers(151, seed, said=lambda p: 1 - (1 - p) / 4)) for seed in range(50)]
+    assert [honest_words(each) for each in found] == ["too sure of itself"] * 50
+    assert of_classes(torch.full((20,), 0.95, dtype=torch.float64), torch.ones(20) > 0).trust is Trust.HONEST
 
 
 def test_one_that_is_too_sure_only_where_it_is_surest_is_found():
     confidence, right = answers(2000, 0, said=surest_lie)
     assert abs(float((confidence - right.double()).mean())) < 0.02
-    assert honest_words(class_honesty(confidence, right)) == "too sure of itself where it is at least 90 % sure"
+    assert honest_words(of_classes(confidence, right)) == "too sure of itself where it is at least 90 % sure"
 
 
 def class_rows(confidence, right, flags):
@@ -104,7 +110,7 @@ def test_the_recommended_method_decides_the_words_and_the_network_alone_is_named
     own = SimpleNamespace(metrics={"accuracy": accuracy - 0.1, "mean_confidence": 0.95})
     chosen = choice_of(contender("tuned", 0.0, 1.0, nll=0.1))
     rows = class_rows(confidence, right, [int(c < 0.6) for c in confidence])
-    verdict = class_verdict(rows, [own], chosen, IMAGES).sentences
+    verdict = class_verdict(told(rows, [own], chosen)).sentences
     assert (
         verdict["headline"]
         == f"Of 100 answers like these {100 * accuracy:.0f} are right, and its percentages can be believed."
@@ -130,7 +136,7 @@ def test_headline_and_advice_are_one_thought(name, advice):
     own = contender("network", 0.5, 1.0, accuracy=accuracy, mean_confidence=0.94, nll=0.4)
     chosen = choice_of(own if name == "network" else contender(name, 0.0, 1.0, accuracy=accuracy, nll=0.3))
     rows = class_rows(confidence, right, [0] * len(right))
-    verdict = class_verdict(rows, [own], chosen, IMAGES).sentences
+    verdict = class_verdict(told(rows, [own], chosen)).sentences
     assert "but it is too sure of itself" in verdict["headline"]
     assert f"But {advice}" in verdict["What to do next"]
 
@@ -161,7 +167,7 @@ def test_what_is_almost_as_good_and_takes_no_time_is_named(nll, accuracy, passes
     own = contender("network", 0.5, 1.0, nll=1.5, accuracy=0.65)
     scaled = contender("scaled", 0.0, 1.0, nll=0.967, accuracy=0.65)
     dear = contender("MCBN", -0.1, passes, nll=nll, accuracy=accuracy)
-    sentence = cheaper([own, scaled, dear], choice_of(dear))
+    sentence = cheaper(told({}, [own, scaled, dear], choice_of(dear)))
     assert ("“temperature scaling” is almost as good" in sentence) == said == bool(sentence)
 
 
@@ -180,7 +186,7 @@ def test_marks_that_find_no_errors_are_called_useless():
 def test_few_examples_do_not_make_percentages_believable():
     confidence, right = torch.tensor([0.9, 0.8]), torch.tensor([True, True])
     own = SimpleNamespace(metrics={"accuracy": 1.0, "mean_confidence": 0.85, "nll": 0.2})
-    verdict = class_verdict(class_rows(confidence, right, [0, 1]), [own], NETWORK, IMAGES)
+    verdict = class_verdict(told(class_rows(confidence, right, [0, 1]), [own], NETWORK))
     assert not verdict.is_usable
     verdict = verdict.sentences
     assert verdict["headline"] == "2 test examples are too few to say how good it is."
@@ -189,7 +195,7 @@ def test_few_examples_do_not_make_percentages_believable():
     assert len(verdict) == 3  # nothing else can be said
     confidence, right = answers(30, 0)
     own = SimpleNamespace(metrics={"accuracy": 0.75, "mean_confidence": 0.75, "nll": 0.2})
-    verdict = class_verdict(class_rows(confidence, right, [0] * 30), [own], NETWORK, IMAGES).sentences
+    verdict = class_verdict(told(class_rows(confidence, right, [0] * 30), [own], NETWORK)).sentences
     assert "too few test examples to know whether its percentages" in verdict["headline"]
     assert verdict["Can its percentages be believed?"].startswith("Not known: the test examples are too few.")
     assert "calibration data would" not in verdict["What to do next"]
@@ -210,14 +216,14 @@ def test_a_gain_is_told_in_plain_words(before, after, gain):
     best = contender("MCBN", -0.1, 64.0, accuracy=accuracy, nll=after)
     chosen = choice_of(best)
     rows = class_rows(confidence, right, [0] * len(right))
-    assert gain in class_verdict(rows, [own, best], chosen, IMAGES).sentences["What to do next"]
+    assert gain in class_verdict(told(rows, [own, best], chosen)).sentences["What to do next"]
 
 
 def test_a_gain_in_values_is_told_in_plain_words():
     best = contender("MCBN", -0.1, 64.0, rmse=0.9, conformal_width=2.0, nll=1.0)
 
     def gains(added=0.0, **metrics):
-        return value_gains(choice_of(best), contender("network", added, 1.0, **metrics))
+        return value_gains(told({}, [contender("network", added, 1.0, **metrics)], choice_of(best)))
 
     assert gains(rmse=1.0, conformal_width=2.5, nll=1.1) == [
         "typical errors are 10 % smaller", "the intervals are 20 % narrower"
@@ -230,31 +236,35 @@ def test_a_method_that_was_asked_for_is_not_said_to_fit_best():
     network = contender("network", 0.0, 1.0, rmse=0.8, nll=0.9, accuracy=0.9, mean_confidence=0.9)
     worse = contender("MCBN", 0.1, 64.0, rmse=0.9, nll=1.0, accuracy=0.9)
     choice = Choice(worse, network, None, asked=True)
-    told = "the predictions fit neither the calibration data nor the test data better"
-    assert value_gains(choice, network) == [told]
+    words = "the predictions fit neither the calibration data nor the test data better"
+    assert value_gains(told({}, [network], choice)) == [words]
     confidence, right = answers(2000, 0)
     rows = class_rows(confidence, right, [0] * len(right))
-    assert told in class_verdict(rows, [network, worse], choice, IMAGES).sentences["What to do next"]
+    assert words in class_verdict(told(rows, [network, worse], choice)).sentences["What to do next"]
+
+
+def counted(accuracy, classes, error, noun="answer"):
+    every = everything(accuracy, accuracy, error)
+    return Answers(noun, "test example", 100, 100, accuracy, error, every, every, None, Counter(classes), error)
 
 
 def test_guessing_is_called_guessing():
-    targets, right = ["a"] * 60 + ["b"] * 40, torch.arange(100) < 58
-    assert "“a” were the answer to all inputs" in no_better_than_guessing(targets, right, nll=0.7)
-    assert no_better_than_guessing(targets, right, nll=0.4) is None  # its percentages say something
-    assert no_better_than_guessing(targets, torch.arange(100) < 90, nll=0.7) is None
-    told = guess_sentence(Counter(sky=75, road=25), accuracy=0.75, error=0.01, nll=0.6, noun="pixel")
-    assert told is not None
-    assert told.endswith("of 100 pixels 75 are right, and 75 would be if “sky” were the answer to all pixels.")
+    classes = {"a": 60, "b": 40}
+    assert "“a” were the answer to all inputs" in guess_sentence(counted(0.58, classes, 0.05), 0.7)
+    assert not guess_sentence(counted(0.58, classes, 0.05), 0.4)  # its percentages say something
+    assert not guess_sentence(counted(0.90, classes, 0.05), 0.7)
+    said = guess_sentence(counted(0.75, {"sky": 75, "road": 25}, 0.01, "pixel"), 0.6)
+    assert said.endswith("of 100 pixels 75 are right, and 75 would be if “sky” were the answer to all pixels.")
 
 
 def test_an_example_of_what_a_percentage_means():
     confidence = torch.tensor([0.95] * 50 + [0.6] * 50)
     right = torch.arange(100) < 49
-    text = believed(confidence, right, Honesty(Trust.HONEST))
-    assert text == "Yes. Of 100 answers that it is at least 90 % sure of, 98 are right. These are 50 of 100 answers."
-    assert believed(torch.full((100,), 0.95), right, Honesty(Trust.HONEST)).endswith(
-        "49 are right. These are all answers."
+    honest = everything(0.8, 0.8, 0.01)
+    assert example_of(confidence, right, honest) == (
+        " Of 100 answers that it is at least 90 % sure of, 98 are right. These are 50 of 100 answers."
     )
+    assert example_of(torch.full((100,), 0.95), right, honest).endswith("49 are right. These are all answers.")
 
 
 def test_percentages_that_are_too_high_in_a_group_can_be_believed_on_average_only():
@@ -263,7 +273,7 @@ def test_percentages_that_are_too_high_in_a_group_can_be_believed_on_average_onl
     right = torch.where(marked, number % 2 == 0, number % 6 > 0)  # 50 % of those that are marked, 83 % of the others
     own = contender("network", 0.0, 1.0, accuracy=0.8, mean_confidence=0.8, nll=0.4)
     rows = class_rows(torch.full((2000,), 0.8), right, marked.int().tolist())
-    verdict = class_verdict(rows, [own], choice_of(own), IMAGES).sentences
+    verdict = class_verdict(told(rows, [own], choice_of(own))).sentences
     assert "can be believed on average" in verdict["headline"]
     assert verdict["Can its percentages be believed?"].startswith("On average, but not everywhere.")
     assert "too sure of itself among answers that are marked" in verdict["Can its percentages be believed?"]
@@ -275,16 +285,21 @@ def test_strange_inputs_that_are_missed_are_named():
     assert "not noticed" in strange_sentence(rows | {"flag": [1] + [0] * 9 + [1] + [0] * 9}, "SVHN")
 
 
+def value_words(targets, errors, width, names, *, flags, kind=Kind.PLAIN, columns=None):
+    rows = {"source": ["test"] * len(targets), "flag": flags, "novelty": [0.5] * len(targets)}
+    outputs = []
+    for (name, unit), truth, error in zip(names, targets.T, errors.T, strict=True):
+        ends = truth + error - width, truth + error + width
+        outputs.append(Values(name, unit, truth, error, *ends, (truth >= ends[0]) & (truth <= ends[1]), kind))
+    chosen = replace(NETWORK.recommended, calibration_losses=torch.zeros(300))
+    return value_verdict(told(rows, [chosen], choice_of(chosen)), outputs, columns or {}).sentences
+
+
 def values(outputs, *, scale=1.0, width=1.645, marked=0, kind=Kind.PLAIN):
     targets = 10 * torch.randn(500, outputs, generator=generator(0, "targets"))
     errors = scale * torch.randn(500, outputs, generator=generator(0, "errors"))
-    rows = {"source": ["test"] * 500, "flag": [1] * marked + [0] * (500 - marked), "novelty": [0.5] * 500}
-    found = quantities("load (kN)", None, outputs) if outputs == 1 else quantities("load", ("kN", "mm"), outputs)
-    ends = (targets + errors - width, targets + errors + width)
-    own = SimpleNamespace(metrics={})
-    reach = Intervals((Reach(kind, (), (width,), (width,)),) * outputs)
-    record = Findings(rows, [own], NETWORK, targets, errors, reach, ends, ends, {}, None, found, None, 300)
-    return value_verdict(record).sentences
+    names = names_and_units("load (kN)", None, 1) if outputs == 1 else names_and_units("load", ("kN", "mm"), outputs)
+    return value_words(targets, errors, width, names, flags=[1] * marked + [0] * (500 - marked), kind=kind)
 
 
 def test_values_keep_their_unit_in_every_sentence():
@@ -304,15 +319,15 @@ def test_several_outputs_have_sentences_of_their_own():
 
 
 def test_marks_are_told_of_every_output():
-    told = values(2, marked=50)["When to look twice"]
-    assert told.count("(load 1)") == told.count("(load 2)") == told.count(" mm") == 2
+    words = values(2, marked=50)["When to look twice"]
+    assert words.count("(load 1)") == words.count("(load 2)") == words.count(" mm") == 2
     assert "(load" not in values(1, marked=50)["When to look twice"]
 
 
 def test_intervals_of_many_widths_are_not_called_equally_certain():
     assert values(1)["When to look twice"].startswith("It is equally certain about all inputs, so")
-    told = values(1, kind=Kind.SPREAD)["When to look twice"]
-    assert told.startswith("Its certainty depends on the size of the prediction alone, so")
+    words = values(1, kind=Kind.SPREAD)["When to look twice"]
+    assert words.startswith("Its certainty depends on the size of the prediction alone, so")
 
 
 def test_intervals_that_miss_and_guesses_are_called_so():
@@ -327,12 +342,9 @@ def test_noise_that_depends_on_one_column_is_named_with_what_helps():
     random = generator(0, "column")
     targets, age = 10 * torch.randn(2000, 1, generator=random), torch.rand(2000, generator=random)
     errors = (0.4 + 1.2 * (age > 0.8)[:, None]) * torch.randn(2000, 1, generator=random)
-    rows = {"source": ["test"] * 2000, "flag": [0] * 2000, "novelty": [0.5] * 2000}
-    middle, width = targets + errors, float(errors.abs().quantile(0.9))
-    ends, plain = (middle - width, middle + width), Intervals((Reach(Kind.PLAIN, (), (width,), (width,)),))
-    record = Findings(rows, [SimpleNamespace(metrics={})], NETWORK, targets, errors, plain, ends, ends, {"age": age},
-                      None, quantities("load", None, 1), None, 2000)  # fmt: skip
-    said = value_verdict(record).sentences["Can its intervals be believed?"]
+    width, names = float(errors.abs().quantile(0.9)), names_and_units("load", None, 1)
+    words = value_words(targets, errors, width, names, flags=[0] * 2000, columns={"age": age})
+    said = words["Can its intervals be believed?"]
     assert "They are too narrow where age is " in said
     assert "Mondrian" in said
     assert "groups=" in said
@@ -357,10 +369,10 @@ def test_a_class_of_pixels_that_is_too_sure_is_named():
 
 
 def test_units_come_from_the_name_or_the_option():
-    assert quantities("time [s]", None, 1) == [Quantity("time", "s")]
-    assert quantities("time", ("s",), 2) == [Quantity("time 1", "s"), Quantity("time 2", "s")]
+    assert names_and_units("time [s]", None, 1) == [("time", "s")]
+    assert names_and_units("time", ("s",), 2) == [("time 1", "s"), ("time 2", "s")]
     with pytest.raises(BatchbayesError, match="one unit, or 3"):
-        quantities("time", ("s", "m"), 3)
+        names_and_units("time", ("s", "m"), 3)
 
 
 @pytest.mark.parametrize(("held", "tested", "most"), [(8, 10, 0.0), (2, 100, 0.1), (13, 26, 0.16)])

@@ -18,7 +18,7 @@ from batchbayes.report.options import ExportOptions, PredictOptions
 from batchbayes.report.predict import Predictor
 from batchbayes.report.read.examples import Examples, as_input
 from batchbayes.report.read.task import noted_likelihood
-from batchbayes.report.words.regression import quantities
+from batchbayes.report.words.values import names_and_units
 from batchbayes.report.write import require_new_file
 from batchbayes.saving import load
 
@@ -68,10 +68,10 @@ def _names(notes: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"task": notes["task"]}
     schema = notes["reading"].get("schema")
     if schema:
-        found["columns"] = [each | {"unit": quantities(each["name"], None, 1)[0].unit} for each in schema["columns"]]
+        found["columns"] = [each | {"unit": names_and_units(each["name"], None, 1)[0][1]} for each in schema["columns"]]
     if notes["task"] == "regression":
-        targets = quantities(schema and schema["target"], notes.get("unit"), notes["outputs"])
-        found["targets"] = [{"name": each.name, "unit": each.unit} for each in targets]
+        targets = names_and_units(schema and schema["target"], notes.get("unit"), notes["outputs"])
+        found["targets"] = [{"name": name, "unit": unit} for name, unit in targets]
     elif notes["class_names"]:
         found["classes"] = list(notes["class_names"])
     return found

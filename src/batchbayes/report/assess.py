@@ -16,13 +16,18 @@ from torch import nn
 
 from batchbayes._common.checks import as_path, whole_number
 from batchbayes._common.progress import hidden_progress
+from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
 from batchbayes.methods.table import resolve
 from batchbayes.network.function import Output, as_network, one_input, one_output
 from batchbayes.network.inputs import Packing, Picker
-from batchbayes.report.compare.rows import Show
+from batchbayes.novelty.detector import FEWEST, Novelty, novelty
+from batchbayes.report.compare.rows import Show, assessed_rows
+from batchbayes.report.compare.task import Task, compare, scores_for_limit
+from batchbayes.report.notes import notes_for_prediction
 from batchbayes.report.options import AssessOptions, CommonOptions, Settings, names, positive, whole
+from batchbayes.report.page.pictures import pick_details, pick_thumbnails
 from batchbayes.report.read.case import Case, found_in, load_case, make_case
 from batchbayes.report.read.data_check import UNFAMILIAR, outside_ranges, unfamiliar
 from batchbayes.report.read.examples import from_object, loaders_of, picked_pairs
@@ -33,12 +38,13 @@ from batchbayes.report.result import Assessment
 from batchbayes.report.words.methods import caution_of
 from batchbayes.report.write import map_writer, require_extras, require_place
 
-ASSESSORS = {
-    "classification": "batchbayes.report.compare.classification:assess_classification",
-    "regression": "batchbayes.report.compare.regression:assess_regression",
-    "segmentation": "batchbayes.report.compare.segmentation:assess_segmentation",
+TASKS = {
+    "classification": "batchbayes.report.compare.classes:Classes",
+    "regression": "batchbayes.report.compare.values:Regression",
+    "segmentation": "batchbayes.report.compare.pixels:Pixels",
 }
-
+LEVEL = 0.01
+"""Inputs are called novel if fewer ordinary ones than this share are as unusual."""
 SWITCHES = [field.name for field in fields(Settings) if field.default is False]
 PREPARE = (
     "Compare how this data and the training data were prepared. Then assess again: what stands below holds for this "
@@ -168,24 +174,72 @@ def _settings(given: Mapping[str, Any]) -> Settings:
 
 def assessed(case: Case, show: Show | None = None) -> Assessment:
     """Assess a network on data that fits it. `show` takes the predictions of test images, for maps."""
-    more = {} if show is None else {"show": show}
-    found: Assessment = resolve(ASSESSORS[case.task])(case, **more)
-    found = replace(found, terms={**found.terms, "What was tried": found_in(case)})
+    task: Task = resolve(TASKS[case.task])()
+    case, contenders, choice = compare(case, task)
+    chosen = choice.recommended
+    scores = scores_for_limit(*task.uncertainty(case, chosen))
+    novelty, why_not = fit_novelty(case)
+    notes = notes_for_prediction(
+        case, chosen, threshold=task.threshold(scores), novelty_level=novelty_level(novelty), **task.notes(case, chosen)
+    )
+    rows = assessed_rows(case, chosen.posterior, notes, task.truth(case, chosen), novelty, show)
+    columns = [*task.columns, *(task.strange_columns if case.ood else ())]
+    counts = {"test_count": len(chosen.losses), "calibration_count": len(chosen.calibration_losses)}
+    found = Assessment(case, columns, contenders, choice, rows, notes, novelty, counts | {"no_novelty": why_not})
+    found = task.told(found, len(scores))
+    uncertainty = None if found.explorer is None else str(found.explorer["x"])
+    found = replace(
+        found,
+        terms={**found.terms, "What was tried": found_in(case)},
+        thumbnails=pick_thumbnails(case, rows, uncertainty),
+        details={} if case.task == "segmentation" else pick_details(case, rows, uncertainty),
+    )
     if case.settings.changes:
         found = resolve("batchbayes.report.compare.changes:with_changes")(found)
+    return _with_warnings(found)
+
+
+def _with_warnings(found: Assessment) -> Assessment:
+    """Warn of what makes the figures doubtful. Data unlike that of training comes first in the verdict."""
+    case = found.case
     if caution := caution_of(found.recommended.candidate):
         warn(caution)
     test = case.test.whole() if case.split_off else case.test
     if outside := outside_ranges(test, case.reading.schema):
         warn(outside)
-    classes = case.task != "regression" and case.classes_along in (None, 1)
-    reason = unfamiliar(case.network, test, classes=classes)
+    reason = unfamiliar(case.network, test, classes=case.task != "regression" and case.classes_along in (None, 1))
     if reason is None:
         return found
     warn(f"{UNFAMILIAR} {reason}")
     first = {"headline": UNFAMILIAR, "What to do next": PREPARE, "What is strange about it": reason}
     verdict = {**first, **{key: text for key, text in found.verdict.items() if key not in first}}
     return replace(found, verdict=verdict, is_usable=False)
+
+
+def fit_novelty(case: Case) -> tuple[Novelty | None, str]:
+    """Return the detector, and an empty text; or None, and why there is none.
+
+    Its p-values are calibrated on the calibration data, which the network was not trained on.
+    """
+    if (count := len(case.calibration.rows())) < FEWEST:  # before any pass
+        return None, f"Novelty could not be measured: expected at least {FEWEST} calibration examples; got {count}."
+    is_class = case.task != "regression" and case.classes_along in (None, 1)
+    try:
+        with GlobalStream(case.settings.seed):  # data sets may draw random numbers
+            return novelty(
+                case.network,
+                case.train.plain,
+                calibration=case.calibration,
+                logits=None if is_class else False,
+                seed=case.settings.seed,
+            ), ""
+    except BatchbayesError as error:
+        return None, f"Novelty could not be measured: expected {error.expected}; got {error.got}."
+
+
+def novelty_level(found: Novelty | None) -> float:
+    """Return the level below which an input is called novel: at least the smallest p-value that there is."""
+    return LEVEL if found is None else max(LEVEL, found.least_level)
 
 
 def assess_command(options: AssessOptions) -> None:

@@ -2,69 +2,55 @@
 
 A method offers a candidate, which is a posterior. A contender is a candidate as it would be used, with its number of
 draws and all that is tuned. It first sees the calibration data, and then, if it is shown, the test data. The choice
-(`choose.py`) says which contender to use.
-
-Does the data have inputs that the network has not seen? A detector of novelty, fitted to the training data.
+(`choice.py`) says which contender to use.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from batchbayes._common.rng import GlobalStream
 from batchbayes.engines.linear import Drawn
-from batchbayes.errors import BatchbayesError
-from batchbayes.likelihoods import TargetLikelihood
 from batchbayes.methods.candidates import Candidate, Request, find_candidates
 from batchbayes.methods.deterministic import deterministic
 from batchbayes.methods.samples.weight_samples import weight_samples
 from batchbayes.methods.table import METHODS
 from batchbayes.methods.views.with_views import with_views
 from batchbayes.network.batches import spread_evenly
-from batchbayes.novelty.detector import FEWEST, Novelty, novelty
 from batchbayes.posterior import Posterior, num_draws
-from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
-from batchbayes.report.compare.honesty import Trust
+from batchbayes.predict import Predicted, predict_stream
+from batchbayes.report.compare.groups import Trust
 from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.compare.tuning import FOLDS
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.views import num_views, words
 from batchbayes.report.words.methods import about_of, is_network, name_of
 
-P = TypeVar("P")
-S = TypeVar("S")
 TUNING_EXAMPLES = 1000
 """This many examples are enough to find the minimum of one smooth curve."""
 DRAWS, EXACT_DRAWS = 64, 16
 """Numbers of draws, unless the user says how many: by the linear approximation, where they cost nothing, and exact
 ones."""
+FEW_EXACT = f"sample: {EXACT_DRAWS} exact draws"
 MOST_VIEWS, AVERAGED = 16, 4
 """More views are no better, and a draw averages the logits of AVERAGED of them (docs/results/views.md)."""
-LEVEL = 0.01
-"""Inputs are called novel if fewer ordinary ones than this share are as unusual."""
 
 
 @dataclass(frozen=True, eq=False)
-class Seen(Generic[P]):
-    """The predictives of one contender for each part of the data."""
+class Seen:
+    """What one contender predicted for each part of the data: predictives, or sums over pixels."""
 
-    calibration: P
-    test: P
-    ood: P | None = None
+    test: Any
+    calibration: Any = None
+    ood: Any = None
     intervals: Intervals | None = None
     """Those of a regression."""
 
-    @property
-    def drawn(self) -> set[Drawn]:
-        """How the draws of the test data and of strange data were made."""
-        return {part.drawn for part in (self.test, self.ood) if part is not None}  # type: ignore[attr-defined]
-
 
 @dataclass(frozen=True, eq=False)
-class Contender(Generic[S]):
+class Contender:
     """A candidate as it would be used, and how it did on the calibration data, and then on the test data."""
 
     candidate: Candidate
@@ -86,8 +72,8 @@ class Contender(Generic[S]):
     """The same in an exported file, if it costs more there."""
     draws: Tensor | None = None
     """Its draws of the calibration data, and perhaps more of them, (S, N, ...). None if they were not kept."""
-    seen: S = None  # type: ignore[assignment]
-    """What it predicted: `Seen` predictives, or sums over pixels. None before it has seen the test data."""
+    seen: Seen = field(default_factory=lambda: Seen(None))
+    """What it predicted. Nothing before it has seen the test data."""
     metrics: dict[str, float] = field(default_factory=dict)
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
     """The loss of each test example or image, (N,)."""
@@ -144,13 +130,9 @@ class Contender(Generic[S]):
         return {**self.candidate.settings, **self.tuned, **known, "calibration_nll": self.calibration_loss}
 
 
-ClassContender = Contender[Seen[CategoricalPredictive]]
-ValueContender = Contender[Seen[GaussianPredictive]]
-
-
-def by_candidate(contenders: Iterable[Contender[Any]]) -> dict[Candidate, list[Contender[Any]]]:
+def by_candidate(contenders: Iterable[Contender]) -> dict[Candidate, list[Contender]]:
     """Return the contenders of each candidate. They share its draws."""
-    found: dict[Candidate, list[Contender[Any]]] = {}
+    found: dict[Candidate, list[Contender]] = {}
     for contender in contenders:
         found.setdefault(contender.candidate, []).append(contender)
     return found
@@ -158,7 +140,7 @@ def by_candidate(contenders: Iterable[Contender[Any]]) -> dict[Candidate, list[C
 
 def compared_candidates(
     case: Case,
-    likelihood: TargetLikelihood[Any],
+    likelihood: Any,
     *,
     tuning_samples: int | None = None,
     tuning_examples: int = TUNING_EXAMPLES,
@@ -227,51 +209,62 @@ def _with_views(base: Candidate, case: Case, averaged: int) -> Candidate | None:
     )
 
 
-def drawing(case: Case, contender: Contender[Any]) -> dict[str, Any]:
+def drawing(case: Case, contender: Contender) -> dict[str, Any]:
     """Return the arguments of `predict` that say how the draws of a contender are made."""
     engine = case.settings.engine if contender.drawn is Drawn.LINEAR else "sample"
     return {"num_samples": contender.num_samples, "seed": case.settings.seed, "engine": engine}
 
 
-def notes_for_prediction(
-    case: Case, chosen: Contender[Any], threshold: float | list[float], novelty: Novelty | None, **more: Any
-) -> dict[str, Any]:
-    """Return what one has to know to predict new data with the recommended posterior."""
-    return {
-        "task": case.task,
-        **chosen.tuned,
-        "threshold": threshold,
-        "seed": case.settings.seed,
-        "draws": chosen.num_samples,
-        "engine": "linear" if chosen.drawn is Drawn.LINEAR else "sample",  # what "auto" has chosen
-        "reading": case.reading.to_json(),
-        "unit": case.settings.unit,
-        "novelty_level": novelty_level(novelty),
-        **more,
-    }
+def with_exact_draws(case: Case) -> Case:
+    """Return the case with the exact engine."""
+    return replace(case, settings=replace(case.settings, engine="sample"))
 
 
-def fit_novelty(case: Case) -> tuple[Novelty | None, str]:
-    """Return the detector, and an empty text; or None, and why there is none.
+def calibration_draws(case: Case, candidate: Candidate) -> tuple[Tensor, dict[str, Any]]:
+    """Return the draws of a candidate on the calibration data, (S, N, ...), and how they were made."""
+    most, likelihoods = candidate.sizes[-1], [case.likelihood]
+    draws, size, how = predict_calibration(
+        case, candidate, most, likelihoods, lambda predicted: predicted.predictives[0].draws, keep_draws=True
+    )
+    return torch.cat(draws, 1), how if size == most else how | {"engine": FEW_EXACT}
 
-    Its p-values are calibrated on the calibration data, which the network was not trained on.
+
+def predict_calibration(
+    case: Case,
+    candidate: Candidate,
+    size: int,
+    likelihoods: Sequence[Any],
+    keep: Callable[[Predicted], Tensor],
+    **options: Any,
+) -> tuple[list[Tensor], int, dict[str, Any]]:
+    """Predict the calibration data. Return what is kept of each batch, the number of draws, and how they were made.
+
+    There are `size` draws; but if they are meant for the linear approximation, and it does not hold, a few exact
+    ones. What the linear engine cannot draw, such as views, is always drawn exactly.
     """
-    if (count := len(case.calibration.rows())) < FEWEST:  # before any pass
-        return None, f"Novelty could not be measured: expected at least {FEWEST} calibration examples; got {count}."
-    try:
-        with GlobalStream(case.settings.seed):  # data sets may draw random numbers
-            found = novelty(
-                case.network,
-                case.train.plain,
-                calibration=case.calibration,
-                logits=False if case.task == "regression" or case.classes_along not in (None, 1) else None,
-                seed=case.settings.seed,
-            )
-    except BatchbayesError as error:
-        return None, f"Novelty could not be measured: expected {error.expected}; got {error.got}."
-    return found, ""
+    posterior, engine = candidate.posterior, case.settings.engine
+    is_ensemble = posterior.num_functions and posterior.linear is None
+    is_fixed = candidate.views or posterior.is_point or is_ensemble or case.settings.draws
+    if engine == "linear" and posterior.linear is None and not posterior.is_point:
+        engine = "sample"
+    how: Any = {"num_samples": size, "seed": case.settings.seed, "engine": engine, **options}
+    batches = case.calibration.one_by_one() if case.task == "segmentation" else case.calibration
+    found, told = [], {}
+    for predicted in predict_stream(posterior, batches, likelihoods, **how):
+        told = {"drawn": predicted.predictives[0].drawn, "engine": predicted.predictives[0].engine}
+        if size > EXACT_DRAWS and not (is_fixed or told["drawn"] is Drawn.LINEAR):
+            return predict_calibration(with_exact_draws(case), candidate, EXACT_DRAWS, likelihoods, keep, **options)
+        found.append(keep(predicted))
+    return found, size, told
 
 
-def novelty_level(found: Novelty | None) -> float:
-    """Return the level below which an input is called novel: at least the smallest p-value that there is."""
-    return LEVEL if found is None else max(LEVEL, found.least_level)
+def affordable(candidate: Candidate, count: int, drawn: Drawn, budget: int | None) -> list[int]:
+    """Return the numbers of draws to compare, of `count` that were made: the budget limits exact ones."""
+    if candidate.views:
+        return [size for size in candidate.sizes if size <= count]
+    return [count if drawn is Drawn.LINEAR or budget is None else min(count, budget)]
+
+
+def charged(candidate: Candidate, losses: Tensor) -> Tensor:
+    """Return losses (N,) with what the tuning of the candidate has gained on the examples that took part in it."""
+    return losses if candidate.tuning_gain is None else losses.double() + candidate.tuning_gain

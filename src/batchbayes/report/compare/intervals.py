@@ -26,7 +26,7 @@ from torch import Tensor
 
 from batchbayes._common.rng import fold_numbers
 from batchbayes.calibrate import conformal_quantile, interval_ends
-from batchbayes.report.compare.honesty import FIFTHS, By, Group, groups_by, in_groups, worst_group
+from batchbayes.report.compare.groups import FIFTHS, By, Group, groups_by, in_groups, worst_group
 from batchbayes.report.compare.tuning import DOUBT, FOLDS, paired_difference
 
 LEVEL = 0.9

@@ -1,7 +1,11 @@
-"""Sums over all pixels of all images. Their memory does not grow with the number of pixels."""
+"""Classes of pixels or tokens: how a segmentation is compared.
+
+Images are predicted one at a time, and only sums over their pixels are kept, so that memory does not grow.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,14 +13,43 @@ from torch import Tensor
 
 from batchbayes import metrics
 from batchbayes.engines.linear import Drawn
-from batchbayes.predict import predict_stream
+from batchbayes.methods.candidates import Candidate
+from batchbayes.predict import Predicted, predict_stream
 from batchbayes.predictive import CategoricalPredictive
-from batchbayes.report.compare.contenders import Contender, drawing
-from batchbayes.report.compare.honesty import By, Group
-from batchbayes.report.compare.rows import image_cells, single_images
+from batchbayes.report.compare.contenders import (
+    Contender,
+    Seen,
+    affordable,
+    charged,
+    compared_candidates,
+    drawing,
+    predict_calibration,
+)
+from batchbayes.report.compare.groups import By, Group
+from batchbayes.report.compare.rows import Rows, image_cells
+from batchbayes.report.compare.task import (
+    AURC,
+    BRIER,
+    BY_MI,
+    ECE,
+    PASSES,
+    RANKING,
+    MetricColumn,
+    Task,
+    with_temperature,
+)
+from batchbayes.report.compare.tuning import TemperatureCurve, temperature_grid
+from batchbayes.report.page.figures import image_figures
+from batchbayes.report.page.pictures import image_explorer
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import Examples
+from batchbayes.report.read.task import likelihood_notes
+from batchbayes.report.result import Assessment
+from batchbayes.report.words.classes import image_terms, image_verdict
 
+TUNING_DRAWS, TUNING_IMAGES, CHECKED_IMAGES = 8, 8, 16
+"""Jacobians of maps are large, so methods are tuned on few draws of few images, and scores are checked on few."""
+TEMPERATURES = temperature_grid(0.4, 4, 9)
 KEYS = ("loss", "brier", "wrong", "confidence", "entropy", "information")
 FEWEST_IMAGES = 10
 """A class that was predicted in fewer images is not judged by itself."""
@@ -35,8 +68,8 @@ class PixelSums:
         """Means over the counted pixels of each image."""
         self.cells: list[dict[str, Any]] = []
         """What predictions.csv says about each image."""
-        self.drawn: set[Drawn] = set()
-        """How the draws were made."""
+        self.drawn = Drawn.EXACT
+        """How the draws of the last image were made; BOTH if they were for any of them."""
         self.num_samples = 0
         self._pixels: list[int] = []
         self._by_class: list[Tensor] = []
@@ -46,7 +79,7 @@ class PixelSums:
     def add(self, seen: CategoricalPredictive, labels: Tensor) -> None:
         """Add one image (1, H, W) with its labels. At least one of its pixels must count."""
         self.num_samples = seen.num_samples
-        self.drawn.add(seen.drawn)
+        self.drawn = self.drawn if self.drawn is Drawn.BOTH else seen.drawn
         self.confusion.add(seen.log_probs.argmax(-1), labels)
         self.cells.append(image_cells(seen))
         keep = kept_pixels(labels, self.ignored_label)
@@ -77,6 +110,16 @@ class PixelSums:
         """Return the mean of a quantity over the counted pixels of all images."""
         pixels = torch.tensor(self._pixels, dtype=torch.float64)
         return float((self.per_image(key) * pixels).sum() / pixels.sum())
+
+    def without_uncertain(self, share: float) -> tuple[float, float, float, float]:
+        """Set about this share of the pixels aside, the least certain ones.
+
+        Return which share is kept, the entropy above which pixels are set aside, and the error rates before and after.
+        """
+        curve = self.entropy.counts().risk_coverage()
+        last = int((curve.coverage <= 1 - share).sum().clamp(min=1)) - 1
+        kept, limit, after = (float(each[last]) for each in (curve.coverage, curve.thresholds, curve.risk))
+        return kept, limit, float(curve.risk[-1]), after
 
     def class_groups(self, names: Sequence[Any]) -> list[Group]:
         """Return what was said about the pixels of each predicted class, and what was right.
@@ -123,8 +166,97 @@ def sums_over(case: Case, data: Examples, contenders: Sequence[Contender]) -> li
     """Predict labelled images in one pass, and return the sums for contenders that share their draws."""
     totals = [PixelSums(case.num_outputs, case.settings.ignore_label) for _ in contenders]
     likelihoods, first = [case.at(each.tuned["temperature"]) for each in contenders], contenders[0]
-    stream = predict_stream(first.posterior, single_images(data), likelihoods, **drawing(case, first))
+    stream = predict_stream(first.posterior, data.one_by_one(), likelihoods, **drawing(case, first))
     for predicted in stream:
         for sums, seen in zip(totals, predicted.predictives, strict=True):
             sums.add(seen, predicted.batch[1])
     return totals
+
+
+COLUMNS = (
+    MetricColumn("accuracy", "Pixel accuracy", "higher", 1, "share of pixels with the right class", percent=True),
+    MetricColumn(
+        "mean_iou",
+        "Mean IoU",
+        "higher",
+        1,
+        "overlap of predicted and true regions, mean over classes",
+        percent=True,
+    ),
+    MetricColumn(
+        "nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats for each pixel"
+    ),
+    BRIER,
+    ECE,
+    PASSES,
+    MetricColumn(
+        "error_auroc", "AUROC", "higher", 3, "how well entropy tells wrong pixels from right ones", group=RANKING
+    ),
+    BY_MI,
+    AURC,
+)
+
+
+class Pixels(Task):
+    """A class for each pixel of an image, or for each token of a sequence."""
+
+    columns = COLUMNS
+    checked = CHECKED_IMAGES
+
+    def fit(self, case: Case) -> list[Candidate]:
+        return compared_candidates(case, case.likelihood, tuning_samples=TUNING_DRAWS, tuning_examples=TUNING_IMAGES)
+
+    def judge(self, case: Case, candidate: Candidate) -> list[Contender]:
+        """Predict the calibration images at each temperature of a grid, and find the best one between them."""
+
+        def losses(predicted: Predicted) -> Tensor:
+            """Return the mean loss of the pixels that count, at each temperature."""
+            labels = predicted.batch[1]
+            keep = kept_pixels(labels, case.settings.ignore_label)
+            at = labels.where(keep, 0).unsqueeze(-1)
+            each = [-seen.log_probs.gather(-1, at).squeeze(-1) for seen in predicted.predictives]
+            return torch.stack([loss[keep].double().mean() for loss in each])
+
+        likelihoods = [case.at(temperature) for temperature in (1.0, *TEMPERATURES)]
+        most = affordable(candidate, candidate.sizes[-1], Drawn.EXACT, case.settings.budget)[-1]
+        found, size, how = predict_calibration(case, candidate, most, likelihoods, losses)
+        of_images, *others = torch.stack(found, 1)  # (G + 1, N)
+        curve = TemperatureCurve(TEMPERATURES, torch.stack(others))
+        plain = Contender(candidate, size, {"temperature": 1.0}, charged(candidate, of_images), **how)
+        return [plain, with_temperature(case, plain, curve, curve.best(torch.arange(len(of_images))))]
+
+    def test(self, case: Case, contenders: Sequence[Contender], is_told: bool) -> Iterator[Contender]:
+        """Predict the test images, without and with a temperature, in one pass."""
+        for contender, sums in zip(contenders, sums_over(case, case.test, contenders), strict=True):
+            found = sums.metrics() | {"passes": contender.passes}
+            yield replace(contender, seen=Seen(sums), metrics=found, losses=sums.per_image("loss"))
+
+    def uncertainty(self, case: Case, chosen: Contender) -> tuple[Tensor, Tensor]:
+        [held_out] = sums_over(case, case.calibration, [chosen])
+        return held_out.mean_entropy(), chosen.seen.test.mean_entropy()
+
+    def notes(self, case: Case, chosen: Contender) -> dict[str, Any]:
+        return {"class_names": case.class_names, "classes": case.num_outputs, **likelihood_notes(case.likelihood)}
+
+    def truth(self, case: Case, chosen: Contender) -> Rows:
+        wrong = chosen.seen.test.images["wrong"]
+        return {"accuracy": [1 - share for share in wrong], "error_rate": wrong}
+
+    def told(self, found: Assessment, limit_count: int) -> Assessment:
+        case, verdict = found.case, image_verdict(found, limit_count)
+        found = replace(found, columns=[_named(case.nouns[1], column) for column in found.columns])
+        return replace(
+            found,
+            verdict=verdict.sentences,
+            is_usable=verdict.is_usable,
+            terms=image_terms(found),
+            figures={} if case.settings.no_figures else image_figures(found),
+            explorer=image_explorer(found.recommended.seen.test.entropy.counts(), case.nouns),
+            facts={**found.facts, "classes": case.num_outputs, "threshold": found.notes["threshold"]},
+        )
+
+
+def _named(noun: str, column: MetricColumn) -> MetricColumn:
+    """Return a column that says "token" where it says "pixel"."""
+    said = (text.replace("Pixel", noun.title()).replace("pixel", noun) for text in (column.label, column.meaning))
+    return replace(column, **dict(zip(("label", "meaning"), said, strict=True)))

@@ -17,7 +17,7 @@ All columns come from the recommended method.
   gives all values the same spread calls none uncertain.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,18 +62,29 @@ def predict_rows(
         seen: Any = predict(posterior, data, noted_likelihood(notes), **drawing)
         columns = _class_columns(seen, notes)
     elif notes["task"] == "regression":
-        precision = notes["precision"]
-        seen = predict(posterior, data, gaussian(precision), keep_draws=False, **drawing)
+        seen = predict(posterior, data, gaussian(notes["precision"]), keep_draws=False, **drawing)
         columns = _value_columns(seen, notes)
     else:
         columns = _image_columns(posterior, data, notes, drawing, ids, show)
+    uncertain = columns.pop("uncertain")
     p_values = None if novelty is None else novelty.p_value(data, whole=False)
-    return _as_rows(columns, notes, source, ids, p_values)
+    novel = [False] * len(uncertain) if p_values is None else (p_values <= notes["novelty_level"]).tolist()
+    empty = [""] * len(uncertain)
+    return {
+        "source": [source] * len(uncertain),
+        "row": list(range(len(uncertain))),
+        **({} if ids is None else {"id": list(ids)}),
+        **dict.fromkeys(truth_columns(notes), empty),
+        **columns,
+        "novelty": empty if p_values is None else rounded(p_values),
+        "flag": [int(a or b) for a, b in zip(uncertain, novel, strict=True)],
+        "why": [WHY[a, b] for a, b in zip(uncertain, novel, strict=True)],
+    }
 
 
 def assessed_rows(
-    posterior: Posterior,
     case: Case,
+    posterior: Posterior,
     notes: Mapping[str, Any],
     truth: Rows,
     novelty: Novelty | None,
@@ -85,8 +96,7 @@ def assessed_rows(
     in the batches of its source, even if a part of it was split off for calibration. Images are predicted one by one.
     """
     is_split = case.split_off and case.task != "segmentation"
-    data = case.test.whole() if is_split else case.test
-    tested = predict_rows(posterior, data, notes, "test", novelty, show)
+    tested = predict_rows(posterior, case.test.whole() if is_split else case.test, notes, "test", novelty, show)
     kept = case.test.rows().tolist()
     if is_split:
         tested = {key: [column[i] for i in kept] for key, column in tested.items()}
@@ -94,28 +104,9 @@ def assessed_rows(
     if case.ood is None:
         return rows
     strange = predict_rows(posterior, case.ood, notes, "ood", novelty)
-    empty = {"id": [""] * len(rows["row"])}, {"id": [""] * len(strange["row"])}
     keys = rows if "id" in rows else strange
-    return {key: (empty[0] | rows)[key] + (empty[1] | strange)[key] for key in keys}
-
-
-def _as_rows(
-    columns: Rows, notes: Mapping[str, Any], source: str, ids: Sequence[str] | None, p_values: Tensor | None
-) -> Rows:
-    """Add source, row, ids if there are any, empty cells for the truth, novelty, and flags."""
-    uncertain = columns.pop("uncertain")
-    count = len(uncertain)
-    novel = [False] * count if p_values is None else (p_values <= notes["novelty_level"]).tolist()
-    return {
-        "source": [source] * count,
-        "row": list(range(count)),
-        **({} if ids is None else {"id": list(ids)}),
-        **{key: [""] * count for key in truth_columns(notes)},
-        **columns,
-        "novelty": [""] * count if p_values is None else rounded(p_values),
-        "flag": [int(a or b) for a, b in zip(uncertain, novel, strict=True)],
-        "why": [WHY[a, b] for a, b in zip(uncertain, novel, strict=True)],
-    }
+    parts = [{"id": [""] * len(part["row"])} | part for part in (rows, strange)]
+    return {key: parts[0][key] + parts[1][key] for key in keys}
 
 
 def truth_columns(notes: Mapping[str, Any]) -> list[str]:
@@ -176,7 +167,7 @@ def _image_columns(
     show: Show | None,
 ) -> Rows:
     """Predict images one by one, so that memory does not grow with their number."""
-    stream = predict_stream(posterior, single_images(data), [noted_likelihood(notes)], **drawing)
+    stream = predict_stream(posterior, data.one_by_one(), [noted_likelihood(notes)], **drawing)
     cells = []
     for i, predicted in enumerate(stream):
         seen = predicted.predictives[0]
@@ -185,13 +176,6 @@ def _image_columns(
             show(ids[i] if ids else f"{i:05}", seen)
     columns = {key: [each[key] for each in cells] for key in cells[0]}
     return columns | {"uncertain": [entropy > float(_limits(notes)) for entropy in columns["entropy"]]}
-
-
-def single_images(data: Examples) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield batches of one image, so that memory does not grow with the batch size."""
-    for inputs, labels in data:
-        for i in range(len(inputs)):
-            yield inputs[i : i + 1], None if labels is None else labels[i : i + 1]
 
 
 def image_cells(seen: CategoricalPredictive) -> dict[str, Any]:

@@ -1,14 +1,6 @@
-"""The figures that all tasks have: quality against price, novelty, and how methods were tuned.
-
-The figures of a classifier.
-
-The figures of a regression.
-
-The figures of a segmentation.
-"""
+"""The figures of an assessment: those of all tasks, and those of each. What shows one method shows the recommended."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,61 +14,47 @@ from batchbayes.metrics import (
     max_probability,
     risk_coverage,
 )
-from batchbayes.novelty.detector import Novelty
 from batchbayes.plots.style import Figure
 from batchbayes.predict import predict_stream
-from batchbayes.report.compare.contenders import ClassContender, Contender, ValueContender, drawing, novelty_level
-from batchbayes.report.compare.pixels import PixelSums, kept_pixels
-from batchbayes.report.compare.rows import Rows, first_output, single_images
+from batchbayes.report.compare.contenders import Contender, drawing
+from batchbayes.report.compare.rows import first_output
 from batchbayes.report.page.pictures import displayable
-from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import Examples
-from batchbayes.report.result import Figures, MetricColumn
+from batchbayes.report.result import Assessment, Figures
 from batchbayes.report.words.methods import tuning_caption
 from batchbayes.report.words.shared import numbers
 
-C = TypeVar("C", bound=Contender[Any])
 SHOWN = 6
 """Methods in a figure with a line or a panel for each."""
 PRICED = ("nll", "accuracy", "ece", "rmse", "crps")
 """Metrics that are drawn against their price, as far as a task has them."""
 
 
-def shared_figures(
-    case: Case,
-    contenders: Sequence[Contender[Any]],
-    chosen: Contender[Any],
-    columns: Sequence[MetricColumn],
-    rows: Rows,
-    novelty: Novelty | None,
-) -> Figures:
+def shared_figures(found: Assessment) -> Figures:
     """Draw quality against price, the novelty of test and strange inputs, and curves of tuning."""
-    return {
-        **_price(contenders, chosen, [column for column in columns if column.key in PRICED]),
-        **_novelty(rows, novelty_level(novelty), case.ood.name if case.ood else None),
-        **_tuning(contenders),
-    }
+    return {**_price(found), **_novelty(found), **_tuning(found.contenders)}
 
 
-def most_telling(contenders: Sequence[C], chosen: Contender[Any]) -> list[C]:
+def most_telling(found: Assessment) -> list[Contender]:
     """Return the network, the recommended contender and the best others, as many as a figure can show, in order."""
-    first = [contenders[0], chosen, *sorted(contenders, key=lambda contender: contender.mean_loss)]
-    kept = list(dict.fromkeys(first))[:SHOWN]
-    return [contender for contender in contenders if contender in kept]
+    others = sorted(found.contenders, key=lambda contender: contender.mean_loss)
+    kept = list(dict.fromkeys([found.contenders[0], found.recommended, *others]))[:SHOWN]
+    return [contender for contender in found.contenders if contender in kept]
 
 
-def _price(contenders: Sequence[Contender[Any]], chosen: Contender[Any], columns: Sequence[MetricColumn]) -> Figures:
+def _price(found: Assessment) -> Figures:
     qualities = {
         f"{column.label}{', %' if column.percent else ''} ({column.better} is better)": [
-            (100 if column.percent else 1) * contender.metrics[column.key] for contender in contenders
+            (100 if column.percent else 1) * contender.metrics[column.key] for contender in found.contenders
         ]
-        for column in columns
+        for column in found.columns
+        if column.key in PRICED
     }
     figure = plots.price_figure(
-        [contender.name for contender in contenders],
-        [contender.passes for contender in contenders],
+        [contender.name for contender in found.contenders],
+        [contender.passes for contender in found.contenders],
         qualities,
-        recommended=chosen.name,
+        recommended=found.recommended.name,
     )
     caption = (
         "Quality against price: what each method reaches on the test data, and how many times as long as one pass of "
@@ -85,12 +63,12 @@ def _price(contenders: Sequence[Contender[Any]], chosen: Contender[Any], columns
     return {"quality-price": (figure, caption)}
 
 
-def _novelty(rows: Rows, level: float, strange: str | None) -> Figures:
-    if "" in rows["novelty"]:
+def _novelty(found: Assessment) -> Figures:
+    if "" in found.rows["novelty"]:
         return {}
-    p_values = {"test data": numbers(rows, "novelty")}
-    if strange is not None:
-        p_values[strange] = numbers(rows, "novelty", "ood")
+    p_values, level = {"test data": numbers(found.rows, "novelty")}, found.notes["novelty_level"]
+    if found.case.ood is not None:
+        p_values[found.case.ood.name] = numbers(found.rows, "novelty", "ood")
     caption = (
         "How unusual the inputs are to the network. The p-value of an input is the share of ordinary inputs that are "
         f"at least as unusual. Those with {level:.2g} or less are called novel. Data like that of training is spread "
@@ -99,7 +77,7 @@ def _novelty(rows: Rows, level: float, strange: str | None) -> Figures:
     return {"novelty": (plots.novelty_figure(p_values, level=level), caption)}
 
 
-def _tuning(contenders: Sequence[Contender[Any]]) -> Figures:
+def _tuning(contenders: Sequence[Contender]) -> Figures:
     """Draw the curve by which each method was tuned, if there are any."""
     tuned = {id(c.candidate.curve): c.candidate for c in contenders if c.candidate.curve is not None}
     return {
@@ -114,16 +92,17 @@ def _tuning(contenders: Sequence[Contender[Any]]) -> Figures:
     }
 
 
-def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: ClassContender, labels: Tensor) -> Figures:
-    """Draw the figures of a classifier. Those of one method show the recommended one."""
-    bins, curves = {}, {}
-    for contender in most_telling(contenders, chosen):
+def class_figures(found: Assessment) -> Figures:
+    """Draw the figures of a classifier."""
+    bins, curves, case, chosen = {}, {}, found.case, found.recommended
+    for contender in most_telling(found):
         test = contender.seen.test
-        wrong = is_misclassified(test.probs, labels)
+        wrong = is_misclassified(test.probs, case.truth)
         bins[contender.name] = equal_width_reliability(max_probability(test.probs), ~wrong)
         curve = risk_coverage(test.entropy, wrong)
         curves[contender.name] = curve.coverage, curve.risk
     figures = {
+        **shared_figures(found),
         "reliability": (
             plots.reliability_figure(bins),
             "Accuracy against confidence. Dots on the diagonal are honest. Below it a method is too sure of itself.",
@@ -142,22 +121,22 @@ def class_figures(case: Case, contenders: Sequence[ClassContender], chosen: Clas
             plots.shift_figure(scores),
             f"Uncertainty about the test data and about {case.ood.name} ({chosen.name}).",
         )
-    if (picture := _certainty(case, chosen, labels)) is not None:
+    if (picture := _certainty(found)) is not None:
         why = "on which the draws agree most and least" if chosen.has_draws else "with the lowest and highest entropy"
         figures["most-and-least-certain"] = picture, f"Test images {why} ({chosen.name})."
     return figures
 
 
-def _certainty(case: Case, chosen: ClassContender, labels: Tensor) -> Figure | None:
-    test = chosen.seen.test
-    order = (test.mutual_information if chosen.has_draws else test.entropy).argsort(stable=True)
+def _certainty(found: Assessment) -> Figure | None:
+    test, case = found.recommended.seen.test, found.case
+    order = (test.mutual_information if found.recommended.has_draws else test.entropy).argsort(stable=True)
     shown = torch.cat([order[:8], order[-8:]]) if len(order) >= 16 else order
     images = displayable(case.test.raw().take(shown.tolist()))
     if images is None:
         return None
     return plots.certainty_figure(
         images,
-        labels[shown],
+        case.truth[shown],
         test.log_probs.argmax(-1)[shown],
         entropy=test.entropy[shown],
         mutual_information=test.mutual_information[shown],
@@ -169,28 +148,19 @@ def _certainty(case: Case, chosen: ClassContender, labels: Tensor) -> Figure | N
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
-def value_figures(
-    contenders: Sequence[ValueContender],
-    chosen: ValueContender,
-    targets: Tensor,
-    held_out: Tensor,
-    unit: str,
-) -> Figures:
-    """Draw the figures of a regression. Those of one method show the recommended one."""
+def value_figures(found: Assessment, targets: Tensor, held_out: Tensor, unit: str) -> Figures:
+    """Draw the figures of a regression, from the targets of test and calibration data, (N, ...) each."""
+    chosen, coverages = found.recommended, {}
     shaped = targets.reshape(chosen.seen.test.mean.shape)
-    coverages = {}
-    for contender in most_telling(contenders, chosen):
+    for contender in most_telling(found):
         ends = [contender.seen.test.interval(level) for level in LEVELS]
         coverages[contender.name] = [interval_summary(low, high, shaped).coverage for low, high in ends]
-    figures: Figures = {
-        "interval-coverage": (
-            plots.interval_coverage_figure(LEVELS, coverages),
-            "How often intervals hold the target, against how often they should. Below the diagonal they are too "
-            "narrow.",
-        ),
-    }
+    coverage = (
+        plots.interval_coverage_figure(LEVELS, coverages),
+        "How often intervals hold the target, against how often they should. Below the diagonal they are too narrow.",
+    )
     if not chosen.has_draws:
-        return figures
+        return {**shared_figures(found), "interval-coverage": coverage}
     mean = chosen.seen.calibration.mean
     constant = best_constant_precision(mean, held_out.reshape(mean.shape), "log_likelihood")
     scatter = plots.uncertainty_error_figure(
@@ -203,47 +173,46 @@ def value_figures(
         f"Errors in the order of the predicted spread ({chosen.name}). If the spread tells large errors from small "
         "ones, the dots and their running mean rise to the right with the bands."
     )
-    return {"uncertainty-error": (scatter, caption), **figures}
+    return {**shared_figures(found), "uncertainty-error": (scatter, caption), "interval-coverage": coverage}
 
 
-def image_figures(case: Case, contenders: Sequence[Contender[PixelSums]], chosen: Contender[PixelSums]) -> Figures:
-    """Draw the figures of a segmentation. Those of one method show the recommended one."""
-    curves, shown = {}, most_telling(contenders, chosen)
-    for contender in shown:
-        curve = contender.seen.entropy.counts().risk_coverage()
-        curves[contender.name] = curve.coverage, curve.risk
-    whole, part = case.nouns
-    maps: Figures = {}
+def image_figures(found: Assessment) -> Figures:
+    """Draw the figures of a segmentation."""
+    (whole, part), shown = found.case.nouns, most_telling(found)
+    curves = {each.name: each.seen.test.entropy.counts().risk_coverage() for each in shown}
+    figures = shared_figures(found)
     if whole == "image":
         caption = "The most certain test image, one in the middle and the least certain one, by their mean entropy "
-        maps = {"segmentation": (_triptychs(case, chosen), f"{caption}({chosen.name}).")}
-    return maps | {
+        figures["segmentation"] = _triptychs(found), f"{caption}({found.recommended.name})."
+    return figures | {
         "reliability": (
-            plots.reliability_figure({c.name: c.seen.reliability.reliability() for c in shown}),
+            plots.reliability_figure({each.name: each.seen.test.reliability.reliability() for each in shown}),
             f"Accuracy of {part}s against confidence. Below the diagonal a method is too sure of itself.",
         ),
         "risk-coverage": (
-            plots.risk_coverage_figure(curves, risk=f"error of the {part}s kept"),
+            plots.risk_coverage_figure(
+                {name: (curve.coverage, curve.risk) for name, curve in curves.items()},
+                risk=f"error of the {part}s kept",
+            ),
             f"Error rate of the {part}s that are kept when the least certain ones (by entropy) are set aside.",
         ),
     }
 
 
-def _triptychs(case: Case, chosen: Contender[PixelSums]) -> Figure:
-    order = chosen.seen.mean_entropy().argsort()
+def _triptychs(found: Assessment) -> Figure:
+    case, chosen = found.case, found.recommended
+    order = chosen.seen.test.mean_entropy().argsort()
     picked = list(dict.fromkeys(int(order[i]) for i in (0, len(order) // 2, len(order) - 1)))
-    found = {row: (image, labels) for row, image, labels in case.test.find(picked)}
-    images, labels = (torch.stack(parts) for parts in zip(*(found[row] for row in picked), strict=True))
+    rows = {row: (image, labels) for row, image, labels in case.test.find(picked)}
+    images, labels = (torch.stack(parts) for parts in zip(*(rows[row] for row in picked), strict=True))
     shown = displayable(images)
     pictures = shown if shown is not None else images[:, :1].expand(-1, 3, -1, -1)
-    some = single_images(Examples("some", [(images, labels)]))
-    likelihoods = [case.at(chosen.tuned["temperature"])]
+    some, likelihoods = Examples("some", [(images, labels)]).one_by_one(), [case.at(chosen.tuned["temperature"])]
+    stream = predict_stream(chosen.posterior, some, likelihoods, **drawing(case, chosen))
     panels = []
-    for picture, predicted in zip(
-        pictures, predict_stream(chosen.posterior, some, likelihoods, **drawing(case, chosen)), strict=True
-    ):
+    for picture, predicted in zip(pictures, stream, strict=True):
         seen, truth = predicted.predictives[0], predicted.batch[1][0]
         classes = seen.log_probs[0].argmax(-1)
-        wrong = (classes != truth) & kept_pixels(truth, case.settings.ignore_label)
+        wrong = (classes != truth) & (truth != chosen.seen.test.ignored_label)
         panels.append(plots.Triptych(picture.permute(1, 2, 0), classes, seen.entropy[0], wrong))
     return plots.segmentation_figure(panels, num_classes=case.num_outputs, names=case.class_names)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -71,6 +72,16 @@ class Case:
     """How the data was read."""
     nouns: tuple[str, str]
     """What an example of a segmentation is called, and what it is made of."""
+
+    @cached_property
+    def held_out(self) -> Tensor:
+        """The targets of the calibration data, (N, ...)."""
+        return self.calibration.targets()
+
+    @cached_property
+    def truth(self) -> Tensor:
+        """The targets of the test data, (N, ...)."""
+        return self.test.targets()
 
     @property
     def classes_along(self) -> int | None:

@@ -83,6 +83,12 @@ class Examples:
                 inputs = self.preprocessing(inputs) if self.preprocessing else inputs
                 yield rows, as_input(inputs, self.input_dtype), targets
 
+    def one_by_one(self) -> Iterator[Batch]:
+        """Yield batches of one example, so that memory does not grow with the batch size."""
+        for inputs, targets in self:
+            labels = [None] * len(inputs) if targets is None else targets.split(1)
+            yield from zip(inputs.split(1), labels, strict=True)
+
     @property
     def whole_loader(self) -> DataLoader[Any] | None:
         """The batches, if they are a loader that reads all of a data set, in order or shuffled. Others read a part."""

@@ -2,22 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from batchbayes._common.text import count, number, percent
 from batchbayes.metrics import ood_auroc
-from batchbayes.report.compare.compare import Choice
-from batchbayes.report.compare.contenders import Contender
-from batchbayes.report.compare.honesty import SURE, By, Group, Honesty, Trust
-from batchbayes.report.compare.rows import Rows
+from batchbayes.report.compare.groups import SURE, By, Group, Trust
 from batchbayes.report.compare.tuning import DOUBT
 from batchbayes.report.words.methods import advice_of, short_name
 
+if TYPE_CHECKING:
+    from batchbayes.report.compare.choice import Choice
+    from batchbayes.report.compare.contenders import Contender
+    from batchbayes.report.compare.rows import Rows
+
 ASIDE = 0.1
 """Share of the answers that are set aside, the least certain ones, to see what this gains."""
+FEWEST = 20
+"""With fewer test examples nothing is said about where 90 % of true values are. A limit for marks from fewer is called
+rough."""
 FEW = 5
 """With fewer errors nothing is said about when a network is wrong."""
 
@@ -32,12 +37,12 @@ class Verdict:
     """Whether the network can be used. Then the call that predicts new data stands below what to do next."""
 
 
-def column(rows: Rows, key: str, source: str = "test") -> list[Any]:
+def column(rows: "Rows", key: str, source: str = "test") -> list[Any]:
     """Return the cells of a column that belong to one source."""
     return [cell for cell, own in zip(rows[key], rows["source"], strict=True) if own == source]
 
 
-def numbers(rows: Rows, key: str, source: str = "test") -> Tensor:
+def numbers(rows: "Rows", key: str, source: str = "test") -> Tensor:
     """Return the numbers of a column that belong to one source, (N,)."""
     return torch.tensor([float(cell) for cell in column(rows, key, source)], dtype=torch.float64)
 
@@ -83,15 +88,20 @@ def too_few(examples: int, noun: str, wanted: int) -> dict[str, str]:
     return {"headline": told, "What to do next": f"Assess again with at least {wanted} {noun}s."}
 
 
-def honest_words(found: Honesty) -> str:
-    """Write how honest percentages are, after "it is".
+def yes(worst: Group | None) -> str:
+    """Say that what is right on average can be believed, unless it is not in a group."""
+    return "On average, but not everywhere." if worst else "Yes."
 
-    >>> honest_words(Honesty(Trust.TOO_SURE, is_little=True)), honest_words(Honesty(Trust.TOO_SURE, of_surest=True))
-    ('a little too sure of itself', 'too sure of itself where it is at least 90 % sure')
+
+def honest_words(group: Group) -> str:
+    """Write how honest the percentages of all or of the surest answers are, after "it is".
+
+    >>> honest_words(Group(By.SUREST, "", 0.9, 1.0, 40, 0.95, 0.93, 0.001))
+    'a little too sure of itself where it is at least 90 % sure'
     """
-    text = {Trust.TOO_SURE: "too sure of itself", Trust.TOO_UNSURE: "too unsure of itself"}.get(found.trust, "honest")
-    text = f"a little {text}" if found.is_little else text
-    return f"{text} where it is at least {percent(SURE, 0)} sure" if found.of_surest else text
+    text = {Trust.TOO_SURE: "too sure of itself", Trust.TOO_UNSURE: "too unsure of itself"}.get(group.trust, "honest")
+    text = f"a little {text}" if group.is_little else text
+    return f"{text} where it is at least {percent(SURE, 0)} sure" if group.by is By.SUREST else text
 
 
 def place(group: Group, unit: str = "") -> str:
@@ -137,24 +147,23 @@ def few_errors(errors: int) -> str:
     return f"It made {made} on the test data: too few to know when it is wrong."
 
 
-def strange_sentence(rows: Rows, name: str) -> str:
+def strange_sentence(rows: "Rows", name: str) -> str:
     """Say how many inputs from elsewhere are marked."""
     strange, usual = (_mean(numbers(rows, "flag", source)) for source in ("ood", "test"))
     quality = "" if strange > 0.8 else " Many are missed." if strange > usual + 0.1 else " They are not noticed."
     return f"Of 100 inputs of {name} {of_100(strange)} are marked, and of 100 test inputs {of_100(usual)}.{quality}"
 
 
-def novelty_terms(rows: Rows) -> str:
-    """Say how well novelty tells inputs from elsewhere from test inputs."""
+def strange_terms(rows: "Rows", told: str, guess: str) -> str:
+    """Say how well inputs from elsewhere are noticed: by their uncertainty (`told`, `guess`), and by novelty."""
+    told += f" of all pairs ({guess})." if guess else ""
     if "" in rows["novelty"]:
-        return "Novelty is not known here."
-    found = ood_auroc(-numbers(rows, "novelty"), -numbers(rows, "novelty", "ood"))
-    return (
-        f"Novelty, the statistics of the input inside the network, tells them apart in {percent(found)} of all pairs."
-    )
+        return f"{told} Novelty is not known here."
+    found = percent(ood_auroc(-numbers(rows, "novelty"), -numbers(rows, "novelty", "ood")))
+    return f"{told} Novelty, the statistics of the input inside the network, tells them apart in {found} of all pairs."
 
 
-def next_step(choice: Choice, gains: Sequence[str], *, marks: bool, cheap: str = "", but: str = "") -> str:
+def next_step(choice: "Choice", gains: Sequence[str], *, marks: bool, cheap: str = "", but: str = "") -> str:
     """Say in two or three sentences what to do next. The call stands below them.
 
     Args:
@@ -177,21 +186,21 @@ def next_step(choice: Choice, gains: Sequence[str], *, marks: bool, cheap: str =
     return f"{use} {cheap}{' ' if cheap else ''}This call predicts new data, and {beside}:"
 
 
-def no_gain(choice: Choice, network: Contender[Any]) -> str:
+def no_gain(choice: "Choice", network: "Contender") -> str:
     """Say what there is to say for a method that is no better than the network as it is on the test data."""
     if choice.recommended.calibration_loss < network.calibration_loss:
         return "the predictions fitted the calibration data better, though they do not fit the test data better"
     return "the predictions fit neither the calibration data nor the test data better"
 
 
-def plain_name(choice: Choice) -> str:
+def plain_name(choice: "Choice") -> str:
     """Return the name of the recommended method without its parameters."""
     chosen = choice.recommended
     is_bare = chosen.has_temperature or chosen.candidate.views
     return chosen.name if is_bare or not chosen.candidate.variant else short_name(chosen.candidate)
 
 
-def sentence_of_choice(choice: Choice) -> str:
+def sentence_of_choice(choice: "Choice") -> str:
     """Say which method to use, why, and how."""
     chosen, best = choice.recommended, choice.best
     low, own = number(best.calibration_loss), number(chosen.calibration_loss)

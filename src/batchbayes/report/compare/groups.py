@@ -1,11 +1,12 @@
-"""Are percentages and intervals as right as they say, on average and in groups of examples? Gaps as records.
+"""Are percentages and intervals as right as they say, on average and in groups of test examples?
 
-A group is a fifth of the predictions, of the confidences or of a column, the examples with one value of a column, those
-of one predicted class, or those that are marked. Many groups are looked at, so each needs more evidence.
+A group is all of them, the surest ones, a fifth of the predictions, of the confidences or of a column, the examples
+with one value of a column, those of one predicted class, or those that are marked. Many groups are looked at, so each
+needs more evidence.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
 
@@ -41,71 +42,11 @@ class Trust(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class Honesty:
-    """How honest percentages are."""
-
-    trust: Trust
-    is_little: bool = False
-    """Whether they are off by little."""
-    of_surest: bool = False
-    """Whether only the surest answers are off."""
-
-    @property
-    def is_off(self) -> bool:
-        """Whether percentages are known to be wrong."""
-        return self.trust in (Trust.TOO_SURE, Trust.TOO_UNSURE)
-
-
-def honesty(gap: float, error: float) -> Honesty:
-    """Judge percentages by how far they are above the truth in the mean, and the standard error of that.
-
-    >>> honesty(0.06, 0.035).trust.value, honesty(0.02, 0.005), honesty(0.0, 0.2).trust.value
-    ('honest', Honesty(trust=<Trust.TOO_SURE: 'too sure'>, is_little=True, of_surest=False), 'unknown')
-    """
-    if abs(gap) <= max(SMALL, DOUBT * error):
-        return Honesty(Trust.HONEST if DOUBT * error <= VAGUE else Trust.UNKNOWN)
-    return Honesty(Trust.TOO_SURE if gap > 0 else Trust.TOO_UNSURE, is_little=abs(gap) < LARGE)
-
-
-def class_honesty(confidence: Tensor, right: Tensor) -> Honesty:
-    """Judge confidences (N,) in the mean, and if they are right, whether the highest ones are too high."""
-
-    def judged(some: Tensor, doubt: float) -> Honesty:
-        of_some = confidence[some]
-        return honesty(float((of_some - right[some].double()).mean()), doubt * binomial_error(of_some))
-
-    sure = confidence >= SURE
-    found = judged(confidence >= 0, 1.0)
-    if found.trust is Trust.HONEST and int(sure.sum()) >= FEWEST:
-        surest = judged(sure, SUREST_DOUBT)
-        if surest.trust is Trust.TOO_SURE:
-            return replace(surest, of_surest=True)
-    return found
-
-
-def image_honesty(confidence: Tensor, wrong: Tensor) -> Honesty:
-    """Judge the mean confidence and the share of wrong pixels of images, (N,) each.
-
-    Pixels of one image depend on each other, so the images are what is counted.
-    """
-    gaps = confidence - (1 - wrong)
-    return honesty(float(gaps.mean()), float(gaps.std()) / len(gaps) ** 0.5 if len(gaps) > 1 else 1.0)
-
-
-def share_error(share: float, examples: int) -> float:
-    """Return the standard error of a share of independent examples. It is not zero if the share is 0 or 1."""
-    return (max(share * (1 - share), 1 / (examples + 4)) / examples) ** 0.5
-
-
-def binomial_error(confidence: Tensor) -> float:
-    """Return the standard error of the share of right answers if the confidences (N,) are the truth."""
-    return float((confidence * (1 - confidence)).sum().sqrt()) / max(1, len(confidence))
-
-
 class By(Enum):
     """What examples are put into groups by."""
 
+    ALL = "all"
+    SUREST = "surest"
     PREDICTION = "prediction"
     CONFIDENCE = "confidence"
     CLASS = "class"
@@ -134,6 +75,67 @@ class Group:
     @property
     def gap(self) -> float:
         return self.said - self.held
+
+    @property
+    def trust(self) -> Trust:
+        """Which way it is off, if the difference matters and is more than chance.
+
+        >>> [everything(said, 0.8, error).trust.value for said, error in ((0.86, 0.035), (0.82, 0.005), (0.8, 0.2))]
+        ['honest', 'too sure', 'unknown']
+        """
+        doubt = DOUBT * self.error * (SUREST_DOUBT if self.by is By.SUREST else 1)
+        if abs(self.gap) <= max(SMALL, doubt):
+            return Trust.HONEST if doubt <= VAGUE else Trust.UNKNOWN
+        return Trust.TOO_SURE if self.gap > 0 else Trust.TOO_UNSURE
+
+    @property
+    def is_off(self) -> bool:
+        """Whether percentages are known to be wrong."""
+        return self.trust in (Trust.TOO_SURE, Trust.TOO_UNSURE)
+
+    @property
+    def is_little(self) -> bool:
+        """Whether they are off by little."""
+        return self.is_off and abs(self.gap) < LARGE
+
+
+def everything(said: float, held: float, error: float, by: By = By.ALL) -> Group:
+    """Return the group of all examples, or of the surest ones."""
+    return Group(by, "", 0.0, 1.0, 0, said, held, error)
+
+
+def of_classes(confidence: Tensor, right: Tensor) -> Group:
+    """Return the group of all confidences (N,); or of the highest ones, if these are too high and the mean is right."""
+
+    def judged(some: Tensor, by: By) -> Group:
+        said, held = (float(values[some].double().mean()) for values in (confidence, right))
+        return everything(said, held, binomial_error(confidence[some]), by)
+
+    found, sure = judged(confidence >= 0, By.ALL), confidence >= SURE
+    if found.trust is Trust.HONEST and int(sure.sum()) >= FEWEST:
+        surest = judged(sure, By.SUREST)
+        return surest if surest.trust is Trust.TOO_SURE else found
+    return found
+
+
+def of_images(confidence: Tensor, wrong: Tensor) -> Group:
+    """Return the group of all pixels of images, from mean confidences and shares of wrong pixels, (N,) each.
+
+    Pixels of one image depend on each other, so the images are what is counted.
+    """
+    gaps = confidence - (1 - wrong)
+    error = float(gaps.std()) / len(gaps) ** 0.5 if len(gaps) > 1 else 1.0
+    return everything(float(confidence.mean()), 1 - float(wrong.mean()), error)
+
+
+def share_error(share: float, examples: int) -> float:
+    """Return the standard error of a share of independent examples. It is not zero if the share is 0 or 1."""
+    return (max(share * (1 - share), 1 / (examples + 4)) / examples) ** 0.5
+
+
+def binomial_error(confidence: Tensor) -> float:
+    """Return the standard error of the share of right answers if the confidences (N,) are the truth."""
+    return float((confidence * (1 - confidence)).sum().sqrt()) / max(1, len(confidence))
 
 
 def groups_by(
