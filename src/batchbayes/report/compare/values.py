@@ -155,15 +155,12 @@ def output_values(found: Assessment) -> list[Values]:
     assert seen.intervals is not None
     truth = outputs_of(as_values(case.truth).reshape(seen.test.mean.shape))  # (N, D)
     plain = interval_fit(seen.calibration, as_values(case.held_out), "plain", case.settings.seed)
-    lower, upper, low, high = (
-        outputs_of(end) for each in (seen.intervals, plain) for end in each.ends(seen.test.mean, seen.test.std)
-    )
-    errors, in_plain = outputs_of(seen.test.mean) - truth, (truth >= low) & (truth <= high)
+    own, simple = (list(map(outputs_of, each.ends(seen.test.mean, seen.test.std))) for each in (seen.intervals, plain))
+    errors, in_plain = outputs_of(seen.test.mean) - truth, (truth >= simple[0]) & (truth <= simple[1])
     named = names_and_units(case.test.target_name, case.settings.unit, truth.shape[1])
-    columns = zip(truth.T, errors.T, lower.T, upper.T, in_plain.T, strict=True)
     return [
-        Values(name, unit, *column, kind=reach.kind)
-        for (name, unit), column, reach in zip(named, columns, seen.intervals.outputs, strict=True)
+        Values(*name, truth[:, i], errors[:, i], own[0][:, i], own[1][:, i], in_plain[:, i], reach.kind)
+        for i, (name, reach) in enumerate(zip(named, seen.intervals.outputs, strict=True))
     ]
 
 
@@ -204,7 +201,8 @@ def value_metrics(seen: Seen, targets: Tensor, held_out: Tensor) -> dict[str, fl
     if targets[0].numel() > 1:
         found["joint_nll"] = metrics.mean_score(-test.joint_log_prob(targets))
     for level in LEVELS:
-        summary = metrics.interval_summary(*test.interval(level), targets)
+        low, high = test.interval(level)
+        summary = metrics.interval_summary(low, high, targets)
         found[f"coverage_{level * 100:.0f}"] = summary.coverage
         found[f"width_{level * 100:.0f}"] = summary.mean_width
     if seen.intervals is not None and seen.intervals.is_known:
