@@ -11,7 +11,7 @@ in directions that ordinary inputs hardly use, and shows in no single channel.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -31,6 +31,7 @@ from batchbayes.methods.batchnorm.sites import (
 )
 from batchbayes.network.batches import cut
 from batchbayes.network.function import Network, as_network, modules_by_name, require_layout
+from batchbayes.network.tap import tap
 
 FLOOR = 1e-4
 """Added to a variance before its logarithm is taken, in units of the usual variance."""
@@ -124,9 +125,10 @@ class Sight:
         If the outputs are no logits, K is 0. For a map of logits K is 1: its mean energy, negated. Of a layer that
         runs several times the last run counts.
         """
-        seen: dict[str, Tensor] = {}
+        watched = {place.name: (place, *units) for place, units in zip(self.places, self._units, strict=True)}
 
-        def see(place: Place, unit: Tensor, is_far: bool, h: Tensor) -> None:
+        def see(name: str, h: Tensor) -> Tensor:
+            place, unit, is_far = watched[name]
             if len(h) != len(inputs):
                 raise BatchbayesError(
                     expected=f"one row for each of {len(inputs)} inputs at the {self.kind} layer {place.name}",
@@ -134,10 +136,9 @@ class Sight:
                     fix="let the layer take (N, channels, positions), and not all positions of all inputs as rows",
                 )
             h = self.along_channels(place, h)
-            seen[place.name] = _statistics(h, unit.to(h.device), place.positions, is_far).cpu()
+            return _statistics(h, unit.to(h.device), place.positions, is_far).cpu()
 
-        watched = {p.name: partial(see, p, *units) for p, units in zip(self.places, self._units, strict=True)}
-        outputs = self.network(inputs.to(self.network.device), before=watched)
+        seen, _, outputs = tap(self.network, inputs, watched, see)
         missing = [place.name for place in self.places if place.name not in seen]
         if missing:
             raise BatchbayesError(
@@ -209,13 +210,8 @@ class Sight:
 def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
     """Find the batch-norm sites that a forward pass of `example` meets, and whether the outputs are logits."""
     sites = find_sites(network, example).sites
-    dimensions: dict[str, int] = {}
-
-    def note(name: str, h: Tensor) -> None:
-        dimensions[name] = h.ndim
-
     with torch.no_grad():
-        outputs = network(example, before={site.name: partial(note, site.name) for site in sites})
+        dimensions, _, outputs = tap(network, example, [site.name for site in sites], lambda _, h: h.ndim)
     places = tuple(Place(site.name, site.channels, dimensions[site.name] > 2) for site in sites)
     return Sight(network, places, _running_units(sites), _are_logits(outputs, logits))
 
@@ -240,40 +236,37 @@ def watch_any(network: Network, examples: Tensor, logits: bool | None) -> Sight:
 
 def _watch_kind(network: Network, examples: Tensor, logits: bool | None, kind: str) -> Sight | None:
     """Watch the layers of one kind that get one row for each example, or return None if there are none."""
-    layers, found, directions = _layers(network.module, kind), {}, {}
+    layers, directions = _layers(network.module, kind), {}
 
-    def note(name: str, h: Tensor) -> None:
-        if isinstance(h, Tensor) and h.is_floating_point() and h.ndim >= 2 and len(h) == len(examples):
-            axis = _channel_axis(layers[name], h)
-            values = h.movedim(axis, 0).flatten(1).double()
-            unit = _unit(values)
-            if _mixes_channels(layers[name]) and h.ndim > 2 and len(values) <= min(WIDEST, values.shape[1]):
-                directions[name] = _principal(values).float().contiguous()  # as files hold them
-                unit = _unit(directions[name].double().T @ values)
-                unit[1].clamp_(min=LEAST_STD * float(unit[1].max()))
-            found[name] = Place(name, h.shape[axis], h.ndim > 2, axis), unit
+    def note(name: str, h: Tensor) -> tuple[Place, Tensor] | None:
+        if not (isinstance(h, Tensor) and h.is_floating_point() and h.ndim >= 2 and len(h) == len(examples)):
+            return None
+        axis = _channel_axis(layers[name], h)
+        values = h.movedim(axis, 0).flatten(1).double()
+        unit = _unit(values)
+        if _mixes_channels(layers[name]) and h.ndim > 2 and len(values) <= min(WIDEST, values.shape[1]):
+            directions[name] = _principal(values).float().contiguous()  # as files hold them
+            unit = _unit(directions[name].double().T @ values)
+            unit[1].clamp_(min=LEAST_STD * float(unit[1].max()))
+        return Place(name, h.shape[axis], h.ndim > 2, axis), unit
 
     with torch.no_grad():
-        outputs = network(examples, before={name: partial(note, name) for name in layers})
+        seen, _, outputs = tap(network, examples, layers, note)
+    found = {name: each for name, each in seen.items() if each is not None}
     if not found:
         return None
     places, units = zip(*found.values(), strict=True)
-    kept = {name: each.cpu() for name, each in directions.items()}
+    kept = {name: each.cpu() for name, each in directions.items() if name in found}
     return Sight(network, places, torch.cat(units, 1), _are_logits(outputs, logits), kind, directions=kept)
 
 
 def _with_last_features(sight: Sight, examples: Tensor) -> Sight:
     """Also watch what the last linear layer of a classifier gets, if its outputs can be the logits."""
-    linear, found = modules_by_name(sight.network.module, nn.Linear), {}
-
-    def note(name: str, h: Tensor) -> None:
-        if h.ndim == 2 and len(h) == len(examples):
-            found.pop(name, None)
-            found[name] = h
-
+    linear = modules_by_name(sight.network.module, nn.Linear)
     with torch.no_grad():
-        outputs = sight.network(examples, before={name: partial(note, name) for name in linear})
-    able = [name for name in found if outputs.ndim == 2 and linear[name].out_features == outputs.shape[1] > 1]
+        found, order, outputs = tap(sight.network, examples, linear)
+    rows = [name for name in order if found[name].ndim == 2 and len(found[name]) == len(examples)]
+    able = [name for name in rows if outputs.ndim == 2 and linear[name].out_features == outputs.shape[1] > 1]
     if not able or not sight.logits:
         return sight
     last = able[-1]

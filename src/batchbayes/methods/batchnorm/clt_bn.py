@@ -14,7 +14,6 @@ of 2.6 to 5 in the means of deeper layers, and 1.1 in the first layer.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -33,6 +32,7 @@ from batchbayes.methods.batchnorm.statistics import require_center
 from batchbayes.network.batches import Batches, chunks, first_of, input_stream, require_size
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, require_finite
+from batchbayes.network.tap import tapping
 
 
 def clt_bn(
@@ -103,7 +103,7 @@ def example_moments(
 ) -> list[ExampleMoments]:
     """Return population moments up to the fourth of every site, from one pass of the network as it is."""
     layers = {site.name: site.layer for site in sites}
-    count, size, seen = 0, 0, set()
+    count, size = 0, 0
     sums = {name: torch.zeros((), dtype=torch.float64) for name in layers}
 
     def see(name: str, inputs: Tensor) -> None:
@@ -113,21 +113,17 @@ def example_moments(
                 got=f"{len(inputs)} rows at {name} for {size} examples",
                 fix="use stochastic_bn, or leave this layer out with sites=",
             )
-        seen.add(name)
         values = as_double(inputs.detach())
         values = (values if values.ndim > 2 else values.unsqueeze(2)).flatten(2) - _origin(layers[name])
         values = values.unflatten(0, (size, -1)).transpose(1, 2).flatten(2)  # (n, C, P)
         a, b = values.mean(2), values.square().mean(2)  # (n, C)
         sums[name] = sums[name] + torch.stack([a, b, a * a, a * b, b * b]).sum(1)  # (5, C)
 
-    for batch in batches:
-        size = len(batch)
-        count += size
-        seen.clear()
-        with torch.no_grad():
-            before = {**refusing(idle), **{name: partial(see, name) for name in layers}}
-            network(batch.to(network.device), before=before)
-        require_all(sites, seen)
+    with torch.no_grad(), tapping(network, layers, see, before=refusing(idle)) as run:
+        for batch in batches:
+            size = len(batch)
+            count += size
+            require_all(sites, run(batch).seen)
     return [_moments(sums[name].cpu() / count, _origin(layer).cpu(), count) for name, layer in layers.items()]
 
 

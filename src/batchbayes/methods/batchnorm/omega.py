@@ -7,7 +7,6 @@ always zero has a finite logarithm, and the output of the layer is exactly linea
 
 from collections.abc import Container, Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,8 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.sites import Site, refusing, require_running
 from batchbayes.network.function import Network
 from batchbayes.network.inputs import require_finite
+from batchbayes.network.replicas import Changes
+from batchbayes.network.tap import tapping
 
 Statistics = tuple[Tensor | None, Tensor | None]
 """Mean and biased variance of a site, or None for those of the batch."""
@@ -110,24 +111,17 @@ def collect_omegas(
     Each layer sees inputs that are normalised by the batch's own statistics. With `dropout`, dropout modules are
     active, and draw their masks from that stream. `idle` layers must not run.
     """
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
     rows: list[list[tuple[Tensor, Tensor]]] = []
     shape, no_grad, random = torch.Size(), torch.no_grad(), dropout or nullcontext()
-
-    def see(name: str, inputs: Tensor) -> None:
-        seen[name] = batch_statistics(inputs)
-
-    watching = {**refusing(idle), **{site.name: partial(see, site.name) for site in sites}}
     names = [site.name for site in sites]
-    with network.prepared(tensors=by_batch(sites), before=watching, dropout=dropout is not None) as run:
-        device = network.device
+    changes: Changes = {"tensors": by_batch(sites), "before": refusing(idle), "dropout": dropout is not None}
+    with tapping(network, names, lambda _, h: batch_statistics(h), **changes) as run:
         for batch in batches:
-            seen.clear()
             with no_grad, random:
-                shape = run(batch.to(device)).shape
-            if len(seen) < len(names):
-                require_all(sites, seen)
+                seen, _, outputs = run(batch)
+            require_all(sites, seen)
             rows.append(list(map(seen.__getitem__, names)))
+            shape = outputs.shape
     pairs = [tuple(map(torch.stack, zip(*of_site, strict=True))) for of_site in zip(*rows, strict=True)]
     return require_finite(pack(sites, pairs), "the batch statistics"), shape  # type: ignore[arg-type]
 

@@ -20,6 +20,7 @@ from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusin
 from batchbayes.network.batches import Batches, as_batches, chunks, first_of, input_stream
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, require_finite
+from batchbayes.network.tap import tap
 
 
 def population(
@@ -68,14 +69,14 @@ def population_omega(
     for site, batches in zip(sites, passes, strict=True):
         pooled = PooledMoments()
 
-        def see(inputs: Tensor, pooled: PooledMoments = pooled) -> None:
+        def see(_: str, inputs: Tensor, pooled: PooledMoments = pooled) -> None:
             pooled.add(inputs)
             raise _ReachedError
 
         tensors = as_buffers(sites[: len(known)], known)
         for batch in batches:
             with torch.no_grad(), suppress(_ReachedError):
-                network(batch.to(network.device), tensors=tensors, before={**refusing(idle), site.name: see})
+                tap(network, batch, [site.name], see, tensors=tensors, before=refusing(idle))
         known.append(pooled.statistics())
     return require_finite(pack(sites, known), "the population statistics")
 

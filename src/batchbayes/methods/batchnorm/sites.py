@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.function import Network, modules_by_name, require_layout
 from batchbayes.network.replicas import first_time
+from batchbayes.network.tap import tap
 
 Select = int | str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 """Which sites: the first k, names or patterns ("layer1.*"), a function of (name, layer), or None for all."""
@@ -108,7 +109,7 @@ def find_sites(network: Network, examples: Any, select: Select = None) -> Found:
     every = {site.name: site for site in all_sites(network.module)}
     if not every:
         raise _no_batch_norm(network.module)
-    calls, outputs = _calls(network, examples[:MOST_EXAMPLES].to(network.device), every)
+    calls, outputs = _calls(network, examples[:MOST_EXAMPLES], every)
     chosen = _selected(list(calls), every, select)
     twice = [name for name in chosen if calls[name] > 1]
     if twice:
@@ -208,15 +209,10 @@ class _BatchNormCalls(TorchFunctionMode):
 
 def _calls(network: Network, examples: Any, every: Mapping[str, Site]) -> tuple[Counter[str], Tensor]:
     """Count how often each site runs in a forward pass, in the order of the first call. Also return its outputs."""
-    calls: Counter[str] = Counter()
     watch = _BatchNormCalls()
-
-    def count(name: str, _: Tensor) -> None:
-        calls[name] += 1
-        watch.is_expected = True
-
     with torch.no_grad(), watch:
-        outputs = network(examples, before={name: partial(count, name) for name in every})
+        _, order, outputs = tap(network, examples, every, lambda *_: setattr(watch, "is_expected", True))
+    calls = Counter(order)
     missed = [name for name in every if name not in calls]
     if any(watch.strays) or (watch.strays and missed) or not calls:
         raise BatchbayesError(

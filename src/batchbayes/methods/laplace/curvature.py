@@ -8,7 +8,6 @@ $\delta$.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical, Gaussian
 from batchbayes.network.function import Network, modules_by_name
+from batchbayes.network.tap import tap
 from batchbayes.patch import Patch
 
 MATRICES = 2**22
@@ -196,15 +196,16 @@ class LastLayer:
         The outputs are (n, K), or (n,) if the network takes the axis of a single output away.
         """
         self.network.warn_if_changed()
-        seen: list[Tensor] = []
-        outputs = self.network(inputs, before={self.name: seen.append})
-        if len(seen) != 1 or seen[0].ndim != 2:
+        seen, order, outputs = tap(self.network, inputs, [self.name])
+        if len(order) != 1 or seen[self.name].ndim != 2:
             raise BatchbayesError(
                 expected=f"one row of features for each example at the last layer {self.name!r}",
-                got=f"{len(seen)} calls of it" if len(seen) != 1 else f"features of shape {tuple(seen[0].shape)}",
+                got=f"{len(order)} calls of it"
+                if len(order) != 1
+                else f"features of shape {(*seen[self.name].shape,)}",
                 fix="name another layer with layer=, or use a network with one output row for each example",
             )
-        features = seen[0].double().cpu()
+        features = seen[self.name].double().cpu()
         if self.module.bias is not None:
             features = F.pad(features, (0, 1), value=1.0)
         return features, outputs
@@ -225,9 +226,7 @@ def as_rows(outputs: Tensor) -> Tensor:
 def find_last_layer(network: Network, inputs: Any, name: str | None) -> LastLayer:
     """Return the linear layer whose result is the output of the network, or refuse the network."""
     layers = modules_by_name(network.module, nn.Linear)
-    seen: dict[str, Tensor] = {}
-    before = {found: partial(seen.__setitem__, found) for found in layers}
-    outputs = network(inputs, before=before)
+    seen, _, outputs = tap(network, inputs, layers)
     if not bool(torch.isfinite(outputs).all()):
         raise BatchbayesError(
             expected="finite outputs of the network",

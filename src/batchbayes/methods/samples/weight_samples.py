@@ -12,7 +12,6 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -28,6 +27,7 @@ from batchbayes.methods.table import posterior_class
 from batchbayes.network.batches import Batches, Picker, input_stream
 from batchbayes.network.copies import plain_name
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
+from batchbayes.network.tap import tapping
 from batchbayes.patch import Mean, Patch
 from batchbayes.posterior import Header, Posterior
 
@@ -173,9 +173,9 @@ def running_statistics(
         seen[f"{name}.running_var"].append(variance)
 
     blank: dict[str, Tensor | None] = {f"{n}.running_{kind}": None for n in layers for kind in ("mean", "var")}
-    before = {name: partial(look, name) for name in layers}
-    for batch in input_stream(batches, inputs):
-        network(batch.to(network.device), tensors={**tensors, **blank}, before=before)
+    with tapping(network, layers, look, tensors={**tensors, **blank}) as run:
+        for batch in input_stream(batches, inputs):
+            run(batch)
     if not seen:
         raise BatchbayesError(
             expected="training batches, and a network with batch norm",

@@ -11,6 +11,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.like_training import LOOSE, difference, error, is_settled
 from batchbayes.methods.batchnorm.sites import Site, find_sites
 from batchbayes.network.function import Network, as_network
+from batchbayes.network.tap import tap
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.schema import Schema
 
@@ -172,12 +173,8 @@ def _look(
 @torch.no_grad()
 def _sight(network: Network, sites: Sequence[Site], inputs: Tensor, classes: bool) -> Sight | None:
     """Run the network once. Note what its first sites see, and how sure it is. None if they do not see each example."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def see(site: Site, values: Tensor) -> None:
-        seen[site.name] = _moments(values, site.layer)
-
-    outputs = network(inputs.to(network.device), before={site.name: partial(see, site) for site in sites})
+    layers = {site.name: site.layer for site in sites}
+    seen, _, outputs = tap(network, inputs, layers, lambda name, values: _moments(values, layers[name]))
     if len(seen) < len(sites) or any(len(means) != len(inputs) for means, _ in seen.values()):
         return None
     means, squares = (torch.cat(parts, 1) for parts in zip(*(seen[site.name] for site in sites), strict=True))
