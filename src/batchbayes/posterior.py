@@ -136,10 +136,15 @@ class Linearisable(Protocol):
         """Return several draws as one function, (n, ...) -> (s, n, ...)."""
         ...
 
-    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    def deviation(self, seed: int, index: int) -> Tensor:
+        """Return omega of a draw less the centre, (D,)."""
+        ...
+
+    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return directions (Q, D), weights (U, Q) and index (S,).
 
-        Draw s deviates from the centre by `weights[index[s]] @ directions`.
+        Draw s deviates from the centre by `weights[index[s]] @ directions`, or by `directions[index[s]]` if there are
+        no weights. Then directions may be rows of another kind, which `tangents` knows.
         """
         ...
 

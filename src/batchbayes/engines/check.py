@@ -154,9 +154,12 @@ def _ends(
     middle = posterior.function(posterior.center)(sample).cpu()
     step = STEP if middle.dtype in (torch.float32, torch.float64) else HALF_STEP
     exact, near = (middle.new_empty(num_draws, *middle.shape) for _ in range(2))
-    directions, weights, index = posterior.combinations(groups * num_draws, seed)
-    for number, move in enumerate(weights[index] @ directions):
-        own, draw = slice(number // num_draws, None, groups), number % num_draws
+    for number in range(groups * num_draws):
+        own, draw, move = (
+            slice(number // num_draws, None, groups),
+            number % num_draws,
+            posterior.deviation(seed, number),
+        )
         for part, found in ((1.0, exact), (step, near)):
             found[draw, own] = posterior.function(posterior.center + part * move)(sample[own]).cpu()
     return middle[None], exact, middle + (near - middle) / step

@@ -141,7 +141,7 @@ def plan_linear(
             got=f"{num_outputs} outputs and {len(directions)} directions of {posterior}",
             fix='use engine="sample", or fit mcbn',
         )
-    if len(weights) <= len(directions):
+    if weights is not None and len(weights) <= len(directions):
         directions, weights = weights @ directions, None
     return LinearPlan(mode, directions, Combinations.of(weights, index, len(directions)), contrasts=contrasts)
 
@@ -149,6 +149,7 @@ def plan_linear(
 def forward_plan(posterior: Linearisable, rank: int, num_samples: int, seed: int, *, sides: int = 2) -> LinearPlan:
     """Plan forward mode along the leading `rank` combinations of directions, each one standard deviation long."""
     directions, weights, index = posterior.combinations(num_samples, seed)
+    assert weights is not None  # for axes are known
     axes, share = posterior.leading_axes(rank)  # (Q, r)
     scale = len(directions) ** 0.5
     along, combined = axes.T @ directions / scale, weights @ axes * (scale / share**0.5)

@@ -133,7 +133,13 @@ def test_draws_that_are_not_formed_are_the_same(whole, monkeypatch):
     posterior = bb.last_layer_laplace(network, x, bb.categorical(), prior_precision=1.0)
     naive = torch.stack([posterior.draw(3, s)(x) for s in range(9)])
     monkeypatch.setattr(last_layer, "MATRICES", 0)
-    monkeypatch.setattr(last_layer.Unformed, "formed", None)  # nobody asks for all weights
+    deviations = last_layer.LaplacePosterior.deviations
+
+    def of_one(self, seed, indices):
+        assert len(indices) == 1  # nobody asks for the weights of several draws
+        return deviations(self, seed, indices)
+
+    monkeypatch.setattr(last_layer.LaplacePosterior, "deviations", of_one)
     assert (posterior.draw(3, 4)(x) - naive[4]).abs().max() < 1e-12
     found = bb.predict(posterior, x, bb.gaussian(1.0), num_samples=9, seed=3, engine="linear", keep_draws=True)
     assert (found.draws - naive).abs().max() < 1e-12

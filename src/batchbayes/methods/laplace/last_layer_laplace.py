@@ -86,10 +86,10 @@ class LaplacePosterior(Posterior):
         drawn = normals(seed, indices, shape.numel()).unflatten(1, shape)
         return self.curvature.deviations(drawn, self.prior_precision)
 
-    def moves(self, features: Tensor, seed: int, indices: Sequence[int]) -> Iterator[Tensor]:
+    def moves(self, features: Tensor, draws: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
         """Yield how the outputs at features (n, P) move in each draw, (n, K), without making its weights."""
         shape, move = self.layer.mean.shape, self.curvature.moves(features, self.prior_precision)
-        return (move(normals(seed, [index], shape.numel()).view(shape)) for index in indices)
+        return (move(normals(seed, [index], shape.numel()).view(shape)) for seed, index in draws)
 
     def draw(self, seed: int, index: int) -> Function:
         """Return the network with the last layer of draw `index`."""
@@ -143,32 +143,38 @@ class LaplacePosterior(Posterior):
         return self.layer.with_weights(omega.view(self.layer.mean.shape))
 
     def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
-        deviations = self._directions(seed, indices)
+        directions = self._directions(seed, indices)
 
         def drawn(inputs: Any) -> Tensor:
-            outputs, moves = self.tangents(inputs, deviations)
+            outputs, moves = self.tangents(inputs, directions)
             return outputs + moves
 
         return drawn
 
-    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        every = torch.arange(num_samples)
-        return self._directions(seed, range(num_samples)), torch.eye(num_samples, dtype=torch.float64), every
+    def deviation(self, seed: int, index: int) -> Tensor:
+        return self.deviations(seed, [index]).flatten()
 
-    def _directions(self, seed: int, indices: Sequence[int]) -> Any:
-        """Return the deviations of draws, (s, K P); if they are many numbers, those are made when they are needed."""
-        found = Unformed(self, seed, indices)
-        return found if len(found) * self.layer.mean.numel() > MATRICES else found.formed()
+    def combinations(self, num_samples: int, seed: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        return self._directions(seed, range(num_samples)), None, torch.arange(num_samples)
+
+    def _directions(self, seed: int, indices: Sequence[int]) -> Tensor:
+        """Return the deviations of draws, (s, K P); if they are many numbers, rows (seed, index, 1) that name draws.
+
+        For 1,000 classes a draw has a million numbers and more.
+        """
+        if len(indices) * self.layer.mean.numel() > MATRICES:
+            return torch.tensor([[seed, index, 1] for index in indices])
+        return self.deviations(seed, indices).flatten(1)
 
     @torch.no_grad()
-    def tangents(self, inputs: Tensor, directions: Any, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
+    def tangents(self, inputs: Tensor, directions: Tensor, *, contrasts: bool = False) -> tuple[Tensor, Tensor]:
         features, outputs = self.layer.run(inputs)
-        if isinstance(directions, Unformed):
-            moves = outputs.new_empty(len(directions), *as_rows(outputs).shape)
-            for row, move in zip(moves, self.moves(features, directions.seed, directions.indices), strict=True):
-                row.copy_(move)
-        else:
+        if directions.is_floating_point():
             moves = features @ directions.unflatten(1, self.layer.mean.shape).mT.to(features)  # (Q, n, K)
+        else:
+            moves = outputs.new_empty(len(directions), *as_rows(outputs).shape)
+            for row, move in zip(moves, self.moves(features, directions[:, :2].tolist()), strict=True):
+                row.copy_(move)
         return outputs, moves.to(outputs).view(-1, *outputs.shape)
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
@@ -195,32 +201,6 @@ class LaplacePosterior(Posterior):
             )
         kind = {"full": FullCurvature, "kronecker": KroneckerCurvature}[header["curvature"]]
         return cls(layer, kind(**tensors), float(header["prior_precision"]))
-
-
-class Unformed:
-    """The deviations (S, K P) of some draws, named only. For 1,000 classes a draw has a million numbers and more."""
-
-    def __init__(self, posterior: LaplacePosterior, seed: int, indices: Sequence[int]) -> None:
-        self.posterior, self.seed, self.indices = posterior, seed, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def any(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self.posterior.deviations(self.seed, (index,)).flatten() for index in self.indices)
-
-    def formed(self) -> Tensor:
-        return self.posterior.deviations(self.seed, self.indices).flatten(1)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        first, last = args[0], args[-1]
-        if isinstance(last, cls) and first.ndim == 2 and torch.equal(first, torch.eye(len(last)).to(first)):
-            return last  # each draw by itself
-        return func(*(each.formed() if isinstance(each, cls) else each for each in args), **(kwargs or {}))
 
 
 def last_layer_laplace(
@@ -312,7 +292,7 @@ def _held_out_loss(
         return float(-torch.distributions.Normal(means, total).log_prob(targets).mean())
 
     def by_draws(prior_precision: float) -> float:
-        moves = posterior.at_prior_precision(prior_precision).moves(features, 0, range(HELD_OUT_DRAWS))
+        moves = posterior.at_prior_precision(prior_precision).moves(features, ((0, s) for s in range(HELD_OUT_DRAWS)))
         each = [likelihood((means + move)[None]).log_prob(targets)[0] for move in moves]
         return math.log(HELD_OUT_DRAWS) - float(torch.stack(each).logsumexp(0).mean())
 
