@@ -165,10 +165,15 @@ class Novelty:
             raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
         parts, sites = torch.cat([own[0] for own, _ in found]), torch.cat([own[1] for own, _ in found])
         looked = joined([own[2]._replace(names=names, inputs=looks) for own, (names, looks) in found])
-        score = self.sum_of(surprise(self.ordinary_parts, parts))
+        score, p_value = self.judged(parts)
         at_site, site = surprise(self.ordinary_sites, sites).max(1)
         names = tuple(self.sight.places[index].name for index in site.tolist())
-        return NoveltyReport(score, conformal_p_value(self.calibration_scores, score), names, (-at_site).exp()), looked
+        return NoveltyReport(score, p_value, names, (-at_site).exp()), looked
+
+    def judged(self, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores and p-values (N,) from the parts of the score, (N, 1 to 4). A file computes the same."""
+        score = self.sum_of(surprise(self.ordinary_parts, parts))
+        return score, conformal_p_value(self.calibration_scores, score)
 
     def parts(self, statistics: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Looked]:
         """Return distance and class parts (N, 1 to 4), as far as there are logits, distances by site, and the layers.

@@ -163,7 +163,7 @@ def surprise(ordinary: Tensor, scores: Tensor) -> Tensor:
     tail = max(1, int(TAIL * count))
     start = ordered[:, -tail - 1 :][:, :1]
     excess = (ordered[:, -tail:] - start).mean(1, keepdim=True).clamp_min(1e-9)
-    ranks = -torch.log((1 + count - torch.searchsorted(ordered, values - TIE)).double() / (count + 1))
+    ranks = -torch.log((1 + _at_least(ordered, values - TIE)).double() / (count + 1))
     beyond = -math.log((1 + tail) / (count + 1)) + (values - start) / excess
     return torch.where(values > start + TIE, beyond, ranks).T
 
@@ -177,5 +177,12 @@ def conformal_p_value(ordinary: Tensor, scores: Tensor) -> Tensor:
     >>> conformal_p_value(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 9.0])).tolist()
     [1.0, 0.75, 0.25]
     """
-    at_least = len(ordinary) - torch.searchsorted(ordinary.sort().values, scores.contiguous() - TIE)
+    at_least = _at_least(ordinary.sort().values[None], scores.contiguous()[None] - TIE)[0]
     return (1 + at_least).double() / (len(ordinary) + 1)
+
+
+def _at_least(ordered: Tensor, values: Tensor) -> Tensor:
+    """Return how many of the ordered numbers (columns, n) are at least as high as each value (columns, N)."""
+    if torch.compiler.is_exporting():  # runtimes of files have no binary search
+        return (ordered[:, None] >= values[:, :, None]).double().sum(2)
+    return ordered.shape[1] - torch.searchsorted(ordered, values)

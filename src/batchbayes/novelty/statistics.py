@@ -102,7 +102,7 @@ class Sight:
     def _units(self) -> list[tuple[Tensor, bool]]:
         """The units of each place, (2, C), and whether a mean is so far from zero that activations must be centred."""
         each = self.units.split([place.channels for place in self.places], dim=1)
-        return [(unit, bool((unit[0].abs() > FAR * unit[1]).any())) for unit in each]
+        return [(unit.contiguous(), bool((unit[0].abs() > FAR * unit[1]).any())) for unit in each]
 
     @property
     def num_features(self) -> int:
@@ -129,7 +129,7 @@ class Sight:
 
         def see(name: str, h: Tensor) -> Tensor:
             place, unit, is_far = watched[name]
-            if len(h) != len(inputs):
+            if h.shape[0] != inputs.shape[0]:  # not len(), which a file would take as a constant
                 raise BatchbayesError(
                     expected=f"one row for each of {len(inputs)} inputs at the {self.kind} layer {place.name}",
                     got=f"an activation of shape {tuple(h.shape)}",
@@ -350,7 +350,8 @@ def _statistics(h: Tensor, unit: Tensor, positions: bool, is_far: bool) -> Tenso
         h, mean = h - mean.view(-1, *[1] * (h.ndim - 2)), torch.zeros_like(mean)
     h = h.float()
     own_mean = h.mean(over)
-    square = torch.cat([part.square().mean(over) for part in cut(h, None, PIECE)])
+    parts = [h] if torch.compiler.is_exporting() else cut(h, None, PIECE)
+    square = torch.cat([part.square().mean(over) for part in parts])
     z = (own_mean - mean) / std
     variance = ((square - own_mean.square()) / std.square()).clamp_min(0)
     return torch.cat([z, (variance + z.square() + FLOOR).log(), (variance + FLOOR).log()], 1)
