@@ -27,6 +27,7 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.network.copies import plain_name
 from batchbayes.network.function import Function, Network
 from batchbayes.network.inputs import Whole
+from batchbayes.network.tap import tap
 
 Affine = tuple[Tensor, ...]
 """A factor, and perhaps an offset."""
@@ -242,17 +243,12 @@ def _neutral(affine: Affine) -> Affine:
     return tuple(torch.full_like(part, float(place == 0)) for place, part in enumerate(affine))
 
 
+@torch.no_grad()
 def _likes(network: Network, patches: Sequence[Patch], example: Tensor) -> Mapping[str, list[Tensor]]:
     """Return a tensor of the shape of each activation that a mask is put on, by name of layer, call after call."""
     found: dict[str, list[Tensor]] = defaultdict(list)
-
-    def see(name: str, activations: Tensor) -> None:
-        found[name].append(torch.empty_like(activations[:1]))
-
-    names = dict.fromkeys(name for each in patches for name in each.masks)
-    if names:
-        with torch.no_grad():
-            network(example.to(network.device), before={name: partial(see, name) for name in names})
+    if names := dict.fromkeys(name for each in patches for name in each.masks):
+        tap(network, example, names, lambda name, h: found[name].append(torch.empty_like(h[:1])))
     return found
 
 
