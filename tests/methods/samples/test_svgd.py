@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import batchbayes as bb
-from batchbayes.methods.samples.svgd import Particles, direction
+from batchbayes.methods.samples.svgd import direction, outputs_of
 from batchbayes.models import MLP
 from batchbayes.training.loop import TrainingConfig, half_squared_error
 
@@ -46,26 +46,25 @@ def test_particles_have_the_moments_of_a_conjugate_regression():
     assert abs(ratio[0, 1] - 1) < 0.4
 
 
-def test_outputs_of_the_stack_are_those_of_the_networks():
-    networks = [MLP(3, [5, 4], 2, norm=False) for _ in range(3)]
-    x = torch.randn(6, 3)
-    found = Particles.of(networks, x).outputs(x).detach()
-    torch.testing.assert_close(found, torch.stack([network(x) for network in networks]))
-
-
 class Doubled(MLP):
     def forward(self, inputs):
         return 2 * super().forward(inputs)
 
 
+@pytest.mark.parametrize("kind", [MLP, Doubled])
+def test_outputs_of_all_particles_are_those_of_the_networks(kind):
+    networks = [kind(3, [5, 4], 2, norm=False) for _ in range(3)]
+    x, weights = torch.randn(6, 3), torch.stack([nn.utils.parameters_to_vector(n.parameters()) for n in networks])
+    found = outputs_of(networks[0], {name: each.shape for name, each in networks[0].named_parameters()}, weights, x)
+    torch.testing.assert_close(found, torch.stack([network(x) for network in networks]))
+
+
 BAD = {
     "batch norm": (lambda: MLP(2, [4], 1), {}, "without batch norm and dropout"),
-    "function": (lambda: Doubled(2, [4], 1, norm=False), {}, "one that does more"),
     "precision": (lambda: make().double(), {}, "inputs of torch.float64, as the networks are"),
     "one": (make, {"num_members": 1}, "num_members as a whole number of at least 2"),
     "prior": (make, {"prior_precision": -1.0}, "a prior precision above 0"),
     "diverges": (make, {"config": TrainingConfig(3, 60, 1e30)}, "finite weights"),
-    "a layer alone": (lambda: nn.Linear(2, 1), {}, "a linear layer alone"),
     "sum": (make, {"loss": nn.MSELoss(reduction="sum")}, "reduction='sum'"),
     "decay": (make, {"config": TrainingConfig(1, 60, weight_decay=0.1)}, "no weight decay beside the prior"),
     "-100": (make, {"data": (X, torch.full((60,), -100)), "loss": cross_entropy}, "got a label of -100"),

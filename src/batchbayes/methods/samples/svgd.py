@@ -10,14 +10,17 @@ Reference: Liu, Wang, "Stein Variational Gradient Descent", NeurIPS 2016. Where 
 gradients divided by the number of examples, so that learning rates are those of the mean loss.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
-from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import Progress
+from batchbayes._common.signatures import Least, checked
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.members import made_members, member_seed, require_counting, require_prior, state_of
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
@@ -26,22 +29,23 @@ from batchbayes.training.batches import require_data, shuffled_batches, two_tens
 from batchbayes.training.loop import Loss, TrainingConfig, checked_loss
 
 
+@checked
 def svgd(
     make: Callable[[], nn.Module],
     data: tuple[Tensor, Tensor],
     loss: Loss,
     config: TrainingConfig,
     *,
-    num_members: int = 20,
+    num_members: Annotated[int, Least(2)] = 20,
     prior_precision: float = 1.0,
     output: Output = None,
 ) -> WeightSamples:
-    """Train small perceptrons together by Stein variational gradient descent.
+    """Train small networks together by Stein variational gradient descent.
 
     Args:
-        make: returns a new perceptron with random weights, without batch norm and dropout: a chain of linear layers and
-            ReLUs. It is called once for each member.
-        data: inputs (N, Q) and targets.
+        make: returns a new network with random weights, without batch norm and dropout. It is called once for each
+            member, and must run under `torch.func.vmap`.
+        data: inputs (N, ...) and targets.
         loss: the mean over a batch of the negative log-likelihood of an example.
         config: epochs, batch size, learning rate of Adam, and seed. The weight decay must be 0.
         num_members: the number of particles S.
@@ -54,94 +58,53 @@ def svgd(
     >>> svgd(make, (x, x), half_squared_error, TrainingConfig(5, 16, 0.1), num_members=4)
     WeightSamples(svgd on Sequential: 4 members)
     """
-    whole_number("num_members", num_members, least=2)
     require_prior(loss, config, prior_precision, "steps are taken by Adam")
     inputs, targets = two_tensors(data)
     require_data(inputs, targets)
     require_counting(targets)
     networks = made_members(make, [member_seed(config.seed, number) for number in range(num_members)])
-    particles = Particles.of(networks, inputs)
-    _move(particles, inputs, targets, checked_loss(loss), config, prior_precision)
-    particles.copy_into(networks)
+    _require_no_noise(networks[0], inputs)
+    _move(networks, inputs, targets, checked_loss(loss), config, prior_precision)
     return stack_states(as_network(networks[0].eval(), output), [state_of(n) for n in networks], "svgd")
 
 
-@dataclass(frozen=True, eq=False)
-class Particles:
-    """The weights of S perceptrons of one shape, (S, D), and what they belong to."""
-
-    layers: tuple[tuple[str, bool], ...]
-    """For each linear layer its name, and whether a ReLU follows."""
-    shapes: dict[str, torch.Size]
-    weights: Tensor
-
-    @staticmethod
-    def of(networks: Sequence[nn.Module], inputs: Tensor) -> "Particles":
-        """Copy the weights of networks. Those that do more than their linear layers and ReLUs say are refused."""
-        first = dict(networks[0].named_parameters())
-        if first and inputs.dtype != (own := next(iter(first.values())).dtype):
-            fix = f"convert the data, for example with x.to({own})"
-            raise BatchbayesError(f"inputs of {own}, as the networks are", f"{inputs.dtype}", fix)
-        shapes = {name: parameter.shape for name, parameter in first.items()}
-        rows = [nn.utils.parameters_to_vector(network.parameters()).detach() for network in networks]
-        found = Particles(_chain(networks[0]), shapes, torch.stack(rows).requires_grad_())
-        with torch.no_grad():
-            alike = all(
-                torch.allclose(own, network(inputs[:8]), atol=1e-6)
-                for own, network in zip(found.outputs(inputs[:8]), networks, strict=True)
-            )
-        if not alike:
-            fix = "give each ReLU its own module, and define modules in the order in which they are called"
-            raise BatchbayesError("networks that are chains of linear layers and ReLUs", "one that does more", fix)
-        return found
-
-    def outputs(self, inputs: Tensor) -> Tensor:
-        """Return the outputs (S, n, K) of all networks for inputs (n, Q), with gradients."""
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        parts = zip(self.shapes.items(), self.weights.split(sizes, 1), strict=True)
-        tensors = {name: part.view(-1, *shape) for (name, shape), part in parts}
-        values = inputs.expand(len(self.weights), -1, -1)
-        for layer, rectified in self.layers:
-            weight, bias = tensors[f"{layer}.weight"], tensors.get(f"{layer}.bias")
-            values = values @ weight.mT if bias is None else torch.baddbmm(bias[:, None], values, weight.mT)
-            values = values.relu() if rectified else values
-        return values
-
-    def copy_into(self, networks: Sequence[nn.Module]) -> None:
-        """Copy the weights into as many networks, in place."""
-        for network, row in zip(networks, self.weights.detach(), strict=True):
-            nn.utils.vector_to_parameters(row, network.parameters())
+def _require_no_noise(network: nn.Module, inputs: Tensor) -> None:
+    """Refuse noise: a network with noise of its own has no density at single weights."""
+    noisy = [module for module in network.modules() if isinstance(module, _BatchNorm | _DropoutNd)]
+    if noisy:
+        got, fix = f"a {type(noisy[0]).__name__}", "leave this layer out, or use deep_ensemble"
+        raise BatchbayesError("a network without batch norm and dropout", got, fix)
+    own = next(network.parameters()).dtype
+    if inputs.dtype != own:
+        fix = f"convert the data, for example with x.to({own})"
+        raise BatchbayesError(f"inputs of {own}, as the networks are", f"{inputs.dtype}", fix)
 
 
-def _chain(network: nn.Module) -> tuple[tuple[str, bool], ...]:
-    """Return the linear layers of a perceptron by name, and whether a ReLU follows each."""
-    found: list[tuple[str, bool]] = []
-    for name, module in network.named_modules():
-        if isinstance(module, nn.Linear):
-            if module is network:
-                raise BatchbayesError("a chain of modules", "a linear layer alone", "pass nn.Sequential(layer)")
-            found.append((name, False))
-        elif isinstance(module, nn.ReLU) and found:
-            found[-1] = (found[-1][0], True)
-        elif not isinstance(module, nn.Identity) and not any(True for _ in module.children()):
-            raise BatchbayesError(
-                expected="a chain of linear layers and ReLUs, without batch norm and dropout",
-                got=f"{type(module).__name__} at {name or 'the top'}",
-                fix="leave this layer out: with noise of its own a network has no density at single weights",
-            )
-    return tuple(found)
+def outputs_of(network: nn.Module, shapes: Mapping[str, torch.Size], weights: Tensor, inputs: Tensor) -> Tensor:
+    """Return the outputs (S, n, ...) of a network with each row of weights (S, D) for inputs (n, ...)."""
+    parts = zip(shapes.items(), weights.split([shape.numel() for shape in shapes.values()], 1), strict=True)
+    tensors = {name: part.view(-1, *shape) for (name, shape), part in parts}
+    return vmap(lambda own: functional_call(network, own, (inputs,)))(tensors)
 
 
 def _move(
-    particles: Particles, inputs: Tensor, targets: Tensor, loss: Loss, config: TrainingConfig, prior_precision: float
+    networks: Sequence[nn.Module],
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    config: TrainingConfig,
+    prior_precision: float,
 ) -> None:
-    """Take all steps, in place."""
-    weights, count = particles.weights, len(inputs)
+    """Take all steps, and put the particles into the networks."""
+    shapes, count = {name: each.shape for name, each in networks[0].named_parameters()}, len(inputs)
+    rows = [nn.utils.parameters_to_vector(network.parameters()).detach() for network in networks]
+    weights = torch.stack(rows).requires_grad_()
     optimiser = torch.optim.Adam([weights], lr=config.learning_rate)
     with Progress("moving particles", config.epochs) as shown:
         for epoch in range(config.epochs):
-            for rows in shuffled_batches(count, config.batch_size, config.seed, epoch):
-                fit = torch.stack([loss(each, targets[rows]) for each in particles.outputs(inputs[rows])]).sum()
+            for chosen in shuffled_batches(count, config.batch_size, config.seed, epoch):
+                outputs = outputs_of(networks[0], shapes, weights, inputs[chosen])
+                fit = torch.stack([loss(each, targets[chosen]) for each in outputs]).sum()
                 total = fit + 0.5 * prior_precision / count * weights.square().sum()
                 (slopes,) = torch.autograd.grad(total, weights)
                 weights.grad = -direction(weights.detach(), -slopes, 1 / count)
@@ -151,6 +114,8 @@ def _move(
         raise BatchbayesError(
             expected="finite weights", got="NaN or infinity", fix="lower the learning rate, or scale the data"
         )
+    for network, row in zip(networks, weights.detach(), strict=True):
+        nn.utils.vector_to_parameters(row, network.parameters())
 
 
 def direction(particles: Tensor, slopes: Tensor, scale: float = 1.0) -> Tensor:
