@@ -128,9 +128,13 @@ BAD = {
     "too many": (lambda: choose_to_label(predictive(DRAWS), 8), "between 1 and 7 examples"),
     "name": (lambda: choose_to_label(predictive(DRAWS), 2, by="variance"), 'by="mutual_information"'),
     "jointly": (lambda: choose_to_label(predictive(DRAWS), 2, by="entropy", jointly=True), "jointly= with the first"),
-    "risk": (lambda: rejection_threshold(torch.rand(3), torch.rand(3) > 0.5, risk=2.0), "the risk between 0 and 1"),
+    "risk": (lambda: rejection_threshold(torch.rand(3), torch.rand(3) > 0.5, risk=2.0), "risk between 0 and 1"),
     "bool": (lambda: rejection_threshold(torch.rand(3), torch.rand(3), risk=0.1), "wrong as torch.bool"),
     "shape": (lambda: rejection_threshold(torch.rand(3), torch.rand(4) > 0, risk=0.1), "wrong in the shape of"),
+    "no peak": (lambda: peaks(torch.full((2, 1, 4, 4), torch.nan)), "numbers in heatmaps; got 32 NaN"),
+    "no embeddings": (lambda: matches(torch.full((2, 1, 3), torch.nan), torch.ones(2, 2, 3)), "numbers in queries"),
+    "empty gallery": (lambda: matches(torch.ones(2, 1, 3), torch.ones(2, 0, 3)), "of the same draws"),
+    "other width": (lambda: matches(torch.ones(2, 1, 3), torch.ones(2, 2, 4)), "of the same draws"),
     "empty": (lambda: rejection_threshold(torch.rand(0), torch.rand(0) > 0, risk=0.1), "at least one example"),
 }
 

@@ -139,10 +139,21 @@ def test_wrong_answers_of_decode_are_named():
         (lambda raw: decode(raw)[:1], "an entry for each of 2 images"),
         (lambda raw: [(box, torch.tensor([1.5]), torch.tensor([0]))] * 2, "scores below 0 or above 1"),
         (lambda raw: [(box, torch.tensor([0.5, 0.5]), torch.tensor([0]))] * 2, r"shapes \(1, 4\), \(2,\)"),
+        (lambda raw: [(box.reshape(4, 1), torch.tensor([0.5] * 4), torch.tensor([0] * 4))] * 2, r"shapes \(4, 1\)"),
+        (lambda raw: [(box, torch.tensor([0.5]), torch.tensor([1.7]))] * 2, "no whole numbers from 0 to 9999"),
+        (lambda raw: [(box, torch.tensor([0.5]), torch.tensor([10**9]))] * 2, "no whole numbers from 0 to 9999"),
+        (lambda raw: [(box, torch.tensor([0.5]), torch.tensor([[-1.0, 2.0]]))] * 2, "probabilities of classes below 0"),
+        (lambda raw: [(box, torch.tensor([0.5]), torch.tensor([[1.0, 1.0]]))] * 2, "with a sum above 1"),
+        (lambda raw: raw["nothing"], "boxes, scores and classes from decode; got .*Error"),
         (lambda raw: [(box.flip(1), torch.tensor([0.5]), torch.tensor([0]))] * 2, "second corner lies before"),
     ]:
         with pytest.raises(bb.BatchbayesError, match=message):
             bb.detections(posterior, IMAGES[:2], wrong)
+
+
+def test_fewer_classes_than_there_are_is_refused():
+    with pytest.raises(bb.BatchbayesError, match="classes from 0 to 1; got 2"):
+        bb.merge_detections([(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), [0.5], [2])], num_classes=2)
 
 
 def test_nothing_found():

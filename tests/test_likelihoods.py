@@ -326,3 +326,26 @@ def test_ctc_equals_a_loop_over_paths() -> None:
                 total += sum(float(torch.stack([draws[s, n, t].softmax(-1)[k] for t, k in enumerate(path)]).prod())
                              for s in range(3)) / 3  # fmt: skip
         assert math.isclose(float(found[n]), math.log(total), rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"targets": [[1, 7], [2, 0]]}, "labels from 0 to 2; got 1 to 7"),
+        ({"targets": [[1, -1], [2, 0]]}, "labels from 0 to 2; got -1 to 2"),
+        ({"targets": [[1.7, 2.0], [2.0, 0.0]]}, "integer labels"),
+        ({"targets": [[1, 0], [2, 0]]}, "a blank that no label is"),
+        ({"targets": [1, 2]}, "3 labels; got shape"),
+        ({"input_lengths": [3.9, 3.0]}, r"input_lengths \(2,\) from 0 to 4"),
+        ({"input_lengths": [5, 3]}, r"input_lengths \(2,\) from 0 to 4"),
+        ({"target_lengths": [3, 1]}, r"target_lengths \(2,\) from 0 to 2"),
+        ({"blank": 9}, "a blank that no label is, from 0 to 2; got blank=9"),
+    ],
+)
+def test_ctc_refuses_what_torch_would_read_outside_of_memory(options, words) -> None:
+    predictive = summarised(bb.categorical(class_axis=-1).summary(), torch.zeros(3, 2, 4, 3).double())
+    given = {"targets": [[1, 2], [2, 0]], "input_lengths": [4, 3], "target_lengths": [2, 1], **options}
+    with pytest.raises(bb.BatchbayesError, match=words):
+        predictive.ctc_log_prob(**given)
+    one_row = predictive.ctc_log_prob([1, 2, 2], [4, 3], [2, 1])
+    assert torch.equal(one_row, predictive.ctc_log_prob([[1, 2], [2, 0]], [4, 3], [2, 1]))

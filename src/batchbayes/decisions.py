@@ -15,14 +15,14 @@ from torch.nn.functional import normalize, one_hot
 
 from batchbayes._common.checks import (
     Values,
-    as_tensor,
     check_bool,
     check_finite,
+    check_no_nan,
     check_not_empty,
-    finite_number,
     moved,
+    real,
 )
-from batchbayes._common.signatures import checked
+from batchbayes._common.signatures import Share, checked
 from batchbayes.errors import BatchbayesError
 
 
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
 
 
 @checked
-def rejection_threshold(uncertainty: Values, wrong: Values, *, risk: float, confidence: float = 0.95) -> float | None:
+def rejection_threshold(uncertainty: Values, wrong: Values, *, risk: Share, confidence: Share = 0.95) -> float | None:
     r"""Return the largest uncertainty at which an answer may be given, so that the promised risk holds.
 
     Among answers with an uncertainty up to the threshold, the share of wrong ones is at most `risk`. This holds with
@@ -59,8 +59,6 @@ def rejection_threshold(uncertainty: Values, wrong: Values, *, risk: float, conf
     check_not_empty("uncertainty", uncertainty)
     check_finite("uncertainty", uncertainty)
     check_bool("wrong", wrong, "uncertainty", uncertainty)
-    for name, value in (("the risk", risk), ("the confidence", confidence)):
-        finite_number(name, value, above=0, below=1, fix="it is a share")
     uncertainty, wrong = one_for_each(uncertainty), one_for_each(wrong)
     order = uncertainty.argsort()
     errors, levels = wrong[order].cumsum(0), uncertainty[order]
@@ -118,6 +116,7 @@ class Matches(NamedTuple):
     """Share of the draws in which the entry is the nearest to the query, (N, G)."""
 
 
+@checked
 def matches(queries: Values, gallery: Values) -> Matches:
     """Compare embeddings under draws: queries (S, N, E) with a gallery (S, G, E) of the same draws.
 
@@ -128,17 +127,19 @@ def matches(queries: Values, gallery: Values) -> Matches:
     >>> found.mean, found.share_nearest
     (tensor([[0., 1.]]), tensor([[0., 1.]]))
     """
-    first, second = (normalize(as_tensor(each, "embeddings"), dim=-1) for each in (queries, gallery))
-    if first.ndim != 3 or second.ndim != 3 or len(first) != len(second):
-        got = f"{tuple(first.shape)} and {tuple(second.shape)}"
+    check_no_nan("queries", queries)
+    check_no_nan("gallery", gallery)
+    if queries.ndim != 3 or gallery.ndim != 3 or queries.shape[::2] != gallery.shape[::2] or not gallery.numel():
+        got = f"{tuple(queries.shape)} and {tuple(gallery.shape)}"
         raise BatchbayesError(
             "embeddings (S, N, E) and (S, G, E) of the same draws", got, "pass predictive.draws of both"
         )
-    alike = first @ second.mT  # (S, N, G)
+    alike = normalize(real(queries), dim=-1) @ normalize(real(gallery), dim=-1).mT  # (S, N, G)
     nearest = one_hot(alike.argmax(-1), alike.shape[-1]).to(alike)
     return Matches(alike.mean(0), alike.std(0, correction=0), nearest.mean(0))
 
 
+@checked
 def peaks(heatmaps: Values) -> tuple[Tensor, Tensor]:
     """Return where the peaks of heatmaps lie, as (x, y), and how far they scatter over draws: (S, ..., H, W) ->
     mean (..., 2) and standard deviation (..., 2), in pixels.
@@ -150,9 +151,9 @@ def peaks(heatmaps: Values) -> tuple[Tensor, Tensor]:
     >>> peaks(maps)
     (tensor([[2., 2.]], dtype=torch.float64), tensor([[0., 1.]], dtype=torch.float64))
     """
-    given = as_tensor(heatmaps, "heatmaps")
-    if given.ndim < 3:
-        raise BatchbayesError("heatmaps (S, ..., H, W)", f"{tuple(given.shape)}", "pass predictive.draws")
-    best, width = given.flatten(-2).argmax(-1), given.shape[-1]
+    check_no_nan("heatmaps", heatmaps)
+    if heatmaps.ndim < 3 or not heatmaps.numel():
+        raise BatchbayesError("heatmaps (S, ..., H, W)", f"{tuple(heatmaps.shape)}", "pass predictive.draws")
+    best, width = heatmaps.flatten(-2).argmax(-1), heatmaps.shape[-1]
     places = torch.stack([best % width, best // width], -1).double()
     return places.mean(0), places.std(0, correction=0)

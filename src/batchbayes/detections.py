@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import as_tensor, finite_number, whole_number
+from batchbayes._common.checks import SUM_TOLERANCE, as_tensor
+from batchbayes._common.signatures import Count, Seed, Share, checked
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics.detection import box_overlaps
@@ -21,6 +22,8 @@ from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predict import CHUNK, require_posterior
 from batchbayes.predictive import to_frame
 
+MOST_CLASSES = 10_000
+"""Class numbers are below it: an object has a probability for each class."""
 Decode = Callable[[Any], Sequence[tuple[Tensor, Tensor, Tensor]]]
 """From what the network returns for a batch to (boxes (M, 4), scores (M,), classes (M,) or (M, K)) of each image."""
 
@@ -71,16 +74,17 @@ class Detections:
         return to_frame({"class": self.classes, **{name: getattr(self, name) for name in names}})
 
 
+@checked
 def detections(
     posterior: Posterior,
     data: Batches,
     decode: Decode,
     *,
-    num_samples: int | None = None,
-    seed: int = 0,
-    overlap: float = 0.5,
+    num_samples: Count | None = None,
+    seed: Seed = 0,
+    overlap: Share = 0.5,
     inputs: Picker = None,
-    chunk_size: int | None = None,
+    chunk_size: Count | None = None,
 ) -> list[Detections]:
     """Detect objects by every draw of a posterior, and say of each object how sure the draws are.
 
@@ -109,8 +113,7 @@ def detections(
     require_posterior(posterior)
     if not callable(decode):
         raise BatchbayesError("a function decode=", f"a {type(decode).__name__}", "pass a function of raw outputs")
-    num_samples = None if num_samples is None else whole_number("num_samples", num_samples)
-    draws, seed = num_draws(posterior, num_samples), whole_number("seed", seed, least=None)
+    draws = num_draws(posterior, num_samples)
     seen, usual = _Decoded(decode), getattr(getattr(posterior, "network", None), "inputs", None)
     every: list[list[Any]] = []
     with torch.no_grad(), one_call():
@@ -134,7 +137,12 @@ class _Decoded:
         self._decode, self.count, self.found = decode, 0, list[Any]()
 
     def __call__(self, outputs: Any) -> Tensor:
-        self.found = [_checked(each) for each in self._decode(outputs)]
+        try:
+            found = self._decode(outputs)
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}"[:300]
+            raise BatchbayesError("boxes, scores and classes from decode", got, "call it on raw outputs") from error
+        self.found = [_checked(each) for each in found]
         if len(self.found) != self.count:
             raise BatchbayesError(
                 expected=f"a list from decode, with an entry for each of {count(self.count, 'image')}",
@@ -147,14 +155,22 @@ class _Decoded:
 def _checked(found: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return boxes, scores and classes on the CPU, or raise an error that says what is wrong with them."""
     boxes, scores, classes = (as_tensor(each, "what decode returns").detach().cpu() for each in found)
-    boxes, scores = boxes.double().reshape(-1, 4), scores.double()
+    boxes, scores = boxes.double() if boxes.numel() else boxes.double().reshape(0, 4), scores.double()
+    are_numbers = (classes >= 0) & (classes < MOST_CLASSES) & (classes == classes.floor())
+    are_probabilities = (classes >= 0) & (classes.sum(-1, keepdim=True) <= 1 + SUM_TOLERANCE)
     wrong = ""
-    if scores.shape != boxes.shape[:1] or classes.shape[:1] != scores.shape or classes.ndim not in (1, 2):
+    if boxes.shape[1:] != (4,) or scores.shape != boxes.shape[:1] or classes.shape[:1] != scores.shape:
         wrong = f"shapes {', '.join(str(tuple(each.shape)) for each in (boxes, scores, classes))}"
     elif not bool(((scores >= 0) & (scores <= 1)).all()):
         wrong = "scores below 0 or above 1"
     elif not bool(boxes.isfinite().all()) or bool((boxes[:, 2:] < boxes[:, :2]).any()):
         wrong = "boxes that are not finite, or whose second corner lies before the first"
+    elif classes.ndim == 1 and not bool(are_numbers.all()):
+        wrong = f"classes that are no whole numbers from 0 to {MOST_CLASSES - 1}"
+    elif classes.ndim == 2 and not (classes.is_floating_point() and bool(are_probabilities.all())):
+        wrong = "probabilities of classes below 0, or with a sum above 1"
+    elif classes.ndim not in (1, 2):
+        wrong = f"classes of shape {tuple(classes.shape)}"
     if wrong:
         raise BatchbayesError(
             expected="boxes (M, 4) as x1, y1, x2, y2, scores (M,) from 0 to 1, and classes (M,) or (M, K)",
@@ -164,8 +180,9 @@ def _checked(found: Any) -> tuple[Tensor, Tensor, Tensor]:
     return boxes, scores, classes
 
 
+@checked
 def merge_detections(
-    draws: Sequence[tuple[Any, Any, Any]], *, overlap: float = 0.5, num_classes: int | None = None
+    draws: Sequence[tuple[Any, Any, Any]], *, overlap: Share = 0.5, num_classes: Count | None = None
 ) -> Detections:
     """Match what S draws found in one image, and summarise each object. `detections` does this for every image.
 
@@ -179,15 +196,16 @@ def merge_detections(
     >>> found.boxes.tolist(), found.share_found.item(), round(found.scores.item(), 3)
     ([[0.25, 0.25, 4.25, 4.25]], 0.6666666666666666, 0.467)
     """
-    least = finite_number("overlap", overlap, above=0, below=1, fix="try 0.5")
-    checked = [_checked((boxes, scores, torch.as_tensor(classes))) for boxes, scores, classes in draws]
-    if not checked:
+    found_of_draws = [_checked((boxes, scores, torch.as_tensor(classes))) for boxes, scores, classes in draws]
+    if not found_of_draws:
         raise BatchbayesError("at least one draw", "none", "pass (boxes, scores, classes) of each draw")
-    which = torch.arange(len(checked)).repeat_interleave(torch.tensor([len(scores) for _, scores, _ in checked]))
-    boxes, scores = (torch.cat(each) for each in list(zip(*checked, strict=True))[:2])
-    probs = _probabilities([classes for _, _, classes in checked], num_classes)
-    place = torch.tensor(match_boxes(boxes, scores, which, least), dtype=torch.long)
-    objects, samples = int(place.max()) + 1 if len(place) else 0, len(checked)
+    which = torch.arange(len(found_of_draws)).repeat_interleave(
+        torch.tensor([len(scores) for _, scores, _ in found_of_draws])
+    )
+    boxes, scores = (torch.cat(each) for each in list(zip(*found_of_draws, strict=True))[:2])
+    probs = _probabilities([classes for _, _, classes in found_of_draws], num_classes)
+    place = torch.tensor(match_boxes(boxes, scores, which, overlap), dtype=torch.long)
+    objects, samples = int(place.max()) + 1 if len(place) else 0, len(found_of_draws)
 
     def total(values: Tensor) -> Tensor:
         return values.new_zeros(objects, *values.shape[1:]).index_add(0, place, values)
@@ -231,7 +249,12 @@ def _probabilities(classes: Sequence[Tensor], num_classes: int | None) -> Tensor
             [each.double() if each.ndim == 2 else each.new_zeros(0, several[0].shape[1]) for each in classes]
         )
     numbers = torch.cat([each.long() for each in classes])
-    return torch.nn.functional.one_hot(numbers, num_classes or int(numbers.max()) + 1 if len(numbers) else 1).double()
+    largest = int(numbers.max()) if len(numbers) else 0
+    if num_classes is not None and largest >= num_classes:
+        raise BatchbayesError(
+            f"classes from 0 to {num_classes - 1}", f"{largest}", "raise num_classes, or leave it out"
+        )
+    return torch.nn.functional.one_hot(numbers, num_classes or largest + 1).double()
 
 
 def _entropy(parts: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch.nn.functional import ctc_loss
 from batchbayes._common.checks import (
     Values,
     as_tensor,
+    check_classes,
     finite_number,
     fitting_labels,
     fitting_yes_or_no,
@@ -168,9 +169,9 @@ class CategoricalPredictive(_ClassSummary):
         and labels beyond the lengths (N,) do not count. It needs the draws. Arguments are those of torch's `ctc_loss`.
         """
         frames = self.likelihood.logits(self.draws.double()).log_softmax(-1).transpose(1, 2)  # (S, T, N, K)
-        lengths = [as_tensor(each, "lengths").long() for each in (input_lengths, target_lengths)]
-        labels = as_tensor(targets, "targets").long()
-        each = [ctc_loss(draw, labels, lengths[0], lengths[1], blank, "none") for draw in frames]
+        lengths = [as_tensor(each, "lengths") for each in (input_lengths, target_lengths)]
+        labels = _ctc_labels(as_tensor(targets, "targets"), frames.shape, lengths[0], lengths[1], blank)
+        each = [ctc_loss(draw, labels, lengths[0].long(), lengths[1].long(), blank, "none") for draw in frames]
         return (torch.stack(each).neg().logsumexp(0) - math.log(len(each))).to(self.log_probs.dtype)
 
     def columns(self) -> dict[str, Tensor]:
@@ -182,6 +183,31 @@ class CategoricalPredictive(_ClassSummary):
             "mutual_information": self.mutual_information,
             "probs": self.probs,
         }
+
+
+def _ctc_labels(labels: Tensor, shape: torch.Size, frames: Tensor, counts: Tensor, blank: int) -> Tensor:
+    """Return labels (N, L) or (sum of counts,) for torch, which reads outside of memory if they or lengths are wrong.
+
+    Draws of frames have `shape` (S, T, N, K).
+    """
+    _, most_frames, examples, classes = shape
+    most = labels.shape[1] if labels.ndim == 2 else len(labels)
+    for name, each, limit in (("input_lengths", frames, most_frames), ("target_lengths", counts, most)):
+        if each.shape != (examples,) or not bool(((each >= 0) & (each <= limit) & (each == each.floor())).all()):
+            fix = "pass a whole number for each example"
+            raise BatchbayesError(f"{name} ({examples},) from 0 to {limit}", f"{each.tolist()}"[:200], fix)
+    if labels.ndim == 2:
+        used = labels[torch.arange(most) < counts[:, None]] if len(labels) == examples else labels[:0]
+    else:
+        used = labels
+    if labels.ndim not in (1, 2) or len(used) != int(counts.sum()):
+        fix = "pass labels (N, L), or those of all examples one after the other"
+        raise BatchbayesError(f"{int(counts.sum())} labels", f"shape {tuple(labels.shape)}", fix)
+    check_classes("labels", used, classes)
+    if not 0 <= blank < classes or bool((used == blank).any()):
+        fix = "labels never are the blank: name its class by blank="
+        raise BatchbayesError(f"a blank that no label is, from 0 to {classes - 1}", f"blank={blank}", fix)
+    return labels.long()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -306,7 +332,7 @@ class GaussianPredictive(_Summary):
     def crps(self, targets: Values) -> Tensor:
         """Return the exact CRPS of the mixture, in the shape and the unit of the targets. Lower is better.
 
-        It takes O(S^2) time for each example, as `scores.mixture_crps` does.
+        It takes O(S^2) time for each example, as `metrics.mixture_crps` does.
         """
         from batchbayes.metrics import mixture_crps
 

@@ -115,8 +115,8 @@ def _require_links(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a name is that of a hidden file, or of a folder that systems add: by zip on a Mac, or by a Synology."""
-    return name.startswith(".") or name in ("__MACOSX", "@eaDir")
+    """Whether a name is that of a hidden file, or of a folder that zip on a Mac, a Synology or Windows adds."""
+    return name.startswith(".") or name in ("__MACOSX", "@eaDir", "Thumbs.db")
 
 
 def visible(folder: Path) -> list[Path]:
