@@ -115,12 +115,8 @@ def test_what_cannot_be_stacked_is_refused():
     examples, config = data(20, 1), TrainingConfig(1, 10)
     with pytest.raises(BatchbayesError, match="one shape"):
         train_together([networks(1)[0], MLP(3, [8], 1)], [examples] * 2, [config] * 2)
-    with pytest.raises(BatchbayesError, match="perceptrons MLP"):
+    with pytest.raises(BatchbayesError, match="perceptrons of one shape"):
         train_together([nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))], [examples], [config])
-    with pytest.raises(BatchbayesError, match="as many data sets"):
-        train_together(networks(2), [examples], [config] * 2)
-    with pytest.raises(BatchbayesError, match="one number of epochs"):
-        train_together(networks(2), [examples] * 2, [config, TrainingConfig(2, 10)])
     with pytest.raises(BatchbayesError, match="Adam"):
         train_together(networks(1), [examples], [TrainingConfig(1, 10, optimiser="sgd")])
     with pytest.raises(BatchbayesError, match="finite"):

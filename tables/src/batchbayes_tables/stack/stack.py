@@ -1,6 +1,7 @@
 """A stack: the layers that some networks have in common, the tensors of all of these networks, and their predictions.
 
-A stack holds perceptrons, `batchbayes.models.MLP`: layers (dropout ->) linear -> (batch norm ->) (ReLU).
+A stack holds perceptrons, `batchbayes.models.MLP` or `nn.Sequential`: layers (dropout ->) linear -> (batch norm ->)
+(ReLU).
 
 Batch statistics or dropout masks are drawn for all networks at once, and all networks get the same inputs. The draws of
 one network are laid out along its examples, so that a layer of all networks and all draws is one batched product.
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.models import MLP
+from batchbayes.models import MLP, SeededDropout
 
 CHUNK = 2**20
 """How many numbers the widest layer holds at a time, so that they fit into the cache."""
@@ -173,7 +174,7 @@ def _affordable(stack: Stack, examples: int) -> int:
     return max(1, CHUNK // (len(stack) * examples * width))
 
 
-def stack_networks(networks: Sequence[MLP]) -> Stack:
+def stack_networks(networks: Sequence[nn.Module]) -> Stack:
     """Copy the parameters of perceptrons of one shape into a stack. They may differ in their dropout rates.
 
     >>> stack = stack_networks([MLP(3, [8], 1) for _ in range(5)])
@@ -185,10 +186,14 @@ def stack_networks(networks: Sequence[MLP]) -> Stack:
     layers, states = [_layers(network) for network in networks], [network.state_dict() for network in networks]
     shapes = [{name: (tensor.shape, tensor.dtype) for name, tensor in state.items()} for state in states]
     for number, network in enumerate(networks):
-        trained = all(parameter.requires_grad for parameter in network.parameters())
-        if type(network) is not MLP or not trained or (layers[number], shapes[number]) != (layers[0], shapes[0]):
+        parameters = list(network.parameters())
+        is_whole = all(each.requires_grad for each in parameters) and len(parameters) == sum(
+            name in shapes[number] for layer in layers[number] for name in layer.trained
+        )
+        if not is_whole or (layers[number], shapes[number]) != (layers[0], shapes[0]):
             raise BatchbayesError(
-                expected="perceptrons MLP of one shape and precision, of which all parameters are trained",
+                expected="perceptrons of one shape and precision (an MLP, or nn.Sequential of linear layers with batch "
+                "norm and ReLU), of which all parameters are trained",
                 got=f"another one at position {number}",
                 fix="make one stack for each shape, or train this network with training.loop.train",
             )
@@ -201,20 +206,31 @@ def stack_networks(networks: Sequence[MLP]) -> Stack:
 
 
 def _layers(network: nn.Module) -> tuple[Layer, ...]:
-    """Return the layers of a perceptron, none for another network."""
-    blocks = [(f"hidden.{number}.", block) for number, block in enumerate(getattr(network, "hidden", ()))]
-    found = [
-        Layer(
-            f"{place}linear",
-            f"{place}dropout" if hasattr(block, "dropout") else None,
-            f"{place}norm" if hasattr(block, "norm") else None,
-            rectified=True,
-            epsilon=block.norm.eps if hasattr(block, "norm") else 0.0,
-            momentum=block.norm.momentum if hasattr(block, "norm") else 0.0,
-        )
-        for place, block in blocks
-    ]
-    return (*found, Layer("output", "dropout" if getattr(network, "dropout", None) else None))
+    """Return the layers of a perceptron, an MLP or nn.Sequential, whose modules run in their order; else none."""
+    found: list[Layer] = []
+    dropout: str | None = None
+    for name, module in network.named_modules(remove_duplicate=False):
+        kind, last = type(module), found[-1] if found else None
+        if kind in (MLP, nn.Sequential, nn.Identity):
+            continue
+        if kind is nn.Linear:
+            found.append(Layer(name, dropout))
+            dropout = None
+        elif kind is SeededDropout and not dropout:
+            dropout = name
+        elif last and not dropout and not last.rectified and kind is nn.ReLU:
+            found[-1] = replace(last, rectified=True)
+        elif last and not dropout and not (last.rectified or last.norm) and _is_trainable(module):
+            found[-1] = replace(last, norm=name, epsilon=module.eps, momentum=module.momentum)
+        else:
+            return ()
+    return () if not found or dropout or found[-1].rectified or isinstance(network, nn.Linear) else tuple(found)
+
+
+def _is_trainable(module: nn.Module) -> bool:
+    """Whether a stack can train a module as a batch norm."""
+    is_norm = type(module) is nn.BatchNorm1d
+    return is_norm and module.affine and module.track_running_stats and module.momentum is not None
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ once, and all parameters in one vector, so that one fused Adam updates them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn, optim
 from batchbayes._common.progress import Progress
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.models import MLP
 from batchbayes.training.batches import require_data, shuffled_batches
 from batchbayes.training.loop import TrainingConfig
 from batchbayes_tables.stack.stack import Layer, Stack, stack_networks, unstack
@@ -33,7 +32,7 @@ GATHERED = 16
 """Steps whose batches are gathered at a time: all steps of an epoch would be a copy of the data for each network."""
 
 
-def train_together(networks: Sequence[MLP], data: Sequence[Examples], configs: Sequence[TrainingConfig]) -> None:
+def train_together(networks: Sequence[nn.Module], data: Sequence[Examples], configs: Sequence[TrainingConfig]) -> None:
     """Train networks of one shape in place, each on its own data, and leave them in evaluation mode.
 
     The objective of each network is `half_squared_error`.
@@ -44,7 +43,10 @@ def train_together(networks: Sequence[MLP], data: Sequence[Examples], configs: S
     >>> configs = [TrainingConfig(20, 16, 1e-2, weight_decay=decay) for decay in (0.0, 1e-3, 1e-1)]
     >>> train_together(networks, [(x, x)] * 3, configs)
     """
-    unstack(train_stack(stack_networks(networks), data, configs), networks)
+    stack = stack_networks(networks)
+    for number, own in enumerate(data):
+        _require_fitting(stack, *own, configs[number], number)
+    unstack(train_stack(stack, data, configs), networks)
     for network in networks:
         network.eval()
 
@@ -70,21 +72,20 @@ def train_stack(
     Args:
         stack: the networks.
         data: for each network what it is trained on.
-        configs: for each network how it is trained. They may differ in weight decay and seed alone.
+        configs: for each network how it is trained, by Adam. They differ in weight decay and seed alone.
         observe: called after every `every` epochs. A network that does not continue stays as it is then.
         every: how many epochs are between two calls of `observe`.
         loss: what training makes small. For "cross_entropy", targets are one-hot rows, or other probabilities.
         schedule: from the share of the training that is done to a factor of the learning rate.
     """
-    common = _require_common(stack, data, configs)
     trained, groups = stack.select(range(len(stack))), _groups(stack, data, configs, loss)
-    with Progress(f"training {len(stack)} networks", common.epochs) as shown:
-        for epoch in range(common.epochs):
+    with Progress(f"training {len(stack)} networks", configs[0].epochs) as shown:
+        for epoch in range(configs[0].epochs):
             for group in groups:
                 group.run_epoch(epoch, schedule)
             shown.advance()
             looks = (epoch + 1) % every == 0
-            if looks or epoch + 1 == common.epochs:
+            if looks or epoch + 1 == configs[0].epochs:
                 for group in groups:
                     group.require_converging(epoch)
                     group.copy_into(trained)
@@ -262,29 +263,11 @@ def _groups(stack: Stack, data: Sequence[Examples], configs: Sequence[TrainingCo
     return [Group(stack, torch.tensor(numbers), data, configs, loss=loss) for numbers in kinds.values()]
 
 
-def _require_common(stack: Stack, data: Sequence[Examples], configs: Sequence[TrainingConfig]) -> TrainingConfig:
-    """Refuse arguments that do not fit together. Return the config that all networks share except decay and seed."""
-    if not len(stack) == len(data) == len(configs):
-        raise BatchbayesError(
-            expected="as many data sets and configs as networks",
-            got=f"{len(stack)} networks, {len(data)} data sets, {len(configs)} configs",
-            fix="pass one of each for each network",
-        )
-    common = replace(configs[0], weight_decay=0.0, seed=0)
-    if any(replace(config, weight_decay=0.0, seed=0) != common for config in configs) or common.optimiser != "adam":
-        raise BatchbayesError(
-            expected="one number of epochs, batch size and learning rate for all networks, and Adam",
-            got="different ones" if common.optimiser == "adam" else repr(common.optimiser),
-            fix="train networks with another config as another stack",
-        )
-    for number in sorted({(id(own[0]), id(own[1])): i for i, own in reversed(list(enumerate(data)))}.values()):
-        _require_fitting(stack, *data[number], common, number)
-    return common
-
-
 def _require_fitting(stack: Stack, inputs: Tensor, targets: Tensor, config: TrainingConfig, number: int) -> None:
-    """Refuse data that does not fit the networks."""
+    """Refuse data that does not fit the networks, and another optimiser."""
     require_data(inputs, targets)
+    if config.optimiser != "adam":
+        raise BatchbayesError("Adam, to train networks together", repr(config.optimiser), "leave optimiser= out")
     weights = [stack.tensors[f"{layer.linear}.weight"] for layer in stack.layers]
     wanted = (len(inputs), weights[0].shape[2]), (len(inputs), weights[-1].shape[1])
     if (inputs.shape, targets.shape) != wanted:
