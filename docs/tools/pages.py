@@ -10,8 +10,7 @@ from pathlib import Path
 from batchbayes_papers.runner.experiment import EXPERIMENTS
 
 from batchbayes.methods.table import METHODS
-from batchbayes.report.compare import classes, pixels, values
-from batchbayes.report.compare.task import MetricColumn
+from batchbayes.report.compare.columns import CLASSES, PIXELS, STRANGE_CLASSES, STRANGE_VALUES, VALUES, MetricColumn
 from batchbayes.report.options import AssessOptions, Settings
 
 PEERS = "peers"
@@ -76,9 +75,9 @@ PAPERS = (
 def substitutions(docs: Path) -> dict[str, str]:
     """Return what `{{ name }}` stands for in the pages."""
     columns = {
-        "classification": classes.COLUMNS + classes.STRANGE_COLUMNS,
-        "regression": values.COLUMNS + values.STRANGE_COLUMNS,
-        "segmentation": pixels.COLUMNS,
+        "classification": CLASSES + STRANGE_CLASSES,
+        "regression": VALUES + STRANGE_VALUES,
+        "segmentation": PIXELS,
     }
     return {
         "methods": methods_table(docs),

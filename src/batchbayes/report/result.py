@@ -19,10 +19,10 @@ from batchbayes.plots.style import Figure
 from batchbayes.posterior import Posterior
 from batchbayes.predict import predict
 from batchbayes.report.compare.choice import Choice
+from batchbayes.report.compare.columns import MetricColumn
 from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.compare.rows import Rows
-from batchbayes.report.compare.task import MetricColumn
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import as_input
 

@@ -13,29 +13,11 @@ from batchbayes.methods.candidates import Candidate
 from batchbayes.metrics import is_misclassified, max_probability
 from batchbayes.predict import joined, predict_stream
 from batchbayes.predictive import CategoricalPredictive, summarised
-from batchbayes.report.compare.contenders import (
-    Contender,
-    Seen,
-    affordable,
-    calibration_draws,
-    charged,
-    compared_candidates,
-    drawing,
-)
+from batchbayes.report.compare.columns import CLASSES, STRANGE_CLASSES
+from batchbayes.report.compare.contenders import Contender, Seen, affordable, calibration_draws, compared_candidates
 from batchbayes.report.compare.groups import of_classes
 from batchbayes.report.compare.rows import Rows, class_labels
-from batchbayes.report.compare.task import (
-    AURC,
-    BRIER,
-    BY_MI,
-    ECE,
-    PASSES,
-    RANKING,
-    STRANGE,
-    MetricColumn,
-    Task,
-    with_temperature,
-)
+from batchbayes.report.compare.task import Task
 from batchbayes.report.compare.tuning import TemperatureCurve, temperature_grid
 from batchbayes.report.page.figures import class_figures
 from batchbayes.report.page.pictures import class_explorer
@@ -46,39 +28,13 @@ from batchbayes.report.result import Assessment
 from batchbayes.report.words.classes import class_terms, class_verdict
 
 TEMPERATURES = temperature_grid(0.25, 16, 17)
-COLUMNS = (
-    MetricColumn("accuracy", "Accuracy", "higher", 1, "share of right answers", percent=True),
-    MetricColumn("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
-    MetricColumn("cll", "CLL", "higher", 3, "log-likelihood at the best temperature, tuned on other test data"),
-    BRIER,
-    ECE,
-    MetricColumn("ece_equal_mass", "ECE, equal mass", "lower", 1, "the same with bins of equal size", percent=True),
-    MetricColumn("ece_classwise", "ECE, classwise", "lower", 2, "the same for each class, averaged", percent=True),
-    MetricColumn(
-        "set_size", "Set size", "lower", 2, "mean size of conformal sets that hold the truth in 90 % of cases"
-    ),
-    PASSES,
-    MetricColumn(
-        "error_auroc", "AUROC", "higher", 3, "how well entropy tells wrong answers from right ones", group=RANKING
-    ),
-    BY_MI,
-    AURC,
-)
-STRANGE_COLUMNS = (
-    MetricColumn("ood_auroc", "AUROC", "higher", 3, "how well entropy tells strange from test inputs", group=STRANGE),
-    MetricColumn("ood_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=STRANGE),
-    MetricColumn("ood_aupr", "AUPR", "higher", 3, "area under precision and recall, by entropy", group=STRANGE),
-    MetricColumn(
-        "ood_fpr95", "FPR95", "lower", 1, "false alarms when 95 % of strange inputs are found", True, group=STRANGE
-    ),
-)
 
 
 class Classes(Task):
     """One class for each example."""
 
-    columns = COLUMNS
-    strange_columns = STRANGE_COLUMNS
+    columns = CLASSES
+    strange_columns = STRANGE_CLASSES
 
     def fit(self, case: Case) -> list[Candidate]:
         return compared_candidates(case, case.likelihood)
@@ -90,17 +46,17 @@ class Classes(Task):
             some = summarised(case.likelihood.summary(), draws[:size])
             grid = [-summarised(case.at(t).summary(), draws[:size]).log_prob(labels) for t in TEMPERATURES]
             right = ~is_misclassified(some.probs, labels)
-            plain = Contender(
+            plain = Contender.judged(
                 candidate,
                 size,
                 {"temperature": 1.0},
-                charged(candidate, -some.log_prob(labels)),
+                -some.log_prob(labels),
                 trust=of_classes(max_probability(some.probs).double(), right).trust,
                 draws=draws,
                 **how,
             )
             curve = TemperatureCurve(TEMPERATURES, torch.stack(grid))
-            contenders += [plain, with_temperature(case, plain, curve, tune_temperature(some, labels))]
+            contenders += [plain, plain.with_temperature(curve, tune_temperature(some, labels), case.settings.seed)]
         return contenders
 
     def test(self, case: Case, contenders: Sequence[Contender], is_told: bool) -> Iterator[Contender]:
@@ -145,7 +101,7 @@ class Classes(Task):
 def _predict_each(case: Case, data: Examples, contenders: Sequence[Contender]) -> list[CategoricalPredictive]:
     """Return one predictive for each contender, from the same draws."""
     most = max(contenders, key=lambda each: each.num_samples)
-    likelihoods, how = [case.at(each.tuned["temperature"]) for each in contenders], drawing(case, most)
+    likelihoods, how = [case.at(each.tuned["temperature"]) for each in contenders], most.drawing(case)
     if all(each.num_samples == most.num_samples for each in contenders):
         pieces = [predicted.predictives for predicted in predict_stream(most.posterior, data, likelihoods, **how)]
     else:

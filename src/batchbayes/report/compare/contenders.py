@@ -23,7 +23,7 @@ from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predict import Predicted, predict_stream
 from batchbayes.report.compare.groups import Trust
 from batchbayes.report.compare.intervals import Intervals
-from batchbayes.report.compare.tuning import FOLDS
+from batchbayes.report.compare.tuning import FOLDS, TemperatureCurve
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.views import num_views, words
 from batchbayes.report.words.methods import about_of, is_network, name_of
@@ -78,6 +78,24 @@ class Contender:
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
     """The loss of each test example or image, (N,)."""
 
+    @classmethod
+    def judged(
+        cls, candidate: Candidate, num_samples: int, tuned: dict[str, Any], losses: Tensor, **more: Any
+    ) -> "Contender":
+        """Return a contender. Its losses (N,) get what its tuning has gained on the examples that took part in it."""
+        gain = candidate.tuning_gain
+        return cls(candidate, num_samples, tuned, losses if gain is None else losses.double() + gain, **more)
+
+    def with_temperature(self, curve: TemperatureCurve, best: float, seed: int) -> "Contender":
+        """Return it with its best temperature. The temperatures of its losses were tuned on other folds."""
+        losses = self.judged(self.candidate, self.num_samples, {}, curve.cross_fitted(seed)).calibration_losses
+        return replace(self, tuned={"temperature": best}, calibration_losses=losses, has_temperature=True)
+
+    def drawing(self, case: Case) -> dict[str, Any]:
+        """Return the arguments of `predict` that say how its draws are made."""
+        engine = case.settings.engine if self.drawn is Drawn.LINEAR else "sample"
+        return {"num_samples": self.num_samples, "seed": case.settings.seed, "engine": engine}
+
     @property
     def name(self) -> str:
         """Its name in tables and figures."""
@@ -121,12 +139,7 @@ class Contender:
     @property
     def settings(self) -> dict[str, Any]:
         """What the report notes down about it."""
-        known = {
-            "draws": self.num_samples,
-            "passes": self.passes,
-            "file_passes": self.file_passes,
-            "engine": self.engine,
-        }
+        known = {"draws": self.num_samples} | {key: getattr(self, key) for key in ("passes", "file_passes", "engine")}
         return {**self.candidate.settings, **self.tuned, **known, "calibration_nll": self.calibration_loss}
 
 
@@ -209,12 +222,6 @@ def _with_views(base: Candidate, case: Case, averaged: int) -> Candidate | None:
     )
 
 
-def drawing(case: Case, contender: Contender) -> dict[str, Any]:
-    """Return the arguments of `predict` that say how the draws of a contender are made."""
-    engine = case.settings.engine if contender.drawn is Drawn.LINEAR else "sample"
-    return {"num_samples": contender.num_samples, "seed": case.settings.seed, "engine": engine}
-
-
 def with_exact_draws(case: Case) -> Case:
     """Return the case with the exact engine."""
     return replace(case, settings=replace(case.settings, engine="sample"))
@@ -263,8 +270,3 @@ def affordable(candidate: Candidate, count: int, drawn: Drawn, budget: int | Non
     if candidate.views:
         return [size for size in candidate.sizes if size <= count]
     return [count if drawn is Drawn.LINEAR or budget is None else min(count, budget)]
-
-
-def charged(candidate: Candidate, losses: Tensor) -> Tensor:
-    """Return losses (N,) with what the tuning of the candidate has gained on the examples that took part in it."""
-    return losses if candidate.tuning_gain is None else losses.double() + candidate.tuning_gain

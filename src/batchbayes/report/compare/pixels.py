@@ -16,28 +16,11 @@ from batchbayes.engines.linear import Drawn
 from batchbayes.methods.candidates import Candidate
 from batchbayes.predict import Predicted, predict_stream
 from batchbayes.predictive import CategoricalPredictive
-from batchbayes.report.compare.contenders import (
-    Contender,
-    Seen,
-    affordable,
-    charged,
-    compared_candidates,
-    drawing,
-    predict_calibration,
-)
+from batchbayes.report.compare.columns import PIXELS, MetricColumn
+from batchbayes.report.compare.contenders import Contender, Seen, affordable, compared_candidates, predict_calibration
 from batchbayes.report.compare.groups import By, Group
 from batchbayes.report.compare.rows import Rows, image_cells
-from batchbayes.report.compare.task import (
-    AURC,
-    BRIER,
-    BY_MI,
-    ECE,
-    PASSES,
-    RANKING,
-    MetricColumn,
-    Task,
-    with_temperature,
-)
+from batchbayes.report.compare.task import Task
 from batchbayes.report.compare.tuning import TemperatureCurve, temperature_grid
 from batchbayes.report.page.figures import image_figures
 from batchbayes.report.page.pictures import image_explorer
@@ -166,41 +149,17 @@ def sums_over(case: Case, data: Examples, contenders: Sequence[Contender]) -> li
     """Predict labelled images in one pass, and return the sums for contenders that share their draws."""
     totals = [PixelSums(case.num_outputs, case.settings.ignore_label) for _ in contenders]
     likelihoods, first = [case.at(each.tuned["temperature"]) for each in contenders], contenders[0]
-    stream = predict_stream(first.posterior, data.one_by_one(), likelihoods, **drawing(case, first))
+    stream = predict_stream(first.posterior, data.one_by_one(), likelihoods, **first.drawing(case))
     for predicted in stream:
         for sums, seen in zip(totals, predicted.predictives, strict=True):
             sums.add(seen, predicted.batch[1])
     return totals
 
 
-COLUMNS = (
-    MetricColumn("accuracy", "Pixel accuracy", "higher", 1, "share of pixels with the right class", percent=True),
-    MetricColumn(
-        "mean_iou",
-        "Mean IoU",
-        "higher",
-        1,
-        "overlap of predicted and true regions, mean over classes",
-        percent=True,
-    ),
-    MetricColumn(
-        "nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats for each pixel"
-    ),
-    BRIER,
-    ECE,
-    PASSES,
-    MetricColumn(
-        "error_auroc", "AUROC", "higher", 3, "how well entropy tells wrong pixels from right ones", group=RANKING
-    ),
-    BY_MI,
-    AURC,
-)
-
-
 class Pixels(Task):
     """A class for each pixel of an image, or for each token of a sequence."""
 
-    columns = COLUMNS
+    columns = PIXELS
     checked = CHECKED_IMAGES
 
     def fit(self, case: Case) -> list[Candidate]:
@@ -222,8 +181,8 @@ class Pixels(Task):
         found, size, how = predict_calibration(case, candidate, most, likelihoods, losses)
         of_images, *others = torch.stack(found, 1)  # (G + 1, N)
         curve = TemperatureCurve(TEMPERATURES, torch.stack(others))
-        plain = Contender(candidate, size, {"temperature": 1.0}, charged(candidate, of_images), **how)
-        return [plain, with_temperature(case, plain, curve, curve.best(torch.arange(len(of_images))))]
+        plain = Contender.judged(candidate, size, {"temperature": 1.0}, of_images, **how)
+        return [plain, plain.with_temperature(curve, curve.best(torch.arange(len(of_images))), case.settings.seed)]
 
     def test(self, case: Case, contenders: Sequence[Contender], is_told: bool) -> Iterator[Contender]:
         """Predict the test images, without and with a temperature, in one pass."""

@@ -7,8 +7,8 @@ There are three tasks: classes of examples (`classes.py`), classes of their pixe
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ from torch import Tensor
 from batchbayes.engines.linear import Drawn
 from batchbayes.methods.candidates import Candidate
 from batchbayes.report.compare.choice import CHECKED, Choice, judge_all, recommend
-from batchbayes.report.compare.contenders import Contender, by_candidate, charged, with_exact_draws
+from batchbayes.report.compare.columns import MetricColumn
+from batchbayes.report.compare.contenders import Contender, by_candidate, with_exact_draws
 from batchbayes.report.compare.rows import Rows
-from batchbayes.report.compare.tuning import TemperatureCurve
 from batchbayes.report.read.case import Case
 from batchbayes.report.words.shared import FEWEST
 
@@ -29,33 +29,6 @@ MOST_SHOWN = 6
 """This many candidates are predicted on the test data: the best on calibration data, beside the network."""
 FLAGGED_SHARE = 0.1
 """On average, at most this share of new examples is above the threshold for flags."""
-RANKING, STRANGE = "Does the uncertainty find errors?", "Does the uncertainty find strange inputs?"
-"""Titles of tables."""
-
-
-@dataclass(frozen=True)
-class MetricColumn:
-    """A column of the tables of metrics: its label, which way is better, how it is written, what it means."""
-
-    key: str
-    label: str
-    better: Literal["lower", "higher", "target"]
-    digits: int
-    meaning: str
-    percent: bool = False
-    target: float | None = None
-    group: str = "How good and how honest"
-    """Title of the table that the column is in."""
-
-
-BRIER = MetricColumn("brier", "Brier", "lower", 3, "squared distance of the probabilities from the truth, 0 to 2")
-ECE = MetricColumn("ece", "ECE", "lower", 1, "mean gap between confidence and accuracy, 15 equal-width bins", True)
-PASSES = MetricColumn(
-    "passes", "Passes", "lower", 0, "what a prediction costs, in forward passes; novelty takes one more"
-)
-BY_MI = MetricColumn("error_auroc_mi", "AUROC by MI", "higher", 3, "how well mutual information does", group=RANKING)
-AURC = MetricColumn("aurc", "AURC", "lower", 4, "mean error rate as the least certain are set aside", group=RANKING)
-"""Columns of more than one task."""
 
 
 class Task(ABC):
@@ -123,12 +96,6 @@ def scores_for_limit(held_out: Tensor, test: Tensor) -> Tensor:
     labels, so the test data can help to set it.
     """
     return held_out if len(held_out) >= FEWEST else torch.cat([held_out, test])
-
-
-def with_temperature(case: Case, plain: Contender, curve: TemperatureCurve, best: float) -> Contender:
-    """Return a contender with its best temperature. The temperatures of its losses were tuned on other folds."""
-    losses = charged(plain.candidate, curve.cross_fitted(case.settings.seed))
-    return replace(plain, tuned={"temperature": best}, calibration_losses=losses, has_temperature=True)
 
 
 def compare(case: Case, task: Task) -> tuple[Case, list[Contender], Choice]:

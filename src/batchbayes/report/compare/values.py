@@ -15,19 +15,12 @@ from batchbayes.methods.candidates import Candidate
 from batchbayes.metrics import crps_optimum, gaussian_crps, gaussian_log_likelihood, log_likelihood_optimum
 from batchbayes.predict import predict
 from batchbayes.predictive import GaussianPredictive, at_least_single, summarised
-from batchbayes.report.compare.contenders import (
-    Contender,
-    Seen,
-    affordable,
-    calibration_draws,
-    charged,
-    compared_candidates,
-    drawing,
-)
+from batchbayes.report.compare.columns import JOINT, STRANGE_VALUES, VALUES
+from batchbayes.report.compare.contenders import Contender, Seen, affordable, calibration_draws, compared_candidates
 from batchbayes.report.compare.groups import columns_of
 from batchbayes.report.compare.intervals import Intervals, fifths_of, fit_intervals
 from batchbayes.report.compare.rows import Rows, first_output, outputs_of, rounded, suffix
-from batchbayes.report.compare.task import PASSES, STRANGE, MetricColumn, Task, flag_threshold
+from batchbayes.report.compare.task import Task, flag_threshold
 from batchbayes.report.compare.tuning import cross_fitted
 from batchbayes.report.page.figures import LEVELS, value_figures
 from batchbayes.report.page.pictures import value_explorer
@@ -35,45 +28,12 @@ from batchbayes.report.read.case import Case
 from batchbayes.report.result import Assessment
 from batchbayes.report.words.values import Values, names_and_units, value_terms, value_verdict
 
-INTERVALS = "Do intervals hold the target?"
-JOINT = MetricColumn("joint_nll", "Joint NLL", "lower", 3, "of all outputs of an example together, in nats")
-"""Shown for several outputs."""
-COLUMNS = (
-    MetricColumn("rmse", "RMSE", "lower", 3, "root of the mean squared error, in units of the target"),
-    MetricColumn("nll", "NLL", "lower", 3, "negative log-likelihood: the surprise at the truth, in nats"),
-    MetricColumn("crps", "CRPS", "lower", 3, "distance of the prediction from the truth, in units of the target"),
-    MetricColumn("crps_normalised", "CRPS, 0 to 100", "higher", 1, "0: best constant spread, 100: best at each point"),
-    MetricColumn("nll_normalised", "PLL, 0 to 100", "higher", 1, "the same scale for the log-likelihood"),
-    MetricColumn("sharpness", "Sharpness", "lower", 3, "root of the mean predicted variance: compare with the RMSE"),
-    MetricColumn("rank_correlation", "Rank correlation", "higher", 3, "of predicted spread and absolute error"),
-    PASSES,
-    MetricColumn(
-        "coverage_90", "90 % hold", "target", 1, "share of targets in 90 % intervals",
-        percent=True, target=0.9, group=INTERVALS,
-    ),
-    MetricColumn("width_90", "Width", "lower", 3, "mean width of the 90 % intervals", group=INTERVALS),
-    MetricColumn(
-        "conformal_coverage", "Conformal hold", "target", 1, "share of targets in conformal 90 % intervals",
-        percent=True, target=0.9, group=INTERVALS,
-    ),
-    MetricColumn(
-        "worst_fifth", "Worst fifth", "higher", 1, "the same in the fifth of the predictions where it is lowest",
-        percent=True, group=INTERVALS,
-    ),
-    MetricColumn("conformal_width", "Width", "lower", 3, "mean width of conformal 90 % intervals", group=INTERVALS),
-)  # fmt: skip
-STRANGE_COLUMNS = (
-    MetricColumn(
-        "ood_auroc", "AUROC", "higher", 3, "how well the spread tells strange from test inputs", group=STRANGE
-    ),
-)
-
 
 class Regression(Task):
     """One value or several for each example."""
 
-    columns = COLUMNS
-    strange_columns = STRANGE_COLUMNS
+    columns = VALUES
+    strange_columns = STRANGE_VALUES
 
     def fit(self, case: Case) -> list[Candidate]:
         return compared_candidates(case, gaussian(1.0), averaged=1)
@@ -91,7 +51,7 @@ class Regression(Task):
                 seed=case.settings.seed,
             )
             tuned = {"precision": _precision(some, shaped)}
-            contenders.append(Contender(candidate, size, tuned, charged(candidate, losses), draws=draws, **how))
+            contenders.append(Contender.judged(candidate, size, tuned, losses, draws=draws, **how))
         return contenders
 
     def test(self, case: Case, contenders: Sequence[Contender], is_told: bool) -> Iterator[Contender]:
@@ -99,7 +59,7 @@ class Regression(Task):
         held_out, targets = as_values(case.held_out), as_values(case.truth)
         for contender in contenders:
             assert contender.draws is not None
-            noise, kept = gaussian(contender.tuned["precision"]), {"keep_draws": True, **drawing(case, contender)}
+            noise, kept = gaussian(contender.tuned["precision"]), {"keep_draws": True, **contender.drawing(case)}
             test = predict(contender.posterior, case.test, noise, **kept)
             strange = predict(contender.posterior, case.ood, noise, **kept) if case.ood else None
             held = summarised(noise.summary(), contender.draws[: contender.num_samples])

@@ -16,7 +16,7 @@ from batchbayes.metrics import (
 )
 from batchbayes.plots.style import Figure
 from batchbayes.predict import predict_stream
-from batchbayes.report.compare.contenders import Contender, drawing
+from batchbayes.report.compare.contenders import Contender
 from batchbayes.report.compare.rows import first_output
 from batchbayes.report.page.pictures import displayable
 from batchbayes.report.read.examples import Examples
@@ -208,7 +208,7 @@ def _triptychs(found: Assessment) -> Figure:
     shown = displayable(images)
     pictures = shown if shown is not None else images[:, :1].expand(-1, 3, -1, -1)
     some, likelihoods = Examples("some", [(images, labels)]).one_by_one(), [case.at(chosen.tuned["temperature"])]
-    stream = predict_stream(chosen.posterior, some, likelihoods, **drawing(case, chosen))
+    stream = predict_stream(chosen.posterior, some, likelihoods, **chosen.drawing(case))
     panels = []
     for picture, predicted in zip(pictures, stream, strict=True):
         seen, truth = predicted.predictives[0], predicted.batch[1][0]
