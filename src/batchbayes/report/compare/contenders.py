@@ -26,7 +26,7 @@ from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.compare.tuning import FOLDS, TemperatureCurve
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.views import num_views, words
-from batchbayes.report.words.methods import about_of, is_network, name_of
+from batchbayes.report.words.methods import described, is_network, name_of
 
 TUNING_EXAMPLES = 1000
 """This many examples are enough to find the minimum of one smooth curve."""
@@ -104,7 +104,12 @@ class Contender:
     @property
     def about(self) -> str:
         """What it is, in words."""
-        return about_of(self.candidate, self.num_samples, self.tuned, temperature=self.has_temperature)
+        return described("about", self.candidate, self.num_samples, self.tuned, temperature=self.has_temperature)
+
+    @property
+    def advice(self) -> str:
+        """How it is used, in words without a full stop."""
+        return described("advice", self.candidate, self.num_samples, self.tuned, temperature=self.has_temperature)
 
     @property
     def is_network(self) -> bool:

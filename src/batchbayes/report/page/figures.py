@@ -21,7 +21,7 @@ from batchbayes.report.compare.rows import first_output
 from batchbayes.report.page.pictures import displayable
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.result import Assessment, Figures
-from batchbayes.report.words.methods import tuning_caption
+from batchbayes.report.words.say import say
 from batchbayes.report.words.shared import numbers
 
 SHOWN = 6
@@ -85,7 +85,7 @@ def _tuning(contenders: Sequence[Contender]) -> Figures:
             plots.batch_size_figure(
                 curve.values, curve.losses, best=curve.best, trained_with=curve.start, score="NLL on calibration data"
             ),
-            tuning_caption(candidate),
+            say("method.tuning", label=candidate.method.label),
         )
         for i, candidate in enumerate(tuned.values(), start=1)
         if (curve := candidate.curve) is not None

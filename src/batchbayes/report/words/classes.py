@@ -9,54 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from batchbayes._common.text import count, number, percent
-from batchbayes.report.compare.groups import (
-    SMALL,
-    VAGUE,
-    By,
-    Group,
-    Trust,
-    columns_of,
-    everything,
-    groups_by,
-    of_classes,
-    of_images,
-    share_error,
-    shared_groups,
-    worst_group,
-)
-from batchbayes.report.words.shared import (
-    ASIDE,
-    DOUBT,
-    FEWEST,
-    Verdict,
-    column,
-    few_errors,
-    give_or_take,
-    honest_words,
-    marked_sentence,
-    next_step,
-    no_gain,
-    numbers,
-    of_100,
-    place,
-    said,
-    sentence_of_choice,
-    strange_sentence,
-    strange_terms,
-    too_few,
-    yes,
-)
+from batchbayes._common.text import count, percent
+from batchbayes.report.compare import groups as by
+from batchbayes.report.compare.groups import By, Group, Trust
+from batchbayes.report.words import shared
+from batchbayes.report.words.say import give_or_take, of_100, say
+from batchbayes.report.words.shared import ASIDE, DOUBT, Verdict, column, honest_words, numbers
 
 if TYPE_CHECKING:
     from batchbayes.report.compare.rows import Rows
     from batchbayes.report.result import Assessment
 
 SURE_LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5)
-CHECK = (
-    "Do not use it yet. Check that the data is prepared as in training (scaling, channels, the order of the classes), "
-    "and that these are the right weights."
-)
 
 
 @dataclass(frozen=True)
@@ -97,14 +61,14 @@ def class_verdict(found: "Assessment") -> Verdict:
         total=len(right),
         wanted=100,
         accuracy=accuracy,
-        error=share_error(accuracy, len(right)),
-        every=of_classes(confidence, right),
-        alone=everything(own["mean_confidence"], own["accuracy"], share_error(own["accuracy"], len(right))),
-        worst=worst_group(class_groups(rows, confidence, right, columns_of(found.case.test))),
+        error=by.share_error(accuracy, len(right)),
+        every=by.of_classes(confidence, right),
+        alone=by.everything(own["mean_confidence"], own["accuracy"], by.share_error(own["accuracy"], len(right))),
+        worst=by.worst_group(class_groups(rows, confidence, right, by.columns_of(found.case.test))),
         classes=classes,
         gain_error=_gain_error(targets, right, classes),
     )
-    marked = marked_sentence(numbers(rows, "flag") > 0, ~right)
+    marked = shared.marked_sentence(numbers(rows, "flag") > 0, ~right)
     return _verdict(found, told, example_of(confidence, right, told.every), marked)
 
 
@@ -128,48 +92,45 @@ def image_verdict(found: "Assessment", limit_count: int) -> Verdict:
         wanted=20,
         accuracy=chosen["accuracy"],
         error=error,
-        every=of_images(sums.per_image("confidence"), wrong),
-        alone=of_images(alone.per_image("confidence"), alone.per_image("wrong")),
-        worst=worst_group(sums.class_groups(names)),
+        every=by.of_images(sums.per_image("confidence"), wrong),
+        alone=by.of_images(alone.per_image("confidence"), alone.per_image("wrong")),
+        worst=by.worst_group(sums.class_groups(names)),
         classes=Counter({str(name): total for name, total in zip(names, totals, strict=False) if total}),
         gain_error=error,
     )
-    example = f" It says {said(chosen['mean_confidence'])} on average, and {of_100(told.accuracy)} of 100 {part}s "
+    example = say("says_of_pixels", confidence=chosen["mean_confidence"], told=told)
     marked = _marked_images(found.rows, limit_count, whole, part) + _least_certain(sums, part)
-    return _verdict(found, told, f"{example}are right.", marked)
+    return _verdict(found, told, example, marked)
 
 
 def _verdict(found: "Assessment", told: Answers, example: str, marked: str) -> Verdict:
     """Put the sentences together. `example` says what percentages mean, and `marked` what the marks find."""
-    own, ood = found.contenders[0].metrics, found.case.ood
-    good = f"Of 100 {told.noun}s like these {of_100(told.accuracy)} are right"
-    network = of_100(own["accuracy"])
-    trust = {
-        Trust.HONEST: "and its percentages can be believed" + (" on average" if told.worst else ""),
-        Trust.UNKNOWN: "but there are too few test examples to know whether its percentages can be believed",
-    }.get(told.every.trust, f"but it is {honest_words(told.every)}")
-    believed = {Trust.HONEST: yes(told.worst), Trust.UNKNOWN: f"Not known: the {told.examples}s are too few."}.get(
-        told.every.trust, f"Not quite: it is {honest_words(told.every)}."
-    )
+    own, ood, how, trust = found.contenders[0].metrics, found.case.ood, honest_words(told.every), told.every.trust
+    good, before = say("good", told=told), of_100(own["accuracy"])
+    headline, believed = "trust_off", say("believed_off", how=how)
+    if trust is Trust.HONEST:
+        headline, believed = "trust_honest_on_average" if told.worst else "trust_honest", shared.yes(told.worst)
+    elif trust is Trust.UNKNOWN:
+        headline, believed = "trust_unknown", say("believed_unknown", told=told)
     verdict = {
-        "headline": f"{good}, {trust}.",
-        "What to do next": next_step(
+        "headline": f"{good}, {say(headline, how=how)}.",
+        "What to do next": shared.next_step(
             found.choice, _gains(found, told), marks=True, cheap=cheaper(found), but=_still_off(found, told.every)
         ),
         "How good is it?": f"{good}{give_or_take(told.error)}."
-        + ("" if network == of_100(told.accuracy) else f" For the network alone it is {network}.")
-        + f" This was counted on {count(told.total, told.examples)}.",
+        + ("" if before == of_100(told.accuracy) else say("good_alone", before=before))
+        + say("counted", total=count(told.total, told.examples)),
         "Can its percentages be believed?": believed + example + _told_alone(found, told) + told_group(told.worst),
         "When to look twice": marked,
     }
     if ood is not None and told.noun == "answer":
-        verdict["Strange inputs"] = strange_sentence(found.rows, ood.name)
-    if DOUBT * told.error > 2 * VAGUE:
+        verdict["Strange inputs"] = shared.strange_sentence(found.rows, ood.name)
+    if DOUBT * told.error > 2 * by.VAGUE:
         right = {"How good is it?": f"Right answers: {round(told.accuracy * told.total)} of {told.total}."}
-        few = too_few(told.total, told.examples, told.wanted) | (right if told.noun == "answer" else {})
+        few = shared.too_few(told.total, told.examples, told.wanted) | (right if told.noun == "answer" else {})
         return Verdict(few, is_usable=False)
     if guess := guess_sentence(told, found.recommended.metrics["nll"]):
-        return Verdict(verdict | {"headline": guess, "What to do next": CHECK}, is_usable=False)
+        return Verdict(verdict | {"headline": guess, "What to do next": say("check")}, is_usable=False)
     return Verdict(verdict)
 
 
@@ -178,13 +139,13 @@ def _gains(found: "Assessment", told: Answers) -> list[str]:
     own, chosen, choice = found.contenders[0].metrics, found.recommended.metrics, found.choice
     now, before, gains = of_100(told.accuracy), of_100(own["accuracy"]), []
     if told.accuracy > own["accuracy"] and before != now:
-        gains.append(f"{now} of 100 {told.noun}s are right instead of {before}")
+        gains.append(say("gain_right", now=now, told=told, before=before))
     if told.alone.is_off and told.every.trust is Trust.HONEST:
-        gains.append("its percentages can be believed")
+        gains.append(say("gain_honest"))
     elif told.every.is_little and not told.alone.is_little and told.alone.trust is not Trust.UNKNOWN:
-        gains.append("its percentages are closer to the truth")
+        gains.append(say("gain_closer"))
     if not (choice.is_network or gains):
-        gains.append(_truth(own["nll"], chosen["nll"]) or no_gain(choice, found.contenders[0]))
+        gains.append(_truth(own["nll"], chosen["nll"]) or shared.no_gain(choice, found.contenders[0]))
     return gains
 
 
@@ -193,9 +154,7 @@ def _still_off(found: "Assessment", every: Group) -> str:
     if not every.is_off:
         return ""
     low = "lower" if every.trust is Trust.TOO_SURE else "higher"
-    if found.choice.is_network:
-        return f"take its percentages to be {low} than it says: more calibration data would tell by how much"
-    return f"it is still {honest_words(every)}: take its percentages to be {low} than it says"
+    return say("off_network" if found.choice.is_network else "off_method", low=low, how=honest_words(every))
 
 
 def cheaper(found: "Assessment") -> str:
@@ -209,7 +168,7 @@ def cheaper(found: "Assessment") -> str:
     other, chosen = fast.metrics, found.recommended.metrics
     lost = math.exp(-chosen["nll"]) - math.exp(-other["nll"]), chosen["accuracy"] - other["accuracy"]
     name = "the network as it is" if fast is found.contenders[0] else f"“{fast.name}”"
-    return "" if max(lost) >= SMALL else f"In the time of the network alone {name} is almost as good (--budget 1)."
+    return "" if max(lost) >= by.SMALL else say("cheaper", name=name)
 
 
 def _truth(before: float, after: float) -> str:
@@ -221,53 +180,42 @@ def _truth(before: float, after: float) -> str:
     if after >= before:
         return ""
     old, new = (percent(math.exp(-nll), 0) for nll in (before, after))
-    return f"the true classes are {new} probable on average" + (
-        f" instead of {old}" if old != new else ", a little more"
-    )
+    return say("gain_truth" if old != new else "gain_truth_little", after=new, before=old)
 
 
 def example_of(confidence: Tensor, right: Tensor, every: Group) -> str:
     """Say how many answers are right of those with high confidences (N,)."""
-    text = f" It says {said(float(confidence.mean()))} on average." if every.is_off else ""
+    says = say("says", confidence=float(confidence.mean())) if every.is_off else ""
     level = next((level for level in SURE_LEVELS if float((confidence >= level).double().mean()) >= 0.2), None)
     if level is None:
-        return text
+        return says
     sure = confidence >= level
-    share = of_100(float(sure.double().mean()))
-    return (
-        f"{text} Of 100 answers that it is at least {percent(level, 0)} sure of, "
-        f"{of_100(float(right[sure].double().mean()))} are right. "
-        + ("These are all answers." if bool(sure.all()) else f"These are {share} of 100 answers.")
-    )
+    share = say("sure_all" if bool(sure.all()) else "sure_share", share=float(sure.double().mean()))
+    return say("sure_right", says=says, level=level, right=float(right[sure].double().mean()), share=share)
 
 
 def class_groups(rows: "Rows", confidence: Tensor, right: Tensor, columns: Mapping[str, Tensor]) -> list[Group]:
     """Return groups of test examples: by confidence, by predicted class, by each column, and those that are marked."""
-    groups = list(groups_by(By.CONFIDENCE, confidence, confidence, right))
+    groups = list(by.groups_by(By.CONFIDENCE, confidence, confidence, right))
     predicted = column(rows, "prediction")
     for name in dict.fromkeys(predicted):
         some = torch.tensor([each == name for each in predicted])
         same = torch.zeros(int(some.sum()))
-        groups += groups_by(By.CLASS, same, confidence[some], right[some], name=str(name))
-    return groups + shared_groups(columns, numbers(rows, "flag"), confidence, right)
+        groups += by.groups_by(By.CLASS, same, confidence[some], right[some], name=str(name))
+    return groups + by.shared_groups(columns, numbers(rows, "flag"), confidence, right)
 
 
 def told_group(group: Group | None) -> str:
     """Name a group in which percentages are too high."""
-    if group is None:
-        return ""
-    return (
-        f" It is too sure of itself {place(group)}: it says {said(group.said)} there on average, and "
-        f"{of_100(group.held)} of 100 are right{give_or_take(group.error)}."
-    )
+    return "" if group is None else say("worst_class", place=shared.place(group), group=group)
 
 
 def _told_alone(found: "Assessment", told: Answers) -> str:
     """Say how honest the network alone is, if this differs."""
-    words, own = honest_words(told.alone), found.contenders[0].metrics["mean_confidence"]
-    if found.choice.is_network or not told.alone.is_off or words == honest_words(told.every):
+    how, own = honest_words(told.alone), found.contenders[0].metrics["mean_confidence"]
+    if found.choice.is_network or not told.alone.is_off or how == honest_words(told.every):
         return ""
-    return f" The network alone is {words}: it says {said(own)} on average."
+    return say("alone", how=how, confidence=own)
 
 
 def guess_sentence(told: Answers, nll: float) -> str:
@@ -275,57 +223,45 @@ def guess_sentence(told: Answers, nll: float) -> str:
 
     `nll` is the mean negative log-likelihood of the truth, in nats.
     """
-    counts, noun = told.classes, told.noun
-    shares = torch.tensor([value / counts.total() for value in counts.values()], dtype=torch.float64)
-    common, best = counts.most_common(1)[0][0], float(shares.max())
+    shares = torch.tensor([n / told.classes.total() for n in told.classes.values()], dtype=torch.float64)
+    common, best = told.classes.most_common(1)[0][0], float(shares.max())
     is_better = told.accuracy - best > DOUBT * told.gain_error
-    if len(counts) < 2 or is_better or nll < 0.98 * float(-(shares * shares.log()).sum()):
+    if len(shares) < 2 or is_better or nll < 0.98 * float(-(shares * shares.log()).sum()):
         return ""
-    return (
-        f"It is no better than guessing: of 100 {noun}s {of_100(told.accuracy)} are right, and {of_100(best)} would be "
-        f"if “{common}” were the answer to all {'inputs' if noun == 'answer' else f'{noun}s'}."
-    )
+    what = "inputs" if told.noun == "answer" else f"{told.noun}s"
+    return say("guess", told=told, best=best, common=common, what=what)
 
 
 def _marked_images(rows: "Rows", limit_count: int, whole: str, part: str) -> str:
     """Say how many more pixels are wrong in images that are marked."""
     flagged, wrong = numbers(rows, "flag") > 0, numbers(rows, "error_rate")
-    rough = f"The limit is rough: it was set by {count(limit_count, whole)}. " if limit_count < FEWEST else ""
+    rough = say("marks_rough", images=count(limit_count, whole)) if limit_count < shared.FEWEST else ""
+    named = {"whole": whole, "part": part, "rough": rough}
     if not bool(flagged.any()) or bool(flagged.all()):
-        return f"predictions.csv marks {'all' if bool(flagged.any()) else 'none'} of these {whole}s. {rough}"
-    inside, outside = (of_100(float(wrong[some].mean())) for some in (flagged, ~flagged))
-    return (
-        f"predictions.csv marks {int(flagged.sum())} of {len(flagged)} {whole}s (flag = 1). In those {inside} of 100 "
-        f"{part}s are wrong, and in the others {outside}. {rough}"
-    )
+        return say("marks_images", which="all" if bool(flagged.any()) else "none", **named)
+    inside, outside = (float(wrong[some].mean()) for some in (flagged, ~flagged))
+    counts = {"marked": int(flagged.sum()), "total": len(flagged)}
+    return say("marks_images_find", inside=inside, outside=outside, **counts, **named)
 
 
-def _least_certain(sums: Any, noun: str) -> str:
+def _least_certain(sums: Any, part: str) -> str:
     """Say how many errors are among the least certain pixels."""
     kept, _, before, after = sums.without_uncertain(ASIDE)
     if before == 0:
-        return few_errors(0)
-    return (
-        f"Of 100 {noun}s take the {of_100(1 - kept)} that it is least sure of: {of_100(1 - kept * after / before)} of "
-        f"100 wrong {noun}s are among them."
-    )
+        return shared.few_errors(0)
+    return say("least_certain", part=part, aside=1 - kept, found=1 - kept * after / before)
 
 
 def class_terms(found: "Assessment", wrong: Tensor) -> dict[str, str]:
     """Return the verdict in the terms of statistics. `wrong` says which answers of the recommended method are wrong."""
     uncertainty, ood = found.recommended.seen.test.entropy, found.case.ood
     kept = uncertainty.argsort(stable=True)[: max(1, round((1 - ASIDE) * len(uncertainty)))]
-    terms = _terms(
-        found,
-        "The uncertainty of an answer is its entropy",
-        f"the {percent(ASIDE, 0)} of the answers whose entropy is above {number(float(uncertainty[kept].max()))} nats,",
-        float(wrong.double().mean()),
-        float(wrong[kept].double().mean()),
-    )
+    before, after = (float(some.double().mean()) for some in (wrong, wrong[kept]))
+    limit = float(uncertainty[kept].max())
+    terms = _terms(found, say("aside_classes", aside=ASIDE, limit=limit, before=before, after=after))
     if ood is not None:
-        share = percent(found.recommended.metrics["ood_auroc"])
-        told = f"Of one input of {ood.name} and one test input, the strange one has the higher entropy in {share}"
-        terms["Strange inputs"] = strange_terms(found.rows, told, "AUROC; 50 % is guessing")
+        told = say("strange_classes", name=ood.name, auroc=found.recommended.metrics["ood_auroc"])
+        terms["Strange inputs"] = told + shared.novelty_terms(found.rows)
     return terms
 
 
@@ -333,19 +269,14 @@ def image_terms(found: "Assessment") -> dict[str, str]:
     """Return the verdict on a segmentation in the terms of statistics."""
     _, limit, before, after = found.recommended.seen.test.without_uncertain(ASIDE)
     part = found.case.nouns[1]
-    uncertainty = f"The uncertainty of a {part} is the entropy of its class"
-    return _terms(found, uncertainty, f"the {part}s above {number(limit)} nats", before, after)
+    return _terms(found, say("aside_pixels", part=part, limit=limit, before=before, after=after))
 
 
-def _terms(found: "Assessment", uncertainty: str, aside: str, before: float, after: float) -> dict[str, str]:
-    own, chosen = found.contenders[0].metrics, found.recommended.metrics
-    gap = f"is {percent(own['ece'])} for the network as it is"
-    gap += "" if found.choice.is_network else f" and {percent(chosen['ece'])} for {found.choice.name}"
+def _terms(found: "Assessment", aside: str) -> dict[str, str]:
+    own, metrics, choice = found.contenders[0].metrics, found.recommended.metrics, found.choice
+    chosen = "" if choice.is_network else say("calibration_chosen", metrics=metrics, name=choice.name)
     return {
-        "Which method": sentence_of_choice(found.choice),
-        "Calibration": f"Confidence is the probability of the most likely class. The mean gap between confidence and "
-        f"accuracy over all confidences (expected calibration error, ECE) {gap}. Mean confidence "
-        f"{percent(chosen['mean_confidence'])}, accuracy {percent(chosen['accuracy'])}.",
-        "Setting the uncertain ones aside": f"{uncertainty}: 0 nats if one class has probability 1, more if several "
-        f"share it. Without {aside} the error rate changes from {percent(before)} to {percent(after)}.",
+        "Which method": shared.sentence_of_choice(choice),
+        "Calibration": say("calibration", own=own, metrics=metrics, chosen=chosen),
+        "Setting the uncertain ones aside": aside,
     }

@@ -11,7 +11,8 @@ from batchbayes._common.text import count, number, percent
 from batchbayes.metrics import ood_auroc
 from batchbayes.report.compare.groups import SURE, By, Group, Trust
 from batchbayes.report.compare.tuning import DOUBT
-from batchbayes.report.words.methods import advice_of, short_name
+from batchbayes.report.words.methods import short_name
+from batchbayes.report.words.say import say
 
 if TYPE_CHECKING:
     from batchbayes.report.compare.choice import Choice
@@ -47,50 +48,19 @@ def numbers(rows: "Rows", key: str, source: str = "test") -> Tensor:
     return torch.tensor([float(cell) for cell in column(rows, key, source)], dtype=torch.float64)
 
 
-def of_100(share: float) -> str:
-    """Write a share as a number out of 100.
-
-    >>> of_100(0.934), of_100(0.9997), of_100(0.0002), of_100(1.0), of_100(0.0)
-    ('93', 'more than 99', 'fewer than 1', 'all', 'none')
-    """
-    if share in (0.0, 1.0):
-        return "all" if share else "none"
-    rounded = round(100 * share)
-    return "more than 99" if rounded == 100 else "fewer than 1" if rounded == 0 else str(rounded)
-
-
-def said(confidence: float) -> str:
-    """Write a mean confidence as a percentage. Only certainty is called 100 %.
-
-    >>> said(0.934), said(0.9956), said(1.0)
-    ('93 %', 'more than 99 %', '100 %')
-    """
-    return "more than 99 %" if round(100 * confidence) == 100 and confidence < 1 else percent(confidence, 0)
-
-
-def give_or_take(error: float) -> str:
-    """Say how far the true share may be from one that was counted with this standard error.
-
-    >>> give_or_take(0.0245), give_or_take(0.001)
-    (', give or take 5', '')
-    """
-    points = round(100 * DOUBT * error)
-    return f", give or take {points}" if points else ""
-
-
 def too_few(examples: int, noun: str, wanted: int) -> dict[str, str]:
     """Return the headline and what to do next if there are too few examples.
 
     >>> too_few(1, "test image", 20)["headline"]
     '1 test image is too few to say how good it is.'
     """
-    told = f"{count(examples, noun)} {'is' if examples == 1 else 'are'} too few to say how good it is."
-    return {"headline": told, "What to do next": f"Assess again with at least {wanted} {noun}s."}
+    told = f"{count(examples, noun)} {'is' if examples == 1 else 'are'}"
+    return {"headline": say("few", told=told), "What to do next": say("few_next", wanted=wanted, noun=noun)}
 
 
 def yes(worst: Group | None) -> str:
     """Say that what is right on average can be believed, unless it is not in a group."""
-    return "On average, but not everywhere." if worst else "Yes."
+    return say("believed_on_average" if worst else "believed")
 
 
 def honest_words(group: Group) -> str:
@@ -112,55 +82,45 @@ def place(group: Group, unit: str = "") -> str:
     >>> place(Group(By.CONFIDENCE, "", 0.101, 0.104, 40, 0.1, 0.02, 0.05))
     'where it says 10 %'
     """
-    low, high = percent(group.low, 0), percent(group.high, 0)
     span = number(group.low) if group.low == group.high else f"from {number(group.low)} to {number(group.high)}"
-    return {
-        By.PREDICTION: f"where it predicts {span} {unit}".rstrip(),
-        By.CONFIDENCE: f"where it says {low}" + ("" if low == high else f" to {high}"),
-        By.CLASS: f"where it says “{group.name}”",
-        By.COLUMN: f"where {group.name} is {span}",
-        By.FLAG: "among answers that are marked (flag = 1)",
-    }[group.by]
+    span += f" {unit}" if unit and group.by is By.PREDICTION else ""
+    several = group.by is By.CONFIDENCE and percent(group.low, 0) != percent(group.high, 0)
+    template = "at_confidences" if several else f"at_{group.by.value}"
+    return say(template, name=group.name, low=group.low, high=group.high, span=span)
 
 
 def marked_sentence(flagged: Tensor, wrong: Tensor) -> str:
     """Say whether the answers that are marked, (N,) bool, are wrong, (N,) bool, more often than others."""
     if int(wrong.sum()) < FEW:
         return few_errors(int(wrong.sum()))
-    marked = f"predictions.csv marks {of_100(_mean(flagged))} of 100 answers (flag = 1)"
+    marks = say("marks", share=_mean(flagged))
     if not bool(flagged.any()) or bool(flagged.all()):
-        return f"{marked}, so the marks do not tell answers apart."
+        return say("marks_useless", marks=marks)
     inside, outside = wrong[flagged], wrong[~flagged]
     spread = [_mean(part) * (1 - _mean(part)) / len(part) for part in (inside, outside)]
     helps = _mean(inside) - _mean(outside) > DOUBT * sum(spread) ** 0.5
     found = float(inside.sum()) / float(wrong.sum())
-    return (
-        f"{marked}. Of 100 errors {of_100(found)} are among them. Of 100 answers that are not marked, "
-        f"{of_100(1 - _mean(outside))} are right."
-        + ("" if helps else " This is no clear gain: its certainty hardly tells wrong answers from right ones.")
-    )
+    told = say("marks_find", marks=marks, found=found, right=1 - _mean(outside))
+    return told if helps else told + say("marks_little")
 
 
 def few_errors(errors: int) -> str:
     """Say that there is nothing to learn from so few errors."""
-    made = count(errors, "error") if errors else "no error"
-    return f"It made {made} on the test data: too few to know when it is wrong."
+    return say("errors", made=count(errors, "error") if errors else "no error")
 
 
 def strange_sentence(rows: "Rows", name: str) -> str:
     """Say how many inputs from elsewhere are marked."""
     strange, usual = (_mean(numbers(rows, "flag", source)) for source in ("ood", "test"))
-    quality = "" if strange > 0.8 else " Many are missed." if strange > usual + 0.1 else " They are not noticed."
-    return f"Of 100 inputs of {name} {of_100(strange)} are marked, and of 100 test inputs {of_100(usual)}.{quality}"
+    missed = say("strange_missed" if strange > usual + 0.1 else "strange_not_noticed")
+    return say("strange", name=name, strange=strange, usual=usual, quality="" if strange > 0.8 else missed)
 
 
-def strange_terms(rows: "Rows", told: str, guess: str) -> str:
-    """Say how well inputs from elsewhere are noticed: by their uncertainty (`told`, `guess`), and by novelty."""
-    told += f" of all pairs ({guess})." if guess else ""
+def novelty_terms(rows: "Rows") -> str:
+    """Say how well novelty tells inputs from elsewhere from test inputs."""
     if "" in rows["novelty"]:
-        return f"{told} Novelty is not known here."
-    found = percent(ood_auroc(-numbers(rows, "novelty"), -numbers(rows, "novelty", "ood")))
-    return f"{told} Novelty, the statistics of the input inside the network, tells them apart in {found} of all pairs."
+        return say("novelty_unknown")
+    return say("novelty_tells", auroc=ood_auroc(-numbers(rows, "novelty"), -numbers(rows, "novelty", "ood")))
 
 
 def next_step(choice: "Choice", gains: Sequence[str], *, marks: bool, cheap: str = "", but: str = "") -> str:
@@ -174,23 +134,26 @@ def next_step(choice: "Choice", gains: Sequence[str], *, marks: bool, cheap: str
         cheap: what is almost as good and takes less time, as a sentence; empty if there is nothing.
         but: what the headline calls wrong, and the recommended method does not correct; empty if there is nothing.
     """
-    if choice.is_network:
-        use = "Use the network as it is: nothing else that was tried is clearly better"
-    else:
-        passes, in_file = choice.recommended.passes, choice.recommended.file_passes
-        price = f", for {passes:.0f} times the computing time" if passes >= 1.5 else ""
-        price += f" ({in_file:.0f} times in an exported file)" if in_file > 1.25 * passes else ""
-        use = f"Use “{plain_name(choice)}”: with it {', and '.join(gains)}{price}"
-    use += f". But {but}." if but else "."
-    beside = "marks the answers that somebody should look at" if marks else "writes an interval beside each answer"
-    return f"{use} {cheap}{' ' if cheap else ''}This call predicts new data, and {beside}:"
+    passes, in_file = choice.recommended.passes, choice.recommended.file_passes
+    use = (
+        say("use_network")
+        if choice.is_network
+        else say(
+            "use_method",
+            name=plain_name(choice),
+            gains=", and ".join(gains),
+            price=say("price", passes=passes) if passes >= 1.5 else "",
+            in_file=say("price_in_file", passes=in_file) if in_file > 1.25 * passes else "",
+        )
+    )
+    use, beside = say("next_but", use=use, but=but) if but else use, "next_marks" if marks else "next_intervals"
+    return say("next", use=use, cheap=f"{cheap} " if cheap else "", beside=say(beside))
 
 
 def no_gain(choice: "Choice", network: "Contender") -> str:
     """Say what there is to say for a method that is no better than the network as it is on the test data."""
-    if choice.recommended.calibration_loss < network.calibration_loss:
-        return "the predictions fitted the calibration data better, though they do not fit the test data better"
-    return "the predictions fit neither the calibration data nor the test data better"
+    fits = choice.recommended.calibration_loss < network.calibration_loss
+    return say("no_gain_calibration" if fits else "no_gain")
 
 
 def plain_name(choice: "Choice") -> str:
@@ -202,26 +165,17 @@ def plain_name(choice: "Choice") -> str:
 
 def sentence_of_choice(choice: "Choice") -> str:
     """Say which method to use, why, and how."""
-    chosen, best = choice.recommended, choice.best
-    low, own = number(best.calibration_loss), number(chosen.calibration_loss)
-    if choice.asked:
-        why = f"It was asked for. Its NLL on the calibration data is {own}; the lowest, of {best.name}, is {low}."
-    elif chosen is best:
-        why = f"It has the lowest NLL on the calibration data, {low}."
-    else:
-        why = (
-            f"It is simpler than {best.name}, which has the lowest NLL on the calibration data, {low}. Its own NLL "
-            f"there is {own}: the data cannot tell them apart."
-        )
-    told = f"On the test data, which took no part in the choice, its NLL is {number(chosen.mean_loss)}."
-    more = ""
-    if (beyond := choice.beyond) is not None:
-        more = (
-            f" {beyond.name} is better ({number(beyond.calibration_loss)} on the calibration data), but costs "
-            f"{max(beyond.passes, beyond.file_passes):g} forward passes, which is beyond the budget."
-        )
-    advice = advice_of(chosen.candidate, chosen.num_samples, chosen.tuned, temperature=chosen.has_temperature)
-    return f"Use {choice.name}. {why} {told}{more} {advice}."
+    chosen, best, beyond = choice.recommended, choice.best, choice.beyond
+    why = "choice_asked" if choice.asked else "choice_lowest" if chosen is best else "choice_simpler"
+    costs = max(beyond.passes, beyond.file_passes) if beyond else 0.0
+    return say(
+        "choice",
+        choice=choice,
+        why=say(why, best=best, low=best.calibration_loss, own=chosen.calibration_loss),
+        test=say("choice_test", loss=chosen.mean_loss),
+        beyond=say("choice_beyond", beyond=beyond, passes=costs) if beyond else "",
+        advice=chosen.advice,
+    )
 
 
 def _mean(values: Tensor) -> float:
