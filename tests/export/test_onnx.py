@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from batchbayes_papers.models.pretrained import cifar_resnet, espnet_camvid
-from helpers.cases import CASES, CROP_AND_FLIP, SHIFT_AND_SCALE
+from helpers.cases import CASES, CROP_AND_FLIP, SHIFT_AND_SCALE, moved
 from torch import nn
 
 import batchbayes as bb
@@ -50,6 +50,61 @@ def test_images(kind, tmp_path):
     assert made.difference < 1e-5
     assert made.opset is not None
     assert_parity(made.path, posterior, inputs, bb.categorical(temperature=1.7), num_samples=5, seed=2)
+
+
+def small(*last):
+    torch.manual_seed(0)
+    first = nn.Sequential(
+        nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.SELU(), nn.AlphaDropout(0.2)
+    )
+    return nn.Sequential(*first, nn.Linear(8, 4), *last).eval()
+
+
+def on_one_network(kind):
+    """Return a posterior whose draws are of several kinds, or of several weights, in one network."""
+    network, train = small(), torch.randn(64, 3)
+    mcbn = bb.mcbn(network, train, batch_size=8, num_samples=6)
+    if kind == "ensemble":
+        return bb.ensemble(
+            [mcbn, bb.deterministic(network), bb.mc_dropout(network), bb.stochastic_bn(network, train, batch_size=8)]
+        )
+    if kind == "ensemble with views":
+        return bb.with_views(
+            bb.ensemble([mcbn, bb.mc_dropout(network)]), bb.TableJitter(0.1, (1.0, 1.0, 2.0)), average=2
+        )
+    members = bb.weight_samples(network, moved(network, 3))
+    noise = {
+        "mcbn": lambda member: bb.mcbn(member, train, batch_size=8, num_samples=6),
+        "dropout": bb.mc_dropout,
+        "last layer": lambda member: bb.last_layer_laplace(member, train, bb.categorical(), prior_precision=4.0),
+        "views": lambda member: bb.with_views(bb.mc_dropout(member), bb.TableJitter(0.1, (1.0, 1.0, 2.0)), average=2),
+    }
+    return members.with_noise(noise[kind])
+
+
+@pytest.mark.filterwarnings("ignore:the batch-norm layers")
+@pytest.mark.parametrize("kind", ["ensemble", "ensemble with views", "mcbn", "dropout", "last layer", "views"])
+def test_ensembles_on_one_network_and_noise_inside_members(kind, tmp_path):
+    posterior, inputs = on_one_network(kind), torch.randn(16, 3)
+    made = bb.export(posterior, tmp_path / "a.onnx", inputs[:3], bb.categorical(), num_samples=8, seed=1)
+    assert made.difference < 1e-5
+    assert_parity(made.path, posterior, inputs, bb.categorical(), num_samples=8, seed=1)
+
+
+VIEWS = {
+    "signals": (bb.Compose(bb.SignalShift(2, fill=0.5), bb.SignalCrop(0.6)), (3, 12)),
+    "colours last": (bb.Compose(bb.RandomCrop(2, (0.1, 0.2, 0.3), "NHWC"), bb.RandomFlip("NHWC")), (8, 8, 3)),
+    "pictures without colours": (bb.Compose(bb.RandomShiftScale(0.1, 0.2, fill=0.5), bb.RandomFlip()), (8, 8)),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_views_of_all_kinds_of_inputs(kind, tmp_path):
+    (transform, shape), network = VIEWS[kind], nn.Sequential(nn.Flatten(), nn.LazyLinear(4))
+    network(torch.randn(2, *shape))
+    posterior, inputs = bb.with_views(bb.deterministic(network), transform), torch.randn(16, *shape)
+    made = bb.export(posterior, tmp_path / "a.onnx", inputs[:3], bb.categorical(), num_samples=6)
+    assert_parity(made.path, posterior, inputs, bb.categorical(), num_samples=6)
 
 
 def test_a_table_with_everything_inside(tmp_path):
