@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
@@ -33,6 +34,7 @@ from batchbayes._common.checks import (
 from batchbayes._common.text import count
 from batchbayes.engines.linear import Block, Drawn, Kept, LinearDraws, LinearPieces, distinct_draws, formed, join_draws
 from batchbayes.errors import BatchbayesError
+from batchbayes.sums import class_sums, class_uncertainty, merged_moments
 
 
 @dataclass(init=False, frozen=True, eq=False, repr=False, kw_only=True)
@@ -429,7 +431,7 @@ class _RunningClasses:
     def __init__(self, likelihood: Any) -> None:
         """The likelihood has `logits`, which puts classes last, and `check_outputs` for the first block."""
         self._likelihood, self._count, self._dtype = likelihood, 0, torch.float32
-        self._probs = self._squares = self._entropy = NOTHING
+        self._sums = [NOTHING] * 3
 
     def add(self, block: Block) -> None:
         require_outputs(block)
@@ -438,19 +440,15 @@ class _RunningClasses:
         for outputs, counts in distinct_draws(block):
             finer = outputs.to(at_least_single(outputs.dtype))
             log_probs = self._likelihood.logits(finer).double().log_softmax(-1)  # (u, n, ..., K)
-            probs = log_probs.exp()
             self._dtype, self._count = outputs.dtype, self._count + int(counts.sum())
-            self._probs = self._probs + torch.tensordot(counts, probs, 1)
-            self._entropy = self._entropy - torch.tensordot(counts, log_probs.mul_(probs).sum(-1), 1)
-            self._squares = self._squares + torch.tensordot(counts, probs.square_(), 1)
+            found = class_sums(log_probs, partial(torch.tensordot, counts, dims=1), squares=True)
+            self._sums = [old + new for old, new in zip(self._sums, found, strict=True)]
 
     def _parts(self) -> list[Tensor]:
         """Return entropy, mutual information, variance and log of the mean of the probabilities."""
-        mean = self._probs / self._count
-        variance = (self._squares / self._count - mean.square()).clamp_min(0)
-        entropy = 0.0 - torch.special.xlogy(mean, mean).sum(-1)  # a minus sign would make -0.0 of a certain class
-        information = entropy - self._entropy / self._count
-        information = torch.where(information > 1e-12, information, 0.0)  # smaller values are rounding errors
+        mean, expected_entropy, squares = (each / self._count for each in self._sums)
+        variance = (squares - mean.square()).clamp_min(0)
+        entropy, information = class_uncertainty(mean, expected_entropy)
         return [part.to(at_least_single(self._dtype)) for part in (entropy, information, variance, mean.log())]
 
     def _origin(self, draws: Kept | None) -> dict[str, Any]:
@@ -487,38 +485,31 @@ class RunningGaussian:
         Then linear draws have moments in closed form.
         """
         self._likelihood, self._noise_std, self._count, self._dtype = likelihood, noise_std, 0, torch.float32
-        self._mean = self._variance = self._noise = NOTHING
+        self._moments = [NOTHING] * 3
 
     def add(self, block: Block) -> None:
         require_outputs(block)
         self._dtype = block.middle.dtype if isinstance(block, LinearDraws) else block.dtype
         if isinstance(block, LinearDraws) and self._noise_std:
             mean, variance = block.moments()
-            self._merge(len(block), mean, variance, torch.zeros_like(mean) + self._noise_std(mean[None]) ** 2)
+            noise = torch.zeros_like(mean) + self._noise_std(mean[None]) ** 2
+            self._merge(len(block), [mean, variance, noise])
             return
         for outputs, counts in distinct_draws(block):
             components, shares = self._likelihood(outputs.double()), counts / counts.sum()
             each = components.mean  # (u, n, ...)
             mean = torch.tensordot(shares, each, 1)
             noise = torch.tensordot(shares, components.variance.expand_as(each), 1)
-            self._merge(int(counts.sum()), mean, torch.tensordot(shares, (each - mean).square_(), 1), noise)
+            self._merge(int(counts.sum()), [mean, torch.tensordot(shares, (each - mean).square_(), 1), noise])
 
-    def _merge(self, count: int, mean: Tensor, variance: Tensor, noise: Tensor) -> None:
+    def _merge(self, count: int, new: list[Tensor]) -> None:
         """Add the moments of `count` more draws."""
-        before, self._count = self._count, self._count + count
-        if not before:
-            self._mean, self._variance, self._noise = mean, variance, noise
-            return
-        shift, share = mean - self._mean, count / self._count
-        spread = shift.square() * (share * (1 - share))
-        self._mean = self._mean + shift * share
-        self._variance = torch.lerp(self._variance, variance, share) + spread
-        self._noise = torch.lerp(self._noise, noise, share)
+        self._moments = merged_moments(self._moments, self._count, new, count) if self._count else new
+        self._count += count
 
     def finish(self, draws: Kept | None) -> GaussianPredictive:
         origin: Any = {"num_samples": self._count, "likelihood": self._likelihood, "_draws": draws}
-        moments = (self._mean, self._variance, self._noise)
-        return GaussianPredictive(*(moment.to(at_least_single(self._dtype)) for moment in moments), **origin)
+        return GaussianPredictive(*(each.to(at_least_single(self._dtype)) for each in self._moments), **origin)
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -35,6 +36,7 @@ from batchbayes.novelty.detector import Novelty
 from batchbayes.patch import Bank, stack
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predictive import RunningBernoulli, at_least_single
+from batchbayes.sums import class_sums, class_uncertainty, merged_moments
 
 MOST_JOINT = 64
 """Up to this number of real outputs, a file has their covariance."""
@@ -69,15 +71,13 @@ class ClassSummary:
 
     def total(self, draws: Tensor) -> State:
         """Return the sums of several draws, (S, N, ...)."""
-        log_probs = self.likelihood.logits(draws).log_softmax(-1)  # (S, N, ..., K)
-        probs = log_probs.exp()
-        return [probs.sum(0), -(probs * log_probs).sum(-1).sum(0)]
+        return class_sums(self.likelihood.logits(draws).log_softmax(-1), partial(torch.sum, dim=0))
 
     def finish(self, state: State, count: int) -> tuple[dict[str, Tensor], Tensor]:
         """Return what is said, by name, and the uncertainty (N, 1) that a flag is set by."""
-        probs = state[0] / count
-        entropy = -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(-1)
-        information = (entropy - state[1] / count).clamp_min(0) if count > 1 else torch.zeros_like(entropy)
+        probs, expected_entropy = (each / count for each in state)
+        entropy, information = class_uncertainty(probs, expected_entropy)
+        information = information if count > 1 else torch.zeros_like(entropy)
         shown = probs[..., 1] if isinstance(self.likelihood.summary(), RunningBernoulli) else probs
         found = {"probs": shown, "entropy": entropy, "mutual_information": information}
         return found, _columns(entropy).mean(1, keepdim=True)
@@ -85,7 +85,7 @@ class ClassSummary:
 
 @dataclass(frozen=True)
 class ValueSummary:
-    """Mean, sum of squared deviations (Welford's update) and mean noise. Several outputs have products of these."""
+    """Mean, variance and mean noise. A few outputs have their covariance in place of the variance."""
 
     likelihood: Gaussian | HeteroscedasticGaussian
     conformal: Intervals | None
@@ -94,27 +94,23 @@ class ValueSummary:
         return [part.new_zeros([1] * part.ndim) for part in self.total(outputs[None])]
 
     def add(self, outputs: Tensor, number: Tensor, state: State) -> State:
-        component, share = self.likelihood(outputs[None]), 1 / (number + 1)
-        value, noise = component.mean[0], component.variance.expand_as(component.mean)[0]
-        middle, squares, noises = state
-        moved = middle + (value - middle) * share
-        return [moved, squares + _products(value - middle, value - moved), noises + (noise - noises) * share]
+        return merged_moments(state, number, self.total(outputs[None]), 1, _products)
 
     def total(self, draws: Tensor) -> State:
         component = self.likelihood(draws)
         middle = component.mean.mean(0)
         moved = component.mean - middle  # (S, N, ...)
-        squares = moved.movedim(0, -1) @ moved.movedim(0, 1) if _is_joint(middle) else moved.square().sum(0)
-        return [middle, squares, component.variance.expand_as(component.mean).mean(0)]
+        products = moved.movedim(0, -1) @ moved.movedim(0, 1) if _is_joint(middle) else moved.square().sum(0)
+        return [middle, products / draws.shape[0], component.variance.expand_as(component.mean).mean(0)]
 
     def finish(self, state: State, count: int) -> tuple[dict[str, Tensor], Tensor]:
-        middle, squares, noise = state
-        is_joint = squares.ndim > middle.ndim
-        variance = (squares.diagonal(dim1=-2, dim2=-1) if is_joint else squares) / count
+        middle, products, noise = state
+        is_joint = products.ndim > middle.ndim
+        variance = products.diagonal(dim1=-2, dim2=-1) if is_joint else products
         spread = (variance + noise).sqrt()
         found = {"pred_mean": middle, "pred_std": spread, "epistemic_std": variance.sqrt()}
         if is_joint:
-            found["covariance"] = squares / count + noise.diag_embed()
+            found["covariance"] = products + noise.diag_embed()
         if self.conformal is not None:
             found["lower"], found["upper"] = self.conformal.ends(middle, spread)
         return found, _columns(variance.sqrt())
@@ -129,9 +125,9 @@ def _is_joint(values: Tensor) -> bool:
     return values.ndim == 2 and 1 < values.shape[1] <= MOST_JOINT
 
 
-def _products(left: Tensor, right: Tensor) -> Tensor:
-    """Return products of outputs (N, ...), or of all pairs (N, D, D)."""
-    return left[:, :, None] * right[:, None] if _is_joint(left) else left * right
+def _products(shift: Tensor) -> Tensor:
+    """Return the squares of outputs (N, ...), or the products of all pairs (N, D, D)."""
+    return shift[:, :, None] * shift[:, None] if _is_joint(shift) else shift.square()
 
 
 def _columns(values: Tensor) -> Tensor:
