@@ -16,7 +16,7 @@ from typing import Any
 from batchbayes import __version__
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.table import resolve
-from batchbayes.report.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions
+from batchbayes.report.options import AssessOptions, CommonOptions, ExportOptions, PredictOptions, reader_of
 
 BAD_INPUT, INTERRUPTED, NO_READER = 2, 130, 141
 """Exit codes. Argparse also ends with 2. Shells report 130 after Ctrl-C, and 141 if nobody reads on (`| head`)."""
@@ -177,15 +177,14 @@ def _add_fields(command: argparse.ArgumentParser, options: type[CommonOptions], 
     for field in sorted(fields(options), key=lambda field: field.default is not MISSING):
         if not field.metadata:
             continue
-        given = dict(field.metadata)
+        given, read = dict(field.metadata), reader_of(field.type)
         if callable(given["help"]):
             given["help"] = given["help"]()
-        if field.default is MISSING:
-            given["required"] = True
-        elif field.default is False:
+        if field.default is False:
             given["action"] = "store_true"
         else:
-            given["default"] = field.default
+            given |= {"choices": read} if isinstance(read, tuple) else {"type": read}
+            given |= {"required": True} if field.default is MISSING else {"default": field.default}
         command.add_argument(f"--{field.name.replace('_', '-')}", **given)
 
 

@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from batchbayes._common.checks import as_path, whole_number
+from batchbayes._common.checks import as_path, require_type, whole_number
 from batchbayes._common.progress import hidden_progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name, warn
@@ -26,7 +27,7 @@ from batchbayes.novelty.detector import FEWEST, Novelty, novelty
 from batchbayes.report.compare.rows import Show, assessed_rows
 from batchbayes.report.compare.task import Task, compare, scores_for_limit
 from batchbayes.report.notes import notes_for_prediction
-from batchbayes.report.options import AssessOptions, CommonOptions, Settings, names, positive, whole
+from batchbayes.report.options import AssessOptions, CommonOptions, Settings, names, positive, reader_of, whole
 from batchbayes.report.page.pictures import pick_details, pick_thumbnails
 from batchbayes.report.read.case import Case, found_in, load_case, make_case
 from batchbayes.report.read.data_check import UNFAMILIAR, outside_ranges, unfamiliar
@@ -45,7 +46,6 @@ TASKS = {
 }
 LEVEL = 0.01
 """Inputs are called novel if fewer ordinary ones than this share are as unusual."""
-SWITCHES = [field.name for field in fields(Settings) if field.default is False]
 PREPARE = (
     "Compare how this data and the training data were prepared. Then assess again: what stands below holds for this "
     "data only."
@@ -149,27 +149,36 @@ def _training(train: Any, reference: Any, batch_size: int | None) -> Training:
 
 def _settings(given: Mapping[str, Any]) -> Settings:
     """Return the settings that were passed by name, checked as those of the command line are. None is the default."""
-    known, plain = {field.name: field.metadata for field in fields(Settings)}, {}
+    known, plain = {field.name: reader_of(field.type) for field in fields(Settings)}, {}
     for name, value in given.items():
         if name not in known:
             raise unknown_name("an option of assess", name, sorted(known))
-        choices, kind = known[name].get("choices"), known[name].get("type")
-        if value is None:
-            continue
-        if choices and value not in choices:
-            raise unknown_name(name, str(value), choices)
-        if kind in (positive, whole):
-            value = whole_number(name, value, least=1 if kind is positive else None)
-        elif name in SWITCHES:
-            value = bool(value)
-        elif kind is names:
-            several = isinstance(value, Iterable) and not isinstance(value, str)
-            value = tuple(map(str, value if several else [value]))
-        elif not isinstance(value, str):
-            fix = f"write it as on the command line, where --help explains --{name}"
-            raise BatchbayesError(expected=f"{name} as a text", got=f"{value!r}"[:200], fix=fix)
-        plain[name] = value
+        read = known[name]
+        if isinstance(read, tuple) and value not in (*read, None):
+            raise unknown_name(name, str(value), read)
+        if value is not None:
+            plain[name] = PLAIN[read](name, value) if read in PLAIN else value
     return Settings(**plain)
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value if isinstance(value, Iterable) and not isinstance(value, str) else [value]))
+
+
+def _text(name: str, value: Any) -> str:
+    fix = f"write it as on the command line, where --help explains --{name}"
+    require_type(value, str, expected=f"{name} as a text", fix=fix)
+    return value
+
+
+PLAIN: dict[Any, Callable[[str, Any], Any]] = {
+    positive: whole_number,
+    whole: partial(whole_number, least=None),
+    bool: lambda _, value: bool(value),
+    names: _names,
+    str: _text,
+}
+"""By what reads an option on the command line: what reads it in Python."""
 
 
 def assessed(case: Case, show: Show | None = None) -> Assessment:
