@@ -20,6 +20,8 @@ from batchbayes._common.progress import hidden_progress
 from batchbayes._common.rng import GlobalStream
 from batchbayes.errors import BatchbayesError, BatchbayesWarning, unknown_name, warn
 from batchbayes.likelihoods import Categorical
+from batchbayes.methods.batchnorm.candidates import has_batch_norm
+from batchbayes.methods.mc_dropout import has_dropout
 from batchbayes.methods.table import resolve
 from batchbayes.network.function import Output, as_network, one_input, one_output
 from batchbayes.network.inputs import Packing, Picker
@@ -29,14 +31,16 @@ from batchbayes.report.compare.task import Task, compare, scores_for_limit
 from batchbayes.report.notes import notes_for_prediction
 from batchbayes.report.options import AssessOptions, CommonOptions, Settings, names, positive, reader_of, whole
 from batchbayes.report.page.pictures import pick_details, pick_thumbnails
-from batchbayes.report.read.case import Case, found_in, load_case, make_case
+from batchbayes.report.read.case import Case, load_case, make_case
 from batchbayes.report.read.data_check import UNFAMILIAR, outside_ranges, unfamiliar
 from batchbayes.report.read.examples import from_object, loaders_of, picked_pairs
 from batchbayes.report.read.reading import Reading
 from batchbayes.report.read.sources import Training, training_of
 from batchbayes.report.read.task import given_likelihood
+from batchbayes.report.read.views import words
 from batchbayes.report.result import Assessment
 from batchbayes.report.words.methods import caution_of
+from batchbayes.report.words.say import say
 from batchbayes.report.write import map_writer, require_extras, require_place
 
 TASKS = {
@@ -46,10 +50,6 @@ TASKS = {
 }
 LEVEL = 0.01
 """Inputs are called novel if fewer ordinary ones than this share are as unusual."""
-PREPARE = (
-    "Compare how this data and the training data were prepared. Then assess again: what stands below holds for this "
-    "data only."
-)
 
 
 def assess(
@@ -199,13 +199,27 @@ def assessed(case: Case, show: Show | None = None) -> Assessment:
     uncertainty = None if found.explorer is None else str(found.explorer["x"])
     found = replace(
         found,
-        terms={**found.terms, "What was tried": found_in(case)},
+        terms={**found.terms, "What was tried": _tried(case)},
         thumbnails=pick_thumbnails(case, rows, uncertainty),
         details={} if case.task == "segmentation" else pick_details(case, rows, uncertainty),
     )
     if case.settings.changes:
         found = resolve("batchbayes.report.compare.changes:with_changes")(found)
     return _with_warnings(found)
+
+
+def _tried(case: Case) -> str:
+    """Say which layers of the network methods can use, and what was therefore compared."""
+    layers = [text for text, has in (("batch norm", has_batch_norm), ("dropout", has_dropout)) if has(case.network)]
+    compared = [method.label for method in case.methods]
+    compared += ["the ensemble of all its weights"] if case.members else []
+    compared += [f"views ({words(case.views)})"] if case.views else []
+    return say(
+        "data.tried",
+        layers=" and ".join(layers) or "neither batch norm nor dropout",
+        compared="; ".join(compared) or "no other method",
+        how="" if case.task == "regression" else ", each also with a temperature",
+    )
 
 
 def _with_warnings(found: Assessment) -> Assessment:
@@ -220,7 +234,7 @@ def _with_warnings(found: Assessment) -> Assessment:
     if reason is None:
         return found
     warn(f"{UNFAMILIAR} {reason}")
-    first = {"headline": UNFAMILIAR, "What to do next": PREPARE, "What is strange about it": reason}
+    first = {"headline": UNFAMILIAR, "What to do next": say("data.prepare"), "What is strange about it": reason}
     verdict = {**first, **{key: text for key, text in found.verdict.items() if key not in first}}
     return replace(found, verdict=verdict, is_usable=False)
 
@@ -231,7 +245,7 @@ def fit_novelty(case: Case) -> tuple[Novelty | None, str]:
     Its p-values are calibrated on the calibration data, which the network was not trained on.
     """
     if (count := len(case.calibration.rows())) < FEWEST:  # before any pass
-        return None, f"Novelty could not be measured: expected at least {FEWEST} calibration examples; got {count}."
+        return None, say("data.no_novelty", expected=f"at least {FEWEST} calibration examples", got=count)
     is_class = case.task != "regression" and case.classes_along in (None, 1)
     try:
         with GlobalStream(case.settings.seed):  # data sets may draw random numbers
@@ -243,7 +257,7 @@ def fit_novelty(case: Case) -> tuple[Novelty | None, str]:
                 seed=case.settings.seed,
             ), ""
     except BatchbayesError as error:
-        return None, f"Novelty could not be measured: expected {error.expected}; got {error.got}."
+        return None, say("data.no_novelty", expected=error.expected, got=error.got)
 
 
 def novelty_level(found: Novelty | None) -> float:

@@ -15,6 +15,7 @@ from batchbayes.network.batches import spread_evenly
 from batchbayes.plots.style import BLUE, GREY, VERMILION, one_panel
 from batchbayes.report.read.case import Case
 from batchbayes.report.result import Assessment, Figures
+from batchbayes.report.words.say import say
 
 EXAMPLES, WINDOW = 128, 64
 """Test examples that are changed, and how many of them are seen at once."""
@@ -89,18 +90,19 @@ def _written(case: Case, value: float) -> str:
 
 def _words(case: Case, changes: Sequence[Changed]) -> str:
     first, *others = changes
-    worst, count = (
-        max(others, key=lambda change: (change.network, change.adapted)),
-        min(EXAMPLES, len(case.test.rows())),
-    )
+    worst = max(others, key=lambda change: (change.network, change.adapted))
     own, adapted = (sum(getattr(c, key) for c in others) / len(others) for key in ("network", "adapted"))
-    what = "error" if case.task == "regression" else "share of wrong answers"
-    return (
-        f"{len(others)} changes were made to {count} test examples. The {what} of the network goes from "
-        f"{_written(case, first.network)} to {_written(case, own)} on average, and to {_written(case, worst.network)} "
-        f"at worst ({worst.name}). If the network is adapted to {WINDOW} changed examples at a time, without labels, "
-        f"these are {_written(case, adapted)} and {_written(case, worst.adapted)}. bb.drift notices such changes and "
-        f"adapts to them. This took about {PASSES * len(changes) * count:,} forward passes of single examples."
+    errors = {"first": first.network, "own": own, "worst": worst.network, "adapted": adapted}
+    examples = min(EXAMPLES, len(case.test.rows()))
+    return say(
+        "changes.told",
+        changes=len(others),
+        examples=examples,
+        what="error" if case.task == "regression" else "share of wrong answers",
+        name=worst.name,
+        window=WINDOW,
+        passes=PASSES * len(changes) * examples,
+        **{key: _written(case, value) for key, value in (errors | {"worst_adapted": worst.adapted}).items()},
     )
 
 
@@ -118,5 +120,4 @@ def _figure(case: Case, changes: Sequence[Changed]) -> Figures:
         panel.set_xlim(left=0)
         panel.set_xlabel("root mean square error" if scale == 1 else "wrong answers, %")
         panel.legend(frameon=False, fontsize=8)
-    caption = "What changes of the data do to the network, and to the network that is adapted to them without labels."
-    return {"changes": (panel.figure, caption)}
+    return {"changes": (panel.figure, say("caption.changes"))}

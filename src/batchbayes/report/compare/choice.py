@@ -23,6 +23,7 @@ from batchbayes.report.compare.groups import Trust
 from batchbayes.report.compare.price import passes_in_file, price_of
 from batchbayes.report.compare.tuning import DOUBT, paired_difference
 from batchbayes.report.read.case import Case
+from batchbayes.report.words.say import say
 
 CHECKED = 256
 """This many calibration examples tell how wrong the scores of the linear engine are."""
@@ -125,10 +126,7 @@ def judge_all(
     again = {each: _priced(exact, judge(exact, each), price) for each, is_linear in linear.items() if is_linear}
     if case.settings.engine != "linear":
         return [contender for each in candidates for contender in again.get(each, found[each])]
-    warn(
-        "the scores of the linear engine are not exact enough to choose a method, so exact draws of the calibration "
-        'data decided. All else is of the linear engine, as was asked for; engine="auto" would use exact draws.'
-    )
+    warn(say("data.linear"))
     return [
         replace(one, calibration_losses=other.calibration_losses)
         for each in candidates

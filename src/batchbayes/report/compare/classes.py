@@ -19,8 +19,8 @@ from batchbayes.report.compare.groups import of_classes
 from batchbayes.report.compare.rows import Rows, class_labels
 from batchbayes.report.compare.task import Task
 from batchbayes.report.compare.tuning import TemperatureCurve, temperature_grid
+from batchbayes.report.page.explorer import class_explorer
 from batchbayes.report.page.figures import class_figures
-from batchbayes.report.page.pictures import class_explorer
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.task import likelihood_notes

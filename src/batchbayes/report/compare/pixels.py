@@ -22,8 +22,8 @@ from batchbayes.report.compare.groups import By, Group
 from batchbayes.report.compare.rows import Rows, image_cells
 from batchbayes.report.compare.task import Task
 from batchbayes.report.compare.tuning import TemperatureCurve, temperature_grid
+from batchbayes.report.page.explorer import image_explorer
 from batchbayes.report.page.figures import image_figures
-from batchbayes.report.page.pictures import image_explorer
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.task import likelihood_notes

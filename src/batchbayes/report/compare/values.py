@@ -22,8 +22,8 @@ from batchbayes.report.compare.intervals import Intervals, fifths_of, fit_interv
 from batchbayes.report.compare.rows import Rows, first_output, outputs_of, rounded, suffix
 from batchbayes.report.compare.task import Task, flag_threshold
 from batchbayes.report.compare.tuning import cross_fitted
+from batchbayes.report.page.explorer import value_explorer
 from batchbayes.report.page.figures import LEVELS, value_figures
-from batchbayes.report.page.pictures import value_explorer
 from batchbayes.report.read.case import Case
 from batchbayes.report.result import Assessment
 from batchbayes.report.words.values import Values, names_and_units, value_terms, value_verdict
@@ -99,7 +99,7 @@ class Regression(Task):
         name = first.name if len(outputs) == 1 else f"{len(outputs)} outputs"
         return replace(
             found,
-            columns=[*self.columns, *([JOINT] if len(outputs) > 1 else []), *found.columns[len(self.columns) :]],
+            columns=[*self.columns, *(JOINT if len(outputs) > 1 else ()), *found.columns[len(self.columns) :]],
             verdict=verdict.sentences,
             is_usable=verdict.is_usable,
             terms=value_terms(found, outputs, spread),

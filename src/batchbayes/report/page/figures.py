@@ -1,6 +1,7 @@
 """The figures of an assessment: those of all tasks, and those of each. What shows one method shows the recommended."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,11 +57,12 @@ def _price(found: Assessment) -> Figures:
         qualities,
         recommended=found.recommended.name,
     )
-    caption = (
-        "Quality against price: what each method reaches on the test data, and how many times as long as one pass of "
-        "the network it takes. The recommended one has a ring. The choice was made on calibration data."
-    )
-    return {"quality-price": (figure, caption)}
+    return _captioned("quality-price", figure)
+
+
+def _captioned(name: str, figure: Figure, *, caption: str = "", **words: Any) -> Figures:
+    """Return a figure with its caption, which has the name of its file if there is only one for it."""
+    return {name: (figure, say(f"caption.{caption or name}", **words))}
 
 
 def _novelty(found: Assessment) -> Figures:
@@ -69,12 +71,7 @@ def _novelty(found: Assessment) -> Figures:
     p_values, level = {"test data": numbers(found.rows, "novelty")}, found.notes["novelty_level"]
     if found.case.ood is not None:
         p_values[found.case.ood.name] = numbers(found.rows, "novelty", "ood")
-    caption = (
-        "How unusual the inputs are to the network. The p-value of an input is the share of ordinary inputs that are "
-        f"at least as unusual. Those with {level:.2g} or less are called novel. Data like that of training is spread "
-        "evenly."
-    )
-    return {"novelty": (plots.novelty_figure(p_values, level=level), caption)}
+    return _captioned("novelty", plots.novelty_figure(p_values, level=level), level=level)
 
 
 def _tuning(contenders: Sequence[Contender]) -> Figures:
@@ -103,27 +100,19 @@ def class_figures(found: Assessment) -> Figures:
         curves[contender.name] = curve.coverage, curve.risk
     figures = {
         **shared_figures(found),
-        "reliability": (
-            plots.reliability_figure(bins),
-            "Accuracy against confidence. Dots on the diagonal are honest. Below it a method is too sure of itself.",
-        ),
-        "risk-coverage": (
-            plots.risk_coverage_figure(curves),
-            "Error rate of the answers that are kept when the least certain ones (by entropy) are set aside.",
-        ),
+        **_captioned("reliability", plots.reliability_figure(bins)),
+        **_captioned("risk-coverage", plots.risk_coverage_figure(curves)),
     }
     test, ood = chosen.seen.test, chosen.seen.ood
     if case.ood is not None and ood is not None:
         scores = {"entropy (nats)": (test.entropy, ood.entropy)}
         if chosen.has_draws:
             scores["mutual information (nats)"] = test.mutual_information, ood.mutual_information
-        figures["out-of-distribution"] = (
-            plots.shift_figure(scores),
-            f"Uncertainty about the test data and about {case.ood.name} ({chosen.name}).",
-        )
+        shift = plots.shift_figure(scores)
+        figures |= _captioned("out-of-distribution", shift, ood=case.ood.name, chosen=chosen.name)
     if (picture := _certainty(found)) is not None:
-        why = "on which the draws agree most and least" if chosen.has_draws else "with the lowest and highest entropy"
-        figures["most-and-least-certain"] = picture, f"Test images {why} ({chosen.name})."
+        name = "most-and-least-certain"
+        figures |= _captioned(name, picture, caption=name + "-draws" * chosen.has_draws, chosen=chosen.name)
     return figures
 
 
@@ -155,12 +144,9 @@ def value_figures(found: Assessment, targets: Tensor, held_out: Tensor, unit: st
     for contender in most_telling(found):
         ends = [contender.seen.test.interval(level) for level in LEVELS]
         coverages[contender.name] = [interval_summary(low, high, shaped).coverage for low, high in ends]
-    coverage = (
-        plots.interval_coverage_figure(LEVELS, coverages),
-        "How often intervals hold the target, against how often they should. Below the diagonal they are too narrow.",
-    )
+    coverage = _captioned("interval-coverage", plots.interval_coverage_figure(LEVELS, coverages))
     if not chosen.has_draws:
-        return {**shared_figures(found), "interval-coverage": coverage}
+        return shared_figures(found) | coverage
     mean = chosen.seen.calibration.mean
     constant = best_constant_precision(mean, held_out.reshape(mean.shape), "log_likelihood")
     scatter = plots.uncertainty_error_figure(
@@ -169,34 +155,25 @@ def value_figures(found: Assessment, targets: Tensor, held_out: Tensor, unit: st
         constant_std=constant**-0.5,
         unit=unit,
     )
-    caption = (
-        f"Errors in the order of the predicted spread ({chosen.name}). If the spread tells large errors from small "
-        "ones, the dots and their running mean rise to the right with the bands."
-    )
-    return {**shared_figures(found), "uncertainty-error": (scatter, caption), "interval-coverage": coverage}
+    return shared_figures(found) | _captioned("uncertainty-error", scatter, chosen=chosen.name) | coverage
 
 
 def image_figures(found: Assessment) -> Figures:
     """Draw the figures of a segmentation."""
-    (whole, part), shown = found.case.nouns, most_telling(found)
-    curves = {each.name: each.seen.test.entropy.counts().risk_coverage() for each in shown}
-    figures = shared_figures(found)
+    (whole, part), figures = found.case.nouns, shared_figures(found)
+    bins, curves = {}, {}
+    for contender in most_telling(found):
+        curve = contender.seen.test.entropy.counts().risk_coverage()
+        curves[contender.name] = curve.coverage, curve.risk
+        bins[contender.name] = contender.seen.test.reliability.reliability()
     if whole == "image":
-        caption = "The most certain test image, one in the middle and the least certain one, by their mean entropy "
-        figures["segmentation"] = _triptychs(found), f"{caption}({found.recommended.name})."
-    return figures | {
-        "reliability": (
-            plots.reliability_figure({each.name: each.seen.test.reliability.reliability() for each in shown}),
-            f"Accuracy of {part}s against confidence. Below the diagonal a method is too sure of itself.",
-        ),
-        "risk-coverage": (
-            plots.risk_coverage_figure(
-                {name: (curve.coverage, curve.risk) for name, curve in curves.items()},
-                risk=f"error of the {part}s kept",
-            ),
-            f"Error rate of the {part}s that are kept when the least certain ones (by entropy) are set aside.",
-        ),
-    }
+        figures |= _captioned("segmentation", _triptychs(found), chosen=found.recommended.name)
+    errors = plots.risk_coverage_figure(curves, risk=f"error of the {part}s kept")
+    return (
+        figures
+        | _captioned("reliability", plots.reliability_figure(bins), caption="reliability-pixels", part=part)
+        | _captioned("risk-coverage", errors, caption="risk-coverage-pixels", part=part)
+    )
 
 
 def _triptychs(found: Assessment) -> Figure:

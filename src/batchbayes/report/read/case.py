@@ -10,11 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from batchbayes._common.rng import GlobalStream
-from batchbayes._common.text import percent
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.likelihoods import Categorical, Gaussian
-from batchbayes.methods.batchnorm.candidates import has_batch_norm
-from batchbayes.methods.mc_dropout import has_dropout
 from batchbayes.methods.table import Method
 from batchbayes.methods.views.transforms import Transform
 from batchbayes.network.batches import ordered_loader, pick_inputs
@@ -33,7 +30,8 @@ from batchbayes.report.read.task import (
     require_class_names,
     require_fitting,
 )
-from batchbayes.report.read.views import named_views, some_inputs, words
+from batchbayes.report.read.views import named_views, some_inputs
+from batchbayes.report.words.say import say
 
 CALIBRATION_SHARE = 1 / 3
 """Share of the test data that is split off for tuning and choosing if there is no calibration data."""
@@ -136,10 +134,7 @@ def make_case(
         calibration, ood = (part and replace(part, input_dtype=dtype) for part in (calibration, ood))
     outputs = trial(network, test)
     if _share_of(as_given, _some_training_inputs(train)) > MOST_SHARED:
-        warn(
-            "WARNING: most test examples are training examples too. If the network was trained on them, what is said "
-            "about new data is too good."
-        )
+        warn(say("data.trained_on"))
     task = settings.task or guess_task(outputs, test, likelihood)
     split_off = calibration is None
     if calibration is None:
@@ -151,7 +146,7 @@ def make_case(
                 fix="give more test data, or calibration data of its own (calibration=, --calibration)",
             )
     elif _share_of(test, some_inputs(calibration, COMPARED)) > MOST_SHARED:
-        warn("WARNING: most test examples are calibration examples too, so what is said about them is too good.")
+        warn(say("data.calibrated_on"))
     for part in [part for part in (calibration, ood) if part]:
         trial(network, part)
     inputs = some_inputs(calibration)
@@ -196,10 +191,7 @@ def _warn_of_missing_classes(calibration: Examples, test: Examples) -> None:
     labels = test.targets()
     missing = labels[~torch.isin(labels, calibration.targets())]
     if len(missing) > MOST_MISSING * len(labels):
-        warn(
-            f"the calibration data lacks classes to which {percent(len(missing) / len(labels), 0)} of the test "
-            "examples belong. What is tuned and chosen there may not suit them: pass calibration data of all classes."
-        )
+        warn(say("data.lacking", share=len(missing) / len(labels)))
 
 
 def _share_of(test: Examples, others: Tensor) -> float:
@@ -224,19 +216,6 @@ def _some_training_inputs(train: Training) -> Tensor:
         return torch.empty(0)
     with GlobalStream(0):
         return some_inputs(replace(train.examples, batches=batches), COMPARED)
-
-
-def found_in(case: Case) -> str:
-    """Say which layers of the network methods can use, and what was therefore compared."""
-    layers = [text for text, has in (("batch norm", has_batch_norm), ("dropout", has_dropout)) if has(case.network)]
-    compared = [method.label for method in case.methods]
-    compared += ["the ensemble of all its weights"] if case.members else []
-    compared += [f"views ({words(case.views)})"] if case.views else []
-    return (
-        f"The network has {' and '.join(layers) or 'neither batch norm nor dropout'}. Beside the network as it is, "
-        f"{'; '.join(compared) or 'no other method'} was tried"
-        + ("." if case.task == "regression" else ", each also with a temperature.")
-    )
 
 
 def _read_reference(source: str, reading: Reading) -> Any:

@@ -14,6 +14,7 @@ from batchbayes.network.function import Network, as_network
 from batchbayes.network.tap import tap
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.schema import Schema
+from batchbayes.report.words.say import say
 
 Channels = tuple[float, float, float]
 NORMALISED: tuple[tuple[Channels, Channels], ...] = (
@@ -68,15 +69,9 @@ def unfamiliar(network: nn.Module, data: Examples, *, classes: bool) -> str | No
         for mean, std in NORMALISED:
             other = _look(wrapped, sites, data, classes, partial(_reversed_channels, mean=mean, std=std))
             if other is not None and is_closer(other, own) and _difference(other, live) is None:
-                return _with_advice(
-                    "Probably the colour channels are in the wrong order (RGB or BGR): with the other order the images "
-                    "look more like those of training."
-                )
+                return say("data.advice", reason=say("data.channels"))
     how = _difference(own, live)
-    return how and _with_advice(
-        f"Probably it is not scaled or prepared as in training. At {sites[0].name}, the first batch-norm layer, its "
-        f"values {how} in training."
-    )
+    return how and say("data.advice", reason=say("data.scale", site=sites[0].name, how=how))
 
 
 def outside_ranges(data: Examples, schema: Schema | None) -> str | None:
@@ -88,19 +83,7 @@ def outside_ranges(data: Examples, schema: Schema | None) -> str | None:
         return None
     found = schema.differences(rows, least=OUTSIDE) if len(rows) >= FEWEST else []
     found = found or schema.far_values(rows, FAR)
-    if not found:
-        return None
-    return (
-        f"{data.name} has values that the training table did not have ({'; '.join(found)}). Are these columns in the "
-        "same unit as in training?"
-    )
-
-
-def _with_advice(reason: str) -> str:
-    return (
-        f"{reason} Check the preprocessing first: all other numbers depend on it. If it is right, the data is of "
-        "another kind than that of training."
-    )
+    return say("data.outside", name=data.name, found="; ".join(found)) if found else None
 
 
 def _difference(sight: Sight, channels: int) -> str | None:
