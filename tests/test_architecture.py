@@ -27,7 +27,7 @@ LAYERS = [
 # Within a layer these stand alone: a method knows no other folder of methods, a network or a data set nothing Bayesian.
 ALONE = {"methods", "models", "datasets", "training"}
 SHARED_BY_METHODS = {("table",), ("candidates",)}
-OWN_NETWORK = {("network", "function"), ("network", "replicas")}
+OWN_NETWORK = {("network", "function"), ("network", "replicas"), ("methods", "samples", "svgd")}  # svgd makes its own
 
 
 def layer(name):
