@@ -196,8 +196,9 @@ def coverage_tables(docs: Path) -> str:
         for row in rows:
             if row["paper"] == paper:
                 item = f"[{row['item']}](results/{row['page']}.md)" if row["page"] else row["item"]
-                cells.append([item, row["published"], row["ours"], f"**{row['verdict']}**", row["remark"]])
-        parts.append(f"## {paper}\n\n" + table(["what", "published", "ours", "", "remark"], cells))
+                run = f"`{row['run']}`" if row["run"] else ""
+                cells.append([item, row["published"], row["ours"], f"**{row['verdict']}**", run, row["remark"]])
+        parts.append(f"## {paper}\n\n" + table(["what", "published", "ours", "", "rests on", "remark"], cells))
     return "\n\n".join(parts)
 
 

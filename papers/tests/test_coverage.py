@@ -27,6 +27,21 @@ def test_rows_are_whole(rows):
         assert not row["page"] or (ROOT / f"docs/results/{row['page']}.md").is_file(), row["item"]
 
 
+def test_rows_that_agree_name_the_run_that_they_rest_on(rows):
+    """A command with an experiment and one of its presets, or a file of tests."""
+    named = [row for row in rows if row["verdict"] == "agrees"]
+    assert len(named) > 20
+    for row in named:
+        words = row["run"].split()
+        if words[0].startswith(("tests/", "papers/tests/")):
+            assert (ROOT / words[0]).is_file(), row["item"]
+        else:
+            assert words[:2] == ["batchbayes", "reproduce"], row["item"]
+            assert words[4] in load_experiment(words[2]).PRESETS, row["item"]
+            assert row["page"] == words[2]
+            assert f"reproduce {words[2]} --preset {words[4]}" in (ROOT / f"docs/results/{words[2]}.md").read_text()
+
+
 FOLLOWED = {"mcbn-uci", "mcbn-batch-size", "mcbn-passes", "sbn", "sparse-vd", "random-labels", "variance-networks"}
 
 
