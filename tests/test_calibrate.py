@@ -145,6 +145,34 @@ def test_conformal_sets_hold_what_they_promise_for_a_wrong_model():
     assert 0.9 - 4 * error <= float(held.mean()) <= 0.9 + 1 / 101 + 4 * error
 
 
+@pytest.mark.parametrize("method", ["aps", "raps"])
+def test_adaptive_sets_hold_the_truth_and_are_never_empty(method):
+    """On many draws of held-out examples; by a loop over classes for one of them."""
+    random, shares = torch.Generator().manual_seed(0), []
+    for _ in range(40):
+        logits = 2 * torch.randn(600, 8, generator=random)
+        labels = torch.multinomial(logits.softmax(1), 1, generator=random)[:, 0]
+        first, second = (classes_of(part * 1.5) for part in (logits[:300], logits[300:]))  # too sure of itself
+        sets = conformal_sets(first, labels[:300], 0.9, method=method)
+        inside = sets(second)
+        assert inside.any(1).all()
+        shares.append(inside.gather(1, labels[300:, None]).double().mean())
+    assert abs(float(torch.stack(shares).mean()) - 0.9) < 4 * (0.09 / 300 * 2 / 40) ** 0.5
+    for probs, own in zip(second.probs[:20], inside[:20], strict=True):
+        ranked = sorted(range(8), key=lambda k: -probs[k])
+        for rank, k in enumerate(ranked):
+            score = float(probs[ranked[:rank]].sum() + probs[k] / 2) + (
+                0.01 * max(0, rank - 4) if method == "raps" else 0
+            )
+            assert bool(own[k]) == (rank == 0 or score <= sets.threshold)
+
+
+def classes_of(logits):
+    summary = categorical().summary()
+    summary.add(logits[None])
+    return summary.finish(logits[None])
+
+
 def test_conformal_sets_of_yes_or_no_are_those_of_two_classes():
     random = torch.Generator().manual_seed(6)
     logits, labels = torch.randn(3, 40, 1, generator=random), torch.arange(40) % 3 // 2

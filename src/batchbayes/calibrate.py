@@ -22,13 +22,16 @@ from batchbayes._common.checks import (
     check_no_nan,
     check_not_empty,
     finite_number,
+    fitting_labels,
+    fitting_yes_or_no,
     log_inverse_error,
     require_choice,
     require_type,
     shaped_like,
-    whole_number,
+    without_ignored,
 )
 from batchbayes._common.minimise import minimise
+from batchbayes._common.signatures import Count, checked
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
 from batchbayes.methods.batchnorm.tune_batch_size import tune_batch_size as tune_batch_size
@@ -37,6 +40,9 @@ from batchbayes.metrics.regression import crps_of_mixture, log_density_of_mixtur
 from batchbayes.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 
 Objective = Literal["log_likelihood", "crps"]
+SetMethod = Literal["lac", "aps", "raps"]
+RANK_PENALTY, FREE_RANKS = 0.01, 5
+"""What "raps" adds to the score of each class beyond these ranks."""
 ROUNDING = 1e-5
 """How far above its threshold an uncertainty must be for a flag: in nats, or as a share of a standard deviation."""
 
@@ -133,7 +139,8 @@ def tune_temperature(predictive: CategoricalPredictive | BernoulliPredictive, la
     return math.exp(minimise(cost, -math.log(20), math.log(20))[0])
 
 
-def agreement_temperature(predictive: CategoricalPredictive, *, average: int = 1) -> float:
+@checked
+def agreement_temperature(predictive: CategoricalPredictive, *, average: Count = 1) -> float:
     r"""Return a temperature without labels: with it, the mean confidence is the share of pairs of draws that agree.
 
     The confidence is the largest of the mean probabilities $\frac1S \sum_s \mathrm{softmax}(z_s / T)$. Two draws agree
@@ -154,7 +161,6 @@ def agreement_temperature(predictive: CategoricalPredictive, *, average: int = 1
     2.0
     """
     _require(predictive, CategoricalPredictive, "categorical()")
-    average = whole_number("average", average)
     untempered = replace(predictive.likelihood, temperature=1.0)
     logits = untempered.logits(predictive.draws.double())  # (S, N, ..., K)
     count = len(logits)
@@ -189,6 +195,7 @@ class ScoreCalibration:
         return torch.as_tensor(found).to(given.dtype if given.is_floating_point() else torch.float64)
 
 
+@checked
 def tune_scores(scores: Values, correct: Values, method: Literal["isotonic", "platt"] = "isotonic") -> ScoreCalibration:
     r"""Return the map from scores (n,) between 0 and 1 to the probability that they are right, by held-out examples.
 
@@ -201,8 +208,7 @@ def tune_scores(scores: Values, correct: Values, method: Literal["isotonic", "pl
     >>> [round(value, 3) for value in tuned([0.1, 0.5, 0.9]).tolist()]
     [0.0, 0.5, 1.0]
     """
-    require_choice("a method", method, ("isotonic", "platt"))
-    given, right = as_tensor(scores, "scores").flatten().double(), as_tensor(correct, "correct").flatten().double()
+    given, right = scores.flatten().double(), correct.flatten().double()
     check_not_empty("scores", given)
     if given.shape != right.shape or not bool(((given >= 0) & (given <= 1)).all()):
         got = f"{len(given)} and {len(right)}, from {float(given.min()):.3g} to {float(given.max()):.3g}"
@@ -271,18 +277,42 @@ def flag_limits(threshold: float | Sequence[float], *, in_nats: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Sets of all classes with a probability of at least `threshold`. They hold the truth with probability `level`."""
+    """Sets of classes that hold the truth with probability `level`."""
 
     level: float
     threshold: float
+    """By "lac" the least probability of a class in a set, else the largest score."""
+    method: SetMethod = "lac"
 
     def __call__(self, predictive: CategoricalPredictive | BernoulliPredictive) -> Tensor:
         """Return whether each class is in the set, bool (N, ..., K), where K is 2 for no and yes.
 
-        A set is empty if no class is probable enough.
+        By "lac" a set is empty if no class is probable enough. Others hold the most probable class.
         """
-        is_binary = isinstance(predictive, BernoulliPredictive)
-        return (predictive.class_log_probs if is_binary else predictive.log_probs).exp() >= self.threshold
+        probs = _class_probs(predictive)
+        if self.method == "lac":
+            return probs >= self.threshold
+        return (set_scores(probs, self.method) <= self.threshold) | (probs == probs.amax(-1, keepdim=True))
+
+
+def set_scores(probs: Tensor, method: SetMethod) -> Tensor:
+    """Return a score of each class, in the shape of probabilities (N, ..., K). Classes of low scores come first.
+
+    >>> set_scores(torch.tensor([[0.25, 0.75]]), "lac"), set_scores(torch.tensor([[0.25, 0.75]]), "aps")
+    (tensor([[-0.2500, -0.7500]]), tensor([[0.8750, 0.3750]]))
+    """
+    if method == "lac":
+        return -probs
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    each = ordered.cumsum(-1) - ordered / 2
+    if method == "raps":
+        each = each + RANK_PENALTY * (torch.arange(probs.shape[-1]) + 1 - FREE_RANKS).clamp_min(0)
+    return torch.empty_like(probs).scatter_(-1, order, each)
+
+
+def _class_probs(predictive: CategoricalPredictive | BernoulliPredictive) -> Tensor:
+    is_binary = isinstance(predictive, BernoulliPredictive)
+    return (predictive.class_log_probs if is_binary else predictive.log_probs).exp()
 
 
 def conformal_intervals(predictive: GaussianPredictive, targets: Values, level: float = 0.9) -> ConformalIntervals:
@@ -299,18 +329,39 @@ def conformal_intervals(predictive: GaussianPredictive, targets: Values, level: 
     return ConformalIntervals(level, conformal_quantile(scores, level))
 
 
+@checked
 def conformal_sets(
-    predictive: CategoricalPredictive | BernoulliPredictive, labels: Values, level: float = 0.9
+    predictive: CategoricalPredictive | BernoulliPredictive,
+    labels: Values,
+    level: float = 0.9,
+    *,
+    method: SetMethod = "lac",
 ) -> ConformalSets:
-    """Return split-conformal sets: their threshold is a quantile of the probability of the true class.
+    """Return split-conformal sets: a quantile of the score of the true class on held-out examples limits them.
 
     The level holds on average over held-out and new examples that are exchangeable, and over the pixels or labels of an
     example if it has several. It does not hold for each class.
-    Reference: Sadinle, Lei & Wasserman, JASA 114 (2019).
+
+    Args:
+        predictive: of held-out examples.
+        labels: their classes.
+        level: the share of sets that hold the truth.
+        method: "lac" takes all classes above a probability. These sets are the smallest on average, and some may be
+            empty. "aps" adds classes from the most probable one on, up to a share of the probability, so that no set is
+            empty and hard examples get larger sets. "raps" does so with a price on each class beyond the fifth.
+
+    References: Sadinle, Lei & Wasserman, JASA 114 (2019); Romano, Sesia & Candès, NeurIPS 2020, where we differ: the
+    middle of the share of a class replaces a random one; Angelopoulos, Bates, Malik & Jordan, ICLR 2021.
     """
     _require(predictive, (CategoricalPredictive, BernoulliPredictive), "categorical()")
-    given = predictive.log_prob(labels).exp()
-    return ConformalSets(level, max(0.0, -conformal_quantile(-given, level)))
+    scores = set_scores(_class_probs(predictive), method)
+    if isinstance(predictive, BernoulliPredictive):
+        classes = fitting_yes_or_no(labels, scores.shape[:-1]).long()
+    else:
+        scores, labels = without_ignored(scores, labels, getattr(predictive.likelihood, "ignore_index", None))
+        classes = fitting_labels(labels, scores.shape[:-1], scores.shape[-1])
+    limit = conformal_quantile(scores.gather(-1, classes[..., None]), level)
+    return ConformalSets(level, max(0.0, -limit) if method == "lac" else limit, method)
 
 
 def conformal_quantile(scores: Tensor, level: float) -> float:

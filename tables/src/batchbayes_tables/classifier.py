@@ -13,7 +13,7 @@ from torch import Tensor
 
 from batchbayes._common.checks import finite_number, whole_number
 from batchbayes._common.minimise import minimise
-from batchbayes.calibrate import conformal_quantile
+from batchbayes.calibrate import conformal_quantile, set_scores
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics import equal_width_reliability
 from batchbayes_tables.crossfit import JUDGES
@@ -124,7 +124,7 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         )
         self.weights_ = pool_weights(models, one_hot)
         self.held_out_labels_ = one_hot.argmax(1).numpy()
-        self.held_out_scores_ = set_scores(self._together(models))[np.arange(len(x)), self.held_out_labels_]
+        self.held_out_scores_ = self._set_scores(self._together(models))[np.arange(len(x)), self.held_out_labels_]
 
     def _models(self, draws: Tensor, linear: Tensor, boosted: Tensor) -> Tensor:
         """Return the log probabilities of networks, logistic regression and boosting, (3, N, K), from their logits."""
@@ -174,7 +174,11 @@ class UncertainClassifier(ClassifierMixin, Uncertain):
         else:
             limits = conformal_quantile(scores, float(level))
         best = probs == probs.max(1, keepdims=True)
-        return (set_scores(probs) <= limits) | best
+        return (self._set_scores(probs) <= limits) | best
+
+    @staticmethod
+    def _set_scores(probs: np.ndarray) -> np.ndarray:
+        return set_scores(torch.from_numpy(probs), "aps").numpy()
 
     def plot(self, X: Any, y: Any) -> Any:  # noqa: N803
         """Draw how often classes are right against how probable they are said to be. Return the figure."""
@@ -205,16 +209,3 @@ def _best_temperature(draws: Tensor, one_hot: Tensor) -> tuple[float, float]:
 
     best, lowest = minimise(loss, float(np.log(COLDEST)), float(np.log(HOTTEST)), grid=9, steps=12)
     return lowest, float(np.exp(best))
-
-
-def set_scores(probs: np.ndarray) -> np.ndarray:
-    """Return the probability of all classes above each class, and half of its own, for probabilities (N, K).
-
-    >>> set_scores(np.array([[0.2, 0.7, 0.1]])).round(2).tolist()
-    [[0.8, 0.35, 0.95]]
-    """
-    order = np.argsort(-probs, 1, kind="stable")
-    ranked = np.take_along_axis(probs, order, 1)
-    found = np.empty_like(probs)
-    np.put_along_axis(found, order, ranked.cumsum(1) - ranked / 2, 1)
-    return found
