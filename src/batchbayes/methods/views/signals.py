@@ -10,31 +10,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from batchbayes._common.checks import as_tensor, finite_number, whole_number
-from batchbayes.errors import BatchbayesError
-from batchbayes.methods.views.transforms import (
-    Transform,
-    other_places,
-    require_fill,
-    require_floating,
-    require_stds,
-    shifted,
-    steps,
-)
+from batchbayes._common.checks import as_tensor
+from batchbayes._common.signatures import Count, Finite, Positive, Share, checked
+from batchbayes.methods.views.transforms import Stds, Transform, other_places, shifted, steps
 
 
 class SignalTransform(Transform):
     """A transform of signals."""
 
-    def require_signals(self, inputs: Tensor) -> None:
-        if inputs.ndim not in (2, 3):
-            raise BatchbayesError(
-                expected=f"signals (N, L) or (N, channels, L) for {type(self).__name__}",
-                got=f"inputs of shape {tuple(inputs.shape)}",
-                fix="use RandomCrop and RandomFlip for images, or a function of your own",
-            )
+    size: ClassVar[int] = 1  # type: ignore[misc]
+
+    def signals(self, inputs: Tensor) -> Tensor:
+        fix = "use RandomCrop and RandomFlip for images, or a function of your own"
+        return self.fitting(inputs, inputs.ndim in (2, 3), "signals (N, L) or (N, channels, L)", fix)
 
 
+@checked
 @dataclass(frozen=True)
 class SignalShift(SignalTransform):
     """Move signals in time by up to `most` steps, earlier or later. What comes in from outside is `fill`.
@@ -45,23 +36,16 @@ class SignalShift(SignalTransform):
     tensor([[0., 0., 1., 2.]])
     """
 
-    most: int
-    fill: float = 0.0
-    size: ClassVar[int] = 1  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "most", whole_number("most", self.most))
-        require_fill(self.fill, by_channel=False)
+    most: Count
+    fill: Finite = 0.0
 
     def row(self, numbers: Tensor) -> Tensor:
         """Return how many steps earlier the view shows the signal."""
         return steps(numbers[0], self.most)
 
     def look(self, inputs: Tensor, row: Tensor) -> Tensor:
-        self.require_signals(inputs)
-        if self.most >= (length := inputs.shape[-1]):
-            got, fix = f"signals of {length}", "shift by less"
-            raise BatchbayesError(expected=f"signals longer than the shift of {self.most}", got=got, fix=fix)
+        is_long = self.signals(inputs).shape[-1] > self.most
+        self.fitting(inputs, is_long, f"signals longer than the shift of {self.most}", "shift by less")
         return shifted(inputs, row, -1, inputs.new_full((), self.fill))
 
     def back(self, outputs: Tensor, inputs: Tensor, row: Tensor) -> Tensor:
@@ -75,6 +59,7 @@ class SignalShift(SignalTransform):
         return outputs
 
 
+@checked
 @dataclass(frozen=True)
 class SignalCrop(SignalTransform):
     """Show a part of each signal, of `share` of its length at a random place. The rest is `fill`.
@@ -83,27 +68,22 @@ class SignalCrop(SignalTransform):
     tensor([[0., 0., 1., 1.]])
     """
 
-    share: float
-    fill: float = 0.0
-    size: ClassVar[int] = 1  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        finite_number("a share", self.share, above=0, below=1, fix="pass for example 0.9")
-        require_fill(self.fill, by_channel=False)
+    share: Share
+    fill: Finite = 0.0
 
     def row(self, numbers: Tensor) -> Tensor:
         """Return where the part begins, as a share of all its places."""
         return numbers[0].double()
 
     def look(self, inputs: Tensor, row: Tensor) -> Tensor:
-        self.require_signals(inputs)
-        length, row = inputs.shape[-1], row.to(inputs.device)
+        length = self.signals(inputs).shape[-1]
         kept = max(1, round(self.share * length))
-        first = (row * (length - kept + 1)).long().clamp(max=length - kept)
+        first = (row.to(inputs.device) * (length - kept + 1)).long().clamp(max=length - kept)
         places = torch.arange(length, device=inputs.device) - first
         return torch.where((places >= 0) & (places < kept), inputs, inputs.new_full((), self.fill))
 
 
+@checked
 @dataclass(frozen=True)
 class SignalNoise(SignalTransform):
     """Add Gaussian noise: `amount` times the training standard deviation of each channel. Each example has its own.
@@ -117,14 +97,9 @@ class SignalNoise(SignalTransform):
     True
     """
 
-    amount: float
-    std: tuple[float, ...]
-    size: ClassVar[int] = 1  # type: ignore[misc]
+    amount: Positive
+    std: Stds
     in_files: ClassVar[bool] = False  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        finite_number("an amount", self.amount, above=0, fix="pass for example 0.05")
-        require_stds(self.std, "channel", "SignalNoise.of(training_signals, amount), from signals")
 
     @classmethod
     def of(cls, signals: Tensor, amount: float) -> "SignalNoise":
@@ -139,15 +114,9 @@ class SignalNoise(SignalTransform):
         return numbers
 
     def look(self, inputs: Tensor, row: Tensor) -> Tensor:
-        self.require_signals(inputs)
-        require_floating(self, inputs)
-        channels = inputs.shape[1] if inputs.ndim == 3 else 1
-        if channels != len(self.std):
-            raise BatchbayesError(
-                expected=f"signals of {len(self.std)} channels, one for each standard deviation",
-                got=f"shape {tuple(inputs.shape)}",
-                fix="make the noise from the training signals, by SignalNoise.of(signals, amount)",
-            )
+        channels = inputs.shape[1] if self.signals(inputs).ndim == 3 else 1
+        fix = "make the noise from the training signals, by SignalNoise.of(signals, amount)"
+        self.fitting(self.real(inputs), channels == len(self.std), f"signals of {len(self.std)} channels", fix)
         key = float(row[0]).hex().encode()
         each = [_own_noise(key, example) for example in inputs.detach().cpu().double()]
         noise = torch.stack(each) if each else torch.zeros(inputs.shape, dtype=torch.float64)

@@ -29,18 +29,26 @@ def name_of(function: object) -> str:
 
 @dataclass(frozen=True)
 class OwnLens:
-    """A view through a user's own function. Its parameters are the numbers of a random stream."""
+    """A view through a user's own function. Its parameters name a random stream: seed and index."""
 
     function: OwnFunction
     undo: OwnFunction | None
     """What moves maps for a view back to the inputs."""
-
-    @property
-    def in_files(self) -> bool:
-        return False
+    in_files: bool = False
 
     def look(self, inputs: Tensor, row: tuple[int, int]) -> Tensor:
-        return checked_view(self.function, inputs, lambda: _stream(row))
+        """Return the view. It must be that of each example alone, with the same generator."""
+        name = f"transform {name_of(self.function)}"
+        view, alone = (called(name, self.function, part, row) for part in (inputs, inputs[-1:]))
+        require_finite(view, f"the view of the {name}")
+        rounding = 1e-4 * float(view[-1:].double().abs().max())  # in the units of the inputs, whichever they are
+        if not torch.allclose(alone.double(), view[-1:].double(), rtol=0, atol=rounding):
+            raise BatchbayesError(
+                expected=f"the same view of an example whenever the {name} gets the same generator",
+                got="another view when the example came alone",
+                fix="take all random numbers from the generator, and use one set of them for all examples of a call",
+            )
+        return view
 
     def back(self, outputs: Tensor, inputs: Tensor, row: tuple[int, int]) -> Tensor:
         if not self._have_places(outputs, inputs):
@@ -52,7 +60,7 @@ class OwnLens:
                 fix="pass undo=, a function (outputs, generator) -> outputs that moves maps back to the inputs; if the "
                 "transform moves no pixels, it returns the outputs as they are",
             )
-        return checked_call(f"function undo={name_of(self.undo)}", self.undo, outputs, _stream(row))
+        return called(f"function undo={name_of(self.undo)}", self.undo, outputs, row)
 
     def _have_places(self, outputs: Tensor, inputs: Tensor) -> bool:
         """Whether outputs are maps (N, ..., H, W), or have the positions of sequences (N, C, L), as the inputs have."""
@@ -68,66 +76,30 @@ class OwnLens:
         return False
 
 
-def _stream(row: tuple[int, int]) -> torch.Generator:
-    seed, index = row
-    return generator(seed, "view", index)
-
-
-def checked_view(function: OwnFunction, inputs: Tensor, generator: Callable[[], torch.Generator]) -> Tensor:
-    """Return the view of inputs (N, ...) that a user's function makes, or raise an error that says what is wrong."""
-    name = name_of(function)
-    view = checked_call(f"transform {name}", function, inputs, generator())
-    require_finite(view, f"the view of the transform {name}")
-    _require_repeatable(name, view[-1:], checked_call(f"transform {name}", function, inputs[-1:], generator()))
-    return view
-
-
-def checked_call(name: str, function: OwnFunction, values: Tensor, generator: torch.Generator) -> Tensor:
+def called(name: str, function: OwnFunction, values: Tensor, row: tuple[int, int]) -> Tensor:
     """Return what a user's function makes of values (N, ...), or raise an error if it is of another form."""
+    seed, index = row
     try:
-        result = function(values.clone(), generator)  # it may change its input in place
-    except TypeError as error:
-        raise BatchbayesError(
-            expected=f"a {name} that takes (inputs, generator)",
-            got=f"TypeError: {error}"[:300],
-            fix="take all random numbers from the generator; torchvision_transform(...) wraps those of torchvision",
-        ) from error
+        result = function(values.clone(), generator(seed, "view", index))  # it may change its input in place
+    except (BatchbayesError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
-        if isinstance(error, BatchbayesError | torch.OutOfMemoryError):
-            raise
-        raise BatchbayesError(
-            expected=f"a {name} that works on values of shape {tuple(values.shape)}",
-            got=f"{type(error).__name__}: {error}"[:300],
-            fix="call it with one batch of inputs, and look what it does",
-        ) from error
+        is_of_form = not isinstance(error, TypeError)
+        does = f"works on values of shape {tuple(values.shape)}" if is_of_form else "takes (inputs, generator)"
+        got, fix = f"{type(error).__name__}: {error}"[:300], "call it with one batch of inputs and a torch.Generator"
+        fix += "; torchvision_transform(...) wraps those of torchvision"
+        raise BatchbayesError(f"a {name} that {does}", got, fix) from error
     if not isinstance(result, Tensor):
-        fix = "return what it makes of its input"
-        raise BatchbayesError(expected=f"a tensor from the {name}", got=type(result).__name__, fix=fix)
+        raise BatchbayesError(f"a tensor from the {name}", type(result).__name__, "return what it makes of its input")
     for what in ("shape", "dtype", "device"):
-        kept, found = getattr(values, what), getattr(result, what)
+        kept, found = (tuple(a) if what == "shape" else a for a in (getattr(values, what), getattr(result, what)))
         if kept != found:
-            raise BatchbayesError(
-                expected=f"a tensor of the same {what} from the {name}: {_text(kept)}",
-                got=_text(found),
-                fix=f"let it keep the {what} of its input",
+            expected, fix = (
+                f"a tensor of the same {what} from the {name}: {kept}",
+                f"let it keep the {what} of its input",
             )
+            raise BatchbayesError(expected, f"{found}", fix)
     return result
-
-
-def _require_repeatable(name: str, together: Tensor, alone: Tensor) -> None:
-    """Refuse a transform that treats an example differently when it comes alone, with the same generator."""
-    together, alone = together.double(), alone.double()
-    rounding = 1e-4 * float(together.abs().max())  # in the units of the inputs, whichever they are
-    if alone.shape != together.shape or not torch.allclose(alone, together, rtol=0, atol=rounding):
-        raise BatchbayesError(
-            expected=f"the same view of an example whenever the transform {name} gets the same generator",
-            got="another view when the example came alone",
-            fix="take all random numbers from the generator, and use one set of them for all examples of a call",
-        )
-
-
-def _text(value: object) -> str:
-    return str(tuple(value)) if isinstance(value, torch.Size) else str(value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,14 @@ inputs. `look` and `back` run in `predict` and are traced for files: rows are te
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchbayes._common.checks import as_tensor, finite_number, require_choice, whole_number
+from batchbayes._common.checks import as_tensor
+from batchbayes._common.signatures import Count, Positive, checked
 from batchbayes.errors import BatchbayesError
 
 Layout = Literal["NCHW", "NHWC", "NHW"]
@@ -24,15 +25,13 @@ Layout = Literal["NCHW", "NHWC", "NHW"]
 class Transform(ABC):
     """A random transform of inputs (N, ...), whose shape it keeps."""
 
+    in_files: bool = True
+    """Whether its views are a plain computation, which a file can hold."""
+
     @property
     @abstractmethod
     def size(self) -> int:
         """How many uniform numbers one view takes."""
-
-    @property
-    def in_files(self) -> bool:
-        """Whether its views are a plain computation, which a file can hold."""
-        return True
 
     @abstractmethod
     def row(self, numbers: Tensor) -> Any:
@@ -50,13 +49,19 @@ class Transform(ABC):
         """Return the view of inputs (N, ...) that uniform numbers (size,) stand for."""
         return self.look(inputs, self.row(numbers))
 
-    def move_back(self, outputs: Tensor, inputs: Tensor, numbers: Tensor) -> Tensor:
-        """Return the outputs for the view that the numbers stand for, moved back to the places of the inputs."""
-        return self.back(outputs, inputs, self.row(numbers))
-
     def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """Return one random view of the inputs."""
         return self.apply(inputs, torch.rand(self.size, generator=generator, dtype=torch.float64))
+
+    def fitting(self, inputs: Tensor, is_so: bool, expected: str, fix: str) -> Tensor:
+        """Return the inputs, or raise an error that says what is expected of them."""
+        if is_so:
+            return inputs
+        got = f"inputs of shape {tuple(inputs.shape)} and {inputs.dtype}"
+        raise BatchbayesError(f"{expected} for {type(self).__name__}", got, fix)
+
+    def real(self, inputs: Tensor) -> Tensor:
+        return self.fitting(inputs, inputs.is_floating_point(), "floating-point inputs", "convert the inputs first")
 
 
 @dataclass(frozen=True)
@@ -73,14 +78,11 @@ class Compose(Transform):
                 fix="call your own functions inside one function, and pass that to with_views",
             )
         object.__setattr__(self, "transforms", transforms)
+        object.__setattr__(self, "in_files", all(each.in_files for each in transforms))
 
     @property
     def size(self) -> int:
         return sum(each.size for each in self.transforms)
-
-    @property
-    def in_files(self) -> bool:
-        return all(each.in_files for each in self.transforms)
 
     def row(self, numbers: Tensor) -> tuple[Any, ...]:
         shares = numbers.split([each.size for each in self.transforms])
@@ -100,13 +102,28 @@ class Compose(Transform):
         return f"Compose({', '.join(map(repr, self.transforms))})"
 
 
-def require_floating(transform: Transform, inputs: Tensor) -> None:
-    if not inputs.is_floating_point():
-        raise BatchbayesError(
-            expected=f"floating-point inputs for {type(transform).__name__}",
-            got=str(inputs.dtype),
-            fix="convert the inputs first",
-        )
+def read_fill(_: str, fill: Any) -> Any:
+    """Return a fill value, or a tuple of them, that is finite."""
+    values = fill if isinstance(fill, tuple) else (fill,)
+    if values and all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        return fill
+    expected, fix = (
+        "a finite fill value, or a tuple of one for each channel",
+        "pass that of a black pixel or of silence",
+    )
+    raise BatchbayesError(expected, repr(fill), f"{fix}, after standardisation")
+
+
+def read_stds(_: str, std: Any) -> tuple[float, ...]:
+    """Return standard deviations that are finite and not all 0."""
+    if isinstance(std, tuple | list) and std and all(0 <= value < math.inf for value in std) and any(std):
+        return tuple(std)
+    expected = "finite standard deviations that are not all 0, one for each training column or channel"
+    raise BatchbayesError(expected, f"{std}", "make it by .of(training_inputs, amount), from inputs without NaN")
+
+
+Fill = Annotated[float | tuple[float, ...], read_fill]
+Stds = Annotated[tuple[float, ...], read_stds]
 
 
 class ImageTransform(Transform):
@@ -123,7 +140,16 @@ class ImageTransform(Transform):
         """Move maps (N, ..., H, W) for this view back to the places of the images."""
 
     def look(self, inputs: Tensor, row: Tensor) -> Tensor:
-        if self._layout_of(inputs) == "NHWC":
+        """Signals (N, channels, L) are no images (N, H, W), so these must be square if nobody says what they are."""
+        shape, axes = inputs.shape, inputs.ndim
+        may_be_last = axes == 4 and shape[1] > 4 and (shape[3] <= 4 or shape[1] == shape[2] != shape[3])  # of colours
+        is_image = (axes > 3 and not may_be_last) or (axes == 3 and shape[1] == shape[2])
+        self.fitting(
+            inputs, is_image if self.layout is None else axes == len(self.layout), f"images {self.layout or 'NCHW'}",
+            'say what the axes are, as in RandomFlip(layout="NHWC"), layout="NHW" for images without channels, or '
+            'layout="NCHW"; use SignalShift, SignalCrop and SignalNoise for signals, and TableJitter for tables',
+        )  # fmt: skip
+        if self.layout == "NHWC":
             return self.view(inputs.movedim(-1, 1), row).movedim(1, -1)
         return self.view(inputs, row)
 
@@ -139,27 +165,24 @@ class ImageTransform(Transform):
             raise other_places(tuple(places), outputs)
         return outputs
 
-    def _layout_of(self, inputs: Tensor) -> Layout:
-        """Return where the axes of images are, as it was said or as their shape tells; or refuse them.
+    def filled(self, fill: float | tuple[float, ...], images: Tensor) -> Tensor:
+        """Return the fill value, ready to broadcast with images (N, C, H, W)."""
+        each = fill if isinstance(fill, tuple) else (fill,)
+        fix = f"give values in the units of the inputs, in place of {fill}: one for each channel, or a single number"
+        self.fitting(images, all(_holds(images.dtype, value) for value in each), "fill values that they can hold", fix)
+        if not isinstance(fill, tuple):
+            return images.new_full((), fill)
+        has_channels = images.ndim == 4 and images.shape[1] == len(fill)
+        self.fitting(images, has_channels, f"images (N, {len(fill)}, H, W), one channel for each fill value,", fix)
+        return images.new_tensor(fill).view(-1, 1, 1)
 
-        Signals (N, channels, L) are no images (N, H, W), so these must be square. Colours may be last if the last axis
-        is short, or if the two before it are equal.
-        """
-        require_choice("a layout", self.layout or "NCHW", get_args(Layout))
-        shape, axes = inputs.shape, inputs.ndim
-        if self.layout is not None and axes == len(self.layout):
-            return self.layout
-        if self.layout is None and axes == 3 and shape[1] == shape[2]:
-            return "NHW"
-        may_be_last = axes == 4 and shape[1] > 4 and (shape[3] <= 4 or shape[1] == shape[2] != shape[3])
-        if self.layout is None and axes > 3 and not may_be_last:
-            return "NCHW"
-        raise BatchbayesError(
-            expected=f"images {self.layout or 'NCHW'} for {type(self).__name__}: examples, channels, height, width",
-            got=f"inputs of shape {tuple(shape)}",
-            fix='say what the axes are, as in RandomFlip(layout="NHWC"), layout="NHW" for images without channels, or '
-            'layout="NCHW"; use SignalShift, SignalCrop and SignalNoise for signals, and TableJitter for tables',
-        )
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    """Whether a type of numbers has this one, up to one percent."""
+    if dtype.is_floating_point:
+        return abs(value) <= torch.finfo(dtype).max
+    limits = torch.iinfo(dtype)
+    return limits.min <= value <= limits.max and abs(int(value) - value) <= 0.01 * abs(value)
 
 
 def other_places(places: tuple[int, ...], outputs: Tensor) -> BatchbayesError:
@@ -172,6 +195,7 @@ def other_places(places: tuple[int, ...], outputs: Tensor) -> BatchbayesError:
     )
 
 
+@checked
 @dataclass(frozen=True)
 class RandomCrop(ImageTransform):
     """Pad images on all sides, and cut out a part of the old size at a random place.
@@ -186,29 +210,20 @@ class RandomCrop(ImageTransform):
             [-1., -1., -1.]])
     """
 
-    padding: int
-    fill: float | tuple[float, ...] = 0.0
+    padding: Count
+    fill: Fill = 0.0
     layout: Layout | None = field(default=None, repr=False)
     """The axes of the images, if their shape does not tell."""
     size: ClassVar[int] = 2  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "padding", whole_number("padding", self.padding))
-        require_fill(self.fill)
 
     def row(self, numbers: Tensor) -> Tensor:
         """Return how far the crop lies below and to the right of the image, in pixels, (2,)."""
         return steps(numbers, self.padding)
 
     def view(self, images: Tensor, row: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        if self.padding >= min(height, width):
-            raise BatchbayesError(
-                expected=f"images larger than the padding of {self.padding}",
-                got=f"{height} x {width} pixels",
-                fix="use a smaller padding",
-            )
-        fill, (down, right) = _filled(self.fill, images), row.unbind()
+        is_large = self.padding < min(images.shape[-2:])
+        self.fitting(images, is_large, f"images larger than the padding of {self.padding}", "use a smaller padding")
+        fill, (down, right) = self.filled(self.fill, images), row.unbind()
         return shifted(shifted(images, down, -2, fill), right, -1, fill)
 
     def undo(self, maps: Tensor, row: Tensor) -> Tensor:
@@ -216,6 +231,7 @@ class RandomCrop(ImageTransform):
         return shifted(shifted(maps, -down, -2), -right, -1)
 
 
+@checked
 @dataclass(frozen=True)
 class RandomFlip(ImageTransform):
     """Mirror images, left to right, in half of the views."""
@@ -235,6 +251,7 @@ class RandomFlip(ImageTransform):
         return self.view(maps, row)
 
 
+@checked
 @dataclass(frozen=True)
 class RandomShiftScale(ImageTransform):
     """Move images by up to `shift` of their size, and zoom by a factor of up to 1 + `scale`, or 1 / it.
@@ -244,19 +261,15 @@ class RandomShiftScale(ImageTransform):
 
     shift: float = 0.05
     scale: float = 0.1
-    fill: float | tuple[float, ...] = 0.0
+    fill: Fill = 0.0
     layout: Layout | None = field(default=None, repr=False)
     """The axes of the images, if their shape does not tell."""
     size: ClassVar[int] = 3  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         if not (0 <= self.shift < 0.5 and 0 <= self.scale < 1 and self.shift + self.scale > 0):
-            raise BatchbayesError(
-                expected="a shift from 0 to 0.5 and a scale from 0 to 1, not both 0",
-                got=f"shift={self.shift}, scale={self.scale}",
-                fix="use shares of the size of the image, such as 0.05 and 0.1",
-            )
-        require_fill(self.fill)
+            expected, got = "a shift from 0 to 0.5 and a scale from 0 to 1, not both 0", f"{self.shift}, {self.scale}"
+            raise BatchbayesError(expected, got, "use shares of the size of the image, such as 0.05 and 0.1")
 
     def row(self, numbers: Tensor) -> Tensor:
         """Return the matrices that places of the view, and of the image, are read at, (2, 2, 3)."""
@@ -267,51 +280,11 @@ class RandomShiftScale(ImageTransform):
         return torch.tensor([there, back], dtype=torch.float64)
 
     def view(self, images: Tensor, row: Tensor) -> Tensor:
-        require_floating(self, images)
-        fill = _filled(self.fill, images)
+        fill = self.filled(self.fill, self.real(images))
         return _resampled(images - fill, row[0], "zeros") + fill
 
     def undo(self, maps: Tensor, row: Tensor) -> Tensor:
         return _resampled(maps, row[1], "border")
-
-
-def require_fill(fill: object, *, by_channel: bool = True) -> None:
-    """Refuse a fill value that is not finite, or a tuple with one that is not."""
-    values = fill if by_channel and isinstance(fill, tuple) else (fill,)
-    if not values or not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
-        raise BatchbayesError(
-            expected="a finite fill value, or a tuple of one for each channel",
-            got=repr(fill),
-            fix="pass the value of a black pixel or of silence, after standardisation",
-        )
-
-
-def _filled(fill: float | tuple[float, ...], images: Tensor) -> Tensor:
-    """Return the fill value, ready to broadcast with images (N, C, H, W)."""
-    values = fill if isinstance(fill, tuple) else (fill,)
-    if not all(_holds(images.dtype, value) for value in values):
-        raise BatchbayesError(
-            expected=f"fill values that {images.dtype} can hold",
-            got=f"{fill}",
-            fix="give them in the units of the inputs",
-        )
-    if not isinstance(fill, tuple):
-        return images.new_full((), fill)
-    if images.ndim != 4 or images.shape[1] != len(fill):
-        raise BatchbayesError(
-            expected=f"images (N, {len(fill)}, H, W), one channel for each fill value",
-            got=f"shape {tuple(images.shape)}",
-            fix="pass one fill value for each channel, or a single number",
-        )
-    return images.new_tensor(fill).view(-1, 1, 1)
-
-
-def _holds(dtype: torch.dtype, value: float) -> bool:
-    """Whether a type of numbers has this one, up to one percent."""
-    if dtype.is_floating_point:
-        return abs(value) <= torch.finfo(dtype).max
-    limits = torch.iinfo(dtype)
-    return limits.min <= value <= limits.max and abs(int(value) - value) <= 0.01 * abs(value)
 
 
 def steps(numbers: Tensor, most: int) -> Tensor:
@@ -339,6 +312,7 @@ def _resampled(images: Tensor, matrix: Tensor, outside: str) -> Tensor:
     return F.grid_sample(fine, grid, padding_mode=outside, align_corners=False).to(images.dtype).view_as(images)
 
 
+@checked
 @dataclass(frozen=True)
 class TableJitter(Transform):
     """Add Gaussian noise to each column of a table (N, D): `amount` times the column's training standard deviation.
@@ -346,12 +320,8 @@ class TableJitter(Transform):
     All rows get the same noise in a view. `TableJitter.of(training_inputs, 0.1)` computes the standard deviations.
     """
 
-    amount: float
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        finite_number("an amount", self.amount, above=0, fix="pass for example 0.05")
-        require_stds(self.std, "training column", "TableJitter.of(training_inputs, amount), from a table (N, D)")
+    amount: Positive
+    std: Stds
 
     @classmethod
     def of(cls, inputs: Tensor, amount: float) -> "TableJitter":
@@ -369,22 +339,6 @@ class TableJitter(Transform):
         return self.amount * torch.tensor(self.std, dtype=torch.float64) * noise
 
     def look(self, inputs: Tensor, row: Tensor) -> Tensor:
-        if inputs.shape[1:] != (self.size,):
-            raise BatchbayesError(
-                expected=f"a table (N, {self.size}), one column for each standard deviation",
-                got=f"shape {tuple(inputs.shape)}",
-                fix="make the jitter from the training inputs, by TableJitter.of(inputs, amount)",
-            )
-        require_floating(self, inputs)
-        return inputs + row.to(inputs)
-
-
-def require_stds(std: object, each: str, maker: str) -> None:
-    """Refuse standard deviations that are no finite numbers, or that are all 0."""
-    known = isinstance(std, tuple | list)
-    if not (known and std and all(0 <= value < math.inf for value in std) and any(std)):
-        raise BatchbayesError(
-            expected=f"finite standard deviations that are not all 0, one for each {each}",
-            got=f"{std}",
-            fix=f"make it by {maker} without NaN",
-        )
+        fix = "make the jitter from the training inputs, by TableJitter.of(inputs, amount)"
+        self.fitting(inputs, inputs.shape[1:] == (self.size,), f"a table (N, {self.size})", fix)
+        return self.real(inputs) + row.to(inputs)
