@@ -22,7 +22,7 @@ import batchbayes as bb
 from batchbayes._common.machine import keep_freed_memory
 from batchbayes.engines.sample import CHUNK
 from batchbayes.methods.weights.variational import negative_elbo
-from batchbayes.network.batches import cut
+from batchbayes.network.source import cut
 
 CASES = {
     "LeNet-300-100, batch 100": (LeNet300, (100, 1, 28, 28)),

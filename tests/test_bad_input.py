@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
 from batchbayes.engines.sample import sampled_outputs
-from batchbayes.network.batches import require_finite
+from batchbayes.network.inputs import require_finite
 
 X = torch.linspace(-1, 1, 64 * 4).view(64, 4).sin()
 

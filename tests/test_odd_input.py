@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import batchbayes as bb
 from batchbayes import calibrate, metrics, scores
-from batchbayes.network.batches import Drawn, mini_batches
+from batchbayes.network.source import Source
 
 CASES, FEW, MORE = 1200, 120, 320
 NAN = float("nan")
@@ -458,9 +458,8 @@ def counted_loader(random, tmp_path):
         "endless": lambda: DataLoader(Endless(x), size),
         "list": lambda: list(x.split(size)),
     }[random.choice(["plain", "batches", "indices", "subset", "endless", "list"])]
-    drawn = Drawn()
-    _, stream = mini_batches(made(), None, drawn=drawn)
-    for _ in zip(range(60), stream, strict=False):
+    drawn = Source(made()).mini_batches(None)
+    for _ in zip(range(60), drawn, strict=False):
         pass
     return drawn.num_examples, sum(map(len, made()))
 

@@ -15,9 +15,9 @@ from batchbayes._common.signatures import Count, Seed, Share, checked
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
 from batchbayes.metrics.detection import box_overlaps
-from batchbayes.network.batches import Batches, batch_stream, cut, for_prediction
 from batchbayes.network.inputs import Picker
 from batchbayes.network.replicas import one_call
+from batchbayes.network.source import Batches, Source, cut
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predict import CHUNK, require_posterior
 from batchbayes.predictive import to_frame
@@ -115,10 +115,11 @@ def detections(
         raise BatchbayesError("a function decode=", f"a {type(decode).__name__}", "pass a function of raw outputs")
     draws = num_draws(posterior, num_samples)
     seen, usual = _Decoded(decode), getattr(getattr(posterior, "network", None), "inputs", None)
+    source = Source(data, inputs, usual=usual, for_prediction=True)
     every: list[list[Any]] = []
     with torch.no_grad(), one_call():
         drawing = posterior.with_output(seen)
-        for _, images in batch_stream(for_prediction(data), inputs, usual):
+        for images in source.inputs():
             for chunk in cut(images, chunk_size, CHUNK):
                 of_draws, chunk, seen.count = [], chunk.to(posterior.device), len(chunk)
                 for index in range(draws):

@@ -15,19 +15,10 @@ from batchbayes.engines.choose import Engine, EngineName, choose_engine
 from batchbayes.engines.linear import Block, LinearDraws
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import FEWEST_OUTPUTS, Bernoulli, Likelihood, require_likelihood
-from batchbayes.network.batches import (
-    Batches,
-    Picker,
-    batch_stream,
-    cut,
-    for_prediction,
-    is_examples,
-    warn_if_dropping,
-    warn_if_shuffled,
-)
 from batchbayes.network.function import require_default_device
-from batchbayes.network.inputs import Whole
+from batchbayes.network.inputs import Picker, Whole
 from batchbayes.network.replicas import one_call
+from batchbayes.network.source import Batches, Source, cut
 from batchbayes.outputs import side_by_side
 from batchbayes.posterior import Posterior, num_draws
 
@@ -121,10 +112,10 @@ def predict(  # pyright: ignore[reportInconsistentOverload]
     """
     several = likelihood if isinstance(likelihood, Mapping) else (likelihood,)
     pass_over = _Pass(posterior, several, num_samples, seed, engine, chunk_size, keep_draws)
-    data = for_prediction(data)
-    warn_if_shuffled(data)
-    warn_if_dropping(data)
-    pieces = [predicted.predictives for predicted in pass_over.run(data, inputs)]
+    source = pass_over.source(data, inputs)
+    source.warn_if_shuffled()
+    source.warn_if_dropping()
+    pieces = [predicted.predictives for predicted in pass_over.run(source)]
     if not pieces:
         fix = "check the data; a generator can be read only once"
         raise BatchbayesError(expected="at least one example to predict", got="none", fix=fix)
@@ -166,7 +157,7 @@ def predict_stream(
         )
     several = likelihoods if named else tuple(likelihoods)
     pass_over = _Pass(posterior, several, num_samples, seed, engine, chunk_size, keep_draws)
-    for predicted in pass_over.run(data, inputs):
+    for predicted in pass_over.run(pass_over.source(data, inputs)):
         found = predicted.predictives
         yield predicted._replace(predictives=dict(zip(likelihoods, found, strict=True))) if named else predicted
         pass_over.room = KEPT_DRAWS_LIMIT
@@ -211,15 +202,20 @@ class _Pass:
         self.room = KEPT_DRAWS_LIMIT
         """How many more numbers may be kept if `keep_draws` is None."""
 
+    def source(self, data: Batches, picker: Picker) -> Source:
+        """Return the data. Inputs are where they were in the fit, if nothing else is said."""
+        usual = getattr(getattr(self._posterior, "network", None), "inputs", None)
+        return Source(data, picker, usual=usual, for_prediction=True)
+
     @torch.no_grad()
-    def run(self, data: Batches, picker: Picker) -> Iterator[Predicted]:
+    def run(self, source: Source) -> Iterator[Predicted]:
         keep_freed_memory()
-        with Progress("predicting", _work(data, self._num_samples)) as shown:
-            usual = getattr(getattr(self._posterior, "network", None), "inputs", None)
-            for batch, inputs in batch_stream(for_prediction(data), picker, usual):
+        known = source.num_examples if source.is_rows or source.is_loader else None
+        with Progress("predicting", known and known * self._num_samples) as shown:
+            for batch, inputs in source.batches():
                 chunks = [chunk for chunk in cut(inputs, self._chunk_size, CHUNK) if len(chunk)]
                 each = self._predict_all(chunks, shown)
-                if is_examples(data):
+                if source.is_rows:
                     yield from (Predicted(chunk, found) for chunk, found in zip(chunks, each, strict=True))
                 elif chunks:
                     yield Predicted(batch, tuple(map(joined, zip(*each, strict=True))))
@@ -347,12 +343,3 @@ def _complete(kept: list[Block], num_samples: int) -> Block | None:
         return None
     tensors = [block for block in kept if isinstance(block, Tensor)]
     return torch.cat(tensors) if tensors else kept[0]
-
-
-def _work(data: Batches, num_samples: int) -> int | None:
-    """Return examples times draws, if the number of examples is known."""
-    examples = data if is_examples(data) else getattr(data, "dataset", None)
-    try:
-        return len(examples) * num_samples  # type: ignore[arg-type]
-    except (TypeError, RuntimeError):  # no length, or a tensor of an unusual kind
-        return None

@@ -13,7 +13,7 @@ from batchbayes.engines import linear as drawn
 from batchbayes.engines.check import Linearity
 from batchbayes.engines.choose import plan_for
 from batchbayes.engines.linear import linear_draws
-from batchbayes.network.batches import spread_evenly
+from batchbayes.network.source import spread_evenly
 
 
 class Curved(nn.Module):

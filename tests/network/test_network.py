@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import batchbayes as bb
-from batchbayes.network.batches import Inputs
 from batchbayes.network.function import as_network
+from batchbayes.network.inputs import Inputs
 
 IMAGES = torch.randn(64, 2, 4, 4, generator=torch.Generator().manual_seed(0))
 AGES = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))

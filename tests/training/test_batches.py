@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from batchbayes import BatchbayesError
-from batchbayes.network.batches import selected
+from batchbayes.network.source import selected
 from batchbayes.report.read.examples import Examples
 from batchbayes.training.batches import known_size, shuffled, shuffled_batches, training_batches, training_size
 

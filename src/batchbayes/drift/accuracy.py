@@ -135,7 +135,7 @@ def purposeful_drifts(x: Tensor, seed: int) -> Iterator[tuple[str, float, Tensor
     yield "as it is", 0.0, x
     random, are_images = generator(seed, "purposeful"), x.ndim == 4 and min(x.shape[2:]) >= 8
     unit = x.std([d for d in range(x.ndim) if d != 1], keepdim=True).clamp_min(1e-6)
-    noise, chance = torch.randn(x.shape, generator=random), torch.rand(x.shape, generator=random)
+    noise, chance = (draw(x.shape, generator=random, dtype=torch.float32) for draw in (torch.randn, torch.rand))
     for strength in STRENGTHS:
         yield "noise", strength, x + 0.8 * strength * unit * noise
         yield "shift", strength, x + strength * unit

@@ -6,6 +6,7 @@ has the test, `adapt.py` the adaptation, `accuracy.py` the accuracy without labe
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -22,9 +23,9 @@ from batchbayes.drift.adapt import Adapted, ClassMoments, adapt_to, as_posterior
 from batchbayes.drift.report import DriftReport, Kind
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.network.batches import Batches, batch_stream, cut, for_prediction, spread_evenly
 from batchbayes.network.function import Network, as_network
 from batchbayes.network.inputs import Picker, Whole, require_finite
+from batchbayes.network.source import Batches, Source, cut, spread_evenly
 from batchbayes.novelty.detector import CHUNK, predicted_classes
 from batchbayes.novelty.looks import changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
@@ -119,7 +120,7 @@ class Drift:
             adapted = adapt_to(self.sight, self.moments, inputs)
             return as_posterior(self.sight, self.moments, adapted, len(inputs))
         mean, std = self.sight.units
-        unchanged = Adapted(torch.empty(0), mean, std.log(), torch.zeros(len(self.sight.places), 2))
+        unchanged = Adapted(torch.empty(0), mean, std.log(), torch.zeros(len(self.sight.places), 2).to(mean))
         return as_posterior(self.sight, self.moments, unchanged, 1)
 
     def sets(self, window: Batches, coverage: float = 0.9, *, inputs: Picker = None) -> Tensor:
@@ -129,8 +130,16 @@ class Drift:
             raise BatchbayesError("a drift that was fitted with labelled calibration data", "none", fix)
         if not isinstance(coverage, float) or not 0 < coverage < 1:
             raise BatchbayesError("a coverage between 0 and 1", repr(coverage), "pass coverage=0.9")
-        examples, _, _ = self.seen(window, inputs)
-        return self.confidence.sets(adapt_to(self.sight, self.moments, examples).logits, coverage)
+        examples = self._examples(window, inputs, math.inf)
+        few = examples[spread_evenly(len(examples), LARGEST)]
+        adapted = adapt_to(self.sight, self.moments, few)
+        logits = adapted.logits
+        if len(few) < len(examples):
+            posterior = as_posterior(self.sight, self.moments, adapted, len(few))
+            function, device = posterior.function(posterior.center), posterior.device
+            with torch.no_grad():
+                logits = torch.cat([function(part.to(device)).double().cpu() for part in cut(examples, None, CHUNK)])
+        return self.confidence.sets(logits, coverage)
 
     def monitor(self, *, false_alarms: float = 0.01, memory: int = 128) -> "Monitor":
         """Return a monitor of a stream. Over an endless unchanged stream it raises an alarm with this chance at most.
@@ -143,10 +152,13 @@ class Drift:
 
     def seen(self, window: Batches, picker: Picker, largest: float = LARGEST) -> tuple[Tensor, Sample, Tensor]:
         """Return the inputs of a window, what is known of each, and the network's own logits, from one pass."""
-        self.sight.warn_if_changed()
-        examples, _ = _read(for_prediction(window), picker, largest, self.network.inputs)
+        examples = self._examples(window, picker, largest)
         statistics, logits = _in_chunks(self.sight, examples)
         return examples, sample_of(self.ordinary.gaussian, statistics, logits), logits
+
+    def _examples(self, window: Batches, picker: Picker, most: float) -> Tensor:
+        self.sight.warn_if_changed()
+        return _read(Source(window, picker, usual=self.network.inputs, for_prediction=True), most)[0]
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a header of JSON values, and tensors, for `save`."""
@@ -212,14 +224,14 @@ def drift(
     ('nothing', 'inputs')
     """
     seed, own = whole_number("seed", seed, least=None), as_network(network, output, inputs)
-    examples, labels = _read(reference, inputs, MOST)
+    examples, labels = _read(Source(reference, inputs), MOST)
     sight = watch(own, examples[:2].to(own.device), None)
     most = max(FEWEST, min(MOST, NUMBERS // sight.size))
     if calibration is None:
         rows = torch.randperm(len(examples), generator=generator(seed, "drift"))
         fitted, ordinary, labels = examples[rows[::2]], examples[rows[1::2]][:most], None
     else:
-        fitted, (ordinary, labels) = examples, _read(calibration, inputs, most)
+        fitted, (ordinary, labels) = examples, _read(Source(calibration, inputs), most)
     sight = _with_two_classes(sight, examples[:2], labels)
     if min(len(fitted), len(ordinary)) < FEWEST:
         expected = f"at least {FEWEST} reference and {FEWEST} calibration examples, so that a p-value can be small"
@@ -275,21 +287,21 @@ def _in_chunks(sight: Sight, examples: Tensor) -> tuple[Tensor, Tensor]:
     return require_finite(statistics, "the statistics of the inputs"), require_finite(logits, "the outputs")
 
 
-def _read(data: Batches, picker: Picker, most: float, usual: Picker = None) -> tuple[Tensor, Tensor | None]:
-    """Return about `most` inputs at most, and labels if each batch has class numbers last."""
-    parts, labels, count = [], [], 0
-    for batch, inputs in batch_stream(data, picker, usual):
-        last = batch[-1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
-        given = torch.as_tensor(last) if isinstance(last, Tensor | np.ndarray) else torch.empty(0)
-        labels += [given.long().cpu()] if given.shape == (len(inputs),) and not given.is_floating_point() else []
-        parts.append(inputs)
-        if (count := count + len(inputs)) >= most:
-            break
-    if not count:
+def _read(source: Source, most: float) -> tuple[Tensor, Tensor | None]:
+    """Return an even choice of inputs, `most` of them at most, and labels if each batch has class numbers last."""
+    found = list(source.evenly(most, _class_numbers))
+    if not found:
         raise BatchbayesError(expected="at least one example", got="none", fix="check the data")
+    parts, labels = zip(*found, strict=True)
     joined = parts[0] if isinstance(parts[0], Whole) else torch.cat(parts)
     if not isinstance(joined, Tensor) or not joined.is_floating_point():
         got = f"{joined.dtype}" if isinstance(joined, Tensor) else type(joined).__name__
         raise BatchbayesError("one tensor of real inputs for each batch", got, "wrap the network so that it takes one")
-    rows = spread_evenly(count, int(min(most, count)))
-    return joined[rows], torch.cat(labels)[rows] if len(labels) == len(parts) else None
+    return joined, None if any(each is None for each in labels) else torch.cat(labels)
+
+
+def _class_numbers(batch: Any, inputs: Any) -> Tensor | None:
+    """Return the last part of a batch if it may be the classes of its examples."""
+    last = batch[-1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+    given = torch.as_tensor(last) if isinstance(last, Tensor | np.ndarray) else torch.empty(0)
+    return given.long().cpu() if given.shape == (len(inputs),) and not given.is_floating_point() else None

@@ -28,9 +28,9 @@ from batchbayes._common.rng import stream_seed
 from batchbayes.drift.detector import GATE_WINDOWS, LEVEL, Drift
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.network.batches import Batches
 from batchbayes.network.function import Network
 from batchbayes.network.inputs import Picker
+from batchbayes.network.source import Batches
 from batchbayes.novelty.windows import Sample
 
 BINS, BLOCK = 64, 64

@@ -13,8 +13,8 @@ from torch import Tensor
 from batchbayes._common.checks import whole_number
 from batchbayes.engines.linear import AFFORDABLE, BACKWARD_COST, linear_draws, plan_linear, require_linearisable
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.network.batches import spread_evenly
 from batchbayes.network.replicas import one_call
+from batchbayes.network.source import spread_evenly
 from batchbayes.posterior import Linearisable, Posterior
 
 MOST_UNEXPLAINED, SCALES, LEAST_CORRELATION, EXACT = 0.15, (0.8, 1.25), 0.9, 0.03

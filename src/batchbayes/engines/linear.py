@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from batchbayes.errors import BatchbayesError
-from batchbayes.network.batches import require_finite
+from batchbayes.network.inputs import require_finite
 from batchbayes.posterior import Linearisable, Posterior
 
 Mode = Literal["reverse", "leading", "forward"]

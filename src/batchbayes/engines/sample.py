@@ -8,7 +8,8 @@ from torch import Tensor
 
 from batchbayes.engines.linear import BLOCK
 from batchbayes.errors import BatchbayesError
-from batchbayes.network.batches import cut, require_finite
+from batchbayes.network.inputs import require_finite
+from batchbayes.network.source import cut
 from batchbayes.posterior import Posterior
 
 CHUNK, DEVICE_CHUNK = 2**18, 2**21

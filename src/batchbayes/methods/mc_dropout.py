@@ -51,7 +51,7 @@ class DropoutSite(NamedTuple):
         shape = inputs.shape[1:]
         if isinstance(self.layer, CHANNELWISE):
             shape = [*shape[:1], *[1] * len(shape[1:])]
-        return (torch.rand(shape, generator=random) >= self.probability).to(inputs)
+        return (torch.rand(shape, generator=random, dtype=torch.float32) >= self.probability).to(inputs)
 
     def affine(self, mask: Tensor) -> Affine:
         """Return the factor, and the offset if there is one, that a mask stands for: scaled as in training."""

@@ -30,7 +30,6 @@ about errors on ordinary inputs, and little about new classes that look like the
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, ClassVar, Self
 
 import torch
@@ -40,9 +39,9 @@ from batchbayes._common import text
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError, warn
-from batchbayes.network.batches import Batches, chunks, cut, evenly, first_of, input_stream, known_length
 from batchbayes.network.function import Network, as_network
 from batchbayes.network.inputs import Picker, require_finite, tensors_of
+from batchbayes.network.source import Batches, Source, cut
 from batchbayes.novelty.scores import (
     ClassGaussian,
     LastFeatures,
@@ -156,9 +155,10 @@ class Novelty:
 
     def _report(self, data: Batches, picker: Picker, chunk_size: int | None) -> tuple[NoveltyReport, Looked]:
         self.sight.warn_if_changed()
+        source = Source(data, picker, usual=self.network.inputs, for_prediction=True)
         found = [
             (self.parts(*self.sight(chunk)), properties(chunk))
-            for chunk in chunks(data, chunk_size, picker, numbers=CHUNK)
+            for chunk in source.chunks(chunk_size, numbers=CHUNK)
             if len(chunk)
         ]
         if not found:
@@ -303,8 +303,7 @@ def novelty(
             hold for new inputs. At least 40 examples are needed. Without it, training examples that were not used for
             the fit are taken. Then more new inputs are flagged than the level says if the network is a classifier, and
             a warning says so.
-        num_examples: largest number of training examples. They are spread evenly over a tensor or a data set. Of a
-            list or another iterable they are the first, so its examples should come in random order.
+        num_examples: largest number of training examples. They are spread evenly over the data.
         logits: whether the outputs are logits of classes, (N, K) or (N, K, ...). By default they are if K is 3 or more.
         seed: which examples are used for what.
         inputs: where the inputs are in a batch, if they are not first: a key, a position or a function.
@@ -316,10 +315,11 @@ def novelty(
     tensor([False,  True])
     """
     num_examples, seed = whole_number("num_examples", num_examples, FEWEST), whole_number("seed", seed, least=None)
-    for data, what in ((batches, "training"), (calibration, "calibration")):
-        if (count := known_length(data, inputs)) is not None and count < FEWEST:
+    source = Source(batches, inputs)
+    for data, what in ((source, "training"), (Source(calibration, inputs), "calibration")):
+        if (count := data.num_examples) is not None and count < FEWEST:
             raise _too_few(count, what)
-    sight, statistics, logit_rows, looks = _collect(as_network(model, output), batches, num_examples, logits, inputs)
+    sight, statistics, logit_rows, looks = _collect(as_network(model, output, inputs), source, num_examples, logits)
     fit, ordinary, rest = _split(len(statistics), calibration is not None, seed)
     detector, layers = _fitted(sight, statistics[fit], logit_rows[fit], calibration is not None)
     parts, sites, _ = detector.parts(statistics[ordinary], logit_rows[ordinary])
@@ -379,33 +379,24 @@ def _fitted(sight: Sight, statistics: Tensor, logits: Tensor, held_out: bool) ->
 
 
 def _collect(
-    network: Network, batches: Batches, num_examples: int, logits: bool | None, picker: Picker
+    network: Network, source: Source, num_examples: int, logits: bool | None
 ) -> tuple[Sight, Tensor, Tensor, tuple[tuple[str, ...], Tensor]]:
     """Return how the network is watched, and statistics (n, D), logits (n, K) and properties of the training inputs."""
-    stream = input_stream(batches, picker)
-    head = [first_of(stream)]
-    while sum(map(len, head)) < UNITS and (batch := next(stream, None)) is not None:
-        head.append(batch)
+    head = source.head(UNITS)
     forms = [[tensor.shape[1:] for tensor in tensors_of(batch)] for batch in head]
     alike = torch.cat([batch for batch, form in zip(head, forms, strict=True) if form == forms[0]])
     sight = watch_any(network, alike[:UNITS].to(network.device), logits)
     num_examples = min(num_examples, max(FEWEST, NUMBERS // sight.size))
-    all_inputs = chain(head, stream) if hasattr(batches, "__next__") else evenly(batches, num_examples, picker)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     names: tuple[str, ...] = ()
-    count = 0
-    for chunk in (chunk for inputs in all_inputs for chunk in cut(inputs, None, CHUNK)):
-        if count >= num_examples:
-            break
-        part = chunk[: num_examples - count]
-        statistics, rows = sight(part)
-        require_finite(statistics, "the statistics of the training examples")
+    for part in (part for inputs, _ in source.evenly(num_examples) for part in cut(inputs, None, CHUNK)):
         names, looks = properties(part)
-        found.append((statistics, require_finite(rows, "the outputs for the training examples"), looks))
-        count += len(rows)
-    if count < FEWEST:
-        raise _too_few(count, "training")
+        found.append((*sight(part), looks))
     statistics, rows, looks = (torch.cat(column) for column in zip(*found, strict=True))
+    require_finite(statistics, "the statistics of the training examples")
+    require_finite(rows, "the outputs for the training examples")
+    if len(rows) < FEWEST:
+        raise _too_few(len(rows), "training")
     return sight, statistics, rows, (names, looks)
 
 

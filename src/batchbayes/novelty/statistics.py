@@ -29,8 +29,8 @@ from batchbayes.methods.batchnorm.sites import (
     sites_of_header,
     some,
 )
-from batchbayes.network.batches import cut
 from batchbayes.network.function import Network, as_network, modules_by_name, require_layout
+from batchbayes.network.source import cut
 from batchbayes.network.tap import tap
 
 FLOOR = 1e-4

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from batchbayes._common import text
-from batchbayes.network.batches import spread_evenly
+from batchbayes.network.source import spread_evenly
 from batchbayes.novelty.looks import Change, changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
 from batchbayes.novelty.windows import Ordinary, Sample, keep_ordinary
@@ -90,7 +90,7 @@ def properties(inputs: Any) -> tuple[tuple[str, ...], Tensor]:
     """Return names and properties (n, F) of inputs; none if they are not one tensor of real numbers."""
     if isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim > 1:
         return looks(inputs)
-    return (), torch.empty(len(inputs), 0)
+    return (), torch.empty(len(inputs), 0, dtype=torch.float32)
 
 
 @dataclass(frozen=True, eq=False)

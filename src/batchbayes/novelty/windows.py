@@ -90,7 +90,8 @@ class Ordinary:
         for group, number in zip(*groups.unique(return_counts=True), strict=True):
             members, count = self._members[int(group)], int(number)
             drawn.append(members[torch.randint(len(members), (windows, count), generator=random)])
-            weights.append(torch.full((windows, count), (1 + count / len(members)) ** 0.5 / len(groups)))
+            each = (1 + count / len(members)) ** 0.5 / len(groups)
+            weights.append(torch.full((windows, count), each, dtype=torch.float32))
         chosen, each = torch.cat(drawn, 1), torch.cat(weights, 1)
         return F.embedding_bag(chosen, self.rows, per_sample_weights=each, mode="sum")
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from batchbayes._common.checks import as_tensor, require_type, whole_number
 from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
-from batchbayes.network.batches import known_length
 from batchbayes.network.inputs import are_arrays, require_finite
+from batchbayes.network.source import Source
 
 
 def shuffled(
@@ -68,7 +68,7 @@ def known_size(data: Any) -> int | None:
     """
     if isinstance(data, _Shuffled) or _is_pair(data):
         return len(data.inputs if isinstance(data, _Shuffled) else data[0])
-    return known_length(data)
+    return Source(data).num_examples
 
 
 def training_size(data: Any, num_examples: int | None = None) -> int:

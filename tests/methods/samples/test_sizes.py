@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 import batchbayes as bb
 from batchbayes.distill import train_student
 from batchbayes.methods.samples.swag import swag
-from batchbayes.network.batches import num_sampled
+from batchbayes.network.source import num_sampled
 from batchbayes.training.batches import known_size
 from batchbayes.training.loop import TrainingConfig, half_squared_error
 

@@ -15,8 +15,8 @@ from batchbayes.methods.batchnorm.sites import all_sites
 from batchbayes.methods.batchnorm.tune_batch_size import TunedBatchSize, tune_batch_size
 from batchbayes.methods.candidates import Candidate, Request, TuningCurve, cross_fitted_gain
 from batchbayes.methods.table import Method
-from batchbayes.network.batches import spread_evenly
 from batchbayes.network.function import as_network
+from batchbayes.network.source import spread_evenly
 
 
 def has_batch_norm(model: nn.Module) -> bool:

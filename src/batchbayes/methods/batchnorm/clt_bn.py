@@ -29,9 +29,9 @@ from batchbayes.methods.batchnorm.omega import as_double, require_all, running_o
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing, require_running
 from batchbayes.methods.batchnorm.statistics import require_center
-from batchbayes.network.batches import Batches, chunks, first_of, input_stream, require_size
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, require_finite
+from batchbayes.network.source import Batches, Source, cut, first_of, require_size
 from batchbayes.network.tap import tapping
 
 
@@ -56,13 +56,14 @@ def clt_bn(
     """
     require_size(float("inf"), whole_number("batch_size", batch_size, least=None))
     require_center(center)
-    network, stream = as_network(model, output, inputs), input_stream(batches, inputs)
+    network, stream = as_network(model, output, inputs), Source(batches, inputs).inputs()
     first = first_of(stream)
     found, idle, _ = find_sites(network, first, sites)
     where = "at every site: clt_bn runs the network as it is"
     require_running(found, where, fix="use stochastic_bn, which reads mini-batches")
     warn_of_condition(network.module, found)
-    running, data = running_omega(found), progress(chunks(chain([first], stream), None), "population moments")
+    pieces = (piece for examples in chain([first], stream) for piece in cut(examples, None, 2**21))
+    running, data = running_omega(found), progress(pieces, "population moments")
     moments = example_moments(network, found, data, idle)
     middle, std = [], []
     for site, moment in zip(found, moments, strict=True):

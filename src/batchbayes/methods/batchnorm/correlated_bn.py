@@ -14,7 +14,7 @@ from torch import nn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.statistics import FitOptions
 from batchbayes.methods.batchnorm.stochastic_bn import stochastic_bn
-from batchbayes.network.batches import Batches
+from batchbayes.network.source import Batches
 
 
 def correlated_bn(model: nn.Module, batches: Batches, **options: Unpack[FitOptions]) -> BatchNormPosterior:

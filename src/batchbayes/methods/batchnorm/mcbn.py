@@ -39,9 +39,9 @@ from batchbayes.methods.batchnorm.sites import (
     sites_of_header,
 )
 from batchbayes.methods.batchnorm.statistics import FitOptions, MiniBatchOptions, fit_rows, prepare, require_center
-from batchbayes.network.batches import Batches
 from batchbayes.network.function import Function, Network, Output, as_network
 from batchbayes.network.inputs import Picker, Whole, require_finite
+from batchbayes.network.source import Batches
 from batchbayes.posterior import Header, Posterior
 
 

@@ -17,9 +17,9 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.omega import as_buffers, as_double, batch_statistics, pack
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing
-from batchbayes.network.batches import Batches, as_batches, chunks, first_of, input_stream
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, require_finite
+from batchbayes.network.source import Batches, Source, first_of
 from batchbayes.network.tap import tap
 
 
@@ -37,16 +37,12 @@ def population(
     sizes of the batches do not matter.
     """
     network = as_network(model, output, inputs)
-    batches = as_batches(batches)
-    if iter(batches) is batches:
-        raise BatchbayesError(
-            expected="training data that can be read several times",
-            got="a generator",
-            fix="pass a list or a loader",
-        )
-    first = first_of(input_stream(batches, inputs))
+    source = Source(batches, inputs)
+    if source.is_once:
+        raise BatchbayesError("training data that can be read several times", "a generator", "pass a list or a loader")
+    first = first_of(source.inputs())
     found, idle, _ = find_sites(network, first, sites)
-    passes = progress((chunks(batches, 4096, inputs) for _ in found), "population statistics", len(found))
+    passes = progress((source.chunks(4096) for _ in found), "population statistics", len(found))
     center = population_omega(network, found, passes, idle)
     noiseless = torch.zeros_like(center)[None]
     fixed = (network, found, center, noiseless, float("inf"), "population", "population")

@@ -25,10 +25,10 @@ from batchbayes.methods.batchnorm.like_training import (
 from batchbayes.methods.batchnorm.omega import collect_omegas, is_mean, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
-from batchbayes.network.batches import Batches, Drawn, is_examples, mini_batches
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, Whole, each_tensor, require_finite
 from batchbayes.network.replicas import one_call
+from batchbayes.network.source import Batches, MiniBatches, Source
 
 if TYPE_CHECKING:
     from batchbayes.methods.batchnorm.leading import OutputAxes
@@ -77,7 +77,7 @@ class Prepared(NamedTuple):
     stream: Iterator[Any]
     random: GlobalStream
     """The random numbers that data loaders, augmentations and dropout draw."""
-    drawn: Drawn
+    drawn: MiniBatches
     """Where the mini-batches that were read come from."""
     training_batch_size: int | None
     """The batch size of training, if the user has said it."""
@@ -106,8 +106,9 @@ def prepare(
     for name, parameter in network.module.named_parameters():
         require_finite(parameter.detach(), f"the weights ({name})")
     with random:
-        size, stream = mini_batches(batches, batch_size, picker=inputs, seed=seed, drawn=(drawn := Drawn()))
-        first = next(stream)
+        source = Source(batches, inputs)
+        drawn = source.mini_batches(batch_size, seed)
+        size, first = drawn.batch_size, next(drawn)
     if training_batch_size is not None and training_batch_size != size:
         warn(
             f"the statistics are those of batches of {size}, but the network was trained with batches of "
@@ -116,7 +117,7 @@ def prepare(
         )
     found, idle, outputs = find_sites(network, first, sites)
     warn_of_condition(network.module, found)
-    rest = stream if is_examples(batches) else _read_within(random, stream)  # tensors are shuffled by no global stream
+    rest = drawn if source.is_rows else _read_within(random, drawn)  # tensors are shuffled by no global stream
     stream = islice(chain([first], rest), num_samples)
     answers = _thinned(outputs[None])[0]
     return Prepared(network, found, idle, size, num_samples, first, stream, random, drawn, training_batch_size, answers)

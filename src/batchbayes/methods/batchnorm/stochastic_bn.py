@@ -19,7 +19,7 @@ from batchbayes._common.checks import require_choice, whole_number
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.statistics import MiniBatchOptions, fit_rows, prepare, require_center
-from batchbayes.network.batches import Batches
+from batchbayes.network.source import Batches
 
 Covariance = Literal["factorised", "correlated"]
 Estimator = Literal["exact", "moving-average"]

@@ -24,8 +24,8 @@ from batchbayes.methods.batchnorm.omega import site_of
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, require_noise
 from batchbayes.methods.batchnorm.prior import kl_to_implied_prior
 from batchbayes.methods.batchnorm.tuning_family import LinearFamily, linear_family
-from batchbayes.network.batches import Batches, as_batches
 from batchbayes.network.inputs import Picker, pick_inputs
+from batchbayes.network.source import Batches, Source
 
 Objective = Literal["held-out", "elbo"]
 Score = Literal["log-likelihood", "crps"]
@@ -144,7 +144,7 @@ def tune_batch_size(
 def _batches(data: Batches, picker: Picker) -> list[Any]:
     """Return labelled batches. Two tensors in a tuple are one batch (x, y), also if both are real numbers."""
     is_pair = isinstance(data, tuple) and len(data) == 2 and all(hasattr(part, "shape") for part in data)
-    batches = [data] if is_pair else list(as_batches(data))
+    batches = [data] if is_pair else list(Source(data, picker).read())
     if batches and not sum(len(pick_inputs(batch, picker)) for batch in batches):
         raise BatchbayesError(expected="at least one labelled example", got="none", fix="check how data is selected")
     return batches

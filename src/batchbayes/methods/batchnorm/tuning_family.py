@@ -11,8 +11,8 @@ from torch import Tensor
 from batchbayes.engines.linear import plan_linear, tangents_along
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
-from batchbayes.network.batches import chunks, labelled_stream, spread_evenly
 from batchbayes.network.inputs import Picker
+from batchbayes.network.source import Source, cut, spread_evenly
 
 LARGEST = 2**27
 """A family holds at most this many numbers (512 MiB in float32). If there are more examples, it uses a part."""
@@ -116,25 +116,25 @@ def linear_family(
     if most < total:
         used = spread_evenly(total, most)
         x, y = x[used], y[used]
-    for chunk in chunks(x, None, numbers=CHUNK):
+    for chunk in cut(x, None, CHUNK):
         value, along = tangents_along(posterior, chunk.to(device), directions, plan)
         middle.append(value.cpu())
         rows.append(along.cpu())
-    tangents, cut = torch.cat(rows, dim=1), count * len(plan.directions)  # (G * Q + G * J, n, ...)
+    tangents, moved = torch.cat(rows, dim=1), count * len(plan.directions)  # (G * Q + G * J, n, ...)
     shape = tangents.shape[1:]
-    spread = tangents[:cut].view(count, -1, *shape)  # (G, Q, n, ...)
+    spread = tangents[:moved].view(count, -1, *shape)  # (G, Q, n, ...)
     weights, index = plan.combinations.weights, plan.combinations.index
     if weights is not None:
         spread = torch.einsum("uq,gq...->gu...", weights.to(tangents), spread)
     spread = spread[:, index]  # (G, S, n, ...)
-    shifts = tangents[cut:].view(count, KNOTS, *shape) if len(parts) > 1 else None
+    shifts = tangents[moved:].view(count, KNOTS, *shape) if len(parts) > 1 else None
     log_size = math.log(posterior.batch_size)
     return LinearFamily(log_size, torch.cat(middle), spread, knots, shifts, x, y.cpu(), posterior.population, total)
 
 
 def _labelled(batches: Iterable[Any], inputs: Picker, targets: Picker) -> tuple[Tensor, Tensor]:
     """Return all inputs and all targets of pairs (x, y)."""
-    pairs = list(labelled_stream(batches, inputs, targets))
+    pairs = list(Source(batches, inputs, targets).labelled())
     if not pairs:
         raise BatchbayesError(expected="at least one labelled batch", got="none", fix="pass [(x, y)]")
     return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])

@@ -36,8 +36,9 @@ from batchbayes.methods.laplace.curvature import (
     find_last_layer,
 )
 from batchbayes.methods.table import Method
-from batchbayes.network.batches import Batches, Picker, input_stream, labelled_stream, warn_if_dropping
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name
+from batchbayes.network.inputs import Picker
+from batchbayes.network.source import Batches, Source
 from batchbayes.posterior import Header, Posterior
 
 MOST_FULL = 4096
@@ -235,8 +236,9 @@ def last_layer_laplace(
     """
     require_likelihood(likelihood)
     network = as_network(model, output, inputs)
-    warn_if_dropping(batches, "do not count: the variance is too large")
-    stream = (batch for batch in input_stream(batches, inputs) if len(batch))
+    source = Source(batches, inputs)
+    source.warn_if_dropping("do not count: the variance is too large")
+    stream = (batch for batch in source.inputs() if len(batch))
     first = next(stream, None)
     if first is None:
         raise BatchbayesError(expected="at least one training example", got="none", fix="check the data")
@@ -249,7 +251,7 @@ def last_layer_laplace(
     if prior_precision is not None:
         return posterior.at_prior_precision(prior_precision)
     if held_out is not None:
-        return _best(posterior, _held_out_loss(posterior, labelled_stream(held_out, inputs, targets), likelihood))
+        return _best(posterior, _held_out_loss(posterior, Source(held_out, inputs, targets).labelled(), likelihood))
     return _best(posterior, lambda precision: -log_evidence(posterior, precision))
 
 

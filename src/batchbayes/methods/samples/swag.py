@@ -19,8 +19,8 @@ from batchbayes._common.rng import generator
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.members import Data, State, state_of, steps_in_epoch
 from batchbayes.methods.samples.weight_samples import WeightSamples, stack_states
-from batchbayes.network.batches import Batches
 from batchbayes.network.function import Output, as_network
+from batchbayes.network.source import Batches
 from batchbayes.training.batches import training_batches
 from batchbayes.training.loop import Loss, Step, TrainingConfig, supervised, train
 

@@ -24,9 +24,10 @@ from batchbayes._common.rng import dealt
 from batchbayes.errors import BatchbayesError
 from batchbayes.methods.samples.members import COUNTER, inner_draw, require_finite_member, state_of
 from batchbayes.methods.table import posterior_class
-from batchbayes.network.batches import Batches, Picker, input_stream
 from batchbayes.network.copies import plain_name
 from batchbayes.network.function import Function, Network, Output, as_network, modules_by_name, require_layout
+from batchbayes.network.inputs import Picker
+from batchbayes.network.source import Batches, Source
 from batchbayes.network.tap import tapping
 from batchbayes.patch import Mean, Patch
 from batchbayes.posterior import Header, Posterior
@@ -174,7 +175,7 @@ def running_statistics(
 
     blank: dict[str, Tensor | None] = {f"{n}.running_{kind}": None for n in layers for kind in ("mean", "var")}
     with tapping(network, layers, look, tensors={**tensors, **blank}) as run:
-        for batch in input_stream(batches, inputs):
+        for batch in Source(batches, inputs).inputs():
             run(batch)
     if not seen:
         raise BatchbayesError(

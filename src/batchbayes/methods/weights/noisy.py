@@ -14,8 +14,8 @@ from batchbayes.errors import BatchbayesError
 from batchbayes.methods.weights.family import Family, WeightDistribution
 from batchbayes.methods.weights.posterior import WeightsPosterior, own_copy
 from batchbayes.methods.weights.sites import Site, find_sites
-from batchbayes.network.batches import Inputs
 from batchbayes.network.function import Network, Output, as_network
+from batchbayes.network.inputs import Inputs
 
 Estimator = Literal["local", "weights"]
 """Where a training step draws its noise: "local" for each example in the outputs of a layer where that is possible, or

@@ -21,9 +21,10 @@ from batchbayes.methods.weights.family import Family
 from batchbayes.methods.weights.mean_field import MeanField
 from batchbayes.methods.weights.noisy import Estimator, Noisy, noisy, unfit_for_local_noise
 from batchbayes.methods.weights.posterior import WeightsPosterior
-from batchbayes.network.batches import as_batches, pick_inputs
 from batchbayes.network.function import Output
+from batchbayes.network.inputs import pick_inputs
 from batchbayes.network.replicas import one_call
+from batchbayes.network.source import Source
 from batchbayes.training.batches import training_batches, training_size
 from batchbayes.training.loop import Objective, Step, TrainingBatches, TrainingConfig, train
 
@@ -258,7 +259,7 @@ def variational(
     random = noisy(model, family, layers=layers, start=start, estimator=estimator, output=output, seed=seed)
     config = TrainingConfig(epochs, batch_size, learning_rate=learning_rate, seed=seed)
     data = training_batches(batches, batch_size, seed)
-    read = cast("TrainingBatches", data if callable(data) else as_batches(data))
+    read = cast("TrainingBatches", data if callable(data) else Source(data).read())
     with one_call(random.network.module):  # a copy that the user's code does not know
         fit_noisy(random, read, likelihood, config, num_examples=num_examples, schedule=schedule, checkpoint=checkpoint)
     return random.posterior()

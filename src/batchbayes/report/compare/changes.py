@@ -11,7 +11,7 @@ from batchbayes._common.rng import GlobalStream
 from batchbayes.drift.accuracy import purposeful_drifts
 from batchbayes.drift.detector import Drift, drift
 from batchbayes.errors import BatchbayesError
-from batchbayes.network.batches import spread_evenly
+from batchbayes.network.source import spread_evenly
 from batchbayes.plots.style import BLUE, GREY, VERMILION, one_panel
 from batchbayes.report.read.case import Case
 from batchbayes.report.result import Assessment, Figures

@@ -17,7 +17,7 @@ from torch import Tensor
 from batchbayes.engines.linear import Drawn
 from batchbayes.errors import unknown_name, warn
 from batchbayes.methods.candidates import Candidate
-from batchbayes.network.batches import spread_evenly
+from batchbayes.network.source import spread_evenly
 from batchbayes.report.compare.contenders import Contender, by_candidate, with_exact_draws
 from batchbayes.report.compare.groups import Trust
 from batchbayes.report.compare.price import passes_in_file, price_of

@@ -18,7 +18,7 @@ from batchbayes.methods.deterministic import deterministic
 from batchbayes.methods.samples.weight_samples import weight_samples
 from batchbayes.methods.table import METHODS
 from batchbayes.methods.views.with_views import with_views
-from batchbayes.network.batches import spread_evenly
+from batchbayes.network.source import spread_evenly
 from batchbayes.posterior import Posterior, num_draws
 from batchbayes.predict import Predicted, predict_stream
 from batchbayes.report.compare.groups import Trust

@@ -14,8 +14,9 @@ from batchbayes.errors import BatchbayesError, warn
 from batchbayes.likelihoods import Categorical, Gaussian
 from batchbayes.methods.table import Method
 from batchbayes.methods.views.transforms import Transform
-from batchbayes.network.batches import ordered_loader, pick_inputs
 from batchbayes.network.function import SeveralOutputsError, as_network
+from batchbayes.network.inputs import pick_inputs
+from batchbayes.network.source import ordered_loader
 from batchbayes.report.options import AssessOptions, Settings, Task
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.factories import build_network, call_named, fitting_weights, named_methods

@@ -7,13 +7,27 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
 
 from batchbayes import BatchbayesError, BatchbayesWarning
-from batchbayes.network.batches import Inputs, chunks, evenly, input_stream, mini_batches, pick_inputs, warn_if_shuffled
+from batchbayes.network.inputs import Inputs, pick_inputs
+from batchbayes.network.source import Source
 
 X = torch.arange(24.0).view(12, 2)
 
 
 def first(stream, count):
     return list(itertools.islice(stream, count))
+
+
+def input_stream(data, picker=None):
+    return Source(data, picker).inputs()
+
+
+def chunks(data, size, picker=None, **options):
+    return Source(data, picker).chunks(size, **options)
+
+
+def mini_batches(data, batch_size, picker=None, seed=0):
+    stream = Source(data, picker).mini_batches(batch_size, seed)
+    return stream.batch_size, stream
 
 
 # Pickers
@@ -79,7 +93,7 @@ def test_integers_and_large_numbers_pass():
 
 def test_something_else_is_an_error():
     with pytest.raises(BatchbayesError, match="a tensor or an iterable of batches; got a int"):
-        input_stream(3)  # type: ignore[arg-type]
+        input_stream(3)
 
 
 # Mini-batches
@@ -275,9 +289,9 @@ def test_loaders_in_another_order_are_told(options, warns):
     loader = DataLoader(TensorDataset(X), **options)
     if warns:
         with pytest.warns(BatchbayesWarning, match="another order than the data set"):
-            warn_if_shuffled(loader)
+            Source(loader).warn_if_shuffled()
     else:
-        warn_if_shuffled(loader)
+        Source(loader).warn_if_shuffled()
 
 
 # Several inputs
@@ -331,19 +345,76 @@ def test_batches_that_cannot_be_joined():
             list(mini_batches([X[:3], other, X[:3]], 4)[1])
 
 
-def test_examples_are_spread_over_what_can_be_indexed():
-    class Stream(IterableDataset):
-        def __len__(self):
-            return 40
+class Stream(IterableDataset):
+    """Examples in an order, of a length that it does not tell."""
 
-        def __iter__(self):
-            return iter(torch.arange(40.0)[:, None])
+    def __init__(self, x):
+        self.x = x
 
+    def __iter__(self):
+        return iter(self.x)
+
+
+FORMS = {
+    "tensor": lambda x: x,
+    "array": lambda x: x.numpy(),
+    "pair": lambda x: (x, torch.arange(len(x))),
+    "data set": lambda x: TensorDataset(x),
+    "list": lambda x: list(x.split(7)),
+    "list of pairs": lambda x: [(part, part[:, 0]) for part in x.split(7)],
+    "loader": lambda x: DataLoader(TensorDataset(x), 7),
+    "loader of batches": lambda x: DataLoader(list(x.split(7)), batch_size=None),
+    "loader of a stream": lambda x: DataLoader(Stream(x), 7),
+    "loader of indices": lambda x: DataLoader(TensorDataset(x), batch_sampler=torch.arange(len(x)).split(7)),
+    "stream": Stream,
+    "generator": lambda x: iter(x.split(7)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("length", "count"), [(40, 4), (40, 39), (40, 40), (40, 90), (1, 4), (3000, 700)])
+def test_an_even_choice_is_the_same_in_all_forms(form, length, count):
+    x = torch.arange(float(length))[:, None]
+    found = torch.cat([inputs for inputs, _ in Source(FORMS[form](x)).evenly(count)]).flatten()
+    assert found.tolist() == torch.linspace(0, length - 1, min(length, count), dtype=torch.float64).round().tolist()
+
+
+def test_labels_stay_with_their_inputs():
+    x = torch.arange(3000.0)[:, None]
+    for data in ([(part, -part[:, 0]) for part in x.split(7)], ((part, -part[:, 0]) for part in x.split(7))):
+        for inputs, labels in Source(data).evenly(100, lambda batch, _: batch[1]):
+            assert torch.equal(inputs[:, 0], -labels)
+
+
+def test_a_long_stream_is_read_to_its_end_in_little_memory(monkeypatch):
+    monkeypatch.setattr("batchbayes.network.source.ROOM", 0)
+    for length in (50, 199, 200, 201, 5000):
+        stream = (torch.full((1, 1), float(row)) for row in range(length))
+        found = torch.cat([inputs for inputs, _ in Source(stream).evenly(50)]).flatten()
+        even = torch.linspace(0, length - 1, 50)
+        assert len(found) == 50
+        assert (found - even).abs().max() <= length / 50
+    monkeypatch.setattr("batchbayes.network.source.MOST_READ", 1000)
+    found = torch.cat([i for i, _ in Source(torch.full((1, 1), float(n)) for n in itertools.count()).evenly(50)])
+    assert 900 <= float(found.max()) <= 1000
+
+
+def test_of_a_loader_that_shuffles_the_first_examples_are_taken():
     x = torch.arange(40.0)[:, None]
-    for data in (x, (x, torch.arange(40)), TensorDataset(x), DataLoader(TensorDataset(x), 7)):
-        assert torch.cat(list(evenly(data, 4))).flatten().tolist() == [0, 13, 26, 39]
-    for data in (Stream(), DataLoader(Stream(), 7), DataLoader(TensorDataset(x), 7, shuffle=True), list(x.split(7))):
-        assert len(torch.cat(list(evenly(data, 4)))) == 40
+    loader = DataLoader(TensorDataset(x), 7, shuffle=True, generator=torch.Generator().manual_seed(3))
+    found = torch.cat([inputs for inputs, _ in Source(loader).evenly(10)]).flatten()
+    assert len(found.unique()) == 10
+    assert found.tolist() != sorted(found.tolist())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_seed_gives_the_same_rows_with_any_number_of_workers(workers):
+    def rows(number):
+        torch.manual_seed(5)
+        loader = DataLoader(TensorDataset(X), 4, shuffle=True, num_workers=number)
+        return torch.cat(first(Source(loader).mini_batches(None), 8))
+
+    assert torch.equal(rows(workers), rows(0))
 
 
 def test_full_batches_of_different_shapes_need_no_joining():
