@@ -223,11 +223,11 @@ class RandomCrop(ImageTransform):
     def view(self, images: Tensor, row: Tensor) -> Tensor:
         is_large = self.padding < min(images.shape[-2:])
         self.fitting(images, is_large, f"images larger than the padding of {self.padding}", "use a smaller padding")
-        fill, (down, right) = self.filled(self.fill, images), row.unbind()
+        fill, (down, right) = self.filled(self.fill, images), row.to(images.device).unbind()
         return shifted(shifted(images, down, -2, fill), right, -1, fill)
 
     def undo(self, maps: Tensor, row: Tensor) -> Tensor:
-        down, right = row.unbind()
+        down, right = row.to(maps.device).unbind()
         return shifted(shifted(maps, -down, -2), -right, -1)
 
 
