@@ -298,3 +298,31 @@ def test_dropout_inside_layers_of_torch_is_told():
         match=r"inside recurrent \(LSTM, p 0\.5\), attention \(MultiheadAttention, p 0\.3\) is no module of its own",
     ):
         bb.mc_dropout(Sequence())
+
+
+class Attention(nn.Module):
+    """Attention as others write it: a function gets the probability, and gets zero in evaluation mode."""
+
+    def __init__(self, by_module):
+        super().__init__()
+        if by_module:
+            self.inner = nn.Dropout(0.3)
+        else:
+            self.attention_dropout = 0.3
+
+    def forward(self, x):
+        p = self.inner.p if hasattr(self, "inner") else self.attention_dropout
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=p if self.training else 0.0)
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+def test_dropout_that_attention_hands_to_a_function_is_told(by_module):
+    network = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1), Attention(by_module), nn.Linear(4, 2)).eval()
+    x = torch.randn(6, 5, 3)
+    if by_module:
+        posterior = bb.mc_dropout(network)
+        with pytest.warns(bb.BatchbayesWarning, match="1 of 2 dropout layers did not run, such as 2.inner"):
+            bb.predict(posterior, x, bb.gaussian(1.0), num_samples=4)
+    else:
+        with pytest.warns(bb.BatchbayesWarning, match=r"the dropout inside 2 \(Attention, p 0.3\) is no module"):
+            bb.mc_dropout(network)

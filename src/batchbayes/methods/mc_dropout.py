@@ -11,8 +11,10 @@ batch nor its size. Dropout that is not a module cannot be seen and stays off: `
 torch's recurrent and attention layers.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from batchbayes.methods.candidates import Candidate, Request
     from batchbayes.methods.table import Method
 
+RATE = re.compile("(attn_|attention_)?(drop|dropout)(_p|_prob|_rate)?")
+"""Attributes in which layers keep the probability of dropout."""
 CHANNELWISE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout
 ALPHA = nn.AlphaDropout | nn.FeatureAlphaDropout
 SELU_FLOOR = -1.7580993408473766
@@ -105,16 +109,29 @@ class DropoutPosterior(Posterior):
         return Patch(self.network, masks=masks, afterwards=self._look_for_functions)
 
     def _look_for_functions(self, inputs: Any) -> None:
-        """Warn, once, of dropout that is no module. One example runs through the network to see it.
+        """Warn, once, of dropout that stays off: functions, and modules that do not run. One example tells.
 
         This is no part of a draw: under a mode of torch, attention and others take a path that rounds differently.
         """
         if "_was_looked_at" not in vars(self) and len(inputs):
             vars(self)["_was_looked_at"] = True
-            same = {name: lambda activations: activations for name in modules_by_name(self.network.module, _DropoutNd)}
+            idle = {site.name: site for site in self.sites}
+
+            def same(name: str, activations: Tensor) -> Tensor:
+                idle.pop(name, None)
+                return activations
+
+            layers = modules_by_name(self.network.module, _DropoutNd)
             with _FunctionalDropout() as seen:
-                self.network(inputs[:1], instead=same)
+                self.network(inputs[:1], instead={name: partial(same, name) for name in layers})
             seen.warn()
+            if idle:
+                warn(
+                    f"{len(idle)} of {count(len(self.sites), 'dropout layer')} did not run, such as {min(idle)}: the "
+                    "network hands their probability to a function, as attention does, and it is off in evaluation "
+                    "mode. Draws vary less than the network did in training. Attention that calls the module (often "
+                    'attn_implementation="eager") would switch it on.'
+                )
 
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         return {"output": self.network.output, "layout": _layout(self.network.module)}, {}
@@ -187,12 +204,18 @@ def mc_dropout(model: nn.Module, *, inputs: Picker = None, output: Output = None
 
 
 def _hidden(module: nn.Module) -> list[str]:
-    """Return the layers that drop something inside a function: attention, and recurrent ones between their layers."""
-    layers = modules_by_name(module, (nn.RNNBase, nn.MultiheadAttention))
-    each = (
-        (name, layer) for name, layer in layers.items() if layer.dropout > 0 and getattr(layer, "num_layers", 2) > 1
-    )
-    return [f"{name or 'the network'} ({type(layer).__name__}, p {layer.dropout:g})" for name, layer in each]
+    """Return the layers that drop something inside a function: attention, and recurrent ones between their layers.
+
+    Attention of others keeps its probability in an attribute, without a dropout module beside it.
+    """
+    found = []
+    for name, layer in modules_by_name(module, nn.Module).items():
+        if isinstance(layer, _DropoutNd) or any(isinstance(child, _DropoutNd) for child in layer.children()):
+            continue
+        rates = [value for key, value in vars(layer).items() if RATE.fullmatch(key) and type(value) is float]
+        if max(rates, default=0) > 0 and getattr(layer, "num_layers", 2) > 1:
+            found.append(f"{name or 'the network'} ({type(layer).__name__}, p {max(rates):g})")
+    return found
 
 
 def dropout_candidates(method: "Method", request: "Request") -> "list[Candidate]":
