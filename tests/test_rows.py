@@ -110,10 +110,11 @@ def test_a_fit_reads_all_of_its_data(network, form):
 
 def test_calibration_in_the_order_of_classes_is_read_to_its_end(network):
     x, y = blobs(6000)
-    fitted = bb.drift(network, X, calibration=DataLoader(TensorDataset(x, y), 100))
     window = X[torch.randperm(5000, generator=RANDOM)[:200]]
-    assert fitted.confidence is not None
-    assert fitted.report(window).kind == "nothing"
+    forms = DataLoader(TensorDataset(x, y), 100), [(x, y)]
+    loaded, whole = (bb.drift(network, X, calibration=data).report(window) for data in forms)
+    assert loaded.network_accuracy == whole.network_accuracy is not None
+    assert (loaded.p_value, loaded.class_p_value) == (whole.p_value, whole.class_p_value)
 
 
 def test_figures_do_not_depend_on_the_default_dtype(network):

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.network.copies import is_wrapper, plain_name
-from batchbayes.network.inputs import Inputs, Packing, Picker, Whole, as_it_is, tensors_of
+from batchbayes.network.inputs import Inputs, Picker, Whole, as_it_is, tensors_of
 from batchbayes.network.replicas import Changes, Lent, first_time, input_of
 from batchbayes.network.staleness import WeightsThen
 
@@ -118,17 +118,12 @@ def call_module(
 def _checked_outputs(outputs: Tensor, count: int | None) -> Tensor:
     """Check the rows of outputs, if their number is known, and their type."""
     if outputs.shape[:1] != (count,) and (count is not None or not outputs.ndim):
-        raise BatchbayesError(
-            expected=f"outputs of shape ({count or 'rows'}, ...), one row for each example",
-            got=f"shape {tuple(outputs.shape)}",
-            fix="wrap the network so that its output has one row for each example",
-        )
+        expected = f"outputs of shape ({count or 'rows'}, ...), one row for each example"
+        fix = "wrap the network so that its output has one row for each example"
+        raise BatchbayesError(expected, f"shape {tuple(outputs.shape)}", fix)
     if not outputs.is_floating_point():
-        raise BatchbayesError(
-            expected="real numbers as outputs of the network",
-            got=f"{outputs.dtype}",
-            fix="return logits or means; name the right output by output= if there are several",
-        )
+        fix = "return logits or means; name the right output by output= if there are several"
+        raise BatchbayesError("real numbers as outputs of the network", f"{outputs.dtype}", fix)
     return outputs
 
 
@@ -189,10 +184,10 @@ def _takes_one(module: nn.Module) -> bool:
 def require_default_device() -> None:
     """Raise an error if torch makes new tensors elsewhere than on the CPU, where all random numbers are drawn."""
     if (device := torch.empty(0).device).type != "cpu":  # four times as fast as torch.get_default_device()
+        got = f"{device}, by torch.set_default_device or by a block of torch.device"
+        fix = f'call torch.set_default_device("cpu"), and move the network itself, as in network.to("{device}")'
         raise BatchbayesError(
-            expected="the CPU as the default device of torch; the network and the data may be anywhere",
-            got=f"{device}, by torch.set_default_device or by a block of torch.device",
-            fix=f'call torch.set_default_device("cpu"), and move the network itself, as in network.to("{device}")',
+            "the CPU as the default device of torch; the network and the data may be anywhere", got, fix
         )
 
 
@@ -204,11 +199,7 @@ def as_network(model: nn.Module, output: Output = None, inputs: Picker = None) -
     """Wrap a user's model. Its weights are not copied. DataParallel and torch.compile wrappers are taken off."""
     require_default_device()
     if not isinstance(model, nn.Module):
-        raise BatchbayesError(
-            expected="a torch.nn.Module",
-            got=type(model).__name__,
-            fix="pass the network itself, not its output",
-        )
+        raise BatchbayesError("a torch.nn.Module", type(model).__name__, "pass the network itself, not its output")
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
@@ -219,18 +210,14 @@ def as_network(model: nn.Module, output: Output = None, inputs: Picker = None) -
     own = {m: (*m.parameters(recurse=False), *m.buffers(recurse=False)) for m in model.modules()}
     lazy = [type(m).__name__ for m, tensors in own.items() if any(map(is_lazy, tensors))]
     if lazy:
-        raise BatchbayesError(
-            expected="a network whose parameters all have a shape",
-            got=f"lazy modules that have never run: {', '.join(lazy[:6])}",
-            fix="run one forward pass, and load the weights, before you pass the network",
-        )
+        got = f"lazy modules that have never run: {', '.join(lazy[:6])}"
+        fix = "run one forward pass, and load the weights, before you pass the network"
+        raise BatchbayesError("a network whose parameters all have a shape", got, fix)
     plain = (Tensor, nn.Parameter)  # other kinds of tensors may keep their numbers elsewhere
     if any(tensor.is_meta and type(tensor) in plain for tensors in own.values() for tensor in tensors):
-        raise BatchbayesError(
-            expected="a network with numbers in its weights",
-            got="weights on the device meta, which have shapes alone",
-            fix='call network.to_empty(device="cpu"), and load the weights, before you pass the network',
-        )
+        fix = 'call network.to_empty(device="cpu"), and load the weights, before you pass the network'
+        got = "weights on the device meta, which have shapes alone"
+        raise BatchbayesError("a network with numbers in its weights", got, fix)
     with Lent(model, {}):
         pass  # a network that cannot be copied is refused now
     return Network(model, output, WeightsThen(model), inputs)
@@ -282,9 +269,7 @@ def _named_output(outputs: Any, name: str | int) -> Any:
     except (KeyError, IndexError, TypeError) as error:
         if isinstance(name, str) and hasattr(outputs, name):
             return getattr(outputs, name)
-        raise BatchbayesError(
-            expected=f"a network output named {name!r}", got=_describe(outputs), fix="name one of these"
-        ) from error
+        raise BatchbayesError(f"a network output named {name!r}", _describe(outputs), "name one of these") from error
 
 
 def _describe(outputs: object) -> str:
@@ -307,25 +292,10 @@ def one_output(model: nn.Module, output: Output) -> nn.Module:
     torch.Size([4, 2])
     """
     kind: Any = type(model)
-    return _with_forward(model, lambda self, *args, **named: pick_output(kind.forward(self, *args, **named), output))
+    return with_forward(model, lambda self, *args, **named: pick_output(kind.forward(self, *args, **named), output))
 
 
-def one_input(model: nn.Module, packing: Packing) -> nn.Module:
-    """Return the same network, which also takes several inputs that were packed into one tensor."""
-    kind: Any = type(model)
-
-    def forward(self: nn.Module, *args: Any, **named: Any) -> Any:
-        several = None if named or len(args) != 1 else packing.unpacked(args[0])
-        return (
-            kind.forward(self, *args, **named)
-            if several is None
-            else kind.forward(self, *several.args, **several.named)
-        )
-
-    return _with_forward(model, forward)
-
-
-def _with_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+def with_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     """Return a network that shares all layers, parameters and buffers, with another forward pass."""
     if isinstance(model, torch.jit.ScriptModule):
         raise BatchbayesError("a network in Python", "a scripted one", "pass the network that was scripted")
@@ -370,8 +340,6 @@ def require_layout(
         parts = [f"{len(found)} {what} layers where the file has {len(kept)}"] if len(found) != len(kept) else []
         parts += ["no " + row.format(*r) for r in [r for r in kept if r not in found][:3]]
         parts += ["an unknown " + row.format(*r) for r in [r for r in found if r not in kept][:3]]
-        raise BatchbayesError(
-            expected="the network that the posterior was fitted to",
-            got=f"{type(module).__name__}: {'; '.join(parts) or 'the same layers in another order'}",
-            fix="build the same network, load its weights, and pass that",
-        )
+        got = f"{type(module).__name__}: {'; '.join(parts) or 'the same layers in another order'}"
+        fix = "build the same network, load its weights, and pass that"
+        raise BatchbayesError("the network that the posterior was fitted to", got, fix)

@@ -19,7 +19,34 @@ Picker = str | int | Sequence[str | int] | Callable[[Any], Any] | None
 of the batch, or None for x and (x, y)."""
 
 
-class Inputs:
+class _Tree:
+    """What a network is called with: a tree of tensors and other things, by position and by name."""
+
+    def __init__(self, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        self.args, self.named = tuple(args), dict(named)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all tensors, also those inside of lists and the like."""
+        return tuple(leaf for leaf in tree_leaves((self.args, self.named)) if isinstance(leaf, Tensor))
+
+    def each(self, change: Callable[[Any], Any]) -> Self:
+        """Return the same with a function applied to each leaf. A packed sequence is one, and None is."""
+        found = copy.copy(self)
+        found.args, found.named = tree_map(change, (self.args, self.named), is_leaf=_is_packed)
+        return found
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the inputs with a function applied to each tensor; other objects are copied."""
+        return self.each(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf))
+
+    def to(self, device: Any) -> Self:
+        return self.each(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf)
+
+    def numel(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors())
+
+
+class Inputs(_Tree):
     """Several input tensors of a network, by position and by name. Each has one row for each example.
 
     It has the few methods of a tensor that are needed to pass examples on: length, rows, `to`, `split`, `torch.cat`.
@@ -30,24 +57,12 @@ class Inputs:
     """
 
     def __init__(self, args: Sequence[Any] = (), named: Mapping[str, Any] | None = None) -> None:
-        self.args = tuple(as_tensor(value, "an input") for value in args)
-        self.named = {name: as_tensor(value, f"the input {name}") for name, value in (named or {}).items()}
-        lengths = {len(tensor) if tensor.ndim else 0 for tensor in self.tensors()}
-        if len(lengths) != 1:
-            raise BatchbayesError(
-                expected="input tensors with one row for each example",
-                got=f"{self}",
-                fix="pass tensors of the same length, and other arguments by a wrapper around the network; inputs that "
-                "are no rows of examples as a whole, as in inputs=lambda batch: bb.Whole(batch[0], batch[1])",
-            )
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return all tensors."""
-        return (*self.args, *self.named.values())
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the inputs with a function applied to each tensor."""
-        return type(self)([change(t) for t in self.args], {name: change(t) for name, t in self.named.items()})
+        by_name = {name: as_tensor(value, f"the input {name}") for name, value in (named or {}).items()}
+        super().__init__([as_tensor(value, "an input") for value in args], by_name)
+        if len({len(tensor) if tensor.ndim else 0 for tensor in self.tensors()}) != 1:
+            fix = "pass tensors of the same length, and other arguments by a wrapper around the network; inputs that "
+            fix += "are no rows of examples as a whole, as in inputs=lambda batch: bb.Whole(batch[0], batch[1])"
+            raise BatchbayesError("input tensors with one row for each example", f"{self}", fix)
 
     def __len__(self) -> int:
         return len(self.tensors()[0])
@@ -56,12 +71,6 @@ class Inputs:
         if isinstance(rows, int):  # one example: only its size is ever asked for
             return torch.cat([t[rows].flatten().to(torch.float32) for t in self.tensors()])
         return self.map(lambda tensor: tensor[rows])
-
-    def numel(self) -> int:
-        return sum(tensor.numel() for tensor in self.tensors())
-
-    def to(self, device: torch.device) -> Self:
-        return self.map(lambda tensor: tensor.to(device))
 
     def split(self, size: int) -> tuple[Self, ...]:
         return tuple(self[start : start + size] for start in range(0, len(self), size)) or (self,)
@@ -73,55 +82,13 @@ class Inputs:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.cat:
-            raise BatchbayesError(
-                expected="one input tensor here", got="several inputs", fix="wrap the network so that it takes one"
-            )
+            raise BatchbayesError("one input tensor here", "several inputs", "wrap the network so that it takes one")
         parts = args[0]
-        joined = [torch.cat(each) for each in zip(*(part.tensors() for part in parts), strict=True)]
-        count = len(parts[0].args)
-        return cls(joined[:count], dict(zip(parts[0].named, joined[count:], strict=True)))
+        joined = iter([torch.cat(each) for each in zip(*(part.tensors() for part in parts), strict=True)])
+        return parts[0].each(lambda _: next(joined))
 
 
-class Packing:
-    """Several inputs of each example side by side in one tensor (N, 1, D) of float64, for what takes one tensor alone.
-
-    The first inputs tell the shapes and types.
-
-    >>> packing, both = Packing(), Inputs([torch.ones(5, 2)], {"mask": torch.ones(5, 3, dtype=torch.bool)})
-    >>> packing.packed(both).shape, packing.unpacked(packing.packed(both))
-    (torch.Size([5, 1, 5]), Inputs((5, 2), mask (5, 3)))
-    """
-
-    def __init__(self) -> None:
-        self._forms: list[tuple[torch.Size, torch.dtype]] = []
-        self._names: tuple[str | None, ...] = ()
-
-    def packed(self, inputs: Inputs) -> Tensor:
-        tensors, names = inputs.tensors(), (*[None] * len(inputs.args), *inputs.named)
-        forms = [(tensor.shape[1:], tensor.dtype) for tensor in tensors]
-        self._forms, self._names = self._forms or forms, self._names or names
-        if (forms, names) != (self._forms, self._names):
-            raise BatchbayesError(
-                expected=f"inputs of the same shapes and types in all batches, as {[tuple(s) for s, _ in self._forms]}",
-                got=f"{inputs}",
-                fix="pad sequences to one length; bb.predict takes batches of different lengths",
-            )
-        return torch.cat([tensor.flatten(1).double() for tensor in tensors], 1).unsqueeze(1)
-
-    def unpacked(self, rows: Tensor) -> "Inputs | None":
-        """Return the inputs; None if this is something else than inputs that were packed."""
-        sizes = [math.prod(shape) for shape, _ in self._forms]
-        if not sizes or not isinstance(rows, Tensor) or rows.shape[1:] != (1, sum(sizes)):
-            return None
-        parts = [
-            part.reshape(len(rows), *shape).to(dtype)
-            for part, (shape, dtype) in zip(rows[:, 0].split(sizes, 1), self._forms, strict=True)
-        ]
-        named = {name: part for name, part in zip(self._names, parts, strict=True) if name is not None}
-        return Inputs(parts[: len(parts) - len(named)], named)
-
-
-class Whole:
+class Whole(_Tree):
     """Inputs that are no rows of examples, such as a graph or a ragged sequence: never cut, joined or stacked.
 
     They go to the network as they are, as arguments by position and by name, and all rows of its output are the answer
@@ -134,22 +101,7 @@ class Whole:
     """
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        self.args, self.named = args, named
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that can be found inside."""
-        return tuple(leaf for leaf in tree_leaves((self.args, self.named)) if isinstance(leaf, Tensor))
-
-    def _each(self, change: Callable[[Any], Any]) -> Self:
-        args, named = tree_map(change, (self.args, self.named), is_leaf=_is_packed)
-        return type(self)(*args, **named)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the inputs with a function applied to each tensor; other objects are copied."""
-        return self._each(lambda part: change(part) if isinstance(part, Tensor) else copy.deepcopy(part))
-
-    def to(self, device: Any) -> Self:
-        return self._each(lambda part: part.to(device) if hasattr(part, "to") else part)
+        super().__init__(args, named)
 
     @property
     def num_examples(self) -> int | None:
@@ -169,19 +121,14 @@ class Whole:
     def __getitem__(self, rows: Any) -> Self:
         return self
 
-    def numel(self) -> int:
-        return sum(tensor.numel() for tensor in self.tensors())
-
     def split(self, size: int) -> tuple[Self, ...]:
         return (self,)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise BatchbayesError(
-            expected="inputs that are rows of examples here",
-            got="batches that go whole to the network, as graphs do",
-            fix="use mcbn, predict, detections and save, which take them; for all else pad them to rows of one size",
-        )
+        fix = "use mcbn, predict, detections and save, which take them; for all else pad them to rows of one size"
+        got = "batches that go whole to the network, as graphs do"
+        raise BatchbayesError("inputs that are rows of examples here", got, fix)
 
     def __repr__(self) -> str:
         parts = [*self.args, *self.named.values()]
@@ -209,12 +156,12 @@ def as_it_is(batch: Any) -> Any:
 
 def tensors_of(inputs: Any) -> tuple[Tensor, ...]:
     """Return a tensor, or the tensors of several inputs, in a tuple."""
-    return inputs.tensors() if isinstance(inputs, Inputs | Whole) else (inputs,)
+    return inputs.tensors() if isinstance(inputs, _Tree) else (inputs,)
 
 
 def each_tensor(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to a tensor, or to each tensor of several inputs."""
-    return inputs.map(change) if isinstance(inputs, Inputs | Whole) else change(inputs)
+    return inputs.map(change) if isinstance(inputs, _Tree) else change(inputs)
 
 
 def pick_inputs(batch: Any, picker: Picker = None) -> Any:
@@ -238,11 +185,10 @@ def pick_inputs(batch: Any, picker: Picker = None) -> Any:
         found = batch
     inputs = _as_inputs(found, named=picker is not None or found is not batch)
     if inputs is None or (isinstance(inputs, Tensor) and inputs.ndim == 0):
+        fix = 'say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x; if they are '
+        fix += "no rows of examples, as for graphs, inputs=lambda batch: bb.Whole(batch.x, batch.edges)"
         raise BatchbayesError(
-            expected="a batch that is a tensor (N, ...), or a tuple that starts with one",
-            got=describe_batch(batch),
-            fix='say where the inputs are, as in inputs="image", inputs=1 or inputs=lambda batch: batch.x; if they are '
-            "no rows of examples, as for graphs, inputs=lambda batch: bb.Whole(batch.x, batch.edges)",
+            "a batch that is a tensor (N, ...), or a tuple that starts with one", describe_batch(batch), fix
         )
     return inputs
 
@@ -252,11 +198,9 @@ def _refuse_ragged(batch: Sequence[Any]) -> None:
     if not isinstance(batch, list) or len(batch) < 2 or not are_arrays(batch):
         return
     if len({len(part) for part in batch}) > 1 and len({(part.shape[1:], part.dtype) for part in batch}) == 1:
-        raise BatchbayesError(
-            expected="a batch (x, y) whose parts have one row for each example",
-            got=f"a list of {len(batch)} sequences of different lengths",
-            fix="pass such batches as they are by inputs=bb.Whole, or pad the sequences",
-        )
+        got = f"a list of {len(batch)} sequences of different lengths"
+        fix = "pass such batches as they are by inputs=bb.Whole, or pad the sequences"
+        raise BatchbayesError("a batch (x, y) whose parts have one row for each example", got, fix)
 
 
 def _as_inputs(found: Any, *, named: bool) -> Any:
@@ -285,22 +229,17 @@ def _at(batch: Any, key: Any) -> Any:
             raise TypeError("a tensor has no parts")
         return batch[key]
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise BatchbayesError(
-            expected=f"a batch with inputs at {key!r}"[:200],
-            got=describe_batch(batch),
-            fix="pass a key or a position that the batch has as inputs=, or leave it out",
-        ) from error
+        fix = "pass a key or a position that the batch has as inputs=, or leave it out"
+        raise BatchbayesError(f"a batch with inputs at {key!r}"[:200], describe_batch(batch), fix) from error
 
 
 def _called(picker: Callable[[Any], Any], batch: Any) -> Any:
     try:
         return picker(batch)
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise BatchbayesError(
-            expected="a function inputs= that takes a batch and returns its inputs",
-            got=f"{describe_batch(batch)}, and {type(error).__name__}: {error}"[:300],
-            fix="call it with one batch of the data, and look what it does",
-        ) from error
+        got = f"{describe_batch(batch)}, and {type(error).__name__}: {error}"[:300]
+        fix = "call it with one batch of the data, and look what it does"
+        raise BatchbayesError("a function inputs= that takes a batch and returns its inputs", got, fix) from error
 
 
 def describe_batch(batch: object) -> str:
@@ -325,9 +264,6 @@ def require_finite(values: Any, what: str) -> Any:
             fix = "drop or fill those rows; if the inputs are fine, look for NaN in the weights of the network"
             if int((tensor == -math.inf).sum()) == bad:
                 fix += ", and put a number such as -1e9 where it masks by -inf"
-            raise BatchbayesError(
-                expected=f"finite numbers in {what}",
-                got=f"{bad} of {tensor.numel()} that are NaN or infinite",
-                fix=fix,
-            )
+            got = f"{bad} of {tensor.numel()} that are NaN or infinite"
+            raise BatchbayesError(f"finite numbers in {what}", got, fix)
     return values

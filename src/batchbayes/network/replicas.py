@@ -293,11 +293,9 @@ class Replica:
         """Make the changes of one pass."""
         given = changes.get("tensors", {})
         if parametrize._cache_enabled and any("parametrizations." in name for name in given):
-            raise BatchbayesError(
-                expected="random weights outside of torch.nn.utils.parametrize.cached()",
-                got="a call inside of it, where torch gives every draw the weights of the first",
-                fix="end that block before you fit or predict",
-            )
+            got = "a call inside of it, where torch gives every draw the weights of the first"
+            fix = "end that block before you fit or predict"
+            raise BatchbayesError("random weights outside of torch.nn.utils.parametrize.cached()", got, fix)
         if self._ties:
             given = {**self._tied(given), **given}
         for name, tensor in given.items():

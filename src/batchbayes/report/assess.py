@@ -23,8 +23,8 @@ from batchbayes.likelihoods import Categorical
 from batchbayes.methods.batchnorm.candidates import has_batch_norm
 from batchbayes.methods.mc_dropout import has_dropout
 from batchbayes.methods.table import resolve
-from batchbayes.network.function import Output, as_network, one_input, one_output
-from batchbayes.network.inputs import Packing, Picker
+from batchbayes.network.function import Output, as_network, one_output
+from batchbayes.network.inputs import Picker
 from batchbayes.novelty.detector import FEWEST, Novelty, novelty
 from batchbayes.report.compare.rows import Show, assessed_rows
 from batchbayes.report.compare.task import Task, compare, scores_for_limit
@@ -34,6 +34,7 @@ from batchbayes.report.page.pictures import pick_details, pick_thumbnails
 from batchbayes.report.read.case import Case, load_case, make_case
 from batchbayes.report.read.data_check import UNFAMILIAR, outside_ranges, unfamiliar
 from batchbayes.report.read.examples import from_object, loaders_of, picked_pairs
+from batchbayes.report.read.packing import Packing, one_input
 from batchbayes.report.read.reading import Reading
 from batchbayes.report.read.sources import Training, training_of
 from batchbayes.report.read.task import given_likelihood

@@ -28,8 +28,9 @@ from batchbayes._common.checks import as_tensor
 from batchbayes._common.rng import generator
 from batchbayes._common.text import count
 from batchbayes.errors import BatchbayesError
-from batchbayes.network.inputs import Inputs, Packing, Picker, pick_inputs
+from batchbayes.network.inputs import Inputs, Picker, pick_inputs
 from batchbayes.network.source import num_sampled, ordered_loader, selected
+from batchbayes.report.read.packing import Packing
 from batchbayes.report.read.preprocess import Preprocessing
 from batchbayes.report.read.schema import Schema
 
