@@ -24,12 +24,13 @@ from batchbayes.drift.report import DriftReport, Kind
 from batchbayes.errors import BatchbayesError, warn
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior
 from batchbayes.network.function import Network, as_network
-from batchbayes.network.inputs import Picker, Whole, require_finite
+from batchbayes.network.inputs import Picker, Whole
 from batchbayes.network.source import Batches, Source, cut, spread_evenly
-from batchbayes.novelty.detector import CHUNK, predicted_classes
+from batchbayes.novelty import windows
+from batchbayes.novelty.detector import predicted_classes
 from batchbayes.novelty.looks import changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
-from batchbayes.novelty.statistics import Sight, watch
+from batchbayes.novelty.statistics import CHUNK, Sight, watch
 from batchbayes.novelty.windows import Ordinary, Sample, keep_ordinary
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Drift:
     def seen(self, window: Batches, picker: Picker, largest: float = LARGEST) -> tuple[Tensor, Sample, Tensor]:
         """Return the inputs of a window, what is known of each, and the network's own logits, from one pass."""
         examples = self._examples(window, picker, largest)
-        statistics, logits = _in_chunks(self.sight, examples)
+        statistics, logits = self.sight.of_all(examples)
         return examples, sample_of(self.ordinary.gaussian, statistics, logits), logits
 
     def _examples(self, window: Batches, picker: Picker, most: float) -> Tensor:
@@ -236,7 +237,7 @@ def drift(
     if min(len(fitted), len(ordinary)) < FEWEST:
         expected = f"at least {FEWEST} reference and {FEWEST} calibration examples, so that a p-value can be small"
         raise BatchbayesError(expected, f"{len(fitted)} and {len(ordinary)}", "pass more data")
-    (statistics, logits), known = _in_chunks(sight, fitted), _in_chunks(sight, ordinary)
+    (statistics, logits), known = sight.of_all(fitted), sight.of_all(ordinary)
     if calibration is None and sight.logits:
         warn(
             "windows are compared with training examples, which a classifier knows better than new ones: more new "
@@ -273,18 +274,8 @@ def _with_two_classes(sight: Sight, examples: Tensor, labels: Tensor | None) -> 
 
 def sample_of(gaussian: ClassGaussian, statistics: Tensor, logits: Tensor) -> Sample:
     """Return what is known of examples from their statistics (n, D) and logits (n, K)."""
-    z, classes = gaussian.standardise(statistics), predicted_classes(logits)
-    distance = gaussian.distances(z, classes)[0].clamp_min(1e-6).log()
-    # Without len(), which torch.export takes as a constant.
-    energy = -logits.logsumexp(1) if logits.shape[1] else torch.zeros_like(distance)
-    return Sample(torch.cat([z, distance[:, None].float(), energy[:, None].float()], 1), classes)
-
-
-def _in_chunks(sight: Sight, examples: Tensor) -> tuple[Tensor, Tensor]:
-    """Return statistics (n, D) and logits (n, K) of inputs."""
-    found = [sight(chunk) for chunk in cut(examples, None, CHUNK)]
-    statistics, logits = (torch.cat(column) for column in zip(*found, strict=True))
-    return require_finite(statistics, "the statistics of the inputs"), require_finite(logits, "the outputs")
+    energy = -logits.logsumexp(1) if logits.shape[1] else torch.zeros_like(statistics[:, 0])
+    return windows.sample_of(gaussian, statistics, predicted_classes(logits), energy)
 
 
 def _read(source: Source, most: float) -> tuple[Tensor, Tensor | None]:

@@ -51,7 +51,7 @@ from batchbayes.novelty.scores import (
     generalised_entropy,
     surprise,
 )
-from batchbayes.novelty.statistics import Sight, layer_means, watch_any
+from batchbayes.novelty.statistics import CHUNK, Sight, layer_means, watch_any
 from batchbayes.novelty.whole import (
     GAUSSIAN,
     LEAST,
@@ -63,8 +63,6 @@ from batchbayes.novelty.whole import (
     properties,
 )
 
-CHUNK = 2**18
-"""Input numbers in one forward pass, so that activations stay in the caches of a CPU."""
 NUMBERS = 2**26
 """Statistics that are kept during the fit (256 MiB; the fit makes a few copies). A network with very many channels is
 fitted to fewer examples, for example a ResNet-50 to some 800."""

@@ -30,9 +30,12 @@ from batchbayes.methods.batchnorm.sites import (
     some,
 )
 from batchbayes.network.function import Network, as_network, modules_by_name, require_layout
+from batchbayes.network.inputs import require_finite
 from batchbayes.network.source import cut
 from batchbayes.network.tap import tap
 
+CHUNK = 2**18
+"""Input numbers in one forward pass, so that activations stay in the caches of a CPU."""
 FLOOR = 1e-4
 """Added to a variance before its logarithm is taken, in units of the usual variance."""
 
@@ -148,6 +151,12 @@ class Sight:
             )
         return torch.cat([seen[place.name] for place in self.places], 1), kept_outputs(outputs, self.logits).cpu()
 
+    def of_all(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the statistics (N, D) and the logits (N, K) of any number of inputs, a chunk at a time."""
+        found = [self(chunk) for chunk in cut(inputs, None, CHUNK)]
+        statistics, logits = (torch.cat(column) for column in zip(*found, strict=True))
+        return require_finite(statistics, "the statistics of the inputs"), require_finite(logits, "the outputs")
+
     def warn_if_changed(self) -> None:
         """Warn if weights or running statistics are not those of the fit: the network uses the present ones."""
         present = _layers(self.network.module, self.kind).keys() | _layers(self.network.module, PLAIN).keys()
@@ -209,10 +218,8 @@ class Sight:
 
 def watch(network: Network, example: Tensor, logits: bool | None) -> Sight:
     """Find the batch-norm sites that a forward pass of `example` meets, and whether the outputs are logits."""
-    sites = find_sites(network, example).sites
-    with torch.no_grad():
-        dimensions, _, outputs = tap(network, example, [site.name for site in sites], lambda _, h: h.ndim)
-    places = tuple(Place(site.name, site.channels, dimensions[site.name] > 2) for site in sites)
+    sites, _, outputs, axes = find_sites(network, example)
+    places = tuple(Place(site.name, site.channels, axes[site.name] > 2) for site in sites)
     return Sight(network, places, _running_units(sites), _are_logits(outputs, logits))
 
 

@@ -18,7 +18,7 @@ from batchbayes._common import text
 from batchbayes.network.source import spread_evenly
 from batchbayes.novelty.looks import Change, changes_of, looks, summary_of
 from batchbayes.novelty.scores import ClassGaussian, fit_gaussian
-from batchbayes.novelty.windows import Ordinary, Sample, keep_ordinary
+from batchbayes.novelty.windows import Ordinary, Sample, keep_ordinary, sample_of
 
 LEAST, MOST = 16, 1024
 """Batches with fewer inputs are not judged as a whole. Of larger ones an even selection is."""
@@ -74,6 +74,10 @@ class Looked(NamedTuple):
     def of(self, rows: Tensor) -> "Looked":
         """Return the same of some inputs."""
         return Looked(self.layers[rows], self.energy[rows], self.classes[rows], self.inputs[rows], self.names)
+
+    def sample(self, gaussian: ClassGaussian, rows: Tensor) -> Sample:
+        """Return rows (n, d) of layers or of properties as examples of a window."""
+        return sample_of(gaussian, rows, self.classes, self.energy)
 
     def at_most(self, count: int) -> "Looked":
         """Return the same of an even selection of the inputs."""
@@ -139,17 +143,10 @@ def fit_whole(layers: ClassGaussian, fitted: Looked, ordinary: Looked, num_class
     kept, inputs = ordinary.at_most(KEPT), None
     if kept.names:
         gaussian = fit_gaussian(fitted.inputs, torch.zeros_like(fitted.classes), 1)
-        inputs = keep_ordinary(gaussian, _sample(gaussian, kept.inputs, kept), num_classes, seed)
-    of_layers = keep_ordinary(layers, _sample(layers, kept.layers, kept), num_classes, seed)
+        inputs = keep_ordinary(gaussian, kept.sample(gaussian, kept.inputs), num_classes, seed)
+    of_layers = keep_ordinary(layers, kept.sample(layers, kept.layers), num_classes, seed)
     return OrdinaryBatches(of_layers, inputs, summary_of(kept.inputs))
 
 
 def _p_value(ordinary: Ordinary, rows: Tensor, seen: Looked) -> float:
-    return ordinary.evidence(_sample(ordinary.gaussian, rows, seen), [rows.shape[1]]).p_value
-
-
-def _sample(gaussian: ClassGaussian, rows: Tensor, seen: Looked) -> Sample:
-    """Return rows (n, d) as examples of a window: standardised, then the logarithm of the distance, and the energy."""
-    z = gaussian.standardise(rows)
-    distance = gaussian.distances(z, torch.zeros_like(seen.classes))[0].clamp_min(1e-6).log()
-    return Sample(torch.cat([z, distance[:, None].float(), seen.energy[:, None].float()], 1), seen.classes)
+    return ordinary.evidence(seen.sample(ordinary.gaussian, rows), [rows.shape[1]]).p_value

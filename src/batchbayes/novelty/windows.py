@@ -40,6 +40,14 @@ class Sample(NamedTuple):
     """The predicted class, (n,)."""
 
 
+def sample_of(gaussian: ClassGaussian, statistics: Tensor, classes: Tensor, energy: Tensor) -> Sample:
+    """Return what is known of examples from statistics (n, D), predicted classes (n,) and energies (n,)."""
+    z = gaussian.standardise(statistics)
+    own = classes if len(gaussian.centres) > 1 else torch.zeros_like(classes)
+    distance = gaussian.distances(z, own)[0].clamp_min(1e-6).log()
+    return Sample(torch.cat([z, distance[:, None].float(), energy[:, None].float()], 1), classes)
+
+
 class Evidence(NamedTuple):
     """How a window differs from ordinary ones."""
 

@@ -58,7 +58,7 @@ def clt_bn(
     require_center(center)
     network, stream = as_network(model, output, inputs), Source(batches, inputs).inputs()
     first = first_of(stream)
-    found, idle, _ = find_sites(network, first, sites)
+    found, idle, *_ = find_sites(network, first, sites)
     where = "at every site: clt_bn runs the network as it is"
     require_running(found, where, fix="use stochastic_bn, which reads mini-batches")
     warn_of_condition(network.module, found)

@@ -41,7 +41,7 @@ def population(
     if source.is_once:
         raise BatchbayesError("training data that can be read several times", "a generator", "pass a list or a loader")
     first = first_of(source.inputs())
-    found, idle, _ = find_sites(network, first, sites)
+    found, idle, *_ = find_sites(network, first, sites)
     passes = progress((source.chunks(4096) for _ in found), "population statistics", len(found))
     center = population_omega(network, found, passes, idle)
     noiseless = torch.zeros_like(center)[None]

@@ -102,6 +102,8 @@ class Found(NamedTuple):
     `refusing` stops such a pass. Layers that the user leaves out may run, if they have statistics."""
     outputs: Tensor
     """The answers of the network itself to these examples."""
+    axes: Mapping[str, int]
+    """The number of axes of the inputs of each layer that ran."""
 
 
 def find_sites(network: Network, examples: Any, select: Select = None) -> Found:
@@ -109,7 +111,7 @@ def find_sites(network: Network, examples: Any, select: Select = None) -> Found:
     every = {site.name: site for site in all_sites(network.module)}
     if not every:
         raise _no_batch_norm(network.module)
-    calls, outputs = _calls(network, examples[:MOST_EXAMPLES], every)
+    calls, axes, outputs = _calls(network, examples[:MOST_EXAMPLES], every)
     chosen = _selected(list(calls), every, select)
     twice = [name for name in chosen if calls[name] > 1]
     if twice:
@@ -131,7 +133,7 @@ def find_sites(network: Network, examples: Any, select: Select = None) -> Found:
         if every[name].tracks:
             _require_finite_running(every[name])
     idle = [name for name, site in every.items() if name not in calls and (select is None or not site.tracks)]
-    return Found(tuple(every[name] for name in chosen), tuple(idle), outputs)
+    return Found(tuple(every[name] for name in chosen), tuple(idle), outputs, axes)
 
 
 def _require_finite_running(site: Site) -> None:
@@ -207,11 +209,18 @@ class _BatchNormCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _calls(network: Network, examples: Any, every: Mapping[str, Site]) -> tuple[Counter[str], Tensor]:
-    """Count how often each site runs in a forward pass, in the order of the first call. Also return its outputs."""
+def _calls(
+    network: Network, examples: Any, every: Mapping[str, Site]
+) -> tuple[Counter[str], Mapping[str, int], Tensor]:
+    """Count how often each site runs in a pass, in the order of the first call. Also return axes and outputs."""
     watch = _BatchNormCalls()
+
+    def see(_: str, h: Tensor) -> int:
+        watch.is_expected = True
+        return h.ndim
+
     with torch.no_grad(), watch:
-        _, order, outputs = tap(network, examples, every, lambda *_: setattr(watch, "is_expected", True))
+        axes, order, outputs = tap(network, examples, every, see)
     calls = Counter(order)
     missed = [name for name in every if name not in calls]
     if any(watch.strays) or (watch.strays and missed) or not calls:
@@ -224,7 +233,7 @@ def _calls(network: Network, examples: Any, every: Mapping[str, Site]) -> tuple[
         )
     if watch.strays:
         warn(f"{len(watch.strays)} calls of F.batch_norm outside of layers carry no noise: use layers instead.")
-    return calls, outputs
+    return calls, axes, outputs
 
 
 def _selected(names: list[str], every: Mapping[str, Site], select: Select) -> list[str]:

@@ -115,7 +115,7 @@ def prepare(
             f"{training_batch_size}: the spread is off by a factor of {(training_batch_size / size) ** 0.5:.2f}. "
             f"Pass batch_size={training_batch_size}."
         )
-    found, idle, outputs = find_sites(network, first, sites)
+    found, idle, outputs, _ = find_sites(network, first, sites)
     warn_of_condition(network.module, found)
     rest = drawn if source.is_rows else _read_within(random, drawn)  # tensors are shuffled by no global stream
     stream = islice(chain([first], rest), num_samples)
