@@ -36,7 +36,7 @@ def compare(
         ("MCBN, linear, chosen contrasts", mcbn, False),
         ("MCBN, linear", mcbn, True),
         ("correlated, linear", replace(mcbn, noise="correlated"), True),
-        ("factorised, linear", replace(mcbn, noise="factorised", deviations=std, influence=None), True),
+        ("factorised, linear", replace(mcbn, noise="factorised", deviations=std), True),
     ]
     for case, posterior, keep in cases if exact.probs.shape[-1] <= 10 else cases[:1]:
         linear = bb.predict(posterior, images, bb.categorical(), num_samples=draws, engine="linear", keep_draws=keep)

@@ -46,11 +46,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import batchbayes as bb
-from batchbayes.engines.check import _EXAMPLES, measure_linearity
+from batchbayes.engines.check import measure_linearity
 from batchbayes.engines.choose import choose_engine, plan_for
 from batchbayes.engines.linear import linear_draws
+from batchbayes.methods.batchnorm.facts import FEW_OUTPUTS, Facts
 from batchbayes.methods.batchnorm.leading import find_output_axes
-from batchbayes.methods.batchnorm.statistics import FEW_OUTPUTS
 from batchbayes.methods.batchnorm.thinning import chosen_rows
 from batchbayes.report.compare.price import counted_passes
 
@@ -224,7 +224,7 @@ def fitted(case: Case, out: Path, name: str) -> Any:
     read = [kept(out / f"{name}-rows-{piece}.safetensors", lambda piece=piece: rows(piece)) for piece in range(PIECES)]
     omega = torch.cat([each["omega"] for each in read])
     size = float(read[0]["batch_size"])
-    posterior = few.changed(deviations=omega - omega.mean(0), batch_size=size, influence=None, output_axes=None)
+    posterior = replace(few, deviations=omega - omega.mean(0), batch_size=size)
     return posterior.at_batch_size(case.taken_to) if case.taken_to else posterior
 
 
@@ -259,9 +259,8 @@ class Run:
         self.pool, self.training = found["pool"], found["training"]
         moved = (self.training - self.training.mean(0)).flatten(1).double()
         axes = find_output_axes(self.training[:64].clone()) if self.pool.shape[-1] > FEW_OUTPUTS else None
-        self.posterior = posterior.changed(
-            influence=(moved @ moved.T).to(posterior.center), output_axes=axes and axes.to(posterior.center)
-        )
+        facts = Facts(posterior.now, (moved @ moved.T).to(posterior.center), axes and axes.to(posterior.center))
+        self.posterior = replace(posterior, facts=facts)
         self.truth = spread(self.pool)
         self.axes = self.posterior.leading_axes(min(self.rows, max(SIZES)) - 1)[0]
 
@@ -368,9 +367,7 @@ class Run:
             engine = choose_engine(posterior, inputs, "auto", 64, 0, contrasts=self.case.contrasts)
         finally:
             handle.remove()
-        kept = _EXAMPLES.get(posterior)  # those of the check; else it is made on the inputs
-        batch = len(inputs) if kept is None else len(kept[0])
-        return {"engine": engine.name, "calls": len(calls), "examples": sum(calls), "of the check": batch}
+        return {"engine": engine.name, "calls": len(calls), "examples": sum(calls)}
 
 
 METHODS: dict[str, Callable[[Run, int], Iterator[Tensor]]] = {

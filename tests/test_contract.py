@@ -1,7 +1,10 @@
 """The laws that every posterior obeys. They run for every method, on a network with branches and several sites, or on
 the networks that the method names itself (see `ON` in helpers/cases.py)."""
 
+import copy
+import pickle
 import threading
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -104,10 +107,51 @@ def test_survives_a_file(posterior, x, tmp_path):
 
 @pytest.mark.parametrize("pair", list({pair[0]: pair for pair in reversed(CONTRACT)}.values()), ids=" on ".join)
 def test_survives_a_new_process(posterior, pair, x, tmp_path, other_process):
-    """Law 4, in a process that shares nothing but the files and the code."""
+    """Laws 4 and 9, in a process that shares nothing but the files and the code."""
     bb.save(posterior, tmp_path / "posterior.safetensors")
-    probs = bb.predict(posterior, x, bb.categorical(), num_samples=8, seed=3).probs
-    assert other_process.probs(pair[1], tmp_path / "posterior.safetensors") == probs.numpy().tobytes().hex()
+    (tmp_path / "posterior.pickle").write_bytes(pickle.dumps(posterior))
+    found = bb.predict(posterior, x, bb.categorical(), num_samples=64, seed=3, engine="auto")
+    wanted = [found.engine, found.probs.numpy().tobytes().hex()]
+    assert other_process.answer(pair[1], tmp_path / "posterior.safetensors") == wanted
+    assert other_process.answer(pair[1], tmp_path / "posterior.pickle") == wanted
+
+
+COPIES = {
+    "copied": copy.copy,
+    "copied with all it holds": copy.deepcopy,
+    "pickled": lambda posterior: pickle.loads(pickle.dumps(posterior)),
+    "replaced": replace,
+}
+
+
+@pytest.mark.filterwarnings("ignore:the network is not linear enough")
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_is_the_same_posterior(posterior, x, way):
+    """Law 9: same draws, same engine, same figures."""
+    assert_same(posterior, COPIES[way](posterior), x)
+
+
+@pytest.mark.filterwarnings("ignore:the network is not linear enough")
+def test_a_loaded_posterior_is_the_same_and_saving_it_runs_no_network(posterior, x, tmp_path):
+    """Law 9, through a file."""
+    network, passes = posterior.network.module, []
+    handles = [m.register_forward_pre_hook(lambda *_: passes.append(None)) for m in network.modules()]
+    bb.save(posterior, tmp_path / "posterior.safetensors")
+    for handle in handles:
+        handle.remove()
+    assert not passes
+    assert_same(posterior, bb.load(tmp_path / "posterior.safetensors", network), x)
+
+
+def assert_same(posterior, other, x):
+    assert type(other) is type(posterior)
+    with torch.no_grad():
+        assert torch.equal(other.draw(5, 2)(x), posterior.draw(5, 2)(x))
+    for engine in ("auto", "linear") if posterior.linear else ("auto",):
+        found, wanted = (bb.predict(p, x, bb.categorical(), num_samples=64, engine=engine) for p in (other, posterior))
+        assert found.engine == wanted.engine
+        assert torch.equal(found.probs, wanted.probs)
+        assert torch.equal(found.mutual_information, wanted.mutual_information)
 
 
 def test_uncertainty_adds_up(posterior, x):

@@ -1,9 +1,9 @@
 """What a posterior is: anything that functions can be drawn from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,32 +11,13 @@ from torch import Tensor, nn
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.function import Function, Network, Output
 
+if TYPE_CHECKING:
+    from batchbayes.engines.check import Linearity
+
 T = TypeVar("T")
 
 Header = dict[str, Any]
 """What a file says about a posterior, as JSON values."""
-
-
-class Measured(Generic[T]):
-    """A field of a posterior that may be given as a function. It is called when the field is first read."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._key = f"_{name}"
-
-    @overload
-    def __get__(self, posterior: None, owner: type) -> None: ...
-    @overload
-    def __get__(self, posterior: object, owner: type) -> T | None: ...
-    def __get__(self, posterior: object | None, owner: type) -> T | None:
-        if posterior is None:
-            return None  # the default of the field
-        value: Any = vars(posterior)[self._key]
-        if callable(value):
-            value = vars(posterior)[self._key] = value()
-        return value
-
-    def __set__(self, posterior: object, value: T | Callable[[], T | None] | None) -> None:
-        vars(posterior)[self._key] = value
 
 
 class Posterior(ABC):
@@ -82,6 +63,10 @@ class Posterior(ABC):
             )
         return replace(self, network=replace(self.network, output=output))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes along. What is only remembered from call to call is made again."""
+        return {name: value for name, value in vars(self).items() if name != _REMEMBERED}
+
     @abstractmethod
     def state(self) -> tuple[Header, dict[str, Tensor]]:
         """Return what a file must hold to bring the posterior back: a header of JSON values, and tensors."""
@@ -95,6 +80,27 @@ class Posterior(ABC):
             BatchbayesError: if the posterior does not belong to this network.
             KeyError, TypeError, ValueError, RuntimeError: if header and tensors do not fit together.
         """
+
+
+_REMEMBERED = "_remembered"
+
+
+def are_same(first: tuple[object, ...], second: tuple[object, ...]) -> bool:
+    """Return whether objects are the same ones, or equal ones of simple types."""
+    if len(first) != len(second):
+        return False
+    pairs = zip(first, second, strict=True)
+    return all(a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b) for a, b in pairs)
+
+
+def remembered(owner: object, name: str, wanted: tuple[object, ...], make: Callable[[], T]) -> T:
+    """Return what was made last under a name, or make it if something else is wanted now. No copy takes it along."""
+    latest = vars(owner).setdefault(_REMEMBERED, {})
+    made_for, found = latest.get(name, ((), None))
+    if found is None or not are_same(made_for, wanted):
+        found = make()
+        latest[name] = wanted, found
+    return found
 
 
 DRAWS = 64
@@ -128,12 +134,15 @@ class Linearisable(Protocol):
 
     def draw(self, seed: int, index: int) -> Function: ...
 
-    def function(self, omega: Tensor) -> Function:
-        """Return the network at omega (D,)."""
+    is_linear: ClassVar[bool]
+    """Whether outputs are linear in omega by construction."""
+
+    def linearity(self, *, contrasts: bool) -> "Linearity | None":
+        """Return how linear outputs are in omega on training examples, if the fit has measured it."""
         ...
 
-    def draw_together(self, seed: int, indices: Sequence[int]) -> Function:
-        """Return several draws as one function, (n, ...) -> (s, n, ...)."""
+    def function(self, omega: Tensor) -> Function:
+        """Return the network at omega (D,)."""
         ...
 
     def deviation(self, seed: int, index: int) -> Tensor:

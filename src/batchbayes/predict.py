@@ -1,6 +1,5 @@
 """Prediction: S drawn functions on N examples, chunk by chunk, with running sums over the draws."""
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, overload
@@ -20,7 +19,7 @@ from batchbayes.network.inputs import Picker, Whole
 from batchbayes.network.replicas import one_call
 from batchbayes.network.source import Batches, Source, cut
 from batchbayes.outputs import side_by_side
-from batchbayes.posterior import Posterior, num_draws
+from batchbayes.posterior import Posterior, num_draws, remembered
 
 P = TypeVar("P")
 
@@ -297,14 +296,14 @@ def require_posterior(posterior: object) -> None:
     require_type(posterior, Posterior, expected="a posterior, as bb.mcbn(model, batches) returns it", fix=fix)
 
 
-_FUNCTIONS: "weakref.WeakValueDictionary[int, Posterior]" = weakref.WeakValueDictionary()
-"""Posteriors whose draws were found to be functions, by identity, so that they need not be tried again."""
-
-
 def require_functions(posterior: Posterior, inputs: Any) -> None:
     """Raise an error if a draw is no function of single examples: if two calls differ, or if neighbours matter."""
-    if _FUNCTIONS.get(id(posterior)) is posterior or not len(inputs):
-        return
+    if len(inputs):
+        remembered(posterior, "functions", (), lambda: _try_functions(posterior, inputs))
+
+
+def _try_functions(posterior: Posterior, inputs: Any) -> bool | None:
+    """Return whether it is known now: a single example says nothing of neighbours."""
     function, few = posterior.draw(0, 0), inputs[:TRIED]
     once, half = function(few), len(few) // 2
     rounding = min(0.1, 1000 * torch.finfo(once.dtype).eps) * once.abs().max() if once.numel() else 0.0
@@ -326,8 +325,7 @@ def require_functions(posterior: Posterior, inputs: Any) -> None:
                 got="an answer that changes with the other examples of its batch",
                 fix="look for F.batch_norm(training=True) or other statistics of the batch in its forward pass",
             )
-    if half or isinstance(inputs, Whole):
-        _FUNCTIONS[id(posterior)] = posterior
+    return True if half or isinstance(inputs, Whole) else None
 
 
 def joined(pieces: Sequence[Any]) -> Any:

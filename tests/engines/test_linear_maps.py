@@ -76,29 +76,16 @@ def test_the_linear_engine_warns_where_maps_are_not_linear():
         assert disagreement(posterior, images) > 0.3
 
 
-def calls(monkeypatch, name: str) -> list[tuple]:
-    """Return a list that grows with each call of a function of the check, by its arguments."""
-    seen, function = [], getattr(linear_check, name)
-    monkeypatch.setattr(linear_check, name, lambda *args, **options: seen.append(args) or function(*args, **options))
-    return seen
-
-
-def test_maps_are_checked_once_on_training_examples(monkeypatch):
+def test_a_fit_checks_maps_on_few_examples_and_positions(monkeypatch):
+    compared, compare = [], linear_check.compare_with_exact
+    monkeypatch.setattr(linear_check, "compare_with_exact", lambda *a, **k: compared.append(a) or compare(*a, **k))
     posterior, images = fitted(nn.Identity())
-    measured = calls(monkeypatch, "measure_linearity")
     for likelihood in (bb.categorical(), bb.gaussian(1.0)):
         bb.predict(posterior, images[:1], likelihood, engine="linear")
-    assert [len(examples) for _, examples in measured] == [4]
     assert set(posterior.state()[0]["linearity"]) == {"values"}
-
-
-def test_a_large_map_needs_few_examples_and_positions(monkeypatch):
-    posterior, _ = fitted(nn.Identity())
-    compared = calls(monkeypatch, "compare_with_exact")
-    large = torch.randn(5, 1, 200, 200)
-    linear_check.keep_examples(posterior, large, lambda: [False], are_maps=True)
-    assert linear_check.known_linearity(posterior, large, contrasts=False).trusted
-    assert {exact.shape[1:] for _, _, exact, _ in compared} == {(2 * 4096, 3)}
+    large = linear_check.measure_linearity(posterior, torch.randn(2, 1, 200, 200))
+    assert large.trusted
+    assert [exact.shape[1:] for _, _, exact, _ in compared] == [(4 * 1600, 3), (2 * 4096, 3)]
 
 
 def test_a_single_map_with_more_noise_than_was_checked_is_checked_itself():

@@ -1,18 +1,17 @@
 """Is the linear engine to be trusted? A comparison with a few exact draws."""
 
 import math
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from batchbayes._common.checks import whole_number
-from batchbayes.engines.linear import AFFORDABLE, BACKWARD_COST, linear_draws, plan_linear, require_linearisable
+from batchbayes.engines.linear import MOST_OUTPUTS, require_linearisable
 from batchbayes.errors import BatchbayesError, warn
+from batchbayes.network.function import Function
 from batchbayes.network.replicas import one_call
 from batchbayes.network.source import spread_evenly
 from batchbayes.posterior import Linearisable, Posterior
@@ -30,9 +29,11 @@ precision, the second one). With the centre, that takes seven passes."""
 WRONG = 0.3
 """If the engine misses more of these slopes than this, its derivatives are wrong (as for a layer that does more than
 normalise its input). Single examples that are sure may be off by half as much."""
-GROUPS, OF_GROUP = 8, 4
+GROUPS, OF_GROUP = 16, 4
 """Groups of examples, each with draws of its own: for the same number of passes, more draws are tried. A group has at
 least OF_GROUP examples."""
+MIXED = 4
+"""Sums of outputs whose derivatives are taken: as many backward passes."""
 CHECK_EXAMPLES, CHECK_NUMBERS, OF_ENGINE = (16, 64), 2**16, 16
 """The check takes 16 to 64 examples that hold about 65,000 numbers. On one in OF_ENGINE of them the engine itself is
 compared with the slopes."""
@@ -61,6 +62,11 @@ class Linearity:
     """Root mean square over examples of the difference of both variances, over that of the exact one."""
     of_information: bool = False
     """Whether the variance is the mutual information of classes, which draws of logits are for."""
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Self:
+        """Return what a file says. Files of earlier versions say more."""
+        return cls(**{name: value for name, value in saved.items() if name in cls.__dataclass_fields__})
 
     @property
     def trusted(self) -> bool:
@@ -94,6 +100,18 @@ class Linearity:
         )
 
 
+class Testable(Linearisable, Protocol):
+    """A posterior whose linearity can be measured."""
+
+    def at_each(self, omegas: Tensor, index: Tensor) -> Function:
+        """Return the network with an omega (D,) for each example (n, ...): which of several (G, D), says index (n,)."""
+        ...
+
+    def through(self, mix: Callable[[Tensor], Tensor]) -> Self:
+        """Return the same draws, with a function of the outputs in their place."""
+        ...
+
+
 def check_linearity(
     posterior: Posterior, inputs: Tensor, *, num_draws: int = 16, max_examples: int = 64, seed: int = 0
 ) -> Linearity:
@@ -111,15 +129,40 @@ def check_linearity(
         got = "no inputs" if isinstance(inputs, Tensor) else type(inputs).__name__
         fix = "pass some inputs, as in check_linearity(posterior, images[:100])"
         raise BatchbayesError(expected="a tensor of inputs (N, ...)", got=got, fix=fix)
+    linear: Any = require_linearisable(posterior)
     with one_call():
-        found = measure_linearity(require_linearisable(posterior), inputs, num_draws, max_examples, seed)
+        found = linear.linearity(contrasts=False) if linear.is_linear else None
+        found = found or measure_linearity(linear, inputs, num_draws, max_examples, seed)
     warn_unless_trusted(found)
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Some draws of some examples, made exactly and by their slopes. Each example has draws of its group."""
+
+    middle: Tensor
+    """Outputs at the centre, (1, n, ...)."""
+    exact: Tensor
+    """Draws, (S, n, ...)."""
+    linear: Tensor
+    """What the slope along each draw says of it, (S, n, ...)."""
+    directions: Tensor
+    """Of the noise, (Q, D)."""
+    parts: Tensor
+    """How each draw of each example combines the directions, (S, n, Q)."""
+
+    def missed_by(self, slopes: Tensor, part: slice) -> float:
+        """Return the share of the slopes that derivatives of mixed outputs along directions (Q, n, P) miss."""
+        wanted = torch.stack([mixed(each) for each in (self.linear - self.middle)[:, part]])  # (S, n, P)
+        found = torch.einsum("snq,qnp->snp", self.parts[:, part].to(slopes), slopes)
+        total = float(wanted.square().sum())
+        return float((wanted - found).square().sum()) / total if total > 0 else 0.0
+
+
 @torch.no_grad()
 def measure_linearity(
-    posterior: Linearisable,
+    posterior: Testable,
     inputs: Tensor,
     num_draws: int = CHECK_DRAWS,
     max_examples: int | None = None,
@@ -129,55 +172,54 @@ def measure_linearity(
 ) -> Linearity:
     """Compare draws with what the slope along each of them says, on examples that are spread evenly over the inputs.
 
-    A draw takes a pass for itself and one for its slope. The engine computes slopes in another way, so it is compared
-    too, on a few of the examples.
+    A draw takes a pass for itself and one for its slope. The engine computes slopes in another way, by derivatives, so
+    those are compared too, on a few of the examples.
     """
-    sample = _sample(inputs, CHECK_EXAMPLES[0], max_examples).to(posterior.device)
+    sample = spread_sample(inputs, CHECK_EXAMPLES[0], max_examples).to(posterior.device)
+    trial = trial_of(posterior, sample, num_draws, seed)
+    few = slice(0, None, OF_ENGINE)
+    is_map = trial.middle[0, 0].numel() > MOST_OUTPUTS  # the engine takes no derivatives of maps
+    return compared(trial, None if is_map else slopes_along(posterior, sample[few], trial.directions), few, contrasts)
+
+
+def trial_of(posterior: Testable, sample: Tensor, num_draws: int = CHECK_DRAWS, seed: int = 0) -> Trial:
+    """Make draws of each group of examples, exactly and by their slopes."""
     groups = max(1, min(GROUPS, len(sample) // OF_GROUP))
-    middle, exact, linear = _ends(posterior, sample, num_draws, groups, seed)
-    found = compare_with_exact(_rows(middle), _rows(linear), _rows(exact), len(sample), contrasts=contrasts)
-    num_outputs = middle[0, 0].numel()
-    if found.unexplained >= MOST_UNEXPLAINED and num_outputs * BACKWARD_COST > AFFORDABLE:
-        return found  # before it is measured along which axes outputs move
-    few = slice(0, groups * max(1, len(sample) // OF_ENGINE), groups)  # of the first group
-    plan = plan_linear(posterior, num_outputs, num_draws, seed, contrasts=contrasts)
-    draws = linear_draws(posterior, sample[few], plan)
-    rows = _rows(middle[:, few]), _rows(draws.outputs()), _rows(linear[:, few])
-    missed = _missed(*rows, contrasts=contrasts) - draws.left_out
+    middle = posterior.function(posterior.center)(sample).cpu()
+    step = STEP if middle.dtype in (torch.float32, torch.float64) else HALF_STEP
+    directions, weights, index = posterior.combinations(groups * num_draws, seed)
+    parts = weights[index]  # (groups * S, Q)
+    moves, own = parts @ directions, torch.arange(len(sample)) % groups * num_draws + torch.arange(num_draws)[:, None]
+    exact, near = (
+        torch.stack([posterior.at_each(posterior.center + part * moves, each)(sample).cpu() for each in own])
+        for part in (1.0, step)
+    )
+    return Trial(middle[None], exact, middle + (near - middle) / step, directions, parts[own])
+
+
+def compared(trial: Trial, slopes: Tensor | None, part: slice, contrasts: bool) -> Linearity:
+    """Return what a trial says, and the derivatives of mixed outputs (Q, n, P) of some of its examples."""
+    found = compare_with_exact(
+        _rows(trial.middle), _rows(trial.linear), _rows(trial.exact), trial.middle.shape[1], contrasts=contrasts
+    )
+    missed = 0.0 if slopes is None else trial.missed_by(slopes, part)
     return replace(found, unexplained=found.unexplained + missed) if missed > WRONG else found
 
 
-def _ends(
-    posterior: Linearisable, sample: Tensor, num_draws: int, groups: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs at the centre (1, n, ...), draws of each group of examples (S, n, ...), and the same by slopes."""
-    middle = posterior.function(posterior.center)(sample).cpu()
-    step = STEP if middle.dtype in (torch.float32, torch.float64) else HALF_STEP
-    exact, near = (middle.new_empty(num_draws, *middle.shape) for _ in range(2))
-    for number in range(groups * num_draws):
-        own, draw, move = (
-            slice(number // num_draws, None, groups),
-            number % num_draws,
-            posterior.deviation(seed, number),
-        )
-        for part, found in ((1.0, exact), (step, near)):
-            found[draw, own] = posterior.function(posterior.center + part * move)(sample[own]).cpu()
-    return middle[None], exact, middle + (near - middle) / step
+def slopes_along(posterior: Testable, sample: Tensor, directions: Tensor) -> Tensor:
+    """Return the derivatives of mixed outputs along directions (Q, D), (Q, n, P), by P backward passes."""
+    return posterior.through(mixed).tangents(sample, directions)[1].cpu()
 
 
-def _missed(middle: Tensor, drawn: Tensor, slopes: Tensor, *, contrasts: bool) -> float:
-    """Return the share of linear deviations (S, rows, K) that the engine's own draws miss.
-
-    With contrasts, a class counts by its probability and relative to the best class, if the engine moves it at all.
-    """
-    drawn, slopes = drawn - middle, slopes - middle
-    if contrasts:
-        best = middle.argmax(-1, keepdim=True)  # (1, rows, 1)
-        two = middle[0].topk(min(2, middle.shape[-1])).indices
-        counts = middle.softmax(-1).sqrt() * drawn.any(0).scatter(-1, two, True)
-        drawn, slopes = ((part - part.gather(-1, best.expand(len(part), -1, -1))) * counts for part in (drawn, slopes))
-    total = float(slopes.square().sum())
-    return float((slopes - drawn).square().sum()) / total if total > 0 else 0.0
+def mixed(outputs: Tensor) -> Tensor:
+    """Return a few sums of outputs (n, ...) with random signs, (n, P). They move as far as all outputs, on average."""
+    flat = outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
+    if flat.shape[1] > MIXED:
+        few = spread_evenly(flat.shape[1], MAP_POSITIONS)
+        signs = torch.randint(0, 2, (len(few), MIXED), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
+        flat = flat[:, few.to(flat.device)].to(torch.promote_types(flat.dtype, torch.float32))
+        flat = flat @ signs.to(flat)
+    return flat
 
 
 def _rows(outputs: Tensor) -> Tensor:
@@ -188,94 +230,23 @@ def _rows(outputs: Tensor) -> Tensor:
     return positions[..., spread_evenly(positions.shape[3], MAP_POSITIONS)].movedim(2, 3).flatten(1, 2)
 
 
-def _sample(inputs: Tensor, fewest: int, max_examples: int | None = None) -> Tensor:
+def spread_sample(inputs: Tensor, fewest: int, max_examples: int | None = None) -> Tensor:
     """Return examples that are spread evenly over the inputs, by default as many as the check takes."""
-    count = max_examples or max(fewest, min(CHECK_EXAMPLES[1], CHECK_NUMBERS // max(1, inputs[0].numel())))
-    return inputs[spread_evenly(len(inputs), count)]
+    return inputs[spread_evenly(len(inputs), max_examples or max(fewest, usual_size(inputs)))]
 
 
-Kinds = Callable[[], Iterable[bool]]
-"""For which outputs a posterior is to be checked: without contrasts, with them, or both."""
-_EXAMPLES: "weakref.WeakKeyDictionary[Linearisable, tuple[Tensor, Kinds]]" = weakref.WeakKeyDictionary()
-"""Training examples to measure on when it is first needed."""
-_KNOWN: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
-"""What was measured for each posterior, with and without contrasts."""
-_OF_FEW: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
-"""The same, measured on few examples: enough for a warning where the linear engine was asked for, not for a choice."""
-_REFUSED: "weakref.WeakKeyDictionary[Linearisable, dict[bool, Linearity]]" = weakref.WeakKeyDictionary()
-"""The same, measured on noisier examples, where the linear engine was not trusted."""
+def usual_size(inputs: Any) -> int:
+    """Return how many examples the check takes if it has many."""
+    return min(CHECK_EXAMPLES[1], CHECK_NUMBERS // max(1, inputs[0].numel()))
 
 
-def keep_examples(posterior: Linearisable, inputs: Tensor, kinds: Kinds, *, are_maps: bool) -> None:
-    """Keep some training inputs. If a prediction or a file needs one of these kinds of linearity, it is measured there.
-
-    Few examples say little, so they are not kept. `kinds` must not hold the posterior.
-    """
-    fewest = FEWEST_MAPS if are_maps else CHECK_EXAMPLES[0]
-    if len(inputs) >= fewest:
-        _EXAMPLES[posterior] = _sample(inputs, fewest), kinds
-
-
-def _examples_of(posterior: Linearisable) -> dict[bool, Tensor]:
-    """Return the examples that were kept, for each kind that is to be checked."""
-    if (kept := _EXAMPLES.get(posterior)) is None:
-        return {}
-    return dict.fromkeys(kept[1](), kept[0])
-
-
-def known_linearity(posterior: Linearisable, inputs: Tensor, *, contrasts: bool, for_choice: bool = True) -> Linearity:
-    """Return what was measured before, or measure it now, on training examples or else on these inputs.
-
-    What is measured on enough examples is kept. Few are enough for a warning, but not for a choice: they are measured
-    again.
-    """
-    known = _KNOWN.setdefault(posterior, {})
-    if (examples := _examples_of(posterior).get(contrasts)) is not None:
-        inputs = examples.to(inputs.dtype) if isinstance(inputs, Tensor) else examples  # perhaps another precision
-    if contrasts not in known and examples is None and len(inputs) < CHECK_EXAMPLES[0]:
-        known = {} if for_choice else _OF_FEW.setdefault(posterior, {})
-    if contrasts not in known:
-        known[contrasts] = measure_linearity(posterior, inputs, contrasts=contrasts)
-    return known[contrasts]
-
-
-def known_beyond(posterior: Linearisable, inputs: Tensor, *, contrasts: bool) -> Linearity:
-    """Return what is known about examples that are noisier than those of `known_linearity`, or measure it now.
-
-    Where the linear engine is trusted on them, the largest spread that it is trusted up to grows.
-    """
-    refused = _REFUSED.setdefault(posterior, {})
-    known = next((each[posterior] for each in (_KNOWN, _OF_FEW) if contrasts in each.get(posterior, {})), {})
-    found = refused.get(contrasts) or measure_linearity(posterior, inputs, contrasts=contrasts)
-    is_few = len(inputs) < FEWEST_RANKED and math.isnan(found.rank_correlation) and contrasts not in refused
+def measure_beyond(posterior: Testable, inputs: Tensor, *, contrasts: bool) -> Linearity:
+    """Measure on examples that are noisier than those of the fit. One or two of them say little of a ranking."""
+    found = measure_linearity(posterior, inputs, contrasts=contrasts)
+    is_few = len(inputs) < FEWEST_RANKED and math.isnan(found.rank_correlation)
     if is_few and found.unexplained < MOST_UNEXPLAINED:
-        found = replace(found, rank_correlation=1.0, scale_ratio=1.0)  # of one or two examples they say little
-    if not found.trusted:
-        refused[contrasts] = found
-    elif contrasts in known:
-        spread = max(known[contrasts].largest_spread, found.largest_spread)
-        known[contrasts] = replace(known[contrasts], largest_spread=spread)
+        return replace(found, rank_correlation=1.0, scale_ratio=1.0)
     return found
-
-
-def linearity_to_json(posterior: Linearisable) -> dict[str, dict[str, Any]]:
-    """Return what is known about a posterior, for a file. What a fit has left to be measured is measured now."""
-    with suppress(BatchbayesError, RuntimeError):  # the network has changed
-        for contrasts, examples in _examples_of(posterior).items():
-            with suppress(BatchbayesError, RuntimeError):  # gradients cannot pass: there is no linear engine
-                known_linearity(posterior, examples, contrasts=contrasts)
-    names = {False: "values", True: "contrasts"}
-    return {names[kind]: asdict(found) for kind, found in _KNOWN.get(posterior, {}).items()}
-
-
-def linearity_from_json(posterior: Linearisable, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Remember what a file says about a posterior."""
-    kinds = {"values": False, "contrasts": True}
-    fields = Linearity.__dataclass_fields__  # files of earlier versions have others too
-    _KNOWN[posterior] = {
-        kinds[name]: Linearity(**{field: value for field, value in values.items() if field in fields})
-        for name, values in found.items()
-    }
 
 
 def _rounding(outputs: Tensor) -> Tensor:

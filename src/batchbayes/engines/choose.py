@@ -1,6 +1,5 @@
 """The choice of an engine: the one that was asked for, or the cheaper one that can be trusted."""
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -8,7 +7,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from batchbayes._common.checks import require_option
-from batchbayes.engines.check import Linearity, known_beyond, known_linearity, warn_unless_trusted
+from batchbayes.engines.check import Linearity, measure_beyond, measure_linearity, warn_unless_trusted
 from batchbayes.engines.linear import (
     BACKWARD_COST,
     LEADING_PASSES,
@@ -24,7 +23,7 @@ from batchbayes.engines.linear import (
 from batchbayes.engines.sample import sampled_blocks
 from batchbayes.errors import BatchbayesError
 from batchbayes.network.inputs import Whole, tensors_of
-from batchbayes.posterior import Linearisable, Posterior
+from batchbayes.posterior import Linearisable, Posterior, remembered
 
 EngineName = Literal["sample", "linear", "auto"]
 
@@ -75,7 +74,7 @@ def choose_engine(
 
 
 def _linear_engine(
-    posterior: Linearisable, inputs: Tensor, num_samples: int, seed: int, contrasts: bool, fallback: Engine | None
+    posterior: Any, inputs: Tensor, num_samples: int, seed: int, contrasts: bool, fallback: Engine | None
 ) -> Engine:
     """Return the linear engine, if exact draws cost more and a few of them agree with it; else the fallback.
 
@@ -86,8 +85,8 @@ def _linear_engine(
         return replace(fallback, name="sample: of maps, as many exact draws as the linear engine costs are as near")
     if fallback and BACKWARD_COST * min(num_outputs, LEADING_PASSES) > num_samples:
         return replace(fallback, name=f"sample: {num_samples} draws cost less than the linear engine")
-    kind = contrasts and num_outputs <= MOST_OUTPUTS
-    found = known_linearity(posterior, inputs, contrasts=kind, for_choice=fallback is not None)
+    kind = contrasts and 1 < num_outputs <= MOST_OUTPUTS
+    found = posterior.linearity(contrasts=kind) or measure_linearity(posterior, inputs, contrasts=kind)
     if fallback and not found.is_sure:
         return replace(fallback, name=f"sample: not linear enough ({found})")
     plan, _ = plan_for(posterior, inputs, num_samples, seed, contrasts)
@@ -100,41 +99,35 @@ def _linear_engine(
     return checked.engine
 
 
-_PLANS: "weakref.WeakKeyDictionary[Linearisable, tuple[object, LinearPlan]]" = weakref.WeakKeyDictionary()
-"""The latest plan for each posterior, and what it was made for. Small calls are often made again and again."""
-_OUTPUTS: "weakref.WeakKeyDictionary[Linearisable, tuple[object, int]]" = weakref.WeakKeyDictionary()
-"""The same for the number of outputs."""
-
-
 def plan_for(
     posterior: Linearisable, inputs: Any, num_samples: int, seed: int, contrasts: bool
 ) -> tuple[LinearPlan, int]:
     """Return the plan for inputs of this shape, and how many outputs the network has for each example."""
     num_outputs = _num_outputs(posterior, inputs)
     wanted = (num_outputs, num_samples, seed, contrasts)
-    made_for, plan = _PLANS.get(posterior, (None, None))
-    if plan is None or made_for != wanted:
-        plan = plan_linear(posterior, num_outputs, num_samples, seed, contrasts=contrasts)
-        _PLANS[posterior] = wanted, plan
+    plan = remembered(
+        posterior,
+        "plan",
+        wanted,
+        lambda: plan_linear(posterior, num_outputs, num_samples, seed, contrasts=contrasts),
+    )
     return plan, num_outputs
 
 
 def _num_outputs(posterior: Linearisable, inputs: Any) -> int:
     """Return how many outputs the network has for each example, by a pass of one of them."""
-    wanted = [tensor.shape[1:] for tensor in tensors_of(inputs)]
-    made_for, found = _OUTPUTS.get(posterior, (None, 0))
-    if made_for != wanted:
-        found = posterior.function(posterior.center)(inputs[:1])[0].numel()
-        _OUTPUTS[posterior] = wanted, found
-    return found
+    wanted = tuple(tensor.shape[1:] for tensor in tensors_of(inputs))
+    one = lambda: posterior.function(posterior.center)(inputs[:1])[0].numel()  # noqa: E731
+    return remembered(posterior, "outputs", wanted, one)
 
 
 class _Checked:
     """The linear engine, chunk by chunk. It is checked again on examples with more noise than the checked ones had."""
 
-    def __init__(self, posterior: Linearisable, plan: LinearPlan, found: Linearity, fallback: Engine | None) -> None:
+    def __init__(self, posterior: Any, plan: LinearPlan, found: Linearity, fallback: Engine | None) -> None:
         self._posterior, self._plan, self._fallback = posterior, plan, fallback
         self._limit = BEYOND * found.largest_spread
+        self._refused: Linearity | None = None
         self.engine: Engine | None = None
 
     def blocks(self, chunks: Sequence[Tensor]) -> Iterator[tuple[int, Block]]:
@@ -164,9 +157,12 @@ class _Checked:
         beyond = (spread.mean(1) > self._limit).nonzero()[:, 0]
         if not len(beyond):
             return True
-        found = known_beyond(self._posterior, inputs[beyond], contrasts=self._plan.contrasts)
-        if found.trusted:
-            self._limit = max(self._limit, BEYOND * found.largest_spread)
-        elif self._fallback is None:
-            warn_unless_trusted(found)
-        return found.trusted
+        if self._refused is None:
+            found = measure_beyond(self._posterior, inputs[beyond], contrasts=self._plan.contrasts)
+            if found.trusted:
+                self._limit = max(self._limit, BEYOND * found.largest_spread)
+                return True
+            self._refused = found
+            if self._fallback is None:
+                warn_unless_trusted(found)
+        return False

@@ -178,8 +178,6 @@ class LinearDraws:
     combinations: Combinations
     basis: Tensor | None = None
     """What each of k coordinates does to the outputs (n, K), (n, k, K); None if tangents are those of the outputs."""
-    left_out: float = 0.0
-    """Share of the deviations of a linear network that these draws are expected to miss."""
 
     def __len__(self) -> int:
         return len(self.combinations.index)
@@ -232,14 +230,14 @@ class LinearDraws:
 
 def linear_draws(posterior: Linearisable, inputs: Tensor, plan: LinearPlan) -> LinearDraws:
     """Return all draws on inputs (n, ...), on the CPU."""
-    basis, share = None, plan.share
+    basis = None
     if plan.mode == "leading":
-        *moves, basis, share = posterior.leading_tangents(inputs, plan.directions)
+        *moves, basis, _ = posterior.leading_tangents(inputs, plan.directions)
         basis = basis.cpu()
     else:
         moves = tangents_along(posterior, inputs, plan.directions, plan)
     outputs, tangents = (tensor.cpu() for tensor in moves)
-    draws = LinearDraws(outputs, tangents, plan.combinations, basis, 2 - 2 * share**0.5)
+    draws = LinearDraws(outputs, tangents, plan.combinations, basis)
     # Moments are fewer than tangents. They are finite only if all tangents are, but they may also overflow.
     if not math.isfinite(sum(moment.sum() for moment in draws.moments())):
         require_finite(outputs, "the network's output")

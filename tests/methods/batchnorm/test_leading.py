@@ -1,6 +1,5 @@
 """Many classes: the combinations of logits that matter most, against all logits and against exact draws, in float64."""
 
-import weakref
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from torch import nn
 
 import batchbayes as bb
 from batchbayes.engines.linear import linear_draws, plan_linear
-from batchbayes.methods.batchnorm import statistics as fit
+from batchbayes.methods.batchnorm.facts import Facts
 from batchbayes.methods.batchnorm.leading import OutputAxes, find_output_axes, leading_coordinates
 from batchbayes.metrics import rank_correlation
 
@@ -32,7 +31,7 @@ def both(posterior, x):
     """Draws of the leading combinations, and of all logits, each less their mean over classes."""
     draws = linear_draws(posterior, x, plan_linear(posterior, 30, 12, 0, contrasts=True))
     every = linear_draws(
-        replace(posterior, output_axes=None), x, plan_linear(replace(posterior, influence=None), 30, 12, 0)
+        replace(posterior, facts=Facts()), x, plan_linear(replace(posterior, facts=Facts()), 30, 12, 0)
     )
     return draws, every
 
@@ -47,7 +46,6 @@ def test_if_logits_move_along_few_axes_nothing_is_left_out(noise):
     posterior = replace(posterior, noise=noise)
     with left_alone(posterior.network.module):
         draws, every = both(posterior, x)
-    assert draws.left_out == pytest.approx(0, abs=1e-9)
     torch.testing.assert_close(centred(draws.outputs()), centred(every.outputs()), rtol=1e-8, atol=1e-10)
 
 
@@ -172,23 +170,3 @@ def test_infinite_logits_are_refused_in_words():
     refused = pytest.raises(bb.BatchbayesError, match="finite numbers in the network's output")
     with pytest.warns(bb.BatchbayesWarning, match="have changed since the fit"), refused:
         posterior.leading_tangents(x, posterior.deviations)
-
-
-def test_a_fit_never_holds_the_maps_of_all_draws(monkeypatch):
-    """Maps are large: of each block of draws only an even selection of the outputs is kept."""
-    held, most, sampled = weakref.WeakSet(), [], fit.sampled_outputs
-
-    def watched(*arguments, **options):
-        for outputs in sampled(*arguments, **options):
-            held.add(outputs)
-            most.append(len(held))
-            yield outputs
-
-    monkeypatch.setattr(fit, "sampled_outputs", watched)
-    monkeypatch.setattr(fit, "SAMPLE_OUTPUTS", 8)
-    network = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)).eval()
-    posterior = bb.mcbn(network, torch.randn(64, 2, 6, 6), batch_size=8, num_samples=40)
-    assert not most
-    assert posterior.influence.shape == (40, 40)
-    assert len(most) > 3
-    assert max(most) <= 2

@@ -111,7 +111,7 @@ def fitted_at(size, seed):
     few = bb.mcbn(network, x, batch_size=size, num_samples=2, center="batches")
     drawn = x[torch.randint(len(x), (4000, size), generator=random.manual_seed(seed))]  # (4000, size, 3)
     rows = torch.cat([drawn.mean(1), 0.5 * drawn.var(1, correction=0).log()], 1)
-    return replace(few, center=rows.mean(0), deviations=rows - rows.mean(0), influence=None)
+    return replace(few, center=rows.mean(0), deviations=rows - rows.mean(0))
 
 
 @pytest.mark.parametrize(("size", "tolerance"), [(20, 0.006), (80, 0.006), (8, 0.02)])

@@ -215,7 +215,7 @@ def moving_average(posterior: bb.BatchNormPosterior, seed: int) -> bb.BatchNormP
     for value in values[1:]:
         average = DECAY * average + (1 - DECAY) * value
     center = torch.where(mean, average, 0.5 * average.log())
-    return replace(posterior, center=center, deviations=torch.zeros_like(center)[None], influence=None)
+    return replace(posterior, center=center, deviations=torch.zeros_like(center)[None])
 
 
 def curve_of(

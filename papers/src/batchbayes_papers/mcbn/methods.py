@@ -8,7 +8,7 @@ Gaussian, MCBN with a batch size tuned on the left-out folds, and an ensemble of
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -159,12 +159,12 @@ def at_effective_batch_size(posterior: bb.BatchNormPosterior, batch_size: float)
     Here M is a scale of the noise that is tuned, and may lie above the number of rows. So the batches count as drawn
     from an endless population.
     """
-    return posterior.changed(population=math.inf).at_batch_size(batch_size)
+    return replace(posterior, population=math.inf).at_batch_size(batch_size)
 
 
 def correlated(posterior: bb.BatchNormPosterior) -> bb.BatchNormPosterior:
     """Return the Gaussian with the covariance of the same rows: the fit of `stochastic_bn(covariance="correlated")`."""
-    return posterior.changed(noise="correlated")
+    return replace(posterior, noise="correlated")
 
 
 def predict_split(

@@ -24,11 +24,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchbayes._common.checks import whole_number
 from batchbayes._common.progress import progress
 from batchbayes.errors import BatchbayesError
+from batchbayes.methods.batchnorm.facts import with_facts
 from batchbayes.methods.batchnorm.like_training import warn_of_condition
 from batchbayes.methods.batchnorm.omega import as_double, require_all, running_omega
 from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites, refusing, require_running
-from batchbayes.methods.batchnorm.statistics import require_center
+from batchbayes.methods.batchnorm.statistics import noting, require_center
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, require_finite
 from batchbayes.network.source import Batches, Source, cut, first_of, require_size
@@ -58,12 +59,12 @@ def clt_bn(
     require_center(center)
     network, stream = as_network(model, output, inputs), Source(batches, inputs).inputs()
     first = first_of(stream)
-    found, idle, *_ = find_sites(network, first, sites)
+    found, idle, outputs, *_ = find_sites(network, first, sites)
     where = "at every site: clt_bn runs the network as it is"
     require_running(found, where, fix="use stochastic_bn, which reads mini-batches")
     warn_of_condition(network.module, found)
     pieces = (piece for examples in chain([first], stream) for piece in cut(examples, None, 2**21))
-    running, data = running_omega(found), progress(pieces, "population moments")
+    running, data = running_omega(found), progress(noting(copied := [], pieces), "population moments")
     moments = example_moments(network, found, data, idle)
     middle, std = [], []
     for site, moment in zip(found, moments, strict=True):
@@ -76,7 +77,8 @@ def clt_bn(
     own = require_finite(torch.cat(middle).to(running.dtype), "the population moments")
     own = own if center == "batches" else running
     fixed = (network, found, own, spread[None], float(batch_size), "clt_bn", center or "running", "factorised")
-    return BatchNormPosterior(*fixed, idle=idle, num_examples=moments[0].num_examples)
+    posterior = BatchNormPosterior(*fixed, idle=idle, num_examples=moments[0].num_examples)
+    return with_facts(posterior, copied, outputs.ndim > 2)
 
 
 class ExampleMoments(NamedTuple):

@@ -152,7 +152,7 @@ def watched(
     """
     seen: list[Seen] = []
     sees = {site.name: partial(_see, site.name, number, seen) for number, site in enumerate(sites)}
-    plain = [pair for pair in zip(sites, statistics, strict=True) if _is_plain(pair[0].layer)]
+    plain = [pair for pair in zip(sites, statistics, strict=True) if is_plain(pair[0].layer)]
     instead = {site.name: _Normalise(site, *pair, sees[site.name]) for site, pair in plain}
     before = {name: see for name, see in sees.items() if name not in instead}
     tensors = as_buffers(sites, statistics)
@@ -167,7 +167,7 @@ def watched(
         yield build
 
 
-def _is_plain(layer: _BatchNorm) -> bool:
+def is_plain(layer: _BatchNorm) -> bool:
     """Whether a layer does nothing but normalise its input: it has torch's own `forward`, and no hook before it."""
     is_own = type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or "forward" in vars(layer)
     return not (is_own or layer._forward_pre_hooks)

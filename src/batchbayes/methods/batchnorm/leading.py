@@ -13,9 +13,8 @@ what it does to the logits.
 The other combinations are left out. The eigenvalues tell how much they matter on average, and a factor makes up for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -35,7 +34,6 @@ NEAR = 0.5
 """Training examples count as near up to about this part of the median distance between two of them."""
 OF_ALL = 0.1
 """The part of the covariance that is taken from all training examples, near or not."""
-_IN_FILES = ("output_axes", "output_positions", "output_covariances")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,15 +57,6 @@ class OutputAxes:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.axes, self.positions, self.covariances
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors by their names in a file."""
-        return dict(zip(_IN_FILES, self.tensors(), strict=True))
-
-    @classmethod
-    def restore(cls, saved: Mapping[str, Tensor]) -> Self | None:
-        """Return the axes that a file holds; None if it holds none."""
-        return cls(*(saved[name] for name in _IN_FILES)) if _IN_FILES[0] in saved else None
-
     def to(self, like: Tensor) -> "OutputAxes":
         """Return the same on the device and in the precision of a tensor."""
         return OutputAxes(*(tensor.to(like) for tensor in self.tensors()))
@@ -86,11 +75,12 @@ class OutputAxes:
         return torch.linalg.cholesky(covariances)
 
 
-def find_output_axes(logits: Tensor) -> OutputAxes | None:
+def find_output_axes(logits: Tensor, middle: Tensor | None = None) -> OutputAxes | None:
     """Return the axes along which logits move most, or None if they do not move.
 
     Args:
         logits: those of n training examples in each draw, (S, n, K).
+        middle: those at the centre, (n, K); else the mean over draws is taken.
 
     >>> logits = torch.tensor([[3.0, -3.0, 0.0], [-3.0, 3.0, 0.0], [1.0, 1.0, -2.0], [-1.0, -1.0, 2.0]])
     >>> find_output_axes(torch.stack([logits, -logits])).axes.abs().float().round(decimals=2)
@@ -99,7 +89,7 @@ def find_output_axes(logits: Tensor) -> OutputAxes | None:
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits = logits - logits.mean(-1, keepdim=True)  # a shift of all logits changes nothing
-    middle = logits.mean(0)
+    middle = logits.mean(0) if middle is None else (middle - middle.mean(-1, keepdim=True)).to(logits)
     moved = logits.sub_(middle)
     gram = sum(one.double().T @ one.double() for one in moved) / moved[..., 0].numel()
     values, vectors = torch.linalg.eigh(gram)

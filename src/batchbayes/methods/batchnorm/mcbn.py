@@ -123,7 +123,7 @@ def mcbn(  # pyright: ignore[reportInconsistentOverload]
         companions = torch.stack([batch[1:] for batch in prepared.stream])  # (R, M - 1, ...)
 
         return QueryInBatchPosterior(prepared.network, prepared.sites, companions, prepared.idle)
-    return fit_rows(prepared, "mcbn", center, dropout)[1]
+    return fit_rows(prepared, "mcbn", center, dropout)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,10 @@
 """The batch-norm posterior: a centre in omega, deviations from it, and the batch size that they belong to."""
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 from batchbayes._common.checks import whole_number
 from batchbayes._common.rng import dealt, dealt_first, normals
 from batchbayes._common.text import count
-from batchbayes.engines.check import linearity_from_json, linearity_to_json
+from batchbayes.engines.check import Linearity
 from batchbayes.errors import BatchbayesError, warn
+from batchbayes.methods.batchnorm.facts import AXES, KINDS, NOTHING, Facts
+from batchbayes.methods.batchnorm.leading import OutputAxes
 from batchbayes.methods.batchnorm.omega import as_buffers, by_site, is_mean, site_of, size
 from batchbayes.methods.batchnorm.sites import (
     Site,
@@ -24,13 +25,10 @@ from batchbayes.methods.batchnorm.sites import (
     site_header,
     sites_of_header,
 )
-from batchbayes.network.function import Function, Network, Output, as_network, reference_tensor
+from batchbayes.network.function import Function, Network, as_network, pick_output, reference_tensor
 from batchbayes.network.inputs import each_tensor, require_finite
 from batchbayes.patch import Patch
-from batchbayes.posterior import Header, Measured, Posterior
-
-if TYPE_CHECKING:
-    from batchbayes.methods.batchnorm.leading import OutputAxes
+from batchbayes.posterior import Header, Posterior, are_same, remembered
 
 Center = Literal["batches", "running"]
 Noise = Literal["rows", "correlated", "factorised"]
@@ -63,19 +61,42 @@ class BatchNormPosterior(Posterior):
     """Where the centre comes from: the mean over "batches", the "running" statistics, the "population", or
     a "window" of live inputs."""
     noise: Noise = "rows"
-    influence: Measured[Tensor] = Measured()  # noqa: RUF009
-    """Gram matrix (R, R) of the output changes that the rows cause on some training inputs."""
     site_batch_sizes: tuple[float, ...] = ()
     """M of each site, if they differ."""
     idle: tuple[str, ...] = ()
     """Batch-norm layers without statistics, which no example may reach."""
-    output_axes: "Measured[OutputAxes]" = Measured()  # noqa: RUF009
-    """Axes along which the logits of training inputs move, if there are many classes."""
     num_examples: int | None = None
     """How many examples the mini-batches were drawn from; None if that is not known."""
     population: float = math.inf
     """N in Var = sigma^2 / M (N - M) / (N - 1), the variance of a batch drawn without replacement. Infinite if the
     rows do not lack this part, because the batches of one pass over the data are compared with each other."""
+    facts: Facts = NOTHING
+    """What the fit has measured. `known` has those that hold: a changed posterior has none."""
+
+    is_linear: ClassVar[bool] = False
+
+    @property
+    def now(self) -> tuple[object, ...]:
+        """What the facts depend on."""
+        return self.network.module, self.network.output, self.center, self.deviations
+
+    @property
+    def known(self) -> Facts:
+        """The facts of this very posterior."""
+        return self.facts if are_same(self.facts.of, self.now) else NOTHING
+
+    @property
+    def influence(self) -> Tensor | None:
+        """Gram matrix (R, R) of the output changes that the rows cause on some training inputs."""
+        return self.known.influence
+
+    @property
+    def output_axes(self) -> OutputAxes | None:
+        """Axes along which the logits of training inputs move, if there are many classes."""
+        return self.known.output_axes
+
+    def linearity(self, *, contrasts: bool) -> Linearity | None:
+        return self.known.linearity.get((self.noise, contrasts))
 
     @cached_property
     def is_point(self) -> bool:  # type: ignore[override]
@@ -154,19 +175,40 @@ class BatchNormPosterior(Posterior):
         Normalising h by $(\mu', s')$ equals normalising $\mu + (h - \mu') s / s'$ by the statistics $(\mu, s)$ of the
         centre. So all draws run in one pass at the centre, and each layer gets inputs that are moved in this way.
         """
-        omegas = self.center + torch.stack([self.deviation(seed, index) for index in indices])  # (s, D)
+        drawn = self._side_by_side(self.center + torch.stack([self.deviation(seed, index) for index in indices]))
+
+        def function(inputs: Any) -> Tensor:
+            rows = each_tensor(inputs, lambda tensor: tensor.expand(len(indices), *tensor.shape).flatten(0, 1))
+            return drawn(rows).unflatten(0, (len(indices), -1))
+
+        return function
+
+    def at_each(self, omegas: Tensor, index: Tensor) -> Function:
+        from batchbayes.methods.batchnorm.jacobian import is_plain
+
+        if all(is_plain(site.layer) for site in self.sites):  # else moving its input is not what another omega does
+            return self._side_by_side(omegas[index])
+
+        def function(inputs: Any) -> Tensor:
+            rows = [(index == number).nonzero()[:, 0] for number in range(len(omegas))]
+            parts = [self.function(omegas[number])(inputs[own]) for number, own in enumerate(rows) if len(own)]
+            return torch.cat(parts)[torch.cat(rows).argsort().to(parts[0].device)]
+
+        return function
+
+    def _side_by_side(self, omegas: Tensor) -> Function:
+        """Return the network at each of several omegas (s, D), for equal parts of its inputs."""
         pairs = zip(self.sites, by_site(self.sites, self.center), by_site(self.sites, omegas), strict=True)
         before = {**self._refusing}
         for site, (center, log_std), (means, log_stds) in pairs:
             scale = (log_std - log_stds).exp()
-            before[site.name] = partial(_move, len(indices), scale, center - means * scale)  # (s, C) each
+            before[site.name] = partial(_move, scale, center - means * scale)  # (s, C) each
         tensors = as_buffers(self.sites, self._statistics(self.center))
+        return partial(self.network, tensors=tensors, before=before)
 
-        def drawn(inputs: Any) -> Tensor:
-            rows = each_tensor(inputs, lambda tensor: tensor.expand(len(indices), *tensor.shape).flatten(0, 1))
-            return self.network(rows, tensors=tensors, before=before).unflatten(0, (len(indices), -1))
-
-        return drawn
+    def through(self, mix: Callable[[Tensor], Tensor]) -> Self:
+        own = self.network.output
+        return self.with_output(lambda outputs: mix(pick_output(outputs, own)))
 
     def omega_var(self) -> Tensor:
         """Return the variance of each statistic, estimated from the rows, (D,)."""
@@ -205,14 +247,13 @@ class BatchNormPosterior(Posterior):
                 "it is not known how many examples the mini-batches were drawn from. If a batch held a large part of "
                 "them, the spread at another batch size is too small. Fit with a tensor, a list or a DataLoader."
             )
-        own_influence = {"influence": None} if sizes.ndim else {}  # it belongs to one batch size for all sites
         each = sizes.expand(len(self.sites))[site_of(self.sites)]  # (D,)
-        return self.changed(
+        return self._with_own(
+            None if sizes.ndim else self.influence,  # which belongs to one batch size for all sites
             center=self.center + self.center_shift(each),
             deviations=self.deviations * self.variance_ratio(each).sqrt().to(self.deviations),
             batch_size=float(sizes.log().mean().exp()) if sizes.ndim else float(sizes),
             site_batch_sizes=tuple(sizes.tolist()) if sizes.ndim else (),
-            **own_influence,
         )
 
     def thinned(self, num_rows: int, seed: int = 0) -> Self:
@@ -235,24 +276,12 @@ class BatchNormPosterior(Posterior):
                 fix="fit mcbn with more mini-batches, by num_samples=",
             )
         rows = chosen_rows(self.influence, num_rows, dealt(seed, 0, len(self.deviations)))
-        return self.changed(deviations=self.deviations[rows], influence=self.influence[rows][:, rows])
+        return self._with_own(self.influence[rows][:, rows], deviations=self.deviations[rows])
 
-    def changed(self, **fields: Any) -> Self:
-        """Return the posterior with other fields. Unlike `dataclasses.replace`, it measures nothing."""
-        own = vars(self)
-        return replace(self, **{"influence": own["_influence"], "output_axes": own["_output_axes"]} | fields)
-
-    def with_output(self, output: Output) -> Self:
-        return self.changed(network=replace(self.network, output=output), influence=None, output_axes=None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Measure what is still to be measured: a copy keeps no training data."""
-        return vars(self) | {"_influence": self._known("influence"), "_output_axes": self._known("output_axes")}
-
-    def _known(self, field: str) -> Any:
-        """Return a field that may have to be measured; None if the network does not run any more."""
-        with suppress(BatchbayesError):
-            return getattr(self, field)
+    def _with_own(self, influence: Tensor | None, **fields: Any) -> Self:
+        """Return a changed posterior, with the facts that hold for it too. How linear it is has to be measured."""
+        found = replace(self, **fields)
+        return replace(found, facts=Facts(found.now, influence, self.output_axes))
 
     def _present_sizes(self) -> Tensor:
         """Return the batch size of each statistic, (D,)."""
@@ -335,11 +364,8 @@ class BatchNormPosterior(Posterior):
         from batchbayes.methods.batchnorm.jacobian import along_directions
 
         device = statistics[0][0].device
-        latest, found = vars(self).get("_latest_along", (None, ()))
-        if latest is not directions or found[0][0].device != device:
-            found = along_directions(self.sites, statistics, directions.to(device))
-            vars(self)["_latest_along"] = directions, found
-        return found
+        make = lambda: along_directions(self.sites, statistics, directions.to(device))  # noqa: E731
+        return remembered(self, "along", (directions, device), make)
 
     @property
     def knows_classes(self) -> bool:
@@ -367,25 +393,25 @@ class BatchNormPosterior(Posterior):
             "site_batch_sizes": list(self.site_batch_sizes),
             "num_examples": self.num_examples,
             "population": None if self.population == math.inf else self.population,
-            "linearity": linearity_to_json(self),
+            "linearity": {
+                name: asdict(found) for name, kind in KINDS.items() if (found := self.linearity(contrasts=kind))
+            },
             **site_header(self.network, self.sites, self.idle),
         }
         tensors = {"center": self.center, "deviations": self.deviations}
-        if (influence := self._known("influence")) is not None:
-            tensors["influence"] = influence
-        if axes := self._known("output_axes"):
-            tensors |= axes.state()
+        if self.influence is not None:
+            tensors["influence"] = self.influence
+        if self.output_axes:
+            tensors |= dict(zip(AXES, self.output_axes.tensors(), strict=True))
         return header, tensors
 
     @classmethod
     def restore(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module) -> Self:
-        from batchbayes.methods.batchnorm.leading import OutputAxes
-
         network = as_network(model, header["output"])
         sites = sites_of_header(header, network.module)
         center, deviations = tensors["center"], tensors["deviations"]
         influence = tensors.get("influence")
-        axes = OutputAxes.restore(tensors)
+        axes = OutputAxes(*(tensors[name] for name in AXES)) if AXES[0] in tensors else None
         if center.shape != (size(sites),) or deviations.shape[1:] != center.shape or not len(deviations):
             raise ValueError(f"shapes {tuple(center.shape)} and {tuple(deviations.shape)} for {size(sites)} statistics")
         if influence is not None and influence.shape != (len(deviations),) * 2:
@@ -401,14 +427,15 @@ class BatchNormPosterior(Posterior):
                 raise ValueError(f"{name} {header[name]!r}")
         if header["noise"] == "factorised" and len(deviations) > 1:
             raise ValueError(f"{len(deviations)} rows of factorised noise")
-        fixed = (sizes[0], str(header["method"]), header["centered_on"], header["noise"], influence, sizes[1:])
+        fixed = (sizes[0], str(header["method"]), header["centered_on"], header["noise"], sizes[1:])
         drawn_from = (header.get("num_examples"), header.get("population") or math.inf)
         if deviations.any() and not all(number is None or number > max(sizes) for number in drawn_from):
             raise ValueError(f"batch sizes {sizes} of {drawn_from} examples")
         idle = idle_of_header(header, network.module)
-        posterior = cls(network, sites, center, deviations, *fixed, idle, axes, *drawn_from)
-        linearity_from_json(posterior, header.get("linearity", {}))
-        return posterior
+        posterior = cls(network, sites, center, deviations, *fixed, idle, *drawn_from)
+        found = header.get("linearity", {}).items()
+        linearity = {(header["noise"], KINDS[name]): Linearity.of(own) for name, own in found}
+        return replace(posterior, facts=Facts(posterior.now, influence, axes, linearity))
 
 
 def _sizes_of_header(header: Mapping[str, Any], num_sites: int, *, has_noise: bool) -> tuple[float, ...]:
@@ -431,7 +458,7 @@ def require_noise(posterior: object) -> BatchNormPosterior:
     )
 
 
-def _move(draws: int, scale: Tensor, shift: Tensor, h: Tensor) -> Tensor:
+def _move(scale: Tensor, shift: Tensor, h: Tensor) -> Tensor:
     """Move the input of a layer, (s * n, C, ...), by the scale and the shift of each draw, (s, C)."""
-    scale, shift = (part.to(h).view(draws, 1, -1, *[1] * (h.ndim - 2)) for part in (scale, shift))
-    return torch.addcmul(shift, h.unflatten(0, (draws, -1)), scale).flatten(0, 1)
+    scale, shift = (part.to(h).view(len(part), 1, -1, *[1] * (h.ndim - 2)) for part in (scale, shift))
+    return torch.addcmul(shift, h.unflatten(0, (len(scale), -1)), scale).flatten(0, 1)

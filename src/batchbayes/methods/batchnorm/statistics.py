@@ -1,8 +1,8 @@
 """What all methods that read mini-batches have in common: check the network, gather rows, look for trouble."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, get_args
+from typing import Any, NamedTuple, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from batchbayes._common.checks import require_option, whole_number
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import GlobalStream
-from batchbayes.engines.check import keep_examples
-from batchbayes.engines.linear import MOST_OUTPUTS
-from batchbayes.engines.sample import sampled_outputs
+from batchbayes.engines.check import CHECK_EXAMPLES, usual_size
 from batchbayes.errors import BatchbayesError, warn
+from batchbayes.methods.batchnorm.facts import with_facts
 from batchbayes.methods.batchnorm.like_training import (
     Moved,
     drift_message,
@@ -27,18 +26,10 @@ from batchbayes.methods.batchnorm.posterior import BatchNormPosterior, Center
 from batchbayes.methods.batchnorm.sites import Select, Site, find_sites
 from batchbayes.network.function import Network, Output, as_network
 from batchbayes.network.inputs import Picker, Whole, each_tensor, require_finite
-from batchbayes.network.replicas import one_call
 from batchbayes.network.source import Batches, MiniBatches, Source
 
-if TYPE_CHECKING:
-    from batchbayes.methods.batchnorm.leading import OutputAxes
-
-FEW_OUTPUTS = 16
-"""If a network has more outputs than this, the derivatives of all of them cost too much."""
 SAMPLE_OUTPUTS = 4096
-"""The influence of the rows is measured at this many outputs of each training input, or fewer."""
-AXIS_EXAMPLES, AXIS_DRAWS = 128, 64
-"""Largest numbers of examples of the first batch and of draws that show how many classes move together."""
+"""Outputs of each training input that are compared, or fewer."""
 COMPARED = 8
 """Largest number of draws that are compared with the network's own answer."""
 FEWEST_COMPARED = 8
@@ -83,6 +74,8 @@ class Prepared(NamedTuple):
     """The batch size of training, if the user has said it."""
     answers: Tensor
     """What the network itself answers to examples of the first mini-batch, (n, outputs)."""
+    examples: list[Any]
+    """Copies of the first mini-batches that were read: as many as the facts are measured on."""
 
 
 def prepare(
@@ -118,9 +111,20 @@ def prepare(
     found, idle, outputs, _ = find_sites(network, first, sites)
     warn_of_condition(network.module, found)
     rest = drawn if source.is_rows else _read_within(random, drawn)  # tensors are shuffled by no global stream
-    stream = islice(chain([first], rest), num_samples)
+    examples: list[Any] = []
+    stream = noting(examples, islice(chain([first], rest), num_samples))
     answers = _thinned(outputs[None])[0]
-    return Prepared(network, found, idle, size, num_samples, first, stream, random, drawn, training_batch_size, answers)
+    return Prepared(
+        network, found, idle, size, num_samples, first, stream, random, drawn, training_batch_size, answers, examples
+    )
+
+
+def noting(examples: list[Any], batches: Iterator[Any]) -> Iterator[Any]:
+    """Copy the first batches of a stream, because the user may change them, until there are enough examples."""
+    for batch in batches:
+        if sum(map(len, examples)) < max(CHECK_EXAMPLES[0], usual_size(batch)):
+            examples.append(each_tensor(batch, torch.clone))
+        yield batch
 
 
 def _read_within(random: GlobalStream, batches: Iterator[Any]) -> Iterator[Any]:
@@ -134,11 +138,16 @@ def _read_within(random: GlobalStream, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def fit_rows(
-    prepared: Prepared, method: str, center: Center | None, dropout: bool
-) -> tuple[Tensor, BatchNormPosterior]:
-    """Return omega of each mini-batch, (R, D), and the posterior of these rows."""
+    prepared: Prepared,
+    method: str,
+    center: Center | None,
+    dropout: bool,
+    change: Callable[[BatchNormPosterior, Tensor], BatchNormPosterior] = lambda posterior, rows: posterior,
+) -> BatchNormPosterior:
+    """Return the posterior of the rows that mini-batches show, changed by a method, with its facts."""
     rows, shape = _gather_rows(prepared, dropout)
-    return rows, _posterior_from_rows(prepared, rows, shape, chosen_center(center, prepared.sites), method)
+    plain = _posterior_from_rows(prepared, rows, chosen_center(center, prepared.sites), method)
+    return with_facts(change(plain, rows), prepared.examples, len(shape) > 2)
 
 
 def _gather_rows(prepared: Prepared, dropout: bool) -> tuple[Tensor, torch.Size]:
@@ -164,9 +173,7 @@ def _gather_rows(prepared: Prepared, dropout: bool) -> tuple[Tensor, torch.Size]
     return rows, shape
 
 
-def _posterior_from_rows(
-    prepared: Prepared, rows: Tensor, shape: torch.Size, center: Center, method: str
-) -> BatchNormPosterior:
+def _posterior_from_rows(prepared: Prepared, rows: Tensor, center: Center, method: str) -> BatchNormPosterior:
     """Return the posterior of observed rows. Warn if they do not look like those of training."""
     first = prepared.sites[0]
     unlike = drift_message(first, rows, center)
@@ -181,79 +188,10 @@ def _posterior_from_rows(
         "num_examples": prepared.drawn.num_examples,
         "population": prepared.drawn.population(prepared.batch_size),
     }
-    plain = BatchNormPosterior(*fixed, idle=prepared.idle, **drawn_from)
+    posterior = BatchNormPosterior(*fixed, idle=prepared.idle, **drawn_from)
     if not unlike and not isinstance(prepared.first, Whole):
-        _compare_with_network(prepared, plain)
-    if len(rows) < 2:
-        return plain
-    moves = OutputMoves(fixed, prepared.idle, prepared.first, shape)
-    posterior = plain.changed(influence=moves.influence, output_axes=moves.axes)
-    if not isinstance(prepared.first, Whole):
-        keep_examples(posterior, prepared.first, moves.kinds, are_maps=moves.are_maps)
+        _compare_with_network(prepared, posterior)
     return posterior
-
-
-class OutputMoves:
-    """How the rows of a fit move outputs, for the linear engine: measured on examples of the first mini-batch.
-
-    It costs a pass for each row, so it is done when it is first asked for. The examples are kept until then.
-    """
-
-    def __init__(self, fixed: tuple[Any, ...], idle: tuple[str, ...], first: Any, shape: torch.Size) -> None:
-        self._fixed, self._idle = fixed, idle
-        self.are_maps, self._num_outputs = len(shape) > 2, shape[1:].numel()
-        self._has_axes = not self.are_maps and FEW_OUTPUTS < self._num_outputs <= MOST_OUTPUTS
-        self._few = min(32, max(2, len(first) // 4))
-        kept = first[: AXIS_EXAMPLES if self._has_axes else self._few]
-        self._examples = each_tensor(kept, torch.clone)  # the user may change the batch
-        self._found: tuple[Tensor, OutputAxes | None] | None = None
-
-    def influence(self) -> Tensor:
-        """Return the Gram matrix (R, R) of the changes of outputs that the rows cause."""
-        return self._measured()[0]
-
-    def axes(self) -> "OutputAxes | None":
-        """Return the axes along which logits move, if there are many classes."""
-        return self._measured()[1] if self._has_axes else None
-
-    def kinds(self) -> list[bool]:
-        """Return for which kinds of outputs the linear engine is to be checked: without contrasts, and with them."""
-        is_few, by_classes = self._num_outputs <= FEW_OUTPUTS, self._has_axes
-        kinds = {False: is_few or not by_classes, True: self._num_outputs > 1 and (is_few or by_classes)}
-        return [kind for kind, wanted in kinds.items() if wanted]
-
-    def _measured(self) -> "tuple[Tensor, OutputAxes | None]":
-        examples, found = self._examples, self._found  # in this order: another thread may finish meanwhile
-        if found is None:
-            with one_call(), torch.inference_mode(False):
-                found = self._measure(examples)
-            self._found = found
-            self._examples = None
-        return found
-
-    def _measure(self, examples: Any) -> "tuple[Tensor, OutputAxes | None]":
-        from batchbayes.methods.batchnorm.leading import find_output_axes
-
-        posterior = BatchNormPosterior(*self._fixed, idle=self._idle)
-        rows = posterior.deviations
-        drawn = _draw_outputs(posterior, examples[: self._few], len(rows))
-        moved = (drawn - drawn.mean(0)).flatten(1).double()  # (R, n * outputs), in the order of the draws
-        _, weights, index = posterior.combinations(len(rows), seed=0)
-        order = weights[index].double()  # draws -> rows: a permutation
-        influence = (order.T @ (moved @ moved.T) @ order).to(rows.dtype)
-        if not self._has_axes:
-            return influence, None
-        axes = find_output_axes(_draw_outputs(posterior, examples, min(AXIS_DRAWS, len(rows))))
-        return influence, axes and axes.to(rows)
-
-
-def _draw_outputs(posterior: BatchNormPosterior, examples: Any, num_samples: int) -> Tensor:
-    """Return draws on some examples, (S, n, outputs). Of maps, which are large, an even selection is kept, at once."""
-    thinned = []
-    with torch.no_grad():
-        for outputs in sampled_outputs(posterior, examples.to(posterior.device), num_samples, seed=0):
-            thinned.append(_thinned(outputs))
-    return torch.cat(thinned)
 
 
 def _thinned(outputs: Tensor) -> Tensor:

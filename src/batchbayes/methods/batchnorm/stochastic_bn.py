@@ -10,6 +10,7 @@ average. `estimator="moving-average"` gives the moving average of the authors' c
 effective batches, 5 % too low.
 """
 
+from dataclasses import replace
 from typing import Literal, Unpack, get_args
 
 import torch
@@ -59,14 +60,17 @@ def stochastic_bn(
     whole_number("num_samples", options.get("num_samples", 64), least=2)  # a spread needs two mini-batches
     require_center(center)
     prepared = prepare(model, batches, **options)
-    rows, posterior = fit_rows(prepared, "stochastic_bn", center, dropout)
-    if covariance == "correlated":
-        return posterior.changed(noise="correlated", method="correlated_stochastic_bn")
-    middle, std = posterior.center, posterior.omega_var().sqrt()
-    if estimator == "moving-average":
-        averaged, std = moving_average_moments(rows)
-        middle = averaged if posterior.centered_on == "batches" else middle
-    return posterior.changed(center=middle, deviations=std[None], noise="factorised", influence=None)
+
+    def gaussian(plain: BatchNormPosterior, rows: Tensor) -> BatchNormPosterior:
+        if covariance == "correlated":
+            return replace(plain, noise="correlated", method="correlated_stochastic_bn")
+        middle, std = plain.center, plain.omega_var().sqrt()
+        if estimator == "moving-average":
+            averaged, std = moving_average_moments(rows)
+            middle = averaged if plain.centered_on == "batches" else middle
+        return replace(plain, center=middle, deviations=std[None], noise="factorised")
+
+    return fit_rows(prepared, "stochastic_bn", center, dropout, gaussian)
 
 
 def moving_average_moments(rows: Tensor) -> tuple[Tensor, Tensor]:

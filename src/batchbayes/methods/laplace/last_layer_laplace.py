@@ -23,6 +23,7 @@ from batchbayes._common.checks import finite_number
 from batchbayes._common.minimise import minimise
 from batchbayes._common.progress import progress
 from batchbayes._common.rng import normals
+from batchbayes.engines.check import Linearity
 from batchbayes.errors import BatchbayesError
 from batchbayes.likelihoods import Gaussian, TargetLikelihood, require_likelihood
 from batchbayes.methods.candidates import Candidate, Request
@@ -127,6 +128,11 @@ class LaplacePosterior(Posterior):
         return (as_rows(outputs) * (1 + math.pi / 8 * variance).rsqrt()).softmax(-1)
 
     # What the linear engine asks for. Here it is exact, and all draws cost one pass.
+
+    is_linear: ClassVar[bool] = True
+
+    def linearity(self, *, contrasts: bool) -> Linearity:
+        return Linearity(1.0, 1.0, 0.0, of_information=contrasts)
 
     @property
     def center(self) -> Tensor:
