@@ -188,6 +188,7 @@ def trial_of(posterior: Testable, sample: Tensor, num_draws: int = CHECK_DRAWS, 
     middle = posterior.function(posterior.center)(sample).cpu()
     step = STEP if middle.dtype in (torch.float32, torch.float64) else HALF_STEP
     directions, weights, index = posterior.combinations(groups * num_draws, seed)
+    assert weights is not None
     parts = weights[index]  # (groups * S, Q)
     moves, own = parts @ directions, torch.arange(len(sample)) % groups * num_draws + torch.arange(num_draws)[:, None]
     exact, near = (
