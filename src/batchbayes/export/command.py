@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from batchbayes.drift.detector import Drift
 from batchbayes.export.export import Exported, export
-from batchbayes.likelihoods import gaussian
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior
 from batchbayes.report.assess import running
@@ -17,7 +16,7 @@ from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.options import ExportOptions, PredictOptions
 from batchbayes.report.predict import Predictor
 from batchbayes.report.read.examples import Examples, as_input
-from batchbayes.report.read.task import noted_likelihood
+from batchbayes.report.read.likelihood import noted_likelihood
 from batchbayes.report.words.values import names_and_units
 from batchbayes.report.write import require_new_file
 from batchbayes.saving import load
@@ -49,7 +48,7 @@ def export_recommended(
         posterior,
         path,
         inputs,
-        gaussian(notes["precision"]) if is_regression else noted_likelihood(notes),
+        noted_likelihood(notes),
         num_samples=notes["draws"],
         seed=notes["seed"],
         conformal=Intervals.from_notes(notes) if is_regression else None,

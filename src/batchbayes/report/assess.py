@@ -35,9 +35,9 @@ from batchbayes.report.read.case import Case, load_case, make_case
 from batchbayes.report.read.data_check import UNFAMILIAR, outside_ranges, unfamiliar
 from batchbayes.report.read.examples import from_object, loaders_of, picked_pairs
 from batchbayes.report.read.packing import Packing, one_input
+from batchbayes.report.read.likelihood import given_likelihood
 from batchbayes.report.read.reading import Reading
 from batchbayes.report.read.sources import Training, training_of
-from batchbayes.report.read.task import given_likelihood
 from batchbayes.report.read.views import words
 from batchbayes.report.result import Assessment
 from batchbayes.report.words.methods import caution_of

@@ -23,7 +23,7 @@ from batchbayes.report.page.explorer import class_explorer
 from batchbayes.report.page.figures import class_figures
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import Examples
-from batchbayes.report.read.task import likelihood_notes
+from batchbayes.report.read.likelihood import likelihood_notes
 from batchbayes.report.result import Assessment
 from batchbayes.report.words.classes import class_terms, class_verdict
 

@@ -19,14 +19,14 @@ from batchbayes.predictive import CategoricalPredictive
 from batchbayes.report.compare.columns import PIXELS, MetricColumn
 from batchbayes.report.compare.contenders import Contender, Seen, affordable, compared_candidates, predict_calibration
 from batchbayes.report.compare.groups import By, Group
-from batchbayes.report.compare.rows import Rows, image_cells
+from batchbayes.report.compare.rows import Rows
 from batchbayes.report.compare.task import Task
 from batchbayes.report.compare.tuning import TemperatureCurve, temperature_grid
 from batchbayes.report.page.explorer import image_explorer
 from batchbayes.report.page.figures import image_figures
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import Examples
-from batchbayes.report.read.task import likelihood_notes
+from batchbayes.report.read.likelihood import likelihood_notes
 from batchbayes.report.result import Assessment
 from batchbayes.report.words.classes import image_terms, image_verdict
 
@@ -49,8 +49,8 @@ class PixelSums:
         self.information = metrics.ScoreHistogram(0.0, math.log(num_classes) + 1e-3)
         self.images: dict[str, list[float]] = {key: [] for key in KEYS}
         """Means over the counted pixels of each image."""
-        self.cells: list[dict[str, Any]] = []
-        """What predictions.csv says about each image."""
+        self.entropies: list[float] = []
+        """The mean entropy over all pixels of each image, as predictions.csv has it."""
         self.drawn = Drawn.EXACT
         """How the draws of the last image were made; BOTH if they were for any of them."""
         self.num_samples = 0
@@ -64,7 +64,7 @@ class PixelSums:
         self.num_samples = seen.num_samples
         self.drawn = self.drawn if self.drawn is Drawn.BOTH else seen.drawn
         self.confusion.add(seen.log_probs.argmax(-1), labels)
-        self.cells.append(image_cells(seen))
+        self.entropies.append(float(seen.entropy.double().mean()))
         keep = kept_pixels(labels, self.ignored_label)
         log_probs, labels = seen.log_probs[keep], labels[keep]  # (pixels, K), (pixels,)
         probs, wrong = log_probs.exp(), log_probs.argmax(-1) != labels
@@ -87,7 +87,7 @@ class PixelSums:
 
     def mean_entropy(self) -> Tensor:
         """Return the mean entropy over all pixels of each image, (N,)."""
-        return torch.tensor([cells["entropy"] for cells in self.cells], dtype=torch.float64)
+        return torch.tensor(self.entropies, dtype=torch.float64)
 
     def mean(self, key: str) -> float:
         """Return the mean of a quantity over the counted pixels of all images."""

@@ -17,22 +17,21 @@ All columns come from the recommended method.
   gives all values the same spread calls none uncertain.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from batchbayes.calibrate import flag_limits
-from batchbayes.likelihoods import gaussian
 from batchbayes.novelty.detector import Novelty
 from batchbayes.posterior import Posterior
-from batchbayes.predict import predict, predict_stream
+from batchbayes.predict import Predicted, predict, predict_stream
 from batchbayes.predictive import CategoricalPredictive, GaussianPredictive
 from batchbayes.report.compare.intervals import Intervals
 from batchbayes.report.read.case import Case
 from batchbayes.report.read.examples import Examples
-from batchbayes.report.read.task import noted_likelihood
+from batchbayes.report.read.likelihood import noted_likelihood
 
 Rows = dict[str, list[Any]]
 """Rows, kept as columns by name."""
@@ -57,15 +56,14 @@ def predict_rows(
 ) -> Rows:
     """Predict all examples of a source, as the notes of an assessment say."""
     drawing = {"num_samples": notes["draws"], "seed": notes["seed"], "engine": notes["engine"]}
-    ids = data.ids()
-    if notes["task"] == "classification":
-        seen: Any = predict(posterior, data, noted_likelihood(notes), **drawing)
-        columns = _class_columns(seen, notes)
-    elif notes["task"] == "regression":
-        seen = predict(posterior, data, gaussian(notes["precision"]), keep_draws=False, **drawing)
-        columns = _value_columns(seen, notes)
+    ids, likelihood = data.ids(), noted_likelihood(notes)
+    if notes["task"] == "segmentation":
+        columns = _image_columns(
+            predict_stream(posterior, data.one_by_one(), [likelihood], **drawing), notes, ids, show
+        )
     else:
-        columns = _image_columns(posterior, data, notes, drawing, ids, show)
+        seen: Any = predict(posterior, data, likelihood, keep_draws=False, **drawing)
+        columns = (_value_columns if notes["task"] == "regression" else _class_columns)(seen, notes)
     uncertain = columns.pop("uncertain")
     p_values = None if novelty is None else novelty.p_value(data, whole=False)
     novel = [False] * len(uncertain) if p_values is None else (p_values <= notes["novelty_level"]).tolist()
@@ -159,15 +157,9 @@ def _limits(notes: Mapping[str, Any]) -> Tensor:
 
 
 def _image_columns(
-    posterior: Posterior,
-    data: Examples,
-    notes: Mapping[str, Any],
-    drawing: dict[str, Any],
-    ids: Sequence[str] | None,
-    show: Show | None,
+    stream: Iterable[Predicted], notes: Mapping[str, Any], ids: Sequence[str] | None, show: Show | None
 ) -> Rows:
-    """Predict images one by one, so that memory does not grow with their number."""
-    stream = predict_stream(posterior, data.one_by_one(), [noted_likelihood(notes)], **drawing)
+    """Return means over all pixels of images that are predicted one by one, so that memory does not grow."""
     cells = []
     for i, predicted in enumerate(stream):
         seen = predicted.predictives[0]

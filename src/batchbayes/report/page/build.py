@@ -7,9 +7,8 @@ import csv
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchbayes._common.files import atomic_path
 from batchbayes._common.page import data_address, page_style, template
@@ -39,10 +38,7 @@ def render(metrics: Mapping[str, Any], rows: list[dict[str, str]], pictures: Map
         metrics=metrics,
         verdict={key: text for key, text in metrics["verdict"].items() if key != "headline"},
         tables=metric_tables(metrics),
-        galleries={
-            "Least certain": least_certain(metrics, rows),
-            "Least like the training data": most_novel(metrics, rows),
-        },
+        galleries=galleries(metrics, rows),
         pictures=pictures,
         row_count=len(rows),
         chart={"points": shown, "explorer": metrics["explorer"], "thumbnails": metrics["thumbnails"]},
@@ -51,8 +47,7 @@ def render(metrics: Mapping[str, Any], rows: list[dict[str, str]], pictures: Map
     )
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """The text of a cell, and whether it reads the same as the best of its column."""
 
     text: str
@@ -61,18 +56,15 @@ class Cell:
 
 def metric_tables(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a table for each group of columns: its title, its columns, and a row for each method."""
-    groups = dict.fromkeys(column["group"] for column in metrics["columns"])
-    return [
-        _table(group, [c for c in metrics["columns"] if c["group"] == group], metrics["methods"]) for group in groups
-    ]
-
-
-def _table(title: str, columns: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    by_column = [
-        column_cells(column, [method["metrics"].get(column["key"]) for method in methods]) for column in columns
-    ]
-    rows = [{"name": method["name"], "cells": [cells[i] for cells in by_column]} for i, method in enumerate(methods)]
-    return {"title": title, "columns": columns, "rows": rows}
+    tables, methods = [], metrics["methods"]
+    for title in dict.fromkeys(column["group"] for column in metrics["columns"]):
+        columns = [column for column in metrics["columns"] if column["group"] == title]
+        cells = [column_cells(column, [each["metrics"].get(column["key"]) for each in methods]) for column in columns]
+        rows = [
+            {"name": each["name"], "cells": row} for each, row in zip(methods, zip(*cells, strict=True), strict=True)
+        ]
+        tables.append({"title": title, "columns": columns, "rows": rows})
+    return tables
 
 
 def column_cells(column: Mapping[str, Any], values: Sequence[float | None]) -> list[Cell]:
@@ -82,18 +74,11 @@ def column_cells(column: Mapping[str, Any], values: Sequence[float | None]) -> l
     >>> [(cell.text, cell.best) for cell in column_cells(column, [0.501, 0.499, 0.6, None])]
     [('0.50', True), ('0.50', True), ('0.60', False), ('–', False)]
     """
-    texts = [written(column, value) for value in values]
     known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return [Cell(text) for text in texts]
-    if column["better"] == "target":
-        best = min(known, key=lambda value: abs(value - column["target"]))
-    else:
-        best = min(known) if column["better"] == "lower" else max(known)
-    return [
-        Cell(text, value is not None and text == written(column, best))
-        for text, value in zip(texts, values, strict=True)
-    ]
+    worse = {"lower": lambda v: v, "higher": lambda v: -v, "target": lambda v: abs(v - column["target"])}
+    best = written(column, min(known, key=worse[column["better"]])) if len(known) > 1 else None
+    texts = [written(column, value) for value in values]
+    return [Cell(text, text == best and value is not None) for text, value in zip(texts, values, strict=True)]
 
 
 def written(column: Mapping[str, Any], value: float | None) -> str:
@@ -125,33 +110,23 @@ def points(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str,
     explorer = metrics["explorer"]
     if explorer is None:
         return []
-    card = cards(metrics, rows)
-    has_truth = explorer["y"] in ("error", "error_rate")
+    card, x, y = cards(metrics, rows), explorer["x"], explorer["y"]
     chosen = []
-    for source in ("test",) if has_truth else ("test", "ood"):
+    for source in ("test",) if y in ("error", "error_rate") else ("test", "ood"):
         own = [row for row in rows if row["source"] == source]
         known = [row for row in own if card(row)["picture"] is not None or _key(row) in metrics["details"]]
         chosen += known or own[:: max(1, -(-len(own) // MOST_POINTS))]
-    return [
-        card(row) | {"x": float(row[explorer["x"]]), "y": _height(row, explorer["y"])}
-        for row in sorted(chosen, key=lambda row: float(row[explorer["x"]]))
-    ]
+    chosen = sorted(chosen, key=lambda row: float(row[x]))
+    return [card(row) | {"x": float(row[x]), "y": _height(row, y)} for row in chosen]
 
 
-def least_certain(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str, Any]]:
-    """Return cards of the most uncertain test rows."""
-    if metrics["explorer"] is None:
-        return []
-    tested = [row for row in rows if row["source"] == "test"]
-    ordered = sorted(tested, key=lambda row: -float(row[metrics["explorer"]["x"]]))[:LEAST_CERTAIN]
-    return list(map(cards(metrics, rows), ordered))
-
-
-def most_novel(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> list[dict[str, Any]]:
-    """Return cards of the test rows that are least like the training data."""
-    tested = [row for row in rows if row["source"] == "test" and row.get("novelty")]
-    ordered = sorted(tested, key=lambda row: float(row["novelty"]))[:MOST_NOVEL]
-    return list(map(cards(metrics, rows), ordered))
+def galleries(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> dict[str, list[dict[str, Any]]]:
+    """Return cards of the test rows that are most uncertain, and of those that are least like the training data."""
+    tested, explorer = [row for row in rows if row["source"] == "test"], metrics["explorer"]
+    uncertain = sorted(tested, key=lambda row: -float(row[explorer["x"]])) if explorer else []
+    novel = sorted((row for row in tested if row.get("novelty")), key=lambda row: float(row["novelty"]))
+    shown = {"Least certain": uncertain[:LEAST_CERTAIN], "Least like the training data": novel[:MOST_NOVEL]}
+    return {title: list(map(cards(metrics, rows), chosen)) for title, chosen in shown.items()}
 
 
 def cards(metrics: Mapping[str, Any], rows: Sequence[CsvRow]) -> Callable[[CsvRow], dict[str, Any]]:

@@ -20,17 +20,11 @@ from batchbayes.network.source import ordered_loader
 from batchbayes.report.options import AssessOptions, Settings, Task
 from batchbayes.report.read.examples import Examples
 from batchbayes.report.read.factories import build_network, call_named, fitting_weights, named_methods
+from batchbayes.report.read.likelihood import OneLogit, class_likelihood, classes_first
 from batchbayes.report.read.preprocess import InTargetUnits
 from batchbayes.report.read.reading import INPUT_DTYPES, Reading
 from batchbayes.report.read.sources import Training, first_reading, is_function, read_source, read_training, training_of
-from batchbayes.report.read.task import (
-    OneLogit,
-    class_likelihood,
-    classes_first,
-    guess_task,
-    require_class_names,
-    require_fitting,
-)
+from batchbayes.report.read.task import guess_task, require_class_names, require_fitting
 from batchbayes.report.read.views import named_views, some_inputs
 from batchbayes.report.words.say import say
 

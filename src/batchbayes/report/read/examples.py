@@ -140,16 +140,20 @@ class Examples:
         """Return a random part of about this share, and the rest. They depend only on the seed and the order."""
         return replace(self, part=(seed, share, True)), replace(self, part=(seed, share, False))
 
+    def labelled(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches, or raise an error at the first one without targets."""
+        for inputs, targets in self:
+            if targets is None:
+                fix = "name the column by --target, or give each batch as (inputs, targets)"
+                raise BatchbayesError(f"inputs and targets in {self.name}", "only inputs", fix)
+            yield inputs, targets
+
     def targets(self) -> Tensor:
         """Return all targets, (N, ...)."""
-        found = [targets for _, targets in self]
-        if not found or any(targets is None for targets in found):
-            raise BatchbayesError(
-                expected=f"inputs and targets in {self.name}",
-                got="only inputs" if found else "no examples",
-                fix="give each batch as (inputs, targets)",
-            )
-        return torch.cat([targets for targets in found if targets is not None])
+        found = [targets for _, targets in self.labelled()]
+        if not found:
+            raise BatchbayesError(f"inputs and targets in {self.name}", "no examples", "check how the data is read")
+        return torch.cat(found)
 
     def find(self, rows: Sequence[int]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
         """Yield position, input and target of the examples at these positions, in the order of the source."""
