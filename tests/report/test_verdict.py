@@ -338,6 +338,18 @@ def test_intervals_that_miss_and_guesses_are_called_so():
     assert guess["What to do next"].startswith("Do not use it yet")
 
 
+def test_a_guess_is_one_thought():
+    """Errors of a thousand with intervals that hold are no reason to say "Yes"."""
+    assert values(1, scale=30.0, width=49.0)["Can its intervals be believed?"].startswith("They tell only how little")
+    right = torch.rand(2000, generator=generator(0, "guess")) < 0.5
+    own = contender("network", 0.0, 1.0, accuracy=0.5, mean_confidence=0.5, nll=0.7)
+    rows = class_rows(torch.full((2000,), 0.5), right, [0] * 2000)
+    verdict = class_verdict(told(rows, [own], choice_of(own))).sentences
+    assert verdict["headline"].startswith("It is no better than guessing")
+    assert "Yes" not in " ".join(verdict.values())
+    assert "When to look twice" not in verdict
+
+
 def test_noise_that_depends_on_one_column_is_named_with_what_helps():
     random = generator(0, "column")
     targets, age = 10 * torch.randn(2000, 1, generator=random), torch.rand(2000, generator=random)

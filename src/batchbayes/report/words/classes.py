@@ -130,7 +130,7 @@ def _verdict(found: "Assessment", told: Answers, example: str, marked: str) -> V
         few = shared.too_few(told.total, told.examples, told.wanted) | (right if told.noun == "answer" else {})
         return Verdict(few, is_usable=False)
     if guess := guess_sentence(told, found.recommended.metrics["nll"]):
-        return Verdict(verdict | {"headline": guess, "What to do next": say("check")}, is_usable=False)
+        return shared.guessing(verdict, guess, "check")
     return Verdict(verdict)
 
 

@@ -58,6 +58,13 @@ def too_few(examples: int, noun: str, wanted: int) -> dict[str, str]:
     return {"headline": say("few", told=told), "What to do next": say("few_next", wanted=wanted, noun=noun)}
 
 
+def guessing(verdict: dict[str, str], headline: str, check: str) -> Verdict:
+    """Return the verdict on a network that is no better than a guess: one thought, without praise for its honesty."""
+    told = {"headline": headline, "What to do next": say(check), "When to look twice": ""}
+    told |= {heading: say("believed_guess") for heading in verdict if heading.endswith("be believed?")}
+    return Verdict({heading: text for heading, text in (verdict | told).items() if text}, is_usable=False)
+
+
 def yes(worst: Group | None) -> str:
     """Say that what is right on average can be believed, unless it is not in a group."""
     return say("believed_on_average" if worst else "believed")

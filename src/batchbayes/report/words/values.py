@@ -125,8 +125,7 @@ def value_verdict(found: "Assessment", outputs: Sequence[Values], columns: Mappi
     if total < FEWEST:
         return Verdict(shared.too_few(total, "test example", 100), is_usable=False)
     if all(each.explained <= 0 for each in outputs):
-        guess = {"headline": say("guess_values"), "What to do next": say("check_values")}
-        return Verdict(verdict | guess, is_usable=False)
+        return shared.guessing(verdict, say("guess_values"), "check_values")
     return Verdict(verdict)
 
 
